@@ -1,0 +1,257 @@
+"""Reverse-mode differentiation of an ONNX graph, written back as ONNX.
+
+The pass is the textbook one. A *cotangent* of a value is the derivative of the scalar that we
+differentiate (more exactly: of a weighted sum of the output) with respect to that value; it has the
+shape and type of the value. It starts with one given cotangent per output, the *seed*, and walks
+the nodes backwards. When it comes to a node, all consumers of the node's outputs have been visited,
+so the cotangents of the outputs are complete: they are added up, and the rule of the operator turns
+them into contributions to the cotangents of the inputs.
+
+Only *active* nodes are visited: those that depend on a value of interest and that the output
+depends on, along edges through which a gradient can flow. An integer carries no gradient, an
+operator declared zero lets nothing through, and a rule names the inputs at which it stops.
+
+Three things keep rules short, and are seen to here: shapes of cotangents are known, broadcasting is
+undone (`broadcasts=True`), and rules compute what is easy to say; what nobody needs is swept away
+afterwards (`emit.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.registry import Cotangents, Rule, lookup, refusal, zero_reason
+from onnxtrain.autodiff.shapes import Dims, dims_of, is_float
+from onnxtrain.errors import MissingGradientError, MissingRule, OnnxTrainError
+
+
+def differentiate(
+    op: Ops,
+    nodes: Sequence[ir.Node],
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Sequence[ir.Value],
+    straight_through: frozenset[str] = frozenset(),
+) -> dict[ir.Value, ir.Value | None]:
+    """Append the gradient of `nodes` to the graph that `op` writes into.
+
+    `nodes` are in topological order. `seeds` gives the cotangents of the outputs that are
+    differentiated. The result has an entry for each value of `wrt`: its cotangent, or None where no
+    gradient flows to it.
+    """
+    path = ActivePath(nodes, wrt, seeds, op.opset, straight_through)
+    path.require_rules()
+    pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
+    complete: dict[ir.Value, ir.Value | None] = {}
+    with op.arithmetic():
+        for node in reversed(path.nodes):
+            for output in node.outputs:
+                complete[output] = _total(op, output, pending.pop(output, []))
+            cotangents = [complete[output] for output in node.outputs]
+            if all(c is None for c in cotangents):
+                continue
+            op.scope = f"{_label(node)}_grad"
+            returned = path.rule_of(node)(op, node, *cotangents)
+            for value, cotangent in _contributions(node, returned):
+                if value in path.depends:
+                    settled = _settle(op, node, path.rule_of(node), value, cotangent)
+                    pending.setdefault(value, []).append(settled)
+        for value in wrt:
+            if value not in complete:
+                complete[value] = _total(op, value, pending.pop(value, []))
+    return {value: complete[value] for value in wrt}
+
+
+class ActivePath:
+    """The nodes between the values of interest and the outputs that are differentiated."""
+
+    def __init__(
+        self,
+        nodes: Sequence[ir.Node],
+        wrt: Iterable[ir.Value],
+        outputs: Iterable[ir.Value],
+        opset: int,
+        straight_through: frozenset[str] = frozenset(),
+    ) -> None:
+        self._opset = opset
+        self._straight_through = straight_through
+        self._wrt = set(wrt)
+        self._rules: dict[ir.Node, Rule | None] = {}
+        # For each node the values it can pass a gradient to; zero operators have none.
+        self._edges: dict[ir.Node, list[ir.Value]] = {n: list(self._flows(n)) for n in nodes}
+        self.depends = set(self._wrt)
+        for node in nodes:
+            if any(v in self.depends for v in self._edges[node]):
+                self.depends.update(v for v in node.outputs if is_float(v))
+        matters = set(outputs)
+        active = []
+        for node in reversed(nodes):
+            edges = self._edges[node]
+            if any(v in matters for v in node.outputs) and any(v in self.depends for v in edges):
+                active.append(node)
+                matters.update(v for v in edges if v in self.depends)
+        self.matters = matters
+        self.nodes = active[::-1]
+
+    def _flows(self, node: ir.Node) -> Iterator[ir.Value]:
+        if node.op_type in self._straight_through and node.domain == "":
+            self._rules[node] = STRAIGHT_THROUGH
+            yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
+            return
+        found = lookup(node.op_type, node.domain, self._opset)
+        self._rules[node] = found
+        if found is None and zero_reason(node.op_type, node.domain) is not None:
+            return
+        stops = found.stops if found is not None else frozenset()
+        for index, value in enumerate(node.inputs):
+            if value is not None and index not in stops and is_float(value):
+                yield value
+        yield from (v for v in captured_values(node) if is_float(v))
+
+    def rule_of(self, node: ir.Node) -> Rule:
+        """Return the rule of an active node."""
+        found = self._rules[node]
+        assert found is not None, "require_rules() comes first"
+        return found
+
+    def without_rule(self) -> list[ir.Node]:
+        """Return the active nodes that no rule differentiates."""
+        return [node for node in self.nodes if self._rules[node] is None]
+
+    def require_rules(self) -> None:
+        """Raise one error that lists every active node without a rule."""
+        missing = [
+            MissingRule(
+                op=f"{node.domain or 'ai.onnx'}.{node.op_type}",
+                node=_label(node),
+                reason=refusal(node.op_type, node.domain) or "no gradient rule is registered",
+                path=self._path_to(node),
+            )
+            for node in self.without_rule()
+        ]
+        if missing:
+            raise MissingGradientError(missing)
+
+    def _path_to(self, node: ir.Node) -> list[str]:
+        """Name the way from a value of interest to a node, its middle left out if it is long."""
+        steps: list[str] = []
+        current: ir.Node | None = node
+        while current is not None:
+            steps.append(f"{current.op_type}({_label(current)})")
+            source = next(v for v in self._edges[current] if v in self.depends)
+            if source in self._wrt:
+                steps.append(repr(source.name))
+                break
+            current = source.producer()
+        steps.reverse()
+        return steps if len(steps) <= 8 else [*steps[:4], "…", *steps[-3:]]
+
+
+def captured_values(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values of outer graphs that the subgraphs of a node use, each once."""
+    graphs = [
+        graph
+        for attribute in node.attributes.values()
+        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+        for graph in (
+            [attribute.value] if attribute.type == ir.AttributeType.GRAPH else attribute.value
+        )
+    ]
+    if not graphs:
+        return
+    inner: set[ir.Graph] = set(graphs)
+    for graph in graphs:
+        inner.update(graph.subgraphs())
+    seen: set[ir.Value] = set()
+    for graph in inner:
+        used = [v for n in graph for v in n.inputs if v is not None]
+        for value in (*used, *graph.outputs):
+            if value.graph not in inner and value not in seen:
+                seen.add(value)
+                yield value
+
+
+def _identity(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cotangents:
+    return (dy,)
+
+
+STRAIGHT_THROUGH = Rule(_identity, "", "", 1, False, frozenset(), "identity in the backward pass")
+
+
+def _label(node: ir.Node) -> str:
+    return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type
+
+
+def _contributions(
+    node: ir.Node, returned: Cotangents
+) -> Iterator[tuple[ir.Value, ir.Value]]:
+    if isinstance(returned, Mapping):
+        pairs: Iterable[tuple[ir.Value | None, ir.Value | None]] = returned.items()
+    else:
+        if len(returned) > len(node.inputs):
+            returned, extra = returned[: len(node.inputs)], returned[len(node.inputs) :]
+            if any(e is not None for e in extra):
+                raise OnnxTrainError(
+                    f"the gradient rule of {node.op_type} returned {len(returned) + len(extra)} "
+                    f"cotangents for the {len(node.inputs)} inputs of node {_label(node)!r}"
+                )
+        pairs = zip(node.inputs, returned, strict=False)
+    for value, cotangent in pairs:
+        if value is not None and cotangent is not None:
+            yield value, cotangent
+
+
+def _settle(
+    op: Ops, node: ir.Node, rule: Rule, value: ir.Value, cotangent: ir.Value
+) -> ir.Value:
+    """Bring a contribution to the shape of its value, and check that a rule kept its promise."""
+    if rule.broadcasts:
+        cotangent = op.sum_to(cotangent, value)
+    if cotangent.dtype is not None and cotangent.dtype != value.dtype:
+        raise OnnxTrainError(
+            f"the gradient rule of {node.op_type} returned {cotangent.dtype} for "
+            f"{value.name!r}, which is {value.dtype} (node {_label(node)!r})"
+        )
+    if _contradict(dims_of(cotangent), dims_of(value)):
+        raise OnnxTrainError(
+            f"the gradient rule of {node.op_type} returned shape {cotangent.shape} for "
+            f"{value.name!r}, whose shape is {value.shape} (node {_label(node)!r})"
+        )
+    return cotangent
+
+
+def _contradict(a: Dims | None, b: Dims | None) -> bool:
+    if a is None or b is None:
+        return False
+    if len(a) != len(b):
+        return True
+    return any(
+        isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b, strict=True)
+    )
+
+
+def _total(op: Ops, value: ir.Value, parts: Sequence[ir.Value]) -> ir.Value | None:
+    """Add up the contributions to one value, and name the sum after it."""
+    if not parts:
+        return None
+    if len(parts) > 1:
+        for part in parts:
+            _name_after(op, part, value)
+    op.scope = f"{value.name}_grad"
+    total = op.add_all(parts)
+    if len(parts) == 1:
+        _name_after(op, total, value)
+    else:
+        total.name = op.names.fresh(f"{value.name}_grad")
+    if total.shape is None or total.type is None:
+        op.type_as(total, value)
+    return total
+
+
+def _name_after(op: Ops, cotangent: ir.Value, value: ir.Value) -> None:
+    """Call a cotangent `<value>_grad`, unless it is the cotangent of another value already."""
+    producer = cotangent.producer()
+    if producer is not None and producer.name and cotangent.name == f"{producer.name}_out":
+        cotangent.name = op.names.fresh(f"{value.name}_grad")

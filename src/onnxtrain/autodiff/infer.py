@@ -1,0 +1,90 @@
+"""Strict shape inference for models of any size.
+
+onnx's own inference runs in C++ on a serialized model. It is given a *skeleton*: the model with its
+large initializers turned into inputs, so that neither size nor external data matter.
+"""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError, ShapeInferenceError
+
+_LARGE = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is smaller
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """Return the model as a proto in which large initializers are inputs without data."""
+    graph = model.graph
+    large = [
+        v
+        for v in graph.initializers.values()
+        if v.const_value is not None and v.const_value.nbytes > _LARGE
+    ]
+    declared = list(graph.inputs)
+    for value in large:
+        del graph.initializers[value.name]
+        if not value.is_graph_input():
+            graph.inputs.append(value)
+    try:
+        return ir.to_proto(model)
+    finally:
+        del graph.inputs[len(declared) :]
+        for value in large:
+            graph.initializers.add(value)
+
+
+def check_structure(model: ir.Model) -> None:
+    """Raise a ModelError for a graph that is not well formed."""
+    proto = skeleton(model)
+    for info in (*proto.graph.input, *proto.graph.output):
+        if info.type.HasField("tensor_type"):  # the checker wants a shape; runtimes do not
+            info.type.tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"the model is not valid ONNX: {_first_sentence(error)}") from None
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Infer type and shape of every value, in place; contradictions are errors."""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(
+            skeleton(model), check_type=True, strict_mode=True, data_prop=True
+        )
+    except onnx.shape_inference.InferenceError as error:
+        raise ShapeInferenceError(
+            f"the shapes of the model contradict each other: {_first_sentence(error)}"
+        ) from None
+    _adopt(model.graph, inferred.graph)
+
+
+def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    found = {info.name: info for info in (*inferred.value_info, *inferred.output)}
+    for node, node_proto in zip(graph, inferred.node, strict=True):
+        for value in node.outputs:
+            info = found.get(value.name or "")
+            if info is not None:
+                _assign(value, info.type)
+        for attribute_proto in node_proto.attribute:
+            if attribute_proto.type == onnx.AttributeProto.GRAPH:
+                _adopt(node.attributes[attribute_proto.name].value, attribute_proto.g)
+
+
+def _assign(value: ir.Value, proto: onnx.TypeProto) -> None:
+    inferred = ir.serde.deserialize_type_proto_for_type(proto)
+    if inferred is not None:
+        value.type = inferred
+    shape = ir.serde.deserialize_type_proto_for_shape(proto)
+    if shape is not None:
+        value.shape = shape
+
+
+def _first_sentence(error: Exception) -> str:
+    """Take the part of a C++ message that speaks of the model, without files and line numbers."""
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    text = re.sub(r"\S+\.(cc|h):\d+:?\s*", "", text)
+    return text[:600]

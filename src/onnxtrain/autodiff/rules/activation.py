@@ -1,0 +1,3 @@
+"""Rules for activation functions."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Rules for attention."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Rules for control flow."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Rules for Conv and ConvTranspose."""
+
+from __future__ import annotations

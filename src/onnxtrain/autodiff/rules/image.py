@@ -1,0 +1,3 @@
+"""Rules for resampling images."""
+
+from __future__ import annotations

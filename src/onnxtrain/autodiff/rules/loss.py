@@ -1,0 +1,3 @@
+"""Rules for softmax and the losses built on it."""
+
+from __future__ import annotations

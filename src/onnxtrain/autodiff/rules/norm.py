@@ -1,0 +1,3 @@
+"""Rules for normalization."""
+
+from __future__ import annotations

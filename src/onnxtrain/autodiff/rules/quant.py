@@ -1,0 +1,3 @@
+"""Rules for quantization, straight-through."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Rules for reductions and running sums."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Rules for recurrent layers, through Scan."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Rules for operators that only rearrange elements."""
+
+from __future__ import annotations

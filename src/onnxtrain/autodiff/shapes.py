@@ -1,0 +1,290 @@
+"""Types and shapes of the values that rules write.
+
+Gradient graphs are not sent through ONNX shape inference: a cotangent has the type of its value.
+What lies between is typed here, by a small table for the operators that rules use. An operator
+that is not in the table gets no shape, which is always allowed; a wrong one would make
+onnxruntime refuse the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+Dim = int | ir.SymbolicDim
+Dims = tuple[Dim, ...]
+UNKNOWN = ir.SymbolicDim(None)
+
+FLOATS = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+)
+
+
+def is_float(value: ir.Value) -> bool:
+    """Tell whether a value can carry a gradient."""
+    return value.dtype in FLOATS
+
+
+def dims_of(value: ir.Value) -> Dims | None:
+    """Return the dimensions of a value, or None where even the rank is unknown."""
+    return None if value.shape is None else tuple(value.shape.dims)
+
+
+def same_dim(a: Dim, b: Dim) -> bool:
+    """Tell whether two dimensions are certainly equal: same number, or same known symbol."""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return a.value is not None and a.value == b.value
+
+
+def same_dims(a: Dims | None, b: Dims | None) -> bool:
+    """Tell whether two shapes are certainly equal."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return all(same_dim(x, y) for x, y in zip(a, b, strict=True))
+
+
+def static_dims(value: ir.Value) -> tuple[int, ...] | None:
+    """Return the shape as integers, or None where any of it is symbolic."""
+    dims = dims_of(value)
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        return None
+    return tuple(int(d) for d in dims if isinstance(d, int))
+
+
+def constant_array(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
+    """Return what a value is known to hold before run time, or None."""
+    if value is None:
+        return None
+    if value.const_value is not None:
+        # A graph input with a default may be overridden by the caller: that is no constant.
+        return None if value.is_graph_input() else value.const_value.numpy()
+    producer = value.producer()
+    if producer is not None and producer.op_type == "Constant" and producer.domain == "":
+        tensor = ir.convenience.get_const_tensor(value)
+        return None if tensor is None else tensor.numpy()
+    return None
+
+
+def broadcast_dims(shapes: Sequence[Dims | None]) -> Dims | None:
+    """Return the shape that operands broadcast to, with unknown where it cannot be told."""
+    known = [s for s in shapes if s is not None]
+    if len(known) != len(shapes):
+        return None
+    rank = max((len(s) for s in known), default=0)
+    return tuple(
+        _broadcast_dim([s[len(s) - rank + i] for s in known if len(s) - rank + i >= 0])
+        for i in range(rank)
+    )
+
+
+def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
+    for dim in dims:
+        if isinstance(dim, int) and dim != 1:
+            return dim  # a number other than one decides, whatever the symbols are at run time
+    symbols = [d for d in dims if not isinstance(d, int)]
+    if not symbols:
+        return 1
+    return symbols[0] if all(same_dim(symbols[0], s) for s in symbols) else UNKNOWN
+
+
+_SAME_AS_FIRST = frozenset(
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Clip Cos Cosh CumSum Erf Exp Floor "
+    "Identity IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu Round ScatterElements ScatterND "
+    "Sigmoid Sign Sin Sinh Softmax LogSoftmax Sqrt Tan Tanh Trilu ReverseSequence".split()
+)
+_BROADCASTS = frozenset(
+    "Add And BitwiseAnd Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or "
+    "Pow Sub Sum Where Xor".split()
+)
+_TO_BOOL = frozenset(
+    "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split()
+)
+_TO_INT64 = frozenset("ArgMax ArgMin NonZero Shape Size".split())
+
+
+def infer_dtype(
+    op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+) -> ir.DataType | None:
+    """Return the element type of the first output of a node."""
+    if op_type in _TO_BOOL:
+        return ir.DataType.BOOL
+    if op_type in _TO_INT64:
+        return ir.DataType.INT64
+    if op_type in ("Cast", "ConstantOfShape"):
+        to = attributes["to"] if op_type == "Cast" else attributes["value"].dtype
+        return ir.DataType(to)
+    source = inputs[1] if op_type == "Where" else inputs[0] if inputs else None
+    return None if source is None else source.dtype
+
+
+def infer_dims(
+    op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+) -> Dims | None:
+    """Return the shape of the first output of a node, or None where the table does not tell."""
+    shapes = [None if v is None else dims_of(v) for v in inputs]
+    if op_type in _SAME_AS_FIRST:
+        return shapes[0]
+    if op_type in _BROADCASTS:
+        return broadcast_dims(shapes)
+    if op_type == "Shape":
+        rank = None if shapes[0] is None else len(shapes[0])
+        start, end = attributes.get("start", 0), attributes.get("end", rank)
+        return None if rank is None else (len(range(rank)[start:end]),)
+    if not shapes or shapes[0] is None:
+        return None
+    special = _SPECIAL.get(op_type)
+    return None if special is None else special(inputs, shapes[0], attributes)
+
+
+def _ints(value: ir.Value | None) -> list[int] | None:
+    array = constant_array(value)
+    return None if array is None else [int(i) for i in array.reshape(-1)]
+
+
+def _reduce_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    if len(inputs) < 2 or inputs[1] is None:
+        axes: list[int] | None = list(range(len(dims)))
+        if attributes.get("noop_with_empty_axes", 0):
+            return dims
+    else:
+        axes = _ints(inputs[1])
+    keep = attributes.get("keepdims", 1)
+    if axes is None:
+        return tuple(UNKNOWN for _ in dims) if keep else None
+    gone = {a % len(dims) for a in axes} if dims else set()
+    if keep:
+        return tuple(1 if i in gone else d for i, d in enumerate(dims))
+    return tuple(d for i, d in enumerate(dims) if i not in gone)
+
+
+def _transpose_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    perm = attributes.get("perm", list(range(len(dims)))[::-1])
+    return tuple(dims[p] for p in perm)
+
+
+def _reshape_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    target = _ints(inputs[1])
+    if target is None:
+        return None
+    result: list[Dim] = [
+        dims[i] if d == 0 and i < len(dims) else UNKNOWN if d < 0 else d
+        for i, d in enumerate(target)
+    ]
+    if -1 in target and all(isinstance(d, int) for d in dims):
+        rest = [d for d, t in zip(result, target, strict=True) if t != -1]
+        if all(isinstance(d, int) for d in rest):
+            known = int(np.prod([d for d in rest if isinstance(d, int)], dtype=np.int64))
+            total = int(np.prod([d for d in dims if isinstance(d, int)], dtype=np.int64))
+            result[target.index(-1)] = total // known if known else UNKNOWN
+    return tuple(result)
+
+
+def _expand_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    target = _ints(inputs[1])
+    return None if target is None else broadcast_dims([dims, tuple(target)])
+
+
+def _matmul_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    other = None if inputs[1] is None else dims_of(inputs[1])
+    if other is None or not dims or not other:
+        return None
+    batch = broadcast_dims([dims[:-2], other[:-2]])
+    rows = dims[-2:-1]
+    columns = other[-1:] if len(other) > 1 else ()
+    return None if batch is None else (*batch, *rows, *columns)
+
+
+def _unsqueeze_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    axes = _ints(inputs[1])
+    if axes is None:
+        return None
+    rank = len(dims) + len(axes)
+    new = {a % rank for a in axes}
+    rest = iter(dims)
+    return tuple(1 if i in new else next(rest) for i in range(rank))
+
+
+def _squeeze_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    axes = _ints(inputs[1]) if len(inputs) > 1 else None
+    if axes is None:
+        return None
+    gone = {a % len(dims) for a in axes}
+    return tuple(d for i, d in enumerate(dims) if i not in gone)
+
+
+def _concat_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    axis = attributes["axis"] % len(dims)
+    parts = [None if v is None else dims_of(v) for v in inputs]
+    along = [UNKNOWN if p is None else p[axis] for p in parts]
+    total: Dim = UNKNOWN
+    if all(isinstance(d, int) for d in along):
+        total = sum(d for d in along if isinstance(d, int))
+    return (*dims[:axis], total, *dims[axis + 1 :])
+
+
+def _slice_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    starts, ends = _ints(inputs[1]), _ints(inputs[2])
+    axes = _ints(inputs[3]) if len(inputs) > 3 and inputs[3] is not None else None
+    steps = _ints(inputs[4]) if len(inputs) > 4 and inputs[4] is not None else None
+    if axes is None:
+        return tuple(UNKNOWN for _ in dims)
+    result = list(dims)
+    for i, axis in enumerate(axes):
+        dim, step = dims[axis], 1 if steps is None else steps[i]
+        if starts is None or ends is None or not isinstance(dim, int):
+            result[axis] = UNKNOWN
+        else:
+            result[axis] = len(range(dim)[slice(starts[i], _slice_end(ends[i], step, dim), step)])
+    return tuple(result)
+
+
+def _slice_end(end: int, step: int, dim: int) -> int | None:
+    # ONNX writes "to before the first element" as a very negative end; Python writes None.
+    return None if step < 0 and end < -dim else end
+
+
+def _gather_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    indices = None if inputs[1] is None else dims_of(inputs[1])
+    axis = attributes.get("axis", 0) % len(dims)
+    return None if indices is None else (*dims[:axis], *indices, *dims[axis + 1 :])
+
+
+_SPECIAL = {
+    "Concat": _concat_dims,
+    "Expand": _expand_dims,
+    "Gather": _gather_dims,
+    "MatMul": _matmul_dims,
+    "Reshape": _reshape_dims,
+    "Slice": _slice_dims,
+    "Squeeze": _squeeze_dims,
+    "Transpose": _transpose_dims,
+    "Unsqueeze": _unsqueeze_dims,
+    **{
+        f"Reduce{kind}": _reduce_dims
+        for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
+    },
+}

@@ -1,0 +1,57 @@
+"""Every exception that onnxtrain raises on purpose, on one page.
+
+All of them are `OnnxTrainError`, which is a `RuntimeError` because that is what scripts written
+for ONNX Runtime's training API catch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class OnnxTrainError(RuntimeError):
+    """The base of every error of this package."""
+
+
+class ModelError(OnnxTrainError):
+    """The model cannot be read, is inconsistent, or lies outside what onnxtrain accepts."""
+
+
+class ShapeInferenceError(ModelError):
+    """A shape contradicts another, or a shape that a gradient needs cannot be inferred."""
+
+
+class UnknownNameError(OnnxTrainError, LookupError):
+    """A name that was asked for is not in the model."""
+
+
+class NotDifferentiableError(OnnxTrainError):
+    """There is no gradient of the asked output with respect to the asked value."""
+
+
+@dataclass(frozen=True)
+class MissingRule:
+    """One node whose gradient is unknown, and how the differentiation came to need it."""
+
+    op: str
+    node: str
+    reason: str
+    path: Sequence[str]
+
+
+class MissingGradientError(NotDifferentiableError):
+    """Operators on the gradient path have no gradient rule; all of them are listed at once."""
+
+    def __init__(self, missing: Sequence[MissingRule]) -> None:
+        self.missing = tuple(missing)
+        lines = [f"no gradient for {len(missing)} node(s) between the loss and what is trained:"]
+        for item in missing:
+            lines.append(f"  - {item.op} (node {item.node!r}): {item.reason}")
+            lines.append(f"      reached from {' -> '.join(item.path)}")
+        lines.append("ways out:")
+        lines.append("  * do not ask for gradients of what lies upstream of the node (freeze it);")
+        lines.append("  * register a rule: @onnxtrain.autodiff.rule('Op', domain='...');")
+        lines.append("  * treat it as the identity in the backward pass, where its output has the")
+        lines.append("    shape of its input: straight_through=['Op'].")
+        super().__init__("\n".join(lines))

@@ -1,0 +1,255 @@
+"""Checks a gradient rule against the operator that it belongs to: the only clever test file.
+
+For one operator, a Spec gives input shapes, attributes and the range to sample from. The check
+builds a model of that one node, differentiates it with `onnxtrain.gradient`, and compares, for one
+random direction t and one random cotangent ct,
+
+    <ct, (f(x + h t) - f(x - h t)) / 2h>   with   <J(x)^T ct, t>
+
+for each differentiable input by itself. It runs twice: in float32 on the stock onnxruntime, which
+is what we ship on, and in float64 with onnx's reference evaluator as a second opinion.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import onnxtrain
+
+NEWEST_RUNNABLE_OPSET = 26  # what the installed onnxruntime accepts
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One configuration of one operator.
+
+    An input is a shape (a float tensor sampled from `domain`), an array (a constant: an integer
+    array stays an integer input; a float array is used as the point at which to differentiate), or
+    None for one that is left out. `wrt` picks the inputs to check; by default every float input.
+    """
+
+    op: str
+    inputs: Sequence[tuple[int, ...] | Array | None]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    domain: tuple[float, float] = (-2.0, 2.0)
+    id: str = ""
+    outputs: int = 1
+    of: int = 0  # which output is differentiated
+    wrt: Sequence[int] | None = None
+    opset: int = 18
+    eps: float = 1e-2  # step of the float32 check; 1.0 is exact for linear and bilinear operators
+    rtol: float = 1e-2  # float32, finite differences
+    constants: Sequence[int] = ()  # inputs that are initializers (axes, shapes), not graph inputs
+    symbolic: bool = True  # check also with every dimension symbolic
+    second_opinion: bool = True  # False where the reference evaluator is missing or wrong: say why
+    apart: float = 0.0  # least distance between any two sampled numbers (keeps away from ties)
+    away_from: Sequence[float] = ()  # kinks that samples keep a distance of 0.1 from
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}-{self.id}" if self.id else self.op
+
+
+def ids(spec: Spec) -> str:
+    return spec.name
+
+
+def check_spec(spec: Spec, symbolic: bool = False) -> None:
+    """Check every differentiable input of a Spec, on both engines."""
+    arrays = _sample(spec)
+    model = _one_node_model(spec, arrays, symbolic, np.float32)
+    wrt = [f"x{i}" for i in _checked_inputs(spec, arrays)]
+    extended = onnxtrain.gradient(model, wrt, of=f"y{spec.of}")
+    check_emitted(extended)
+    _compare(spec, model, extended, arrays, wrt, _run_ort, spec.eps, spec.rtol)
+    if spec.second_opinion and not symbolic:
+        doubles = [_as_double(a) for a in arrays]
+        model = _one_node_model(spec, doubles, symbolic, np.float64)
+        extended = onnxtrain.gradient(model, wrt, of=f"y{spec.of}")
+        _compare(spec, model, extended, doubles, wrt, _run_reference, 1e-5, 1e-5)
+
+
+def check_emitted(model: onnx.ModelProto) -> None:
+    """What we emit is plain: domain "" alone, valid under strict inference."""
+    onnx.checker.check_model(model)
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    for node in _all_nodes(model.graph):
+        assert node.domain == "", f"{node.op_type} is of domain {node.domain!r}"
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    """Run a model on the stock onnxruntime."""
+    return _run_ort(model, feeds)
+
+
+def check_gradient(
+    model: onnx.ModelProto,
+    feeds: Mapping[str, Array],
+    wrt: Sequence[str],
+    of: str,
+    eps: float = 1e-2,
+    rtol: float = 1e-2,
+) -> onnx.ModelProto:
+    """The same check for a whole model whose inputs are all fed; returns the gradient model."""
+    extended = onnxtrain.gradient(model, wrt, of=of)
+    check_emitted(extended)
+    _compare_feeds(of, model, extended, feeds, wrt, of, _run_ort, eps, rtol)
+    return extended
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
+    found = []
+    for node in graph.node:
+        found.append(node)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                found.extend(_all_nodes(attribute.g))
+    return found
+
+
+def _rng(spec: Spec) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(spec.name.encode()))
+
+
+def _sample(spec: Spec) -> list[Array | None]:
+    rng = _rng(spec)
+    result: list[Array | None] = []
+    for entry in spec.inputs:
+        if entry is None or isinstance(entry, np.ndarray):
+            result.append(None if entry is None else entry)
+        else:
+            result.append(_draw(spec, rng, entry))
+    return result
+
+
+def _draw(spec: Spec, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    low, high = spec.domain
+    count = int(np.prod(shape))
+    if spec.apart:
+        assert (high - low) / max(count, 1) >= spec.apart, f"{spec.name}: domain too narrow"
+        values = low + (np.arange(count) + 0.5) * (high - low) / max(count, 1)
+        rng.shuffle(values)
+    else:
+        values = rng.uniform(low, high, size=count)
+    for kink in spec.away_from:
+        close = np.abs(values - kink) < 0.1
+        values = np.where(close, kink + np.where(values >= kink, 0.1, -0.1) * 2, values)
+    return values.reshape(shape).astype(np.float32)
+
+
+def _checked_inputs(spec: Spec, arrays: Sequence[Array | None]) -> list[int]:
+    if spec.wrt is not None:
+        return list(spec.wrt)
+    return [
+        i
+        for i, a in enumerate(arrays)
+        if a is not None and a.dtype.kind == "f" and i not in spec.constants
+    ]
+
+
+def _as_double(array: Array | None) -> Array | None:
+    return array.astype(np.float64) if array is not None and array.dtype.kind == "f" else array
+
+
+def _one_node_model(
+    spec: Spec, arrays: Sequence[Array | None], symbolic: bool, dtype: Any
+) -> onnx.ModelProto:
+    names = ["" if a is None else f"x{i}" for i, a in enumerate(arrays)]
+    node = helper.make_node(
+        spec.op, names, [f"y{i}" for i in range(spec.outputs)], name="node", **spec.attrs
+    )
+    inputs, initializers = [], []
+    for i, array in enumerate(arrays):
+        if array is None:
+            continue
+        if i in spec.constants:
+            initializers.append(numpy_helper.from_array(array, f"x{i}"))
+            continue
+        dims = [f"d{i}_{j}" if symbolic else d for j, d in enumerate(array.shape)]
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        inputs.append(helper.make_tensor_value_info(f"x{i}", kind, dims))
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    outputs = [helper.make_tensor_value_info(f"y{spec.of}", kind, None)]
+    graph = helper.make_graph([node], "spec", inputs, outputs, initializers)
+    opset = helper.make_opsetid("", spec.opset)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=10)
+
+
+def _compare(spec, model, extended, arrays, wrt, runner, eps, rtol) -> None:
+    feeds = {
+        f"x{i}": a for i, a in enumerate(arrays) if a is not None and i not in spec.constants
+    }
+    _compare_feeds(spec.name, model, extended, feeds, wrt, f"y{spec.of}", runner, eps, rtol)
+
+
+def _compare_feeds(label, model, extended, feeds, wrt, of, runner, eps, rtol) -> None:
+    rng = np.random.default_rng(zlib.crc32(label.encode()) + 1)
+    forward = _only_output(model, of)
+    y = runner(forward, feeds)[0]
+    ct = rng.standard_normal(y.shape).astype(y.dtype)
+    extended_feeds = dict(feeds)
+    if any(i.name == f"{of}_grad" for i in extended.graph.input):
+        extended_feeds[f"{of}_grad"] = ct
+    else:
+        ct = np.ones_like(y)
+    names = [o.name for o in extended.graph.output]
+    results = dict(zip(names, runner(extended, extended_feeds), strict=True))
+    np.testing.assert_array_equal(results[of], y, err_msg=f"{label}: the forward value changed")
+    for name in wrt:
+        x = feeds[name]
+        computed = results[f"{name}_grad"]
+        assert computed.shape == x.shape, f"{label}: shape of d{name}"
+        assert computed.dtype == x.dtype, f"{label}: type of d{name}"
+        t = rng.standard_normal(x.shape).astype(x.dtype)
+        ahead = runner(forward, {**feeds, name: (x + eps * t).astype(x.dtype)})[0]
+        behind = runner(forward, {**feeds, name: (x - eps * t).astype(x.dtype)})[0]
+        difference = (ahead.astype(np.float64) - behind.astype(np.float64)) / (2 * eps)
+        expected = float(np.sum(ct.astype(np.float64) * difference))
+        actual = float(np.sum(computed.astype(np.float64) * t.astype(np.float64)))
+        scale = float(np.linalg.norm(ct.astype(np.float64)) * np.linalg.norm(difference)) + 1e-6
+        assert np.isfinite(actual), f"{label}: d{name} is not finite"
+        assert abs(expected - actual) <= rtol * scale, (
+            f"{label}: d{name}: finite differences say {expected}, the rule {actual}"
+        )
+
+
+def _only_output(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = [o for o in copy.graph.output if o.name == name]
+    del copy.graph.output[:]
+    copy.graph.output.extend(kept)
+    return copy
+
+
+_sessions: dict[int, tuple[onnx.ModelProto, ort.InferenceSession]] = {}
+
+
+def _run_ort(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    wanted = {i.name for i in session.get_inputs()}
+    return session.run(None, {k: v for k, v in feeds.items() if k in wanted})
+
+
+def _run_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    wanted = {i.name for i in model.graph.input}
+    evaluator = ReferenceEvaluator(model)
+    return evaluator.run(None, {k: v for k, v in feeds.items() if k in wanted})
+
+
+__all__ = ["NEWEST_RUNNABLE_OPSET", "Spec", "TensorProto", "check_gradient", "check_spec", "ids"]
