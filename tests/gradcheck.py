@@ -64,15 +64,17 @@ def ids(spec: Spec) -> str:
     return spec.name
 
 
-def check_spec(spec: Spec, symbolic: bool = False) -> None:
+def check_spec(spec: Spec, symbolic: bool = False, repeat_first_input: bool = False) -> None:
     """Check every differentiable input of a Spec, on both engines."""
     arrays = _sample(spec)
     model = _one_node_model(spec, arrays, symbolic, np.float32)
+    if repeat_first_input:
+        model.graph.node[0].input.append("x0")
     wrt = [f"x{i}" for i in _checked_inputs(spec, arrays)]
     extended = onnxtrain.gradient(model, wrt, of=f"y{spec.of}")
     check_emitted(extended)
     _compare(spec, model, extended, arrays, wrt, _run_ort, spec.eps, spec.rtol)
-    if spec.second_opinion and not symbolic:
+    if spec.second_opinion and not symbolic and not repeat_first_input:
         doubles = [_as_double(a) for a in arrays]
         model = _one_node_model(spec, doubles, symbolic, np.float64)
         extended = onnxtrain.gradient(model, wrt, of=f"y{spec.of}")
@@ -105,6 +107,24 @@ def check_gradient(
     check_emitted(extended)
     _compare_feeds(of, model, extended, feeds, wrt, of, _run_ort, eps, rtol)
     return extended
+
+
+def special_values(op: str, inputs: Sequence[Any], expected: Sequence[Any], **attrs: Any) -> None:
+    """Pin the gradient of the sum of the output at chosen points.
+
+    `inputs` are arrays or nested lists of float32; `expected` gives the gradients of the first of
+    them. Further inputs are fed but not differentiated.
+    """
+    arrays = [np.array(x, np.float32) for x in inputs]
+    spec = Spec(op, arrays, attrs)
+    model = _one_node_model(spec, arrays, False, np.float32)
+    wrt = [f"x{i}" for i in range(len(expected))]
+    extended = onnxtrain.gradient(model, wrt)
+    feeds = {f"x{i}": a for i, a in enumerate(arrays)}
+    y = _run_ort(model, feeds)[0]
+    results = _run_ort(extended, {**feeds, "y0_grad": np.ones_like(y)})[1:]
+    for name, actual, wanted in zip(wrt, results, expected, strict=True):
+        np.testing.assert_allclose(actual, np.array(wanted, np.float32), rtol=1e-6, err_msg=name)
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
@@ -186,9 +206,7 @@ def _one_node_model(
 
 
 def _compare(spec, model, extended, arrays, wrt, runner, eps, rtol) -> None:
-    feeds = {
-        f"x{i}": a for i, a in enumerate(arrays) if a is not None and i not in spec.constants
-    }
+    feeds = {f"x{i}": a for i, a in enumerate(arrays) if a is not None and i not in spec.constants}
     _compare_feeds(spec.name, model, extended, feeds, wrt, f"y{spec.of}", runner, eps, rtol)
 
 

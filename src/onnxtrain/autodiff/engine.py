@@ -184,9 +184,7 @@ def _label(node: ir.Node) -> str:
     return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type
 
 
-def _contributions(
-    node: ir.Node, returned: Cotangents
-) -> Iterator[tuple[ir.Value, ir.Value]]:
+def _contributions(node: ir.Node, returned: Cotangents) -> Iterator[tuple[ir.Value, ir.Value]]:
     if isinstance(returned, Mapping):
         pairs: Iterable[tuple[ir.Value | None, ir.Value | None]] = returned.items()
     else:
@@ -203,9 +201,7 @@ def _contributions(
             yield value, cotangent
 
 
-def _settle(
-    op: Ops, node: ir.Node, rule: Rule, value: ir.Value, cotangent: ir.Value
-) -> ir.Value:
+def _settle(op: Ops, node: ir.Node, rule: Rule, value: ir.Value, cotangent: ir.Value) -> ir.Value:
     """Bring a contribution to the shape of its value, and check that a rule kept its promise."""
     if rule.broadcasts:
         cotangent = op.sum_to(cotangent, value)

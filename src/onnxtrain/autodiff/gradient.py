@@ -44,6 +44,7 @@ def gradient(
         >>> forces = onnxtrain.gradient("energy.onnx", wrt="positions")
         >>> session = onnxruntime.InferenceSession(forces.SerializeToString())
         >>> energy, denergy = session.run(None, {"positions": positions})
+
     """
     names = [wrt] if isinstance(wrt, str) else list(wrt)
     prepared = prepare(model)

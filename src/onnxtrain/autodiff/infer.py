@@ -26,7 +26,7 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     ]
     declared = list(graph.inputs)
     for value in large:
-        del graph.initializers[value.name]
+        graph.initializers.pop(value.name or "")
         if not value.is_graph_input():
             graph.inputs.append(value)
     try:

@@ -243,9 +243,7 @@ class Ops:
 
     def dims_vector(self, *parts: int | ir.Value | Sequence[int]) -> ir.Value:
         """Concatenate numbers and int64 vectors into one shape vector, folding constants."""
-        pieces: list[ir.Value] = []
-        for part in parts:
-            pieces.append(part if isinstance(part, ir.Value) else self.int64(_as_list(part)))
+        pieces = [p if isinstance(p, ir.Value) else self.int64(_as_list(p)) for p in parts]
         arrays = [constant_array(p) for p in pieces]
         if all(a is not None for a in arrays):
             return self.int64([int(i) for a in arrays if a is not None for i in a.reshape(-1)])

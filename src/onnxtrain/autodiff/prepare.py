@@ -40,7 +40,9 @@ def load(model: ModelLike) -> ir.Model:
     """Load a model from a proto or a path, without reading external weights into memory."""
     if isinstance(model, onnx.ModelProto):
         loaded = _from_proto(model, "the given ModelProto")
-        _require_external_files(loaded, "the given ModelProto", "give the path of the model instead")
+        _require_external_files(
+            loaded, "the given ModelProto", "give the path of the model instead"
+        )
         return loaded
     if isinstance(model, (str, os.PathLike)):
         return _from_file(Path(os.fspath(model)))
@@ -68,7 +70,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
     if not proto.HasField("graph") or not proto.graph.output:
         raise ModelError(f"{origin} holds no graph with outputs: it is empty, or not a whole model")
     if not proto.opset_import:
-        raise ModelError(f"{origin} states no opset (opset_import), so its operators have no meaning")
+        raise ModelError(f"{origin} states no opset (opset_import): its operators have no meaning")
     try:
         return ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds; the user needs the cause, not the kind
@@ -141,13 +143,11 @@ def untie(graph: ir.Graph) -> None:
             _replace_by_initializer(graph, node, source.const_value)
 
 
-def _replace_by_initializer(
-    graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol
-) -> None:
+def _replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
     old = node.outputs[0]
     name = old.name
     new = ir.Value(name=name, const_value=tensor)
-    new.dtype, new.shape = tensor.dtype, ir.Shape(tensor.shape)
+    new.dtype, new.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
     ir.convenience.replace_all_uses_with(old, new)
     graph.remove(node, safe=True)
     graph.register_initializer(new)

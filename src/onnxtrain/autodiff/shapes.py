@@ -94,7 +94,7 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
 _SAME_AS_FIRST = frozenset(
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Clip Cos Cosh CumSum Erf Exp Floor "
     "Identity IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu Round ScatterElements ScatterND "
-    "Sigmoid Sign Sin Sinh Softmax LogSoftmax Sqrt Tan Tanh Trilu ReverseSequence".split()
+    "Sigmoid Sign Sin Sinh Softmax LogSoftmax Softplus Sqrt Tan Tanh Trilu ReverseSequence".split()
 )
 _BROADCASTS = frozenset(
     "Add And BitwiseAnd Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or "

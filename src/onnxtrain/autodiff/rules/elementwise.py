@@ -52,6 +52,7 @@ def pow_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     the base is not positive, as the logarithm does not exist there.
     """
     a, b = node.inputs
+    assert a is not None and b is not None
     exponent = op.cast(b, a.dtype)
     da = dy * exponent * op.Pow(a, exponent - 1.0)
     da = op.Where(op.Equal(exponent, 0.0), 0.0, da)  # 0 * 0^-1 is nan, the derivative is 0
