@@ -35,8 +35,9 @@ SPECS = [
     Spec("Einsum", [(2, 3), (3, 4), (4, 2)], {"equation": "ij,jk,ki->i"}, id="three", eps=1.0),
     Spec("Einsum", [(2, 3), (4,)], {"equation": "ij,k->i"}, id="summed-away", eps=1.0),
     Spec("Einsum", [(2, 3, 3)], {"equation": "bii->b"}, id="batched-trace", eps=1.0),
-    Spec("Det", [(3, 3)], eps=1e-3),
-    Spec("Det", [(2, 4, 4)], id="batched", symbolic=False),  # the size must be static
+    # The size of a matrix must be static for Det.
+    Spec("Det", [(3, 3)], eps=1e-3, symbolic=False),
+    Spec("Det", [(2, 4, 4)], id="batched", symbolic=False),
     Spec("Det", [(2, 1, 1)], id="one", eps=1.0, symbolic=False),
     Spec("Det", [np.array([[1, 2], [2, 4]], np.float32)], id="singular", symbolic=False),
 ]  # fmt: skip

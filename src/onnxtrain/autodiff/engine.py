@@ -232,22 +232,20 @@ def _total(op: Ops, value: ir.Value, parts: Sequence[ir.Value]) -> ir.Value | No
     """Add up the contributions to one value, and name the sum after it."""
     if not parts:
         return None
+    name = f"{value.name}_grad"
     if len(parts) > 1:
-        for part in parts:
-            _name_after(op, part, value)
-    op.scope = f"{value.name}_grad"
+        for number, part in enumerate(parts):
+            _name(op, part, f"{name}_{number}")
+    op.scope = name
     total = op.add_all(parts)
-    if len(parts) == 1:
-        _name_after(op, total, value)
-    else:
-        total.name = op.names.fresh(f"{value.name}_grad")
+    _name(op, total, name)
     if total.shape is None or total.type is None:
         op.type_as(total, value)
     return total
 
 
-def _name_after(op: Ops, cotangent: ir.Value, value: ir.Value) -> None:
-    """Call a cotangent `<value>_grad`, unless it is the cotangent of another value already."""
+def _name(op: Ops, cotangent: ir.Value, name: str) -> None:
+    """Name a cotangent, unless it has a name already as the cotangent of another value."""
     producer = cotangent.producer()
     if producer is not None and producer.name and cotangent.name == f"{producer.name}_out":
-        cotangent.name = op.names.fresh(f"{value.name}_grad")
+        cotangent.name = op.names.fresh(name)

@@ -11,7 +11,7 @@ import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.autodiff.emit import stamp, sweep
 from onnxtrain.autodiff.engine import ActivePath, differentiate
 from onnxtrain.autodiff.expand import expand_by_definition
-from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.ops import Names, Ops
 from onnxtrain.autodiff.prepare import ModelLike, prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float
 from onnxtrain.errors import ModelError, NotDifferentiableError, UnknownNameError
@@ -54,6 +54,7 @@ def gradient(
     through = frozenset(straight_through)
     expand_by_definition(prepared, lambda: _path(prepared, targets, output, through))
     _require_reachable(_path(prepared, targets, output, through), targets, output)
+    _reserve_names(graph, [output, *targets])
     op = Ops(graph, prepared.opset_imports[""])
     seed = _seed(op, graph, output)
     found = differentiate(op, list(graph), {output: seed}, targets, through)
@@ -121,18 +122,28 @@ def _require_reachable(path: ActivePath, targets: Sequence[ir.Value], output: ir
         )
 
 
+def _reserve_names(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+    """Rename values inside the model whose name one of the new inputs or outputs is to have."""
+    wanted = {f"{v.name}_grad" for v in values}
+    interface = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+    taken = sorted(wanted & {v.name for v in interface if v.name})
+    if taken:
+        raise ModelError(
+            f"the model already has an input, output or initializer called {_listing(taken)}, "
+            "which is what the gradient would be called: rename it"
+        )
+    names = Names.of(graph)
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value.name in wanted:
+                value.name = names.fresh(value.name)
+
+
 def _seed(op: Ops, graph: ir.Graph, output: ir.Value) -> ir.Value:
     """Return the cotangent of the output: one for a scalar, else a new input of the model."""
-    name = f"{output.name}_grad"
     if dims_of(output) == ():
         return op.const(1.0, output.dtype)
-    fresh = op.names.fresh(name)
-    if fresh != name:
-        raise ModelError(
-            f"the cotangent of {output.name!r} is to be an input {name!r}, but the model already "
-            "has a value of that name: rename it"
-        )
-    seed = op.type_as(ir.Value(name=name), output)
+    seed = op.type_as(ir.Value(name=op.names.fresh(f"{output.name}_grad")), output)
     graph.inputs.append(seed)
     return seed
 
@@ -141,11 +152,7 @@ def _as_output(op: Ops, value: ir.Value, cotangent: ir.Value | None) -> ir.Value
     """Return the cotangent as a value of its own that is called `<name>_grad`."""
     name = f"{value.name}_grad"
     result = op.zeros_like(value) if cotangent is None else cotangent
-    if result.name == name and not result.is_graph_output() and not result.is_graph_input():
-        return op.type_as(result, value)
-    final = op.Identity(result)
-    if result.name == name and not result.is_graph_input():
-        result.name = op.names.fresh(f"{name}_inner")
+    final = result if result.name == name and result.producer() is not None else op.Identity(result)
     final.name = name
     return op.type_as(final, value)
 

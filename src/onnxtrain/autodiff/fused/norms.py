@@ -1,0 +1,152 @@
+"""Normalizations with the additions that onnxruntime fuses into them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused.table import Expanded, NotExpandable, expansion, wanted
+from onnxtrain.autodiff.ops import Ops
+
+
+@expansion("LayerNormalization")
+def layer_normalization(
+    op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value, b: ir.Value | None = None
+) -> Expanded:
+    """The operator of ai.onnx, which onnxruntime had under this name before ONNX did."""
+    axis = node.attributes.get_int("axis", -1)
+    return _normalized(op, node, x, scale, b, axis=axis)
+
+
+@expansion("SkipLayerNormalization")
+def skip_layer_normalization(
+    op: Ops,
+    node: ir.Node,
+    x: ir.Value,
+    skip: ir.Value,
+    gamma: ir.Value,
+    beta: ir.Value | None = None,
+    bias: ir.Value | None = None,
+) -> Expanded:
+    """LayerNormalization of x + skip + bias; the sum is an output as well."""
+    total = _sum(op, x, skip, bias)
+    y, *statistics = _normalized(op, node, total, gamma, beta, default_epsilon=1e-12)
+    return y, *statistics, total
+
+
+def _sum(op: Ops, x: ir.Value, skip: ir.Value, bias: ir.Value | None) -> ir.Value:
+    total = x + skip
+    return total if bias is None else total + bias
+
+
+def _normalized(
+    op: Ops,
+    node: ir.Node,
+    x: ir.Value,
+    scale: ir.Value,
+    b: ir.Value | None,
+    axis: int = -1,
+    default_epsilon: float = 1e-5,
+) -> tuple[ir.Value | None, ...]:
+    """Write LayerNormalization and return y, mean and inverse deviation (None if unwanted)."""
+    count = 3 if wanted(node, 2) else 2 if wanted(node, 1) else 1
+    outputs = op.call(
+        "LayerNormalization", x, scale, *([] if b is None else [b]), like=x, outputs=count,
+        axis=axis, epsilon=node.attributes.get_float("epsilon", default_epsilon),
+    )  # fmt: skip
+    return *outputs, *[None] * (3 - count)
+
+
+@expansion("SimplifiedLayerNormalization", ranks=(0,))
+def simplified_layer_normalization(
+    op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value
+) -> Expanded:
+    """x / √(mean(x²) + epsilon) times a scale."""
+    axis = node.attributes.get_int("axis", -1)
+    axes = list(range(axis % op.rank(x), op.rank(x)))
+    return _root_mean_square(op, x, scale, axes, node.attributes.get_float("epsilon", 1e-5))
+
+
+@expansion("SkipSimplifiedLayerNormalization")
+def skip_simplified_layer_normalization(
+    op: Ops,
+    node: ir.Node,
+    x: ir.Value,
+    skip: ir.Value,
+    gamma: ir.Value,
+    bias: ir.Value | None = None,
+) -> Expanded:
+    """The same of x + skip + bias; the sum is an output as well. There is no mean."""
+    total = _sum(op, x, skip, bias)
+    epsilon = node.attributes.get_float("epsilon", 1e-12)
+    y, inverse = _root_mean_square(op, total, gamma, [-1], epsilon)
+    return y, None, inverse, total
+
+
+def _root_mean_square(
+    op: Ops, x: ir.Value, scale: ir.Value, axes: list[int], epsilon: float
+) -> tuple[ir.Value, ir.Value]:
+    """Return the normalized value and the inverse root; half precision is computed in float."""
+    wide = op.cast(x, _stash_type(x))
+    inverse = op.Reciprocal(op.Sqrt(op.ReduceMean(wide * wide, axes, keepdims=1) + epsilon))
+    return op.cast(wide * inverse, x.dtype) * op.cast(scale, x.dtype), inverse
+
+
+def _stash_type(x: ir.Value) -> ir.DataType:
+    return ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+
+
+@expansion("EmbedLayerNormalization")
+def embed_layer_normalization(
+    op: Ops,
+    node: ir.Node,
+    input_ids: ir.Value,
+    segment_ids: ir.Value | None,
+    word_embedding: ir.Value,
+    position_embedding: ir.Value,
+    segment_embedding: ir.Value | None,
+    gamma: ir.Value,
+    beta: ir.Value,
+    mask: ir.Value | None = None,
+    position_ids: ir.Value | None = None,
+) -> Expanded:
+    """LayerNormalization of the sum of word, position and segment embeddings."""
+    word = op.Gather(word_embedding, input_ids)
+    if position_ids is None:
+        length = op.Squeeze(op.Shape(input_ids, start=1, end=2), [0])
+        position_ids = op.call("Range", op.int64(0), length, op.int64(1))[0]
+    total = word + op.Gather(position_embedding, position_ids)
+    if segment_ids is not None and segment_embedding is not None:
+        total = total + op.Gather(segment_embedding, segment_ids)
+    epsilon = node.attributes.get_float("epsilon", 1e-12)
+    y = op.call("LayerNormalization", total, gamma, beta, like=total, epsilon=epsilon)[0]
+    mask_index = _mask_index(op, input_ids, mask) if wanted(node, 1) else None
+    return y, mask_index, total
+
+
+def _mask_index(op: Ops, input_ids: ir.Value, mask: ir.Value | None) -> ir.Value:
+    """Return the number of ones in each row of the mask; zero without a mask."""
+    ones = op.Equal(input_ids if mask is None else mask, 1)
+    counts = op.ReduceSum(op.Cast(ones, to=ir.DataType.INT32), [1], keepdims=0)
+    return counts if mask is not None else counts - counts
+
+
+@expansion("GroupNorm", "SkipGroupNorm", ranks=(0,))
+def group_norm(
+    op: Ops,
+    node: ir.Node,
+    x: ir.Value,
+    gamma: ir.Value,
+    beta: ir.Value,
+    skip: ir.Value | None = None,
+    bias: ir.Value | None = None,
+) -> Expanded:
+    """Normalization over groups of channels, after an optional addition; then an optional SiLU."""
+    raise NotExpandable
+
+
+@expansion("GatedRMSNorm")
+def gated_rms_norm(
+    op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value, gate: ir.Value
+) -> Expanded:
+    """RMS normalization over groups of the last axis, times the activation of a gate."""
+    raise NotExpandable
