@@ -1,0 +1,41 @@
+# Each target sets up all that it needs, from nothing but Python 3.11 or later.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# The tests compare with torch. On Linux the plain name of this version may bring CUDA with it;
+# TORCH="torch==2.13.0+cpu --extra-index-url …" takes another build.
+TORCH  ?= torch==2.13.0
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: test lint types docs bench-differentiate clean help
+
+help:
+	@echo "make test                 lint, type check and run all tests"
+	@echo "make docs                 write docs/ops.md anew"
+	@echo "make bench-differentiate  time the differentiation of large graphs"
+
+test: lint types
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev
+	$(BIN)/mypy
+
+docs: $(VENV)/dev
+	$(BIN)/python -m onnxtrain.autodiff.coverage docs/ops.md
+
+bench-differentiate: $(VENV)/dev
+	$(BIN)/python benchmarks/differentiate.py
+
+$(VENV)/dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache
