@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, Rule, lookup, refusal, zero_reason
-from onnxtrain.autodiff.shapes import Dims, dims_of, is_float
+from onnxtrain.autodiff.shapes import dims_of, is_float, may_be_same
 from onnxtrain.errors import MissingGradientError, MissingRule, OnnxTrainError
 
 
@@ -77,7 +77,7 @@ class ActivePath:
     ) -> None:
         self._opset = opset
         self._straight_through = straight_through
-        self._wrt = set(wrt)
+        self._wrt = dict.fromkeys(wrt)
         self._rules: dict[ir.Node, Rule | None] = {}
         # For each node the values it can pass a gradient to; zero operators have none.
         self._edges: dict[ir.Node, list[ir.Value]] = {n: list(self._flows(n)) for n in nodes}
@@ -92,11 +92,22 @@ class ActivePath:
             if any(v in matters for v in node.outputs) and any(v in self.depends for v in edges):
                 active.append(node)
                 matters.update(v for v in edges if v in self.depends)
-        self.matters = matters
         self.nodes = active[::-1]
+        self._matters = matters
+
+    def lost(self) -> list[ir.Value]:
+        """Return the values of interest from which no gradient can come.
+
+        One that reaches the output through operators declared zero has a gradient, namely zero.
+        """
+        connected = set(self._matters)
+        for node in reversed(self._edges):
+            if any(v in connected for v in node.outputs):
+                connected.update(self._edges[node] or _floats_through_zero(node))
+        return [value for value in self._wrt if value not in connected]
 
     def _flows(self, node: ir.Node) -> Iterator[ir.Value]:
-        if node.op_type in self._straight_through and node.domain == "":
+        if operator_name(node) in self._straight_through:
             self._rules[node] = STRAIGHT_THROUGH
             yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
             return
@@ -147,6 +158,17 @@ class ActivePath:
             current = source.producer()
         steps.reverse()
         return steps if len(steps) <= 8 else [*steps[:4], "…", *steps[-3:]]
+
+
+def operator_name(node: ir.Node) -> str:
+    """Return the name of an operator as users write it: the domain only where it is not ai.onnx."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _floats_through_zero(node: ir.Node) -> list[ir.Value]:
+    if zero_reason(node.op_type, node.domain) is None or not is_float(node.outputs[0]):
+        return []
+    return [v for v in node.inputs if v is not None and is_float(v)]
 
 
 def captured_values(node: ir.Node) -> Iterator[ir.Value]:
@@ -210,22 +232,12 @@ def _settle(op: Ops, node: ir.Node, rule: Rule, value: ir.Value, cotangent: ir.V
             f"the gradient rule of {node.op_type} returned {cotangent.dtype} for "
             f"{value.name!r}, which is {value.dtype} (node {_label(node)!r})"
         )
-    if _contradict(dims_of(cotangent), dims_of(value)):
+    if not may_be_same(dims_of(cotangent), dims_of(value)):
         raise OnnxTrainError(
             f"the gradient rule of {node.op_type} returned shape {cotangent.shape} for "
             f"{value.name!r}, whose shape is {value.shape} (node {_label(node)!r})"
         )
     return cotangent
-
-
-def _contradict(a: Dims | None, b: Dims | None) -> bool:
-    if a is None or b is None:
-        return False
-    if len(a) != len(b):
-        return True
-    return any(
-        isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b, strict=True)
-    )
 
 
 def _total(op: Ops, value: ir.Value, parts: Sequence[ir.Value]) -> ir.Value | None:

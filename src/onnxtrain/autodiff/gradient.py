@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
 
 import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.autodiff.emit import stamp, sweep
-from onnxtrain.autodiff.engine import ActivePath, differentiate
+from onnxtrain.autodiff.engine import ActivePath, differentiate, operator_name
 from onnxtrain.autodiff.expand import expand_by_definition
 from onnxtrain.autodiff.ops import Names, Ops
 from onnxtrain.autodiff.prepare import ModelLike, prepare
-from onnxtrain.autodiff.shapes import dims_of, is_float
-from onnxtrain.errors import ModelError, NotDifferentiableError, UnknownNameError
+from onnxtrain.autodiff.shapes import dims_of, is_float, may_be_same
+from onnxtrain.errors import NotDifferentiableError, UnknownNameError
+
+_PROTO_LIMIT = 2**31 - 2**26  # 2 GB, less what the graph itself may take
 
 
 def gradient(
@@ -23,6 +26,7 @@ def gradient(
     of: str | None = None,
     *,
     straight_through: Iterable[str] = (),
+    bn: Literal["batch", "frozen"] | None = None,
 ) -> onnx.ModelProto:
     """Return the model extended by the gradient of one of its outputs.
 
@@ -35,10 +39,21 @@ def gradient(
             with (ones, for the gradient of the sum).
         straight_through: operators to treat as the identity in the backward pass, such as
             `["Round"]`.
+        bn: "batch" makes every BatchNormalization use the statistics of the batch, "frozen" the
+            stored ones; by default each does what the model says.
 
     Returns:
         A model of ordinary ONNX operators: the outputs of the given model, followed by one output
-        `<name>_grad` for each name in `wrt`.
+        `<name>_grad` for each name in `wrt` (`<name>_grad_1` where an input or output of the given
+        model has that name already, as when a gradient is differentiated again). Weights that the
+        model kept in external files are in the result, unless it would exceed the 2 GB that
+        protobuf can hold: then they stay where they are, and the result is to be saved beside the
+        given model.
+
+    Raises:
+        OnnxTrainError: the model cannot be read or is inconsistent (`ModelError`), a name is not in
+            it (`UnknownNameError`), there is no gradient (`NotDifferentiableError`), or operators
+            on the way have none (`MissingGradientError`, which lists all of them).
 
     Example:
         >>> forces = onnxtrain.gradient("energy.onnx", wrt="positions")
@@ -47,19 +62,22 @@ def gradient(
 
     """
     names = [wrt] if isinstance(wrt, str) else list(wrt)
-    prepared = prepare(model)
+    if not names:
+        raise UnknownNameError("wrt is empty: name what to differentiate with respect to")
+    prepared = prepare(model, bn)
     graph = prepared.graph
     output = _output_named(graph, of)
     targets = [_value_named(graph, name) for name in dict.fromkeys(names)]
-    through = frozenset(straight_through)
+    through = _straight_through(graph, straight_through)
+    _refuse_itself(output, targets)
     expand_by_definition(prepared, lambda: _path(prepared, targets, output, through))
-    _require_reachable(_path(prepared, targets, output, through), targets, output)
-    _reserve_names(graph, [output, *targets])
+    _require_reachable(_path(prepared, targets, output, through), output)
+    gradient_names = _reserve_names(graph, [output, *targets])
     op = Ops(graph, prepared.opset_imports[""])
-    seed = _seed(op, graph, output)
+    seed = _seed(op, graph, output, gradient_names[output])
     found = differentiate(op, list(graph), {output: seed}, targets, through)
     for value in targets:
-        graph.outputs.append(_as_output(op, value, found[value]))
+        graph.outputs.append(_as_output(op, value, found[value], gradient_names[value]))
     sweep(graph)
     stamp(prepared)
     return _to_proto(prepared)
@@ -111,46 +129,73 @@ def _listing(names: Iterable[str | None], most: int = 20) -> str:
     return ", ".join(known[:most]) + rest
 
 
-def _require_reachable(path: ActivePath, targets: Sequence[ir.Value], output: ir.Value) -> None:
-    lost = [v.name for v in targets if v not in path.matters]
+def _require_reachable(path: ActivePath, output: ir.Value) -> None:
+    lost = path.lost()
     if lost:
         raise NotDifferentiableError(
-            f"{output.name!r} does not depend on {_listing(lost)} in a way that has a gradient: "
-            "there is no path of differentiable operators between them (integers, shapes and "
-            "operators such as ArgMax let no gradient through). Leave the name out, or "
+            f"{output.name!r} does not depend on {_listing(v.name for v in lost)} in a way that "
+            "has a gradient: there is no path of differentiable operators between them (integers, "
+            "shapes and operators such as ArgMax let no gradient through). Leave the name out, or "
             "differentiate another output (of=...)"
         )
 
 
-def _reserve_names(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
-    """Rename values inside the model whose name one of the new inputs or outputs is to have."""
-    wanted = {f"{v.name}_grad" for v in values}
-    interface = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
-    taken = sorted(wanted & {v.name for v in interface if v.name})
-    if taken:
-        raise ModelError(
-            f"the model already has an input, output or initializer called {_listing(taken)}, "
-            "which is what the gradient would be called: rename it"
+def _refuse_itself(output: ir.Value, targets: Sequence[ir.Value]) -> None:
+    if output in targets and dims_of(output) != ():
+        raise NotDifferentiableError(
+            f"the gradient of {output.name!r} with respect to itself is the cotangent that you "
+            "give: leave it out of wrt"
         )
-    names = Names.of(graph)
+
+
+def _straight_through(graph: ir.Graph, names: Iterable[str]) -> frozenset[str]:
+    """Check that the named operators exist and can pass a gradient on unchanged."""
+    wanted = frozenset([names] if isinstance(names, str) else names)
+    nodes = [node for node in graph.all_nodes() if operator_name(node) in wanted]
+    unknown = wanted - {operator_name(node) for node in nodes}
+    if unknown:
+        raise UnknownNameError(
+            f"straight_through names {_listing(sorted(unknown))}, but the model has no such "
+            "operator (operators of other domains are written 'domain.Op')"
+        )
+    for node in nodes:
+        x, y = node.inputs[0], node.outputs[0]
+        if x is None or x.dtype != y.dtype or not may_be_same(dims_of(x), dims_of(y)):
+            raise NotDifferentiableError(
+                f"{operator_name(node)} (node {node.name!r}) cannot be passed straight through: "
+                "its output differs from its first input in shape or type"
+            )
+    return wanted
+
+
+def _reserve_names(graph: ir.Graph, values: Sequence[ir.Value]) -> dict[ir.Value, str]:
+    """Choose `<name>_grad` for each value, so that nothing else in the model is called that.
+
+    Values inside the model make way. Inputs, outputs and initializers keep their names (a model
+    that is differentiated a second time has such outputs), and the new one is `<name>_grad_1`.
+    """
+    interface = {v.name for v in (*graph.inputs, *graph.outputs, *graph.initializers.values())}
+    free = Names(name for name in interface if name)
+    chosen = {value: free.fresh(f"{value.name}_grad") for value in dict.fromkeys(values)}
+    wanted, names = set(chosen.values()), Names.of(graph)
     for node in graph.all_nodes():
         for value in node.outputs:
             if value.name in wanted:
                 value.name = names.fresh(value.name)
+    return chosen
 
 
-def _seed(op: Ops, graph: ir.Graph, output: ir.Value) -> ir.Value:
+def _seed(op: Ops, graph: ir.Graph, output: ir.Value, name: str) -> ir.Value:
     """Return the cotangent of the output: one for a scalar, else a new input of the model."""
     if dims_of(output) == ():
         return op.const(1.0, output.dtype)
-    seed = op.type_as(ir.Value(name=op.names.fresh(f"{output.name}_grad")), output)
+    seed = op.type_as(ir.Value(name=op.names.fresh(name)), output)
     graph.inputs.append(seed)
     return seed
 
 
-def _as_output(op: Ops, value: ir.Value, cotangent: ir.Value | None) -> ir.Value:
-    """Return the cotangent as a value of its own that is called `<name>_grad`."""
-    name = f"{value.name}_grad"
+def _as_output(op: Ops, value: ir.Value, cotangent: ir.Value | None, name: str) -> ir.Value:
+    """Return the cotangent as a value of its own that has the name of an output."""
     result = op.zeros_like(value) if cotangent is None else cotangent
     final = result if result.name == name and result.producer() is not None else op.Identity(result)
     final.name = name
@@ -158,5 +203,8 @@ def _as_output(op: Ops, value: ir.Value, cotangent: ir.Value | None) -> ir.Value
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
+    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
+    if size < _PROTO_LIMIT:
+        ir.external_data.load_to_model(model)
     proto: onnx.ModelProto = ir.to_proto(model)
     return proto

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
 
-_LARGE = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is smaller
+SMALL = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is no larger
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
@@ -22,9 +22,9 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     large = [
         v
         for v in graph.initializers.values()
-        if v.const_value is not None and v.const_value.nbytes > _LARGE
+        if v.const_value is not None and v.const_value.nbytes > SMALL
     ]
-    declared = list(graph.inputs)
+    declared = len(graph.inputs)
     for value in large:
         graph.initializers.pop(value.name or "")
         if not value.is_graph_input():
@@ -32,7 +32,8 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     try:
         return ir.to_proto(model)
     finally:
-        del graph.inputs[len(declared) :]
+        while len(graph.inputs) > declared:
+            graph.inputs.pop()  # del of a slice would leave the values marked as inputs
         for value in large:
             graph.initializers.add(value)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
@@ -31,6 +31,9 @@ from onnxtrain.autodiff.shapes import (
     static_dims,
 )
 from onnxtrain.errors import ShapeInferenceError
+
+if TYPE_CHECKING:
+    from onnxtrain.autodiff.engine import ActivePath
 
 Operand = ir.Value | float | int | bool | Sequence[int] | np.ndarray[Any, Any] | None
 _arithmetic_lock = threading.RLock()
@@ -72,6 +75,7 @@ class Ops:
         self.opset = opset
         self.names = names or Names.of(graph)
         self.scope = "grad"
+        self.path: ActivePath | None = None  # what is being differentiated, for nested graphs
         self._root = graph
         self._targets = [graph]
         self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}

@@ -10,21 +10,29 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from onnxtrain.autodiff.emit import FLOOR_OPSET
-from onnxtrain.autodiff.infer import check_structure, infer_shapes
+from onnxtrain.autodiff.infer import SMALL, check_structure, infer_shapes
 from onnxtrain.errors import ModelError
 
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
 OLDEST_OPSET = 11
 
 
-def prepare(model: ModelLike) -> ir.Model:
-    """Return a model of plain operators at opset 18 or later, with every shape inferred."""
+BatchNormMode = Literal["batch", "frozen"]
+
+
+def prepare(model: ModelLike, bn: BatchNormMode | None = None) -> ir.Model:
+    """Return a model of plain operators at opset 18 or later, with every shape inferred.
+
+    `bn` sets the mode of every BatchNormalization: "batch" for the statistics of the batch,
+    "frozen" for the stored ones, None for what the model says.
+    """
     loaded = load(model)
     check_opset(loaded)
     check_structure(loaded)
@@ -32,6 +40,7 @@ def prepare(model: ModelLike) -> ir.Model:
     lift_constants(loaded.graph)
     loaded.graph.sort()
     untie(loaded.graph)
+    state_defaults(loaded)
     infer_shapes(loaded)
     return loaded
 
@@ -40,9 +49,7 @@ def load(model: ModelLike) -> ir.Model:
     """Load a model from a proto or a path, without reading external weights into memory."""
     if isinstance(model, onnx.ModelProto):
         loaded = _from_proto(model, "the given ModelProto")
-        _require_external_files(
-            loaded, "the given ModelProto", "give the path of the model instead"
-        )
+        _settle_initializers(loaded, "the given ModelProto", "give the path of the model")
         return loaded
     if isinstance(model, (str, os.PathLike)):
         return _from_file(Path(os.fspath(model)))
@@ -62,7 +69,7 @@ def _from_file(path: Path) -> ir.Model:
         ) from None
     loaded = _from_proto(proto, repr(str(path)))
     ir.external_data.set_base_dir(loaded.graph, path.parent)
-    _require_external_files(loaded, repr(str(path)), "put it beside the model")
+    _settle_initializers(loaded, repr(str(path)), "put it beside the model")
     return loaded
 
 
@@ -80,14 +87,31 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         raise ModelError(f"{origin} is not a valid ONNX model: {cause}") from None
 
 
-def _require_external_files(model: ir.Model, origin: str, remedy: str) -> None:
+def _settle_initializers(model: ir.Model, origin: str, remedy: str) -> None:
+    """Type every initializer, see that external ones are there, and read the small of them."""
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and not Path(tensor.path).is_file():
-            raise ModelError(
-                f"{origin} keeps the initializer {value.name!r} in the file "
-                f"{str(tensor.location)!r}, which is not there: {remedy}"
-            )
+        if isinstance(tensor, ir.ExternalTensor):
+            _require_external_file(tensor, value.name, origin, remedy)
+            if tensor.nbytes <= SMALL:
+                tensor = value.const_value = ir.tensor(tensor.numpy().copy(), name=value.name)
+        if tensor is not None:
+            value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
+
+
+def _require_external_file(
+    tensor: ir.ExternalTensor, name: str | None, origin: str, remedy: str
+) -> None:
+    file = Path(tensor.path)
+    where = f"{origin} keeps the initializer {name!r} in the file {str(tensor.location)!r}"
+    if not file.is_file():
+        raise ModelError(f"{where}, which is not there: {remedy}")
+    needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+    if file.stat().st_size < needed:
+        raise ModelError(
+            f"{where}, which has {file.stat().st_size} bytes where {needed} are needed: it is "
+            "truncated, or belongs to another model"
+        )
 
 
 def check_opset(model: ir.Model) -> None:
@@ -128,6 +152,13 @@ def lift_constants(graph: ir.Graph) -> None:
         _replace_by_initializer(graph, node, tensor)
 
 
+def state_defaults(model: ir.Model) -> None:
+    """Write out a default that onnx's shape inference has wrong: STFT is one-sided unless told."""
+    for node in model.graph.all_nodes():
+        if node.op_type == "STFT" and node.domain == "" and "onesided" not in node.attributes:
+            node.attributes["onesided"] = ir.AttrInt64("onesided", 1)
+
+
 def untie(graph: ir.Graph) -> None:
     """Give each parameter its own initializer where the exporter shared equal ones.
 
@@ -141,6 +172,20 @@ def untie(graph: ir.Graph) -> None:
         if source is not None and source.is_initializer() and not source.is_graph_input():
             assert source.const_value is not None
             _replace_by_initializer(graph, node, source.const_value)
+
+
+def set_batch_norm_mode(model: ir.Model, bn: BatchNormMode) -> None:
+    """Make every BatchNormalization use the statistics of the batch, or the stored ones."""
+    if bn not in ("batch", "frozen"):
+        raise ModelError(f"bn is 'batch', 'frozen' or None, not {bn!r}")
+    for node in model.graph.all_nodes():
+        if node.op_type == "BatchNormalization" and node.domain == "":
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", int(bn == "batch"))
+            if bn == "frozen":
+                for output, stored in zip(node.outputs[1:3], node.inputs[3:5], strict=False):
+                    assert stored is not None
+                    ir.convenience.replace_all_uses_with(output, stored)
+                node.resize_outputs(1)
 
 
 def _replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:

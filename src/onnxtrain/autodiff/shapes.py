@@ -47,6 +47,17 @@ def same_dims(a: Dims | None, b: Dims | None) -> bool:
     return all(same_dim(x, y) for x, y in zip(a, b, strict=True))
 
 
+def may_be_same(a: Dims | None, b: Dims | None) -> bool:
+    """Tell whether two shapes can be equal, as far as they are known."""
+    if a is None or b is None:
+        return True
+    if len(a) != len(b):
+        return False
+    return all(
+        x == y for x, y in zip(a, b, strict=True) if isinstance(x, int) and isinstance(y, int)
+    )
+
+
 def static_dims(value: ir.Value) -> tuple[int, ...] | None:
     """Return the shape as integers, or None where any of it is symbolic."""
     dims = dims_of(value)

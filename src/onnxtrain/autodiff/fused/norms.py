@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused.table import Expanded, NotExpandable, expansion, wanted
+from onnxtrain.autodiff.fused.table import Expanded, expansion, wanted
 from onnxtrain.autodiff.ops import Ops
 
 
@@ -75,11 +75,12 @@ def skip_simplified_layer_normalization(
     gamma: ir.Value,
     bias: ir.Value | None = None,
 ) -> Expanded:
-    """The same of x + skip + bias; the sum is an output as well. There is no mean."""
+    """The same of x + skip + bias; the sum is an output as well, and a mean that is zero."""
     total = _sum(op, x, skip, bias)
     epsilon = node.attributes.get_float("epsilon", 1e-12)
     y, inverse = _root_mean_square(op, total, gamma, [-1], epsilon)
-    return y, None, inverse, total
+    mean = op.Sub(inverse, inverse) if wanted(node, 1) else None
+    return y, mean, inverse, total
 
 
 def _root_mean_square(
@@ -130,7 +131,7 @@ def _mask_index(op: Ops, input_ids: ir.Value, mask: ir.Value | None) -> ir.Value
     return counts if mask is not None else counts - counts
 
 
-@expansion("GroupNorm", "SkipGroupNorm", ranks=(0,))
+@expansion("GroupNorm", "SkipGroupNorm", ranks=(0, 3))
 def group_norm(
     op: Ops,
     node: ir.Node,
@@ -140,13 +141,43 @@ def group_norm(
     skip: ir.Value | None = None,
     bias: ir.Value | None = None,
 ) -> Expanded:
-    """Normalization over groups of channels, after an optional addition; then an optional SiLU."""
-    raise NotExpandable
+    """Normalization over groups of channels, after an optional addition; then an optional SiLU.
+
+    The channels are last by default. The sum before the normalization is an output as well.
+    """
+    last = bool(node.attributes.get_int("channels_last", 1))
+    spatial = list(range(1, op.rank(x) - 1)) if last else list(range(2, op.rank(x)))
+    outer = [] if last else [a - 1 for a in spatial]  # what makes a vector a row of channels
+    if skip is not None:
+        x = x + (op.unsqueeze(skip, spatial) if op.rank(skip) == 2 else skip)
+    if bias is not None:
+        x = x + op.unsqueeze(bias, outer)
+    wide = op.cast(x, ir.DataType.FLOAT)
+    rows = op.transpose(wide, [0, op.rank(x) - 1, *spatial]) if last else wide
+    grouped = op.Reshape(rows, [0, node.attributes.get_int("groups"), -1])
+    centred = grouped - op.ReduceMean(grouped, [2], keepdims=1)
+    variance = op.ReduceMean(centred * centred, [2], keepdims=1)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    y = op.reshape_like(centred / op.Sqrt(variance + epsilon), rows)
+    if last:
+        y = op.transpose(y, [0, *range(2, op.rank(x)), 1])
+    y = y * op.unsqueeze(op.cast(gamma, y.dtype), outer)
+    y = y + op.unsqueeze(op.cast(beta, y.dtype), outer)
+    if node.attributes.get_int("activation", 0):
+        y = y * op.Sigmoid(y)
+    return op.cast(y, x.dtype), x
 
 
-@expansion("GatedRMSNorm")
+@expansion("GatedRMSNorm", ranks=(0,))
 def gated_rms_norm(
     op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value, gate: ir.Value
-) -> Expanded:
+) -> ir.Value:
     """RMS normalization over groups of the last axis, times the activation of a gate."""
-    raise NotExpandable
+    kind = node.attributes.get_string("activation", "silu")
+    wide, opening = op.cast(x, ir.DataType.FLOAT), op.cast(gate, ir.DataType.FLOAT)
+    lead = [op.dim(x, axis) for axis in range(op.rank(x) - 1)]
+    grouped = op.Reshape(wide, op.dims_vector(*lead, -1, op.Shape(scale)))
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    y, _ = _root_mean_square(op, grouped, scale, [-1], epsilon)
+    open_ = op.Sigmoid(opening) if kind == "sigmoid" else opening * op.Sigmoid(opening)
+    return op.cast(op.reshape_like(y, x) * open_, x.dtype)

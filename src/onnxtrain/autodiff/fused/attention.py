@@ -1,0 +1,236 @@
+"""Attention layers: projections, masks, softmax and the way back, in plain operators.
+
+Both operators end in `attend`. Masks are added to the scores as onnxruntime's kernels do: a masked
+place gets `mask_filter_value` (-10000), not minus infinity, so that rows without any visible key
+stay finite.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused.table import Expanded, NotExpandable, expansion, wanted
+from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.shapes import dims_of
+
+
+@expansion("Attention", ranks=(3,))
+def attention(
+    op: Ops,
+    node: ir.Node,
+    x: ir.Value,
+    weights: ir.Value,
+    bias: ir.Value | None = None,
+    mask_index: ir.Value | None = None,
+    past: ir.Value | None = None,
+    attention_bias: ir.Value | None = None,
+    past_sequence_length: ir.Value | None = None,
+) -> Expanded:
+    """Self attention with packed projections: (q, k, v) = x [Wq Wk Wv] + [bq bk bv]."""
+    if node.attributes.get_int("do_rotary", 0) or past_sequence_length is not None:
+        raise NotExpandable("rotary positions, or past and present in one buffer")
+    sizes = node.attributes.get_ints("qkv_hidden_sizes", [])
+    projected = op.MatMul(x, weights)
+    if bias is not None:
+        projected = projected + bias
+    q, k, v = (_heads(op, node, part) for part in _split(op, projected, 3, -1, sizes))
+    if past is not None:
+        old_k, old_v = (op.squeeze(p, [0]) for p in _split(op, past, 2, 0))
+        k, v = op.Concat(old_k, k, axis=2), op.Concat(old_v, v, axis=2)
+    mask = _additive_mask(op, node, mask_index, q, k)
+    y, _ = attend(op, node, q, k, v, mask, attention_bias)
+    if not wanted(node, 1):
+        return y
+    return y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
+
+
+@expansion("MultiHeadAttention", ranks=(0, 1, 2, 4))
+def multi_head_attention(
+    op: Ops,
+    node: ir.Node,
+    query: ir.Value,
+    key: ir.Value | None = None,
+    value: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    key_padding_mask: ir.Value | None = None,
+    attention_bias: ir.Value | None = None,
+    past_key: ir.Value | None = None,
+    past_value: ir.Value | None = None,
+    past_sequence_length: ir.Value | None = None,
+    cache_indirection: ir.Value | None = None,
+) -> Expanded:
+    """Attention of projected queries, keys and values; they may come packed in one tensor."""
+    if past_sequence_length is not None or cache_indirection is not None:
+        raise NotExpandable("past and present in one buffer")
+    if bias is None:
+        parts: list[ir.Value | None] = [None] * 3
+    else:
+        parts = list(_split_bias(op, bias, query, key, value))
+    q, k, v = _three(op, node, query, key, value, parts)
+    if past_key is not None and past_value is not None:
+        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+    mask = _additive_mask(op, node, key_padding_mask, q, k)
+    y, probabilities = attend(op, node, q, k, v, mask, attention_bias)
+    return y, k, v, probabilities
+
+
+def _three(
+    op: Ops,
+    node: ir.Node,
+    query: ir.Value,
+    key: ir.Value | None,
+    value: ir.Value | None,
+    biases: list[ir.Value | None],
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return queries, keys and values as (batch, heads, length, size), biases added."""
+    if op.rank(query) == 5:  # (batch, length, heads, 3, size)
+        packed = [_unpacked(op, part) for part in _split(op, query, 3, 3)]
+    elif key is not None and op.rank(key) == 5:  # (batch, length, heads, 2, size)
+        packed = [query, *(_unpacked(op, part) for part in _split(op, key, 2, 3))]
+    elif key is not None and value is not None:
+        packed = [query, key, value]
+    else:
+        raise NotExpandable("keys or values are missing")
+    results = []
+    for part, bias in zip(packed, biases, strict=True):
+        if op.rank(part) == 4:  # split into heads already: keys and values of cross attention
+            results.append(part)
+        else:
+            results.append(_heads(op, node, part if bias is None else part + bias))
+    return results[0], results[1], results[2]
+
+
+def _unpacked(op: Ops, part: ir.Value) -> ir.Value:
+    """Join the heads again: (batch, length, heads, 1, size) to (batch, length, width)."""
+    return op.Reshape(part, [0, 0, -1])
+
+
+def _split_bias(
+    op: Ops, bias: ir.Value, query: ir.Value, key: ir.Value | None, value: ir.Value | None
+) -> tuple[ir.Value, ...]:
+    """Split [bq bk bv]: q and k are equally wide, v may be wider or narrower."""
+    if value is None or op.rank(value) != 3 or op.rank(query) != 3:
+        return _split(op, bias, 3, 0)
+    width = op.dim(query, 2)
+    return op.call("Split", bias, op.dims_vector(width, width, op.dim(value, 2)), outputs=3, axis=0)
+
+
+def _split(
+    op: Ops, x: ir.Value, count: int, axis: int, sizes: tuple[int, ...] | list[int] = ()
+) -> tuple[ir.Value, ...]:
+    """Split into parts, equal ones unless sizes are given; all parts are typed."""
+    if len(sizes):
+        parts = op.call("Split", x, list(sizes), outputs=count, axis=axis)
+    else:
+        parts = op.call("Split", x, outputs=count, axis=axis, num_outputs=count)
+    dims = dims_of(x)
+    for index, part in enumerate(parts):
+        part.dtype = x.dtype
+        if dims is not None:
+            width = sizes[index] if len(sizes) else _share(dims[axis], count)
+            part.shape = ir.Shape([width if i == axis % len(dims) else d for i, d in enumerate(dims)])
+    return parts
+
+
+def _share(width: int | ir.SymbolicDim, count: int) -> int | None:
+    return width // count if isinstance(width, int) else None
+
+
+def _heads(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
+    """(batch, length, heads · size) to (batch, heads, length, size)."""
+    heads = node.attributes.get_int("num_heads")
+    return op.transpose(op.Reshape(x, [0, 0, heads, -1]), [0, 2, 1, 3])
+
+
+def attend(
+    op: Ops,
+    node: ir.Node,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    *additions: ir.Value | None,
+) -> tuple[ir.Value, ir.Value]:
+    """softmax(scale q kᵀ + additions) v with the heads joined again, and the probabilities."""
+    scores = op.MatMul(q, op.transpose(k, [0, 1, 3, 2])) * scale_of(op, node, q)
+    for addition in additions:
+        scores = scores if addition is None else scores + addition
+    probabilities = op.Softmax(scores, axis=-1)
+    joined = op.transpose(op.MatMul(probabilities, v), [0, 2, 1, 3])
+    return op.Reshape(joined, [0, 0, -1]), probabilities
+
+
+def scale_of(op: Ops, node: ir.Node, q: ir.Value) -> ir.Value:
+    """Return the factor of the scores: the attribute, or one over the root of the head size."""
+    given = node.attributes.get_float("scale", 0.0)
+    if given:
+        return op.const(given, q.dtype)
+    size = (dims_of(q) or (None,))[-1]
+    if isinstance(size, int):
+        return op.const(1.0 / math.sqrt(size), q.dtype)
+    return op.Reciprocal(op.Sqrt(op.Cast(op.Shape(q, start=3, end=4), to=q.dtype)))
+
+
+def _additive_mask(
+    op: Ops, node: ir.Node, mask: ir.Value | None, q: ir.Value, k: ir.Value
+) -> ir.Value | None:
+    """Return what masks add to the scores, of a shape that broadcasts to them."""
+    fill = node.attributes.get_float("mask_filter_value", -10000.0)
+    total = None
+    if mask is not None:
+        hidden = _hidden(op, mask, q, k)
+        total = op.Cast(hidden, to=q.dtype) * fill
+    if node.attributes.get_int("unidirectional", 0):
+        lowest = float(ml_dtypes.finfo(q.dtype.numpy()).min)  # whatever the attribute says
+        ahead = op.Where(_ahead(op, q, k), op.const(lowest, q.dtype), op.const(0.0, q.dtype))
+        total = ahead if total is None else total + ahead
+    return total
+
+
+def _hidden(op: Ops, mask: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
+    """Tell for each key (of each query) whether a mask of one of the accepted forms hides it."""
+    rank = op.rank(mask)
+    if rank == 2:
+        return op.unsqueeze(op.LessOrEqual(mask, 0), [1, 2])
+    if rank == 3:
+        return op.unsqueeze(op.LessOrEqual(mask, 0), [1])
+    if rank == 4:  # (batch, 1, longest, longest), of which the last rows up to now count
+        total, length = op.Shape(k, start=2, end=3), op.Shape(q, start=2, end=3)
+        rows = op.slice(mask, 2, op.Sub(total, length), total)
+        return op.LessOrEqual(op.slice(rows, 3, 0, total), 0)
+    return _beyond(op, mask, q, k)
+
+
+def _beyond(op: Ops, bounds: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
+    """Tell which keys lie outside of [start, end).
+
+    The ends of all sequences come first; the starts follow, or are zero.
+    """
+    batch = op.Shape(q, start=0, end=1)
+    starts_too = op.Concat(bounds, op.Sub(bounds, bounds), axis=0)
+    column = [-1, 1, 1, 1]
+    end = op.Reshape(op.Slice(bounds, [0], batch, [0]), column)
+    start = op.Reshape(op.Slice(starts_too, batch, op.Add(batch, batch), [0]), column)
+    positions = op.Cast(_positions(op, k), to=bounds.dtype)
+    return op.Or(op.GreaterOrEqual(positions, end), op.Less(positions, start))
+
+
+def _ahead(op: Ops, q: ir.Value, k: ir.Value) -> ir.Value:
+    """Tell for each query which keys come after it; the queries are the last of the keys."""
+    keys = _positions(op, k)
+    past = op.Sub(op.Shape(k, start=2, end=3), op.Shape(q, start=2, end=3))
+    queries = op.Add(_positions(op, q), past)
+    return op.Greater(op.unsqueeze(keys, [0]), op.unsqueeze(queries, [1]))
+
+
+def _positions(op: Ops, x: ir.Value) -> ir.Value:
+    """Return 0, 1, 2 … along the length of queries or keys."""
+    length = (dims_of(x) or (None,) * 4)[2]
+    if isinstance(length, int):
+        return op.const(np.arange(length, dtype=np.int64))
+    last = op.Squeeze(op.Shape(x, start=2, end=3), [0])
+    positions = op.Range(op.int64(0), last, op.int64(1))
+    return op.with_dims(positions, [ir.SymbolicDim(None)])

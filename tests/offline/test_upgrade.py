@@ -1,0 +1,605 @@
+"""Old models mean at opset 18 what they meant at their own: the stock onnxruntime runs both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtrain.autodiff.infer import check_structure, infer_shapes
+from onnxtrain.autodiff.prepare import lift_constants
+from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor
+from onnxtrain.autodiff.upgrade.adapters import ADAPTERS
+from onnxtrain.autodiff.upgrade.unchanged import UNCHANGED
+from onnxtrain.errors import ModelError
+
+FLOOR = 18
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node, at each of the opsets that it is written for.
+
+    Floats are drawn where a shape is given; `constants` are the inputs that are initializers.
+    """
+
+    op: str
+    opsets: Sequence[int]
+    inputs: Sequence[tuple[int, ...] | Array | None]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+    outputs: int = 1
+    constants: Sequence[int] = ()
+
+
+def vector(*numbers: float, dtype: Any = np.int64) -> Array:
+    return np.array(numbers, dtype=dtype)
+
+
+def floats(*numbers: float) -> Array:
+    return vector(*numbers, dtype=np.float32)
+
+
+IMAGE = np.arange(1, 33, dtype=np.float32).reshape(1, 2, 4, 4)
+SPECIAL = floats(np.inf, -np.inf, np.nan, 3e38, 1.0, -1.0, 0.5)
+ROIS = floats(0, 0, 7, 5, 1, 2, 6, 7).reshape(2, 4)
+EMPTY = np.zeros(0, np.float32)
+BEFORE_13 = (7, 8, 9, 10, 11, 12)
+BEFORE_18 = (*BEFORE_13, 13, 14, 15, 16, 17)
+REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
+
+ADAPTED = [
+    # attributes that became inputs
+    Case("Slice", (7, 8, 9), [(4, 5)], {"starts": [1, -3], "ends": [3, 2**31 - 1]}, "all"),
+    Case("Slice", (7, 8, 9), [(4, 5)], {"starts": [-99], "ends": [-1], "axes": [1]}, "axes"),
+    Case("TopK", (7, 8, 9), [(3, 6)], {"k": 2, "axis": 0}, "first", 2),
+    Case("TopK", (7, 8, 9), [(3, 6)], {"k": 4}, "last", 2),
+    Case("TopK", (10,), [(3, 6), vector(2)], {}, "input", 2),
+    Case("ReduceSum", BEFORE_13, [(2, 3, 4)], {"axes": [0, 2], "keepdims": 0}, "axes"),
+    Case("ReduceSum", (11, 12), [(2, 3, 4)], {"axes": [-1]}, "negative"),
+    Case("ReduceSum", BEFORE_13, [(2, 3, 4)], {"keepdims": 0}, "all"),
+    Case("ReduceSum", (13, 17), [(2, 3), vector(1)], {}, "input"),
+    *(Case(f"Reduce{k}", BEFORE_18, [(2, 3, 4)], {"axes": [1]}, "axes") for k in REDUCTIONS),
+    *(Case(f"Reduce{k}", (7, 11, 13, 17), [(2, 3)], {"keepdims": 0}, "all") for k in REDUCTIONS),
+    Case("Squeeze", BEFORE_13, [(1, 3, 1, 2)], {"axes": [2]}, "axes"),
+    Case("Squeeze", BEFORE_13, [(1, 3, 1, 2)], {}, "all"),
+    Case("Squeeze", (11, 12), [(1, 3, 1)], {"axes": [-1]}, "negative"),
+    Case("Unsqueeze", BEFORE_13, [(2, 3)], {"axes": [0, 3]}),
+    Case("Unsqueeze", (11, 12), [(2, 3)], {"axes": [-1]}, "negative"),
+    Case("Split", BEFORE_13, [(6, 4)], {"split": [1, 5]}, "sizes", 2),
+    Case("Split", (*BEFORE_13, 13, 17), [(6, 4)], {"axis": 1}, "even", 2),
+    Case("Split", (13, 17), [(6, 4), vector(4, 2)], {}, "input", 2, constants=[1]),
+    Case("Clip", (7, 8, 9, 10), [SPECIAL], {"min": -0.7, "max": 0.9}, "both"),
+    Case("Clip", (7, 10), [SPECIAL], {"min": -0.7}, "min"),
+    Case("Clip", (7, 10), [SPECIAL], {"max": 0.7}, "max"),
+    Case("Clip", (7, 10, 11, 12), [SPECIAL], {}, "none"),
+    Case("Clip", (11, 12, 13, 17), [SPECIAL, np.array(-0.5, np.float32)], {}, "input"),
+    Case("Pad", (7, 8, 9, 10), [(2, 3)], {"pads": [0, 1, 2, 0], "value": 1.5}, "constant"),
+    Case("Pad", (7, 10), [(2, 3)], {"pads": [0, 1, -1, 0]}, "zero"),
+    Case("Pad", (7, 10), [(3, 3)], {"pads": [0, 2, 2, 0], "mode": "reflect"}, "reflect"),
+    Case("Pad", (7, 10), [(3, 3)], {"pads": [0, 2, 2, 0], "mode": "edge"}, "edge"),
+    Case("Pad", (11, 13, 17), [(2, 3), vector(0, 1, 2, 0)], {}, "input"),
+    # meanings that changed
+    *(
+        case
+        for op in ("Softmax", "LogSoftmax", "Hardmax")
+        for case in (
+            Case(op, BEFORE_13, [(2, 3)], {}, "matrix"),
+            Case(op, BEFORE_13, [(2, 3, 4)], {}, "default"),
+            Case(op, BEFORE_13, [(2, 3, 4)], {"axis": 0}, "whole"),
+            Case(op, BEFORE_13, [(2, 3, 4)], {"axis": 2}, "last"),
+            Case(op, BEFORE_13, [(2, 3, 1, 1)], {"axis": 1}, "one-long-axis"),
+            Case(op, BEFORE_13, [(2, 1, 1, 3)], {"axis": 1}, "long-axis-behind"),
+            Case(op, BEFORE_13, [(2, 1)], {"axis": 1}, "length-one"),
+            Case(op, (11, 12), [(2, 3, 4)], {"axis": -2}, "negative"),
+            Case(op, (13, 17), [(2, 3, 4)], {"axis": 1}, "kept"),
+            Case(op, (13, 17), [(2, 3, 4)], {}, "kept-default"),
+        )
+    ),
+    Case("BatchNormalization", (7, 8), [(2, 3, 4), *[(3,)] * 3, floats(1, 2, 3)], {"spatial": 1}),
+    Case("BatchNormalization", (9, 13, 14, 17), [(2, 3, 4), *[(3,)] * 3, floats(1, 2, 3)], {}),
+    Case(
+        "BatchNormalization",
+        (7, 8),
+        [(2, 3, 4), *[(3, 4)] * 3, np.full((3, 4), 0.5, np.float32)],
+        {"spatial": 0, "epsilon": 1e-3},
+        "per-element",
+    ),
+    Case("Dropout", (7, 8, 9, 10, 11), [(2, 3)], {"ratio": 0.3}, "ratio"),
+    Case("Dropout", (7, 8, 9, 10, 11, 12, 13, 17), [(2, 3)], {}, "default"),
+    Case(
+        "RoiAlign",
+        (10, 11, 15, 16, 17),
+        [np.arange(64, dtype=np.float32).reshape(1, 1, 8, 8), ROIS, vector(0, 0)],
+        {"output_height": 2, "output_width": 3, "sampling_ratio": 2, "spatial_scale": 0.5},
+    ),
+    # resizing
+    *(
+        Case("Upsample", (7, 8), [IMAGE], {"scales": [1, 1, *scales], "mode": mode}, f"{mode}{i}")
+        for mode in ("nearest", "linear")
+        for i, scales in enumerate([(2.0, 2.0), (1.0, 1.6)])
+    ),
+    *(
+        Case("Upsample", (9,), [IMAGE, floats(1, 1, 2, 1.6)], {"mode": mode}, f"input-{mode}-{c}",
+             constants=constants)
+        for mode in ("nearest", "linear")
+        for c, constants in (("fixed", [1]), ("open", []))
+    ),
+    *(
+        Case("Resize", (10,), [IMAGE, floats(1, 1, *scales)], {"mode": mode}, f"{mode}{i}-{c}",
+             constants=constants)
+        for mode in ("nearest", "linear")
+        for i, scales in enumerate([(2.0, 1.6), (0.6, 0.75), (2.0, 0.6), (0.55, 1.3)])
+        for c, constants in (("fixed", [1]), ("open", []))
+    ),
+    *(
+        Case("Resize", (11, 12), [IMAGE, EMPTY, floats(1, 1, 1.6, 0.6)],
+             {"coordinate_transformation_mode": "tf_half_pixel_for_nn", **rounding},
+             f"tf-half-pixel-{i}", constants=[1, 2])
+        for i, rounding in enumerate([{}, {"nearest_mode": "floor"}])
+    ),
+    *(
+        Case("Resize", (11, 12, 13, 17), [IMAGE, EMPTY, floats(1, 1, 1.6, 0.6)],
+             {"mode": mode, "coordinate_transformation_mode": coordinates},
+             f"{mode}-{coordinates}", constants=[1, 2])
+        for mode in ("nearest", "linear", "cubic")
+        for coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+    ),
+    Case("Resize", (11, 12), [IMAGE, EMPTY, EMPTY, vector(1, 2, 6, 3)], {"mode": "linear"}, "sizes",
+         constants=[1, 2, 3]),
+    Case("Resize", (13, 17), [IMAGE, None, None, vector(1, 2, 6, 3)], {}, "sizes-alone",
+         constants=[3]),
+    # operators that are gone
+    Case("Scatter", (9, 10), [(3, 4), vector(1, 0, 2, 1).reshape(1, 4), (1, 4)], {"axis": 0}),
+    Case("Scatter", (9,), [(3, 4), vector(-1).reshape(1, 1), (1, 1)], {"axis": 1}, "negative"),
+    Case("Erf", (9, 10, 11, 12, 13), [(2, 3)]),
+]  # fmt: skip
+
+# Operators that changed without consequence: the same node before and after.
+COMPATIBLE = [
+    Case("Max", (7, 8, 12, 13), [(2, 3), (2, 3)]),
+    Case("Mean", (7, 8), [(2, 3), (2, 3)]),
+    Case("Sum", (7, 8, 13), [(2, 3), (2, 3)]),
+    Case("Gemm", (7, 9, 11, 13), [(2, 3), (3, 4), (4,)], {"alpha": 0.5}),
+    Case("PRelu", (7, 9, 16), [(2, 3), (3,)]),
+    Case("Pow", (7, 12, 13, 15), [floats(1, 2, 3), floats(2, 0.5, 1)]),
+    Case("Equal", (7, 11, 13), [vector(1, 2), vector(1, 3)]),
+    Case("Mod", (10, 13), [vector(-7, 7), vector(3, -3)]),
+    Case("ArgMax", (7, 11, 12, 13), [floats(1, 3, 3).reshape(1, 3)], {"axis": 1}),
+    Case("OneHot", (9, 11), [vector(-1, 0, 5), np.array(3), floats(0, 1)]),
+    Case("CumSum", (11, 14), [(3,), np.array(0)], {"reverse": 1}),
+    Case("GatherND", (11, 12, 13), [(2, 3), vector(0, 1, 1, 2).reshape(2, 2)]),
+    Case("ScatterElements", (11, 13, 16), [(3, 2), vector(1, 0).reshape(1, 2), (1, 2)]),
+    Case("Reshape", (7, 13, 14), [(2, 3), vector(0, -1)], constants=[1]),
+    Case("Shape", (7, 13, 15), [(2, 3)]),
+    Case("Flatten", (7, 9, 11, 13), [(2, 3, 4)], {"axis": 2}),
+    Case("DepthToSpace", (7, 11, 13), [(1, 8, 2, 2)], {"blocksize": 2}),
+    Case("LRN", (7, 13), [(1, 5, 2, 2)], {"size": 3}),
+    Case("MaxPool", (7, 8, 10, 11, 12), [(1, 1, 5, 5)],
+         {"kernel_shape": [2, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    Case("MaxPool", (8, 10, 11, 12), [(1, 2, 5, 5)],
+         {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "storage_order": 1}, "indices", 2),
+    Case("AveragePool", (7, 10, 11), [(1, 1, 5, 5)],
+         {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    Case("AveragePool", (10, 11), [(1, 1, 5, 5)],
+         {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}, "ceil"),
+    Case("LpPool", (7, 11, 17), [(1, 1, 5, 5)], {"kernel_shape": [2, 2], "p": 3}),
+    Case("Conv", (7, 11), [(1, 2, 5, 5), (3, 2, 3, 3)], {"auto_pad": "SAME_UPPER"}),
+    Case("ConvTranspose", (7, 11), [(1, 2, 3, 3), (2, 3, 3, 3)],
+         {"strides": [2, 2], "output_shape": [6, 6]}),
+    Case("QuantizeLinear", (10, 13), [(2, 3), np.array(0.1, np.float32), np.array(3, np.uint8)]),
+    Case("DequantizeLinear", (10, 13),
+         [vector(0, 9, dtype=np.uint8), np.array(0.1, np.float32), np.array(3, np.uint8)]),
+    Case("LSTM", (7, 14), [(3, 2, 4), (1, 20, 4), (1, 20, 5)], {"hidden_size": 5}, "", 3),
+    Case("GRU", (7, 14), [(3, 2, 4), (1, 15, 4), (1, 15, 5)], {"hidden_size": 5}, "", 2),
+    Case("NonMaxSuppression", (10, 11),
+         [floats(0, 0, 1, 1, 0, 0, 1, 0.9).reshape(1, 2, 4), floats(0.9, 0.8).reshape(1, 1, 2),
+          vector(2), floats(0.5)]),
+]  # fmt: skip
+
+RUNS = [
+    pytest.param(case, opset, id=f"{case.op}-{opset}{'-' + case.id if case.id else ''}")
+    for case in [*ADAPTED, *COMPATIBLE]
+    for opset in case.opsets
+]
+
+
+@pytest.mark.parametrize(("case", "opset"), RUNS)
+def test_same_results(case: Case, opset: int) -> None:
+    model, feeds = one_node(case, opset)
+    raised = raise_proto(model)
+    check(raised, model)
+    compare(model, raised, feeds)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_softmax_of_unknown_rank(op: str, axis: int) -> None:
+    case = Case(op, (12,), [(2, 3, 4)], {"axis": axis})
+    model, feeds = one_node(case, 12)
+    del model.graph.input[0].type.tensor_type.shape.dim[:]
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    compare(model, raise_proto(model), feeds)
+
+
+def test_softmax_of_symbolic_image() -> None:
+    model, feeds = one_node(Case("Softmax", (11,), [(2, 3, 4, 5)]), 11)
+    for index, dim in enumerate(model.graph.input[0].type.tensor_type.shape.dim):
+        dim.dim_param = f"d{index}"
+    raised = raise_proto(model)
+    assert [n.op_type for n in raised.graph.node] == ["Flatten", "Softmax", "Shape", "Reshape"]
+    compare(model, raised, feeds)
+
+
+def test_resize_leaves_out_what_it_does_not_need() -> None:
+    attrs = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
+    inputs = [IMAGE, EMPTY, EMPTY, vector(1, 2, 6, 3)]
+    model, feeds = one_node(Case("Resize", (11,), inputs, attrs, constants=[1, 2, 3]), 11)
+    raised = raise_proto(model)
+    node = raised.graph.node[0]
+    assert list(node.input) == ["x0", "", "", "x3"]
+    assert {a.name: a.s for a in node.attribute} == {
+        "coordinate_transformation_mode": b"half_pixel",  # the other one is gone since opset 13
+        "nearest_mode": b"round_prefer_ceil",
+    }
+    compare(model, raised, feeds)
+
+
+def test_batch_normalization_in_training_mode() -> None:
+    inputs = [(4, 3, 5), *[(3,)] * 3, floats(1, 2, 3)]
+    model, feeds = one_node(Case("BatchNormalization", (9,), inputs, outputs=5), 9)
+    del model.graph.output[3:]  # saved_mean and saved_var are there but not used
+    raised = raise_proto(model)
+    assert len(raised.graph.node[0].output) == 3
+    compare(model, raised, feeds, rtol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [7, 9, 10, 11])
+def test_dropout_mask_says_that_everything_is_kept(opset: int) -> None:
+    """Newer opsets define the mask of inference as ones; older ones left it open."""
+    model, feeds = one_node(Case("Dropout", (opset,), [(2, 3)], {"ratio": 0.5}, outputs=2), opset)
+    raised = raise_proto(model)
+    y, mask = run(raised, feeds)
+    np.testing.assert_array_equal(y, feeds["x0"])
+    assert mask.dtype == (np.float32 if opset < 10 else np.bool_)
+    assert np.all(mask == 1)
+    assert [o.name for o in raised.graph.output] == ["y0", "y1"]
+
+
+def test_unused_dropout_mask_is_dropped() -> None:
+    model, feeds = one_node(Case("Dropout", (7,), [(2, 3)], outputs=2), 7)
+    del model.graph.output[1]
+    raised = raise_proto(model)
+    assert len(raised.graph.node[0].output) == 1
+    compare(model, raised, feeds)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize("op", ["Clip", "Pad"])
+def test_constants_take_the_type_of_the_data(op: str, dtype: Any) -> None:
+    attrs = {
+        "Clip": {"min": -3.4028234663852886e38, "max": 0.5},
+        "Pad": {"pads": [1, 0, 0, 0], "value": 2.0},
+    }
+    x = np.linspace(-1, 1, 6).reshape(2, 3).astype(dtype)
+    model, _ = one_node(Case(op, (10,), [x], attrs[op]), 10)
+    raised = raise_proto(model)
+    result = run(raised, {"x0": x})[0]
+    expected = (
+        np.minimum(x, 0.5) if op == "Clip" else np.pad(x, [(1, 0), (0, 0)], constant_values=2)
+    )
+    np.testing.assert_array_equal(result, expected.astype(dtype))
+
+
+def if_model(opset: int) -> onnx.ModelProto:
+    """An If whose branches hold operators that changed, and an If inside."""
+
+    def branch(name: str, nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
+        output = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, name, [], [output])
+
+    inner = helper.make_node(
+        "If",
+        ["c"],
+        ["inner_out"],
+        then_branch=branch("a", [helper.make_node("Softmax", ["x"], ["soft"], axis=1)]),
+        else_branch=branch("b", [helper.make_node("Clip", ["x"], ["clipped"], min=0.0)]),
+    )
+    mean = [
+        helper.make_node("Constant", [], ["two"], value=numpy_helper.from_array(floats(2.0))),
+        helper.make_node("ReduceMean", ["x"], ["reduced"], axes=[2], keepdims=1),
+        helper.make_node("Mul", ["reduced", "two"], ["scaled"]),
+        helper.make_node("Add", ["x", "scaled"], ["mean_out"]),
+    ]
+    outer = helper.make_node(
+        "If",
+        ["c"],
+        ["y"],
+        then_branch=branch("then", [inner]),
+        else_branch=branch("else", mean),
+    )
+    graph = helper.make_graph(
+        [outer],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 4]),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    opset_import = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opset_import, ir_version=4)
+
+
+@pytest.mark.parametrize("opset", [7, 9, 10])
+@pytest.mark.parametrize("condition", [True, False])
+def test_subgraphs(opset: int, condition: bool) -> None:
+    model = if_model(opset)
+    raised = raise_proto(model)
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    compare(model, raised, {"x": x, "c": np.array(condition)})
+
+
+def test_shapes_within_bodies_are_inferred_after() -> None:
+    """Axes are constants of the body: inference does not see those of the graph around."""
+    loaded = ir.from_proto(if_model(7))
+    raise_to_floor(loaded)
+    infer_shapes(loaded)
+    reduced = next(n for n in loaded.graph.all_nodes() if n.op_type == "ReduceMean").outputs[0]
+    assert reduced.shape is not None
+    assert list(reduced.shape) == [2, 3, 1]
+
+
+def test_initializers_that_are_inputs_become_constants() -> None:
+    """Up to IR version 3 there was no other way to have them."""
+    model = cnn(7)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        model.graph.input.append(info)
+    raised = raise_proto(model)
+    assert [i.name for i in raised.graph.input] == ["x"]
+    assert raised.ir_version == 8
+    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    compare(model, raised, {"x": x}, rtol=1e-5)
+
+
+def cnn(opset: int) -> onnx.ModelProto:
+    """A small network as exporters wrote them at opset 7."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Upsample", ["p"], ["u"], mode="nearest", scales=[1.0, 1.0, 2.0, 2.0]),
+        helper.make_node("GlobalAveragePool", ["u"], ["g"]),
+        helper.make_node("Squeeze", ["g"], ["q"], axes=[2, 3]),
+        helper.make_node("Dropout", ["q"], ["d", "mask"], ratio=0.5),
+        helper.make_node("Gemm", ["d", "w2", "b2"], ["h"], transB=1),
+        helper.make_node("Softmax", ["h"], ["y"], axis=1),
+    ]
+    weights = [
+        weight("w", 4, 3, 3, 3),
+        *(weight(n, 4) for n in "sbm"),
+        numpy_helper.from_array(np.ones(4, np.float32), "v"),
+        weight("w2", 5, 4),
+        weight("b2", 5),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "cnn",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        weights,
+    )
+    opset_import = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opset_import, ir_version=4)
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+def test_whole_network(opset: int) -> None:
+    model = cnn(opset)
+    before = {t.name: t.SerializeToString() for t in model.graph.initializer}
+    raised = raise_proto(model)
+    after = {t.name: t.SerializeToString() for t in raised.graph.initializer}
+    assert before.items() <= after.items(), "weights changed"
+    outputs = {o for n in raised.graph.node for o in n.output}
+    names = {o for n in model.graph.node for o in n.output} - {"mask"}  # nobody used the mask
+    assert names <= outputs
+    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    compare(model, raised, {"x": x}, rtol=1e-5)
+
+
+def test_weights_are_not_read() -> None:
+    """An external tensor whose file is not there would raise when it is read."""
+    model = ir.from_proto(cnn(7))
+    weight = model.graph.initializers["w"]
+    weight.const_value = ir.ExternalTensor(
+        "nowhere.bin", 0, 4 * 3 * 9 * 4, ir.DataType.FLOAT, shape=ir.Shape([4, 3, 3, 3]), name="w"
+    )
+    raise_to_floor(model)
+    assert model.opset_imports[""] == FLOOR
+    assert isinstance(model.graph.initializers["w"].const_value, ir.ExternalTensor)
+
+
+def test_newer_models_stay_as_they_are() -> None:
+    model, _ = one_node(Case("Relu", (18,), [(2, 3)]), 18)
+    loaded = ir.from_proto(model)
+    raise_to_floor(loaded)
+    assert loaded.opset_imports[""] == 18
+    model.opset_import[0].version = 22
+    loaded = ir.from_proto(model)
+    raise_to_floor(loaded)
+    assert loaded.opset_imports[""] == 22
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+def scan_8() -> onnx.ModelProto:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Identity", ["t"], ["o"])],
+        "body",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "se"],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "to"],
+    )
+    node = helper.make_node(
+        "Scan", ["", "i", "x"], ["f", "y"], "loop", body=body, num_scan_inputs=1
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info("i", TensorProto.FLOAT, [1, 2]),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)
+
+
+def with_saved_statistics() -> onnx.ModelProto:
+    inputs = [(4, 3, 5), *[(3,)] * 3, floats(1, 2, 3)]
+    return one_node(Case("BatchNormalization", (9,), inputs, outputs=5), 9)[0]
+
+
+def tf_half_pixel(**attrs: Any) -> onnx.ModelProto:
+    attrs["coordinate_transformation_mode"] = "tf_half_pixel_for_nn"
+    return one_node(Case("Resize", (11,), [IMAGE, EMPTY, floats(1, 1, 2, 2)], attrs), 11)[0]
+
+
+def gone_operator() -> onnx.ModelProto:
+    return one_node(Case("ImageScaler", (7,), [IMAGE], {"scale": 2.0}), 7)[0]
+
+
+def erf_of_integers() -> onnx.ModelProto:
+    return one_node(Case("Erf", (9,), [vector(1, 2)]), 9)[0]
+
+
+REFUSALS = {
+    "Scan-8": (scan_8, r"'loop' \(Scan of opset 8\).*batch axis"),
+    "saved-statistics": (with_saved_statistics, r"'node' \(BatchNormalization of .*saved_mean"),
+    "Resize-ceil": (lambda: tf_half_pixel(nearest_mode="ceil"), "tf_half_pixel_for_nn"),
+    "Resize-linear": (lambda: tf_half_pixel(mode="linear"), "tf_half_pixel_for_nn"),
+    "Erf-integers": (erf_of_integers, "Erf.*INT64.*cast"),
+    "gone": (gone_operator, "ImageScaler.*not part of ONNX"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name: str) -> None:
+    model, message = REFUSALS[name]
+    with pytest.raises(ModelError, match=message):
+        raise_to_floor(ir.from_proto(model()))
+
+
+def test_too_old_models_are_refused() -> None:
+    model, _ = one_node(Case("Relu", (6,), [(2, 3)]), OLDEST_OPSET - 1)
+    with pytest.raises(ModelError, match="opset 6"):
+        raise_to_floor(ir.from_proto(model))
+
+
+# ---- nothing is forgotten -----------------------------------------------------------------------
+
+
+def changes(after: int, until: int) -> set[tuple[str, int]]:
+    versions: dict[str, list[int]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            versions.setdefault(schema.name, []).append(schema.since_version)
+    return {
+        (op, version)
+        for op, found in versions.items()
+        for version in sorted(found)[1:]
+        if after < version <= until
+    }
+
+
+def test_every_change_is_adapted_or_known_to_be_compatible() -> None:
+    known = ADAPTERS.keys() | UNCHANGED.keys()
+    assert changes(OLDEST_OPSET, FLOOR) == known
+    assert not ADAPTERS.keys() & UNCHANGED.keys()
+
+
+def test_every_adapter_is_run() -> None:
+    tested = {(case.op, opset) for case in ADAPTED for opset in case.opsets}
+    for op, version in ADAPTERS:
+        if op == "Scan":
+            continue  # refused, see above
+        assert any(o == op and opset < version for o, opset in tested), f"{op} to {version}"
+
+
+# ---- tools --------------------------------------------------------------------------------------
+
+
+def one_node(case: Case, opset: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    rng = np.random.default_rng(0)
+    inputs, initializers, feeds, names = [], [], {}, []
+    for index, entry in enumerate(case.inputs):
+        if entry is None:
+            names.append("")
+            continue
+        array = entry if isinstance(entry, np.ndarray) else rng.uniform(0.1, 2, entry)
+        array = array if isinstance(entry, np.ndarray) else array.astype(np.float32)
+        name = f"x{index}"
+        names.append(name)
+        if index in case.constants:
+            initializers.append(numpy_helper.from_array(array, name))
+        else:
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            inputs.append(helper.make_tensor_value_info(name, kind, array.shape))
+            feeds[name] = array
+    outputs = [f"y{i}" for i in range(case.outputs)]
+    node = helper.make_node(case.op, names, outputs, "node", **case.attrs)
+    graph = helper.make_graph(
+        [node], "g", inputs, [onnx.ValueInfoProto(name=name) for name in outputs], initializers
+    )
+    opset_import = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opset_import, ir_version=7), feeds
+
+
+def raise_proto(model: onnx.ModelProto) -> onnx.ModelProto:
+    loaded = ir.from_proto(model)
+    lift_constants(loaded.graph)
+    raise_to_floor(loaded)
+    check_structure(loaded)
+    infer_shapes(loaded)
+    proto: onnx.ModelProto = ir.to_proto(loaded)
+    return proto
+
+
+def check(raised: onnx.ModelProto, model: onnx.ModelProto) -> None:
+    assert {o.domain: o.version for o in raised.opset_import} == {"": FLOOR}
+    assert [i.name for i in raised.graph.input] == [i.name for i in model.graph.input]
+    assert [o.name for o in raised.graph.output] == [o.name for o in model.graph.output]
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    providers = ["CPUExecutionProvider"]
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+    results: list[Array] = session.run(None, dict(feeds))
+    return results
+
+
+def compare(
+    model: onnx.ModelProto, raised: onnx.ModelProto, feeds: Mapping[str, Array], rtol: float = 2e-6
+) -> None:
+    for before, after in zip(run(model, feeds), run(raised, feeds), strict=True):
+        assert before.dtype == after.dtype
+        np.testing.assert_allclose(after, before, rtol=rtol, atol=1e-7)

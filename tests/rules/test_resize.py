@@ -1,0 +1,124 @@
+"""Specs of rules/resize.py."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from gradcheck import Spec, check_emitted, check_gradient, check_spec, ids, run
+from onnx import TensorProto, helper
+
+import onnxtrain
+
+
+def resized(
+    id: str,
+    shape: tuple[int, ...],
+    scales: Sequence[float] | None = None,
+    sizes: Sequence[int] | None = None,
+    roi: Sequence[float] | None = None,
+    **attrs: Any,
+) -> Spec:
+    """A Spec of Resize; it is linear, so a step of one is exact."""
+    inputs = [
+        shape,
+        None if roi is None else np.array(roi, np.float32),
+        None if scales is None else np.array(scales, np.float32),
+        *([] if sizes is None else [np.array(sizes, np.int64)]),
+    ]
+    opinion = attrs.pop("second_opinion", True)
+    return Spec(
+        "Resize", inputs, attrs, id=id, constants=(1, 2, 3), wrt=[0], opset=19, eps=1.0,
+        rtol=1e-4, second_opinion=opinion, single=(2,),
+    )  # fmt: skip
+
+
+SPECS = [
+    # whole factors
+    resized("nearest-x2", (2, 3, 3, 4), (1, 1, 2, 2),
+            coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+    resized("nearest-x2x3-half", (2, 3, 3, 4), (1, 1, 2, 3)),
+    resized("nearest-1d-x3", (2, 3, 5), (1, 1, 3), nearest_mode="round_prefer_ceil"),
+    resized("nearest-3d", (1, 2, 3, 2, 2), (1, 1, 2, 1, 3)),
+    resized("nearest-batch-too", (2, 3), (2, 3)),
+    resized("nearest-x2-sizes", (2, 3, 3, 4), sizes=(2, 3, 6, 8)),
+    resized("nearest-x2-not-blocks", (2, 3, 3, 4), (1, 1, 2, 2),
+            coordinate_transformation_mode="asymmetric", nearest_mode="ceil"),
+    resized("same", (2, 3), (1, 1)),
+    resized("linear-x2", (2, 3, 3, 4), (1, 1, 2, 2), mode="linear"),
+    resized("linear-x3x1-torch", (2, 3, 3, 4), (1, 1, 3, 1), mode="linear",
+            coordinate_transformation_mode="pytorch_half_pixel"),
+    resized("linear-x4x5", (1, 2, 3, 1), (1, 1, 4, 5), mode="linear"),
+    resized("linear-1d-x2", (2, 3, 4), (1, 1, 2), mode="linear",
+            coordinate_transformation_mode="half_pixel_symmetric"),
+    resized("linear-x2-corners", (2, 3, 3, 4), (1, 1, 2, 2), mode="linear",
+            coordinate_transformation_mode="align_corners"),
+    # any factor, every coordinate transformation
+    *[
+        resized(f"{mode}-{coordinates}-{'up' if up else 'down'}", (2, 2, 5, 6),
+                (1, 1, 1.7, 2.3) if up else (1, 1, 0.6, 0.7),
+                roi=(0, 0, -0.2, 0.1, 1, 1, 0.9, 1.3) if "crop" in coordinates else None,
+                mode=mode, coordinate_transformation_mode=coordinates)
+        for mode in ("nearest", "linear", "cubic")
+        for coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric",
+                            "half_pixel_symmetric", "tf_crop_and_resize")
+        for up in (True, False)
+    ],
+    *[
+        resized(f"nearest-{nearest}", (2, 2, 5, 6), (1, 1, 1.5, 0.75), nearest_mode=nearest)
+        for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    ],
+    resized("nearest-sizes", (2, 2, 5, 6), sizes=(2, 2, 7, 4)),
+    resized("nearest-channels", (2, 2, 5, 6), (1.5, 2, 1, 1)),
+    resized("nearest-1d", (7,), (1.7,)),
+    resized("crop-extrapolated", (1, 1, 4, 4), sizes=(1, 1, 5, 6), mode="linear",
+            roi=(0, 0, -0.3, 0.2, 1, 1, 1.2, 1.6), extrapolation_value=10.0,
+            coordinate_transformation_mode="tf_crop_and_resize"),
+    resized("crop-sequence", (2, 3, 8), sizes=(2, 3, 5), roi=(0, 0, 0.6, 1, 1, -0.1),
+            coordinate_transformation_mode="tf_crop_and_resize"),
+    resized("linear-channels-last", (2, 5, 6, 3), (1, 1.7, 0.7, 1), mode="linear"),
+    resized("linear-2d", (5, 6), (1.7, 0.7), mode="linear"),
+    resized("linear-1d", (2, 3, 7), (1, 1, 1.6), mode="linear"),
+    resized("linear-3d", (2, 2, 3, 4, 5), (1, 1, 1.7, 0.8, 1.5), mode="linear"),
+    resized("linear-3d-x2", (2, 2, 3, 4, 5), (1, 1, 2, 2, 2), mode="linear"),
+    resized("cubic-coefficient", (2, 2, 5, 6), (1, 1, 1.7, 0.7), mode="cubic", cubic_coeff_a=-0.5),
+    resized("cubic-exclude-outside", (2, 2, 5, 6), (1, 1, 1.7, 0.7), mode="cubic",
+            exclude_outside=1),
+    resized("linear-antialias", (2, 2, 5, 6), (1, 1, 0.6, 0.45), mode="linear", antialias=1),
+    resized("linear-antialias-x2", (2, 2, 5, 6), (1, 1, 2, 2), mode="linear", antialias=1),
+    resized("cubic-antialias", (2, 2, 7, 8), (1, 1, 0.6, 0.7), mode="cubic", antialias=1),
+    resized("cubic-antialias-exclude", (2, 2, 7, 8), (1, 1, 0.6, 0.7), mode="cubic",
+            antialias=1, exclude_outside=1),
+    # axes and policies
+    resized("axes", (2, 2, 5, 6), (0.7, 1.7), mode="linear", axes=[3, 2]),
+    # the reference evaluator does not take negative axes
+    resized("axes-negative-sizes", (2, 2, 5, 6), sizes=(9, 4), mode="linear", axes=[-1, -2],
+            second_opinion=False),
+    resized("axes-crop", (2, 2, 5, 6), sizes=(9, 4), mode="linear", axes=[2, 3],
+            roi=(0.1, -0.2, 0.8, 1.1), coordinate_transformation_mode="tf_crop_and_resize"),
+    *[
+        resized(f"{mode}-{policy}", (2, 1, 5, 7), sizes=(8, 9), mode=mode, axes=[2, 3],
+                keep_aspect_ratio_policy=policy)
+        for mode in ("nearest", "linear", "cubic")
+        for policy in ("not_larger", "not_smaller")
+    ],
+    resized("crop-not-larger", (2, 1, 5, 7), sizes=(8, 9), mode="linear", axes=[2, 3],
+            roi=(0.1, -0.2, 0.8, 1.1), coordinate_transformation_mode="tf_crop_and_resize",
+            keep_aspect_ratio_policy="not_larger"),
+    # long axes
+    resized("long-nearest", (1, 2, 1500), (1, 1, 1.3)),
+    resized("long-linear", (1, 2, 1500), (1, 1, 1.3), mode="linear"),
+    resized("long-linear-2d", (1, 1, 1100, 2), (1, 1, 0.75, 1.5), mode="linear"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=ids)
+def test_gradient(spec: Spec) -> None:
+    check_spec(spec)
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s.symbolic], ids=ids)
+def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
+    check_spec(spec, symbolic=True)
