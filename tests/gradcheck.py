@@ -115,6 +115,24 @@ def check_gradient(
     return extended
 
 
+def vjp(
+    model: onnx.ModelProto,
+    feeds: Mapping[str, Array],
+    wrt: Sequence[str],
+    cotangent: Array,
+    of: str | None = None,
+) -> list[Array]:
+    """Return the gradients of <cotangent, output>, computed by onnxruntime, one per name in wrt."""
+    extended = onnxtrain.gradient(model, wrt, of=of)
+    check_emitted(extended)
+    seeds = {f"{o.name}_grad": cotangent for o in model.graph.output}
+    wanted = {f"{name}_grad" for name in wrt}
+    outputs = [o.name for o in extended.graph.output]
+    results = zip(outputs, _run_ort(extended, {**feeds, **seeds}), strict=True)
+    found = {name: result for name, result in results if name in wanted}
+    return [found[f"{name}_grad"] for name in wrt]
+
+
 def special_values(op: str, inputs: Sequence[Any], expected: Sequence[Any], **attrs: Any) -> None:
     """Pin the gradient of the sum of the output at chosen points.
 

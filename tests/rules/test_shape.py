@@ -3,10 +3,10 @@
 import numpy as np
 import onnx
 import pytest
-from gradcheck import Spec, check_gradient, check_spec, ids, run
 from onnx import TensorProto, helper
 
 import onnxtrain
+from gradcheck import Spec, check_gradient, check_spec, ids, run
 
 
 def ints(*numbers: int) -> np.ndarray:

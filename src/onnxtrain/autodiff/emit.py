@@ -83,7 +83,9 @@ def stamp(model: ir.Model) -> None:
     own = [node for node in nodes if node.domain == ""]
     opset = model.opset_imports.get("", FLOOR_OPSET)
     target = max((FLOOR_OPSET, *(lowest_opset(node, opset) for node in own)))
-    if target > opset:
+    if opset < FLOOR_OPSET:
+        target = opset  # an operator of then may mean something else at the floor
+    elif target > opset:
         _require_reach(own, opset, target)
     for node in own:
         move(node, opset, target)
@@ -92,9 +94,11 @@ def stamp(model: ir.Model) -> None:
     for domain in [d for d in model.opset_imports if d not in used]:
         del model.opset_imports[domain]
     model.ir_version = max(
-        least_ir_version(model.opset_imports),
-        *(_IR_VERSION_OF_TYPE.get(name, 0) for name in _type_names(model.graph)),
-        *(_IR_VERSION_OF_OVERLOADS for node in nodes if node.overload),
+        [
+            least_ir_version(model.opset_imports),
+            *(_IR_VERSION_OF_TYPE.get(name, 0) for name in _type_names(model.graph)),
+            *(_IR_VERSION_OF_OVERLOADS for node in nodes if node.overload),
+        ]
     )
 
 
@@ -102,10 +106,8 @@ def least_ir_version(opset_imports: Mapping[str, int]) -> int:
     """Return the IR version that came with the opsets of a model, 8 or newer."""
     known = onnx.helper.OP_SET_ID_VERSION_MAP
     names = {"": "ai.onnx"}
-    return max(
-        FLOOR_IR_VERSION,
-        *(known.get((names.get(d, d), version), 0) for d, version in opset_imports.items()),
-    )
+    came_with = (known.get((names.get(d, d), version), 0) for d, version in opset_imports.items())
+    return max([FLOOR_IR_VERSION, *came_with])
 
 
 def _require_reach(nodes: list[ir.Node], opset: int, target: int) -> None:

@@ -18,7 +18,7 @@ afterwards (`emit.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -43,6 +43,7 @@ def differentiate(
     """
     path = ActivePath(nodes, wrt, seeds, op.opset, straight_through)
     path.require_rules()
+    around, op.path = (op.scope, op.path), path
     pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
     complete: dict[ir.Value, ir.Value | None] = {}
     with op.arithmetic():
@@ -61,6 +62,7 @@ def differentiate(
         for value in wrt:
             if value not in complete:
                 complete[value] = _total(op, value, pending.pop(value, []))
+    op.scope, op.path = around
     return {value: complete[value] for value in wrt}
 
 
@@ -76,7 +78,7 @@ class ActivePath:
         straight_through: frozenset[str] = frozenset(),
     ) -> None:
         self._opset = opset
-        self._straight_through = straight_through
+        self.straight_through = straight_through
         self._wrt = dict.fromkeys(wrt)
         self._rules: dict[ir.Node, Rule | None] = {}
         # For each node the values it can pass a gradient to; zero operators have none.
@@ -107,7 +109,7 @@ class ActivePath:
         return [value for value in self._wrt if value not in connected]
 
     def _flows(self, node: ir.Node) -> Iterator[ir.Value]:
-        if operator_name(node) in self._straight_through:
+        if operator_name(node) in self.straight_through:
             self._rules[node] = STRAIGHT_THROUGH
             yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
             return
@@ -119,7 +121,33 @@ class ActivePath:
         for index, value in enumerate(node.inputs):
             if value is not None and index not in stops and is_float(value):
                 yield value
-        yield from (v for v in captured_values(node) if is_float(v))
+        captured = [v for v in captured_values(node) if is_float(v)]
+        if captured and node.op_type == "If" and node.domain == "":
+            lost = [set(p.lost()) for p in self._branches(node, captured, node.outputs)]
+            captured = [v for v in captured if not all(v in each for each in lost)]
+        yield from captured
+        if found is not None and found.reaches is not None:
+            yield from (v for v in found.reaches(node) if is_float(v))
+
+    def inside(self, node: ir.Node) -> Iterator[ActivePath]:
+        """Yield the paths in the branches of an active node, from what it captures to its outputs.
+
+        What a branch captures counts where it depends on a value of interest.
+        """
+        captured = [v for v in captured_values(node) if v in self.depends]
+        yield from self._branches(node, captured, self._matters)
+
+    def _branches(
+        self, node: ir.Node, captured: Sequence[ir.Value], matters: Container[ir.Value]
+    ) -> Iterator[ActivePath]:
+        for body in bodies_of(node):
+            pairs = zip(node.outputs, body.outputs, strict=True)
+            outputs = [inner for outer, inner in pairs if outer in matters]
+            yield ActivePath(list(body), captured, outputs, self._opset, self.straight_through)
+
+    def reached(self) -> list[ir.Value]:
+        """Return the values of interest that a gradient comes to."""
+        return [value for value in self._wrt if value in self._matters]
 
     def rule_of(self, node: ir.Node) -> Rule:
         """Return the rule of an active node."""
@@ -132,8 +160,13 @@ class ActivePath:
         return [node for node in self.nodes if self._rules[node] is None]
 
     def require_rules(self) -> None:
-        """Raise one error that lists every active node without a rule."""
-        missing = [
+        """Raise one error that lists every active node without a rule, in branches too."""
+        missing = list(self._missing())
+        if missing:
+            raise MissingGradientError(missing)
+
+    def _missing(self) -> Iterator[MissingRule]:
+        yield from (
             MissingRule(
                 op=f"{node.domain or 'ai.onnx'}.{node.op_type}",
                 node=_label(node),
@@ -141,9 +174,11 @@ class ActivePath:
                 path=self._path_to(node),
             )
             for node in self.without_rule()
-        ]
-        if missing:
-            raise MissingGradientError(missing)
+        )
+        for node in self.nodes:
+            if node.op_type == "If" and self._rules[node] is not None:
+                for branch in self.inside(node):
+                    yield from branch._missing()
 
     def _path_to(self, node: ir.Node) -> list[str]:
         """Name the way from a value of interest to a node, its middle left out if it is long."""
@@ -171,9 +206,9 @@ def _floats_through_zero(node: ir.Node) -> list[ir.Value]:
     return [v for v in node.inputs if v is not None and is_float(v)]
 
 
-def captured_values(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values of outer graphs that the subgraphs of a node use, each once."""
-    graphs = [
+def bodies_of(node: ir.Node) -> list[ir.Graph]:
+    """Return the subgraphs that a node holds directly."""
+    return [
         graph
         for attribute in node.attributes.values()
         if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -181,11 +216,16 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
             [attribute.value] if attribute.type == ir.AttributeType.GRAPH else attribute.value
         )
     ]
+
+
+def captured_values(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values of outer graphs that the subgraphs of a node use, each once."""
+    graphs = bodies_of(node)
     if not graphs:
         return
-    inner: set[ir.Graph] = set(graphs)
+    inner: dict[ir.Graph, None] = dict.fromkeys(graphs)
     for graph in graphs:
-        inner.update(graph.subgraphs())
+        inner.update(dict.fromkeys(graph.subgraphs()))
     seen: set[ir.Value] = set()
     for graph in inner:
         used = [v for n in graph for v in n.inputs if v is not None]
@@ -245,6 +285,8 @@ def _total(op: Ops, value: ir.Value, parts: Sequence[ir.Value]) -> ir.Value | No
     if not parts:
         return None
     name = f"{value.name}_grad"
+    if op.nested:  # the plain name is for the cotangent of this value in the graph outside
+        name = f"{op.target.name}/{name}"
     if len(parts) > 1:
         for number, part in enumerate(parts):
             _name(op, part, f"{name}_{number}")
@@ -259,5 +301,7 @@ def _total(op: Ops, value: ir.Value, parts: Sequence[ir.Value]) -> ir.Value | No
 def _name(op: Ops, cotangent: ir.Value, name: str) -> None:
     """Name a cotangent, unless it has a name already as the cotangent of another value."""
     producer = cotangent.producer()
-    if producer is not None and producer.name and cotangent.name == f"{producer.name}_out":
+    if producer is not None and producer.name and (cotangent.name or "").startswith(
+        f"{producer.name}_out"
+    ):
         cotangent.name = op.names.fresh(name)

@@ -61,13 +61,10 @@ def gradient(
         >>> energy, denergy = session.run(None, {"positions": positions})
 
     """
-    names = [wrt] if isinstance(wrt, str) else list(wrt)
-    if not names:
-        raise UnknownNameError("wrt is empty: name what to differentiate with respect to")
     prepared = prepare(model, bn)
     graph = prepared.graph
     output = _output_named(graph, of)
-    targets = [_value_named(graph, name) for name in dict.fromkeys(names)]
+    targets = _values_named(graph, [wrt] if isinstance(wrt, str) else wrt)
     through = _straight_through(graph, straight_through)
     _refuse_itself(output, targets)
     expand_by_definition(prepared, lambda: _path(prepared, targets, output, through))
@@ -106,21 +103,25 @@ def _output_named(graph: ir.Graph, name: str | None) -> ir.Value:
     return output
 
 
-def _value_named(graph: ir.Graph, name: str) -> ir.Value:
-    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-    interface = list(values)
-    values.update((v.name, v) for node in graph for v in node.outputs)
-    if name not in values:
+def _values_named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
+    """Find the values to differentiate with respect to, each once."""
+    interface = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
+    values = interface | {v.name: v for node in graph for v in node.outputs}
+    wanted = list(dict.fromkeys(names))
+    if not wanted:
+        raise UnknownNameError("wrt is empty: name what to differentiate with respect to")
+    unknown = [name for name in wanted if name not in values]
+    if unknown:
         raise UnknownNameError(
-            f"the model has no value {name!r} to differentiate with respect to; its inputs and "
-            f"initializers are {_listing(interface)}"
+            f"the model has no value {_listing(unknown)} to differentiate with respect to; its "
+            f"inputs and initializers are {_listing(interface)}"
         )
-    value = values[name]
-    if not is_float(value):
-        raise NotDifferentiableError(
-            f"{name!r} is of type {value.dtype}; only floats have a gradient"
-        )
-    return value
+    for name in wanted:
+        if not is_float(values[name]):
+            raise NotDifferentiableError(
+                f"{name!r} is of type {values[name].dtype}; only floats have a gradient"
+            )
+    return [values[name] for name in wanted]
 
 
 def _listing(names: Iterable[str | None], most: int = 20) -> str:

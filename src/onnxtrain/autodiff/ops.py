@@ -210,6 +210,11 @@ class Ops:
         """The graph that nodes are appended to at the moment."""
         return self._targets[-1]
 
+    @property
+    def nested(self) -> bool:
+        """Whether that is a subgraph."""
+        return len(self._targets) > 1
+
     # ---- shapes --------------------------------------------------------------------------------
 
     def dims(self, value: ir.Value) -> Dims:

@@ -26,7 +26,8 @@ class Rule:
     """The gradient of one operator from opset `since` on.
 
     `stops` are the positions of inputs through which no gradient flows although they may hold
-    floats (a scale, a region of interest); `notes` says so to the reader of docs/ops.md.
+    floats (a scale, a region of interest); `notes` says so to the reader of docs/ops.md. `reaches`
+    names the values beyond the inputs of a node that its gradient flows to.
     """
 
     function: RuleFunction
@@ -36,6 +37,7 @@ class Rule:
     broadcasts: bool
     stops: frozenset[int]
     notes: str
+    reaches: Callable[[ir.Node], Iterable[ir.Value]] | None = None
 
     def __call__(self, op: Ops, node: ir.Node, *cotangents: ir.Value | None) -> Cotangents:
         """Write the gradient of `node` and return one cotangent per input."""
@@ -58,6 +60,7 @@ def rule(
     broadcasts: bool = False,
     stops: Iterable[int] = (),
     notes: str = "",
+    reaches: Callable[[ir.Node], Iterable[ir.Value]] | None = None,
 ) -> Callable[[F], F]:
     """Register a function as the gradient of one or more operators.
 
@@ -66,13 +69,19 @@ def rule(
     there is none; a shorter tuple is padded with None. For a node that uses values of an outer
     graph it may return a mapping from value to cotangent instead.
 
+    `reaches(node)` names values that the node does not use itself but that its gradient flows to:
+    the float that was quantized, for an operator that sees only the integers made of it. They come
+    before the node, and the function returns a mapping in which they have their place.
+
     With `broadcasts=True` the returned cotangents may still have the broadcast shape: the engine
     sums them down to the shape of their input.
     """
 
     def register(function: F) -> F:
         for op_type in op_types:
-            entry = Rule(function, op_type, domain, since, broadcasts, frozenset(stops), notes)
+            entry = Rule(
+                function, op_type, domain, since, broadcasts, frozenset(stops), notes, reaches
+            )
             versions = _rules.setdefault(_key(op_type, domain), [])
             versions[:] = [r for r in versions if r.since != since] + [entry]
             versions.sort(key=lambda r: -r.since)

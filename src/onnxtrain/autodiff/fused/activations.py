@@ -4,67 +4,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused.table import NotExpandable, expansion
+from onnxtrain.autodiff.definitions import NotExpandable, split
+from onnxtrain.autodiff.fused.domain import fused
 from onnxtrain.autodiff.ops import Ops
 
 
-@expansion("Gelu")
+@fused("Gelu")
 def gelu(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
     """x Φ(x) with the error function; ai.onnx has Gelu only from opset 20 on."""
-    return x * 0.5 * (op.Erf(x * math.sqrt(0.5)) + 1.0)
+    return op.Mul(x * 0.5, op.Erf(x * math.sqrt(0.5)) + 1.0)
 
 
-@expansion("BiasGelu")
+@fused("BiasGelu")
 def bias_gelu(op: Ops, node: ir.Node, a: ir.Value, b: ir.Value) -> ir.Value:
     """Gelu of a + b."""
     return gelu(op, node, a + b)
 
 
-@expansion("FastGelu")
-def fast_gelu(
-    op: Ops, node: ir.Node, x: ir.Value, bias: ir.Value | None = None
-) -> ir.Value:
+@fused("FastGelu")
+def fast_gelu(op: Ops, node: ir.Node, x: ir.Value, bias: ir.Value | None = None) -> ir.Value:
     """Gelu approximated with tanh, after an optional bias."""
     x = x if bias is None else x + bias
     inner = x * (x * x * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))
-    return x * 0.5 * (op.Tanh(inner) + 1.0)
+    return op.Mul(x * 0.5, op.Tanh(inner) + 1.0)
 
 
-@expansion("QuickGelu")
+@fused("QuickGelu")
 def quick_gelu(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
     """x σ(alpha x)."""
     alpha = node.attributes.get_float("alpha", 1.702)
-    return x * op.Sigmoid(x if alpha == 1.0 else x * alpha)
+    return op.Mul(x, op.Sigmoid(x if alpha == 1.0 else x * alpha))
 
 
-@expansion("BiasSplitGelu")
+@fused("BiasSplitGelu")
 def bias_split_gelu(op: Ops, node: ir.Node, x: ir.Value, bias: ir.Value) -> ir.Value:
     """The left half of x + bias times the Gelu of its right half."""
-    left, right = op.call("Split", x + bias, outputs=2, axis=-1, num_outputs=2)
-    right.dtype = x.dtype
-    return left * gelu(op, node, right)
+    left, right = split(op, x + bias, 2, -1)
+    return op.Mul(left, gelu(op, node, right))
 
 
-@expansion("ScaledSiLU")
-def scaled_silu(
-    op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value | None = None
-) -> ir.Value:
+@fused("ScaledSiLU")
+def scaled_silu(op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value | None = None) -> ir.Value:
     """z σ(z) with z = scale x."""
     if scale is not None:
         scale = op.reshape(op.cast(scale, x.dtype), [])
     z = x * (node.attributes.get_float("alpha", 1.0) if scale is None else scale)
-    return z * op.Sigmoid(z)
+    return op.Mul(z, op.Sigmoid(z))
 
 
-@expansion("GatedAdd")
-def gated_add(
-    op: Ops, node: ir.Node, x: ir.Value, y: ir.Value, gate: ir.Value
-) -> ir.Value:
+@fused("GatedAdd")
+def gated_add(op: Ops, node: ir.Node, x: ir.Value, y: ir.Value, gate: ir.Value) -> ir.Value:
     """x + y gate."""
-    return x + y * gate
+    return op.Add(x, y * gate)
 
 
 Activation = Callable[[ir.Value], ir.Value]
@@ -83,8 +78,8 @@ def activation(op: Ops, name: str, parameters: Sequence[float]) -> Activation:
         return lambda x: op.Clip(x, op.const(low, x.dtype), op.const(high, x.dtype))
     if name in _DEFAULTS:
         defaults = _DEFAULTS[name]
-        given = dict(zip(defaults, parameters, strict=False))
-        return lambda x: op.call(name, x, like=x, **{**defaults, **given})[0]
+        given: dict[str, Any] = {**defaults, **dict(zip(defaults, parameters, strict=False))}
+        return lambda x: op.call(name, x, like=x, **given)[0]
     raise NotExpandable(f"activation {name!r}")
 
 
@@ -99,7 +94,7 @@ _DEFAULTS = {
 
 
 def prefixed_activation(op: Ops, node: ir.Node) -> Activation:
-    """Return the activation of an operator that gives its parameters as `activation_alpha` …"""
+    """Return the activation of an operator that gives its parameters as `activation_alpha`."""
     name = node.attributes.get_string("activation", "")
     values = {
         key: node.attributes.get_float(f"activation_{key}", default)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused.table import Expanded, NotExpandable, expansion, wanted
+from onnxtrain.autodiff.definitions import Defined, NotExpandable, split, wanted
+from onnxtrain.autodiff.fused.domain import fused
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import dims_of
 
 
-@expansion("Attention", ranks=(3,))
+@fused("Attention", ranks=(3,))
 def attention(
     op: Ops,
     node: ir.Node,
@@ -29,7 +29,7 @@ def attention(
     past: ir.Value | None = None,
     attention_bias: ir.Value | None = None,
     past_sequence_length: ir.Value | None = None,
-) -> Expanded:
+) -> Defined:
     """Self attention with packed projections: (q, k, v) = x [Wq Wk Wv] + [bq bk bv]."""
     if node.attributes.get_int("do_rotary", 0) or past_sequence_length is not None:
         raise NotExpandable("rotary positions, or past and present in one buffer")
@@ -37,18 +37,19 @@ def attention(
     projected = op.MatMul(x, weights)
     if bias is not None:
         projected = projected + bias
-    q, k, v = (_heads(op, node, part) for part in _split(op, projected, 3, -1, sizes))
+    q, k, v = (_heads(op, node, part) for part in split(op, projected, 3, -1, sizes))
+    old_k: ir.Value | None = None
     if past is not None:
-        old_k, old_v = (op.squeeze(p, [0]) for p in _split(op, past, 2, 0))
+        old_k, old_v = (op.squeeze(p, [0]) for p in split(op, past, 2, 0))
         k, v = op.Concat(old_k, k, axis=2), op.Concat(old_v, v, axis=2)
-    mask = _additive_mask(op, node, mask_index, q, k)
+    mask = _additive_mask(op, node, mask_index, q, k, old_k)
     y, _ = attend(op, node, q, k, v, mask, attention_bias)
     if not wanted(node, 1):
         return y
     return y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
 
 
-@expansion("MultiHeadAttention", ranks=(0, 1, 2, 4))
+@fused("MultiHeadAttention", ranks=(0, 1, 2, 4))
 def multi_head_attention(
     op: Ops,
     node: ir.Node,
@@ -62,7 +63,7 @@ def multi_head_attention(
     past_value: ir.Value | None = None,
     past_sequence_length: ir.Value | None = None,
     cache_indirection: ir.Value | None = None,
-) -> Expanded:
+) -> Defined:
     """Attention of projected queries, keys and values; they may come packed in one tensor."""
     if past_sequence_length is not None or cache_indirection is not None:
         raise NotExpandable("past and present in one buffer")
@@ -73,7 +74,7 @@ def multi_head_attention(
     q, k, v = _three(op, node, query, key, value, parts)
     if past_key is not None and past_value is not None:
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
-    mask = _additive_mask(op, node, key_padding_mask, q, k)
+    mask = _additive_mask(op, node, key_padding_mask, q, k, past_key)
     y, probabilities = attend(op, node, q, k, v, mask, attention_bias)
     return y, k, v, probabilities
 
@@ -88,9 +89,9 @@ def _three(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return queries, keys and values as (batch, heads, length, size), biases added."""
     if op.rank(query) == 5:  # (batch, length, heads, 3, size)
-        packed = [_unpacked(op, part) for part in _split(op, query, 3, 3)]
+        packed = [_unpacked(op, part) for part in split(op, query, 3, 3)]
     elif key is not None and op.rank(key) == 5:  # (batch, length, heads, 2, size)
-        packed = [query, *(_unpacked(op, part) for part in _split(op, key, 2, 3))]
+        packed = [query, *(_unpacked(op, part) for part in split(op, key, 2, 3))]
     elif key is not None and value is not None:
         packed = [query, key, value]
     else:
@@ -114,30 +115,9 @@ def _split_bias(
 ) -> tuple[ir.Value, ...]:
     """Split [bq bk bv]: q and k are equally wide, v may be wider or narrower."""
     if value is None or op.rank(value) != 3 or op.rank(query) != 3:
-        return _split(op, bias, 3, 0)
+        return split(op, bias, 3, 0)
     width = op.dim(query, 2)
     return op.call("Split", bias, op.dims_vector(width, width, op.dim(value, 2)), outputs=3, axis=0)
-
-
-def _split(
-    op: Ops, x: ir.Value, count: int, axis: int, sizes: tuple[int, ...] | list[int] = ()
-) -> tuple[ir.Value, ...]:
-    """Split into parts, equal ones unless sizes are given; all parts are typed."""
-    if len(sizes):
-        parts = op.call("Split", x, list(sizes), outputs=count, axis=axis)
-    else:
-        parts = op.call("Split", x, outputs=count, axis=axis, num_outputs=count)
-    dims = dims_of(x)
-    for index, part in enumerate(parts):
-        part.dtype = x.dtype
-        if dims is not None:
-            width = sizes[index] if len(sizes) else _share(dims[axis], count)
-            part.shape = ir.Shape([width if i == axis % len(dims) else d for i, d in enumerate(dims)])
-    return parts
-
-
-def _share(width: int | ir.SymbolicDim, count: int) -> int | None:
-    return width // count if isinstance(width, int) else None
 
 
 def _heads(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
@@ -175,7 +155,12 @@ def scale_of(op: Ops, node: ir.Node, q: ir.Value) -> ir.Value:
 
 
 def _additive_mask(
-    op: Ops, node: ir.Node, mask: ir.Value | None, q: ir.Value, k: ir.Value
+    op: Ops,
+    node: ir.Node,
+    mask: ir.Value | None,
+    q: ir.Value,
+    k: ir.Value,
+    past: ir.Value | None,
 ) -> ir.Value | None:
     """Return what masks add to the scores, of a shape that broadcasts to them."""
     fill = node.attributes.get_float("mask_filter_value", -10000.0)
@@ -184,8 +169,9 @@ def _additive_mask(
         hidden = _hidden(op, mask, q, k)
         total = op.Cast(hidden, to=q.dtype) * fill
     if node.attributes.get_int("unidirectional", 0):
-        lowest = float(ml_dtypes.finfo(q.dtype.numpy()).min)  # whatever the attribute says
-        ahead = op.Where(_ahead(op, q, k), op.const(lowest, q.dtype), op.const(0.0, q.dtype))
+        # Never the value of the attribute. Each query sees at least itself, so rows stay finite.
+        never = op.const(float("-inf"), q.dtype)
+        ahead = op.Where(_ahead(op, q, k, past), never, op.const(0.0, q.dtype))
         total = ahead if total is None else total + ahead
     return total
 
@@ -218,12 +204,12 @@ def _beyond(op: Ops, bounds: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
     return op.Or(op.GreaterOrEqual(positions, end), op.Less(positions, start))
 
 
-def _ahead(op: Ops, q: ir.Value, k: ir.Value) -> ir.Value:
-    """Tell for each query which keys come after it; the queries are the last of the keys."""
-    keys = _positions(op, k)
-    past = op.Sub(op.Shape(k, start=2, end=3), op.Shape(q, start=2, end=3))
-    queries = op.Add(_positions(op, q), past)
-    return op.Greater(op.unsqueeze(keys, [0]), op.unsqueeze(queries, [1]))
+def _ahead(op: Ops, q: ir.Value, k: ir.Value, past: ir.Value | None) -> ir.Value:
+    """Tell for each query which keys come after it; queries follow the keys of the past."""
+    queries = _positions(op, q)
+    if past is not None:
+        queries = op.Add(queries, op.Shape(past, start=2, end=3))
+    return op.Greater(op.unsqueeze(_positions(op, k), [0]), op.unsqueeze(queries, [1]))
 
 
 def _positions(op: Ops, x: ir.Value) -> ir.Value:

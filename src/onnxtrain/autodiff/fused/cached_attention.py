@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.definitions import Defined, NotExpandable, split
 from onnxtrain.autodiff.fused.attention import scale_of
+from onnxtrain.autodiff.fused.domain import fused
 from onnxtrain.autodiff.fused.rotary import rotate
-from onnxtrain.autodiff.fused.table import Expanded, NotExpandable, expansion
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.shapes import dims_of
 
 _ATTRIBUTES = ("sliding_window_cache", "qk_output")
 
 
-@expansion("GroupQueryAttention")
+@fused("GroupQueryAttention")
 def group_query_attention(
     op: Ops,
     node: ir.Node,
@@ -35,7 +35,7 @@ def group_query_attention(
     attention_bias: ir.Value | None = None,
     head_sink: ir.Value | None = None,
     *quantization_and_norms: ir.Value | None,
-) -> Expanded:
+) -> Defined:
     """softmax(mask(scale q kᵀ)) v over groups of heads."""
     if any(v is not None for v in quantization_and_norms):
         raise NotExpandable("a quantized cache, or normalized queries and keys")
@@ -64,11 +64,7 @@ def _three(
     heads, groups = node.attributes.get_int("num_heads"), node.attributes.get_int("kv_num_heads")
     if key is None or value is None:
         packed = op.Reshape(query, [0, 0, heads + 2 * groups, -1])
-        parts = op.call("Split", packed, [heads, groups, groups], outputs=3, axis=2)
-        for part, count in zip(parts, (heads, groups, groups), strict=True):
-            part.dtype = query.dtype
-            dims = dims_of(packed)
-            part.shape = None if dims is None else ir.Shape([*dims[:2], count, dims[3]])
+        parts = split(op, packed, 3, 2, [heads, groups, groups])
     else:
         parts = tuple(
             op.Reshape(x, [0, 0, count, -1])
@@ -83,9 +79,7 @@ def _count(op: Ops, length: ir.Value) -> ir.Value:
     return op.with_dims(steps, [ir.SymbolicDim(None)])
 
 
-def _kept_before(
-    op: Ops, first: ir.Value, length: ir.Value, seqlens_k: ir.Value
-) -> ir.Value:
+def _kept_before(op: Ops, first: ir.Value, length: ir.Value, seqlens_k: ir.Value) -> ir.Value:
     """Return how many keys of each sequence precede the new ones, as (batch, 1).
 
     A first prompt, whose total length is that of the query, has none; its shorter sequences are
@@ -130,9 +124,7 @@ def _append(
     return results
 
 
-def _visible(
-    op: Ops, node: ir.Node, before: ir.Value, length: ir.Value, k: ir.Value
-) -> ir.Value:
+def _visible(op: Ops, node: ir.Node, before: ir.Value, length: ir.Value, k: ir.Value) -> ir.Value:
     """Tell which keys each query sees, as (batch, 1, queries, keys)."""
     keys = op.unsqueeze(_count(op, op.Shape(k, start=2, end=3)), [0, 1, 2])
     base = op.Unsqueeze(before, [1, 2])
@@ -178,13 +170,13 @@ def _attend(
     return op.Reshape(op.transpose(y, [0, 2, 1, 3]), [0, 0, -1])
 
 
-def _softmax(
-    op: Ops, node: ir.Node, scores: ir.Value, head_sink: ir.Value | None
-) -> ir.Value:
+def _softmax(op: Ops, node: ir.Node, scores: ir.Value, head_sink: ir.Value | None) -> ir.Value:
     """Softmax over the keys; a sink is one more key without a value."""
     if head_sink is None and not node.attributes.get_int("smooth_softmax", 0):
         return op.Softmax(scores, axis=-1)
-    sink = op.const(0.0, scores.dtype) if head_sink is None else op.Reshape(head_sink, [1, -1, 1, 1])
+    sink = (
+        op.const(0.0, scores.dtype) if head_sink is None else op.Reshape(head_sink, [1, -1, 1, 1])
+    )
     column = op.Expand(sink, op.Concat(op.Shape(scores, start=0, end=3), op.int64([1]), axis=0))
     with_sink = op.Softmax(op.Concat(scores, column, axis=-1), axis=-1)
     return op.slice(op.with_dims(with_sink, [ir.SymbolicDim(None)] * 4), 3, 0, -1)

@@ -7,13 +7,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused.activations import activation, fast_gelu, prefixed_activation
-from onnxtrain.autodiff.fused.table import NotExpandable, expansion
+from onnxtrain.autodiff.definitions import NotExpandable
+from onnxtrain.autodiff.fused.activations import (
+    Activation,
+    activation,
+    fast_gelu,
+    prefixed_activation,
+)
+from onnxtrain.autodiff.fused.domain import fused
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import dims_of
 
 
-@expansion("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", ranks=(0, 1))
+@fused("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", ranks=(0, 1))
 def fused_matmul(op: Ops, node: ir.Node, a: ir.Value, b: ir.Value) -> ir.Value:
     """alpha A B with either side transposed, and an optional activation."""
     if node.attributes.get_string("activation", "") == "Softmax":
@@ -41,7 +47,7 @@ def _transposed(op: Ops, node: ir.Node, x: ir.Value, side: str) -> ir.Value:
     return op.transpose(x, axes)
 
 
-@expansion("GemmFastGelu")
+@fused("GemmFastGelu")
 def gemm_fast_gelu(
     op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, bias: ir.Value | None = None
 ) -> ir.Value:
@@ -49,7 +55,7 @@ def gemm_fast_gelu(
     return fast_gelu(op, node, op.MatMul(x, w), bias)
 
 
-@expansion("FusedGemm")
+@fused("FusedGemm")
 def fused_gemm(
     op: Ops, node: ir.Node, a: ir.Value, b: ir.Value, c: ir.Value | None = None
 ) -> ir.Value:
@@ -59,7 +65,7 @@ def fused_gemm(
     return act(op.Gemm(a, b, *([] if c is None else [c]), **kept))
 
 
-@expansion("FusedConv")
+@fused("FusedConv")
 def fused_conv(
     op: Ops,
     node: ir.Node,
@@ -71,10 +77,10 @@ def fused_conv(
     """The activation of Conv(X, W, B) + Z."""
     act = _conv_activation(op, node)
     y = _conv(op, node, x, w, b)
-    return act(y if z is None else y + z)
+    return act(y if z is None else op.Add(y, z))
 
 
-@expansion("NhwcConv", "NhwcFusedConv", ranks=(0,))
+@fused("NhwcConv", "NhwcFusedConv", ranks=(0,))
 def nhwc_conv(
     op: Ops,
     node: ir.Node,
@@ -94,7 +100,7 @@ def nhwc_conv(
     act = _conv_activation(op, node)
     y = _conv(op, node, op.transpose(x, [0, channels, *spatial]), w, b)
     y = op.transpose(y, [0, *range(2, channels + 1), 1])
-    return act(y if z is None else y + z)
+    return act(y if z is None else op.Add(y, z))
 
 
 def _channels_last(node: ir.Node, x: ir.Value, w: ir.Value) -> bool:
@@ -108,14 +114,12 @@ def _channels_last(node: ir.Node, x: ir.Value, w: ir.Value) -> bool:
     return last
 
 
-def _conv(
-    op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, b: ir.Value | None
-) -> ir.Value:
+def _conv(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Value:
     kept = _attributes(node, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     return op.call("Conv", x, w, *([] if b is None else [b]), **kept)[0]
 
 
-def _conv_activation(op: Ops, node: ir.Node) -> Any:
+def _conv_activation(op: Ops, node: ir.Node) -> Activation:
     parameters = list(node.attributes.get_floats("activation_params", []))
     return activation(op, node.attributes.get_string("activation", ""), parameters)
 
@@ -124,7 +128,7 @@ def _attributes(node: ir.Node, *names: str) -> dict[str, Any]:
     return {n: node.attributes[n].value for n in names if n in node.attributes}
 
 
-@expansion("MatMulNBits")
+@fused("MatMulNBits")
 def matmul_n_bits(
     op: Ops,
     node: ir.Node,
@@ -141,26 +145,27 @@ def matmul_n_bits(
     """
     bits, block = node.attributes.get_int("bits", 4), node.attributes.get_int("block_size")
     rows, columns = node.attributes.get_int("N"), node.attributes.get_int("K")
-    if g_idx is not None or bits not in (2, 4, 8) or node.attributes.get_int("weight_prepacked", 0):
+    prepacked = node.attributes.get_int("weight_prepacked", 0)
+    if g_idx is not None or prepacked or bits not in (2, 4, 8):
         raise NotExpandable("group indices, prepacked weights, or bits other than 2, 4, 8")
     blocks = -(-columns // block)
-    numbers = op.cast(_unpack(op, op.reshape(b, [rows, -1]), bits), a.dtype)
+    numbers = op.cast(_unpack(op, op.reshape(b, [rows, -1]), rows, bits), a.dtype)
     numbers = op.reshape(numbers, [rows, blocks, block])
     zero: ir.Value | float = float(2 ** (bits - 1))
     if zero_points is not None:
         if zero_points.dtype == ir.DataType.UINT8:
             packed = op.reshape(zero_points, [rows, -1])
-            zero_points = op.slice(_unpack(op, packed, bits), 1, 0, blocks)
+            zero_points = op.slice(_unpack(op, packed, rows, bits), 1, 0, blocks)
         zero = op.reshape(op.cast(zero_points, a.dtype), [rows, blocks, 1])
     weight = (numbers - zero) * op.reshape(scales, [rows, blocks, 1])
     weight = op.reshape(weight, [rows, blocks * block])
     if blocks * block != columns:
         weight = op.slice(weight, 1, 0, columns)
     y = op.MatMul(a, op.transpose(weight, [1, 0]))
-    return y if bias is None else y + bias
+    return y if bias is None else op.Add(y, bias)
 
 
-def _unpack(op: Ops, packed: ir.Value, bits: int) -> ir.Value:
+def _unpack(op: Ops, packed: ir.Value, rows: int, bits: int) -> ir.Value:
     """Split each byte of a matrix into numbers of fewer bits, the lowest first."""
     if bits == 8:
         return packed
@@ -170,6 +175,4 @@ def _unpack(op: Ops, packed: ir.Value, bits: int) -> ir.Value:
         amount = op.const(np.array(shift, np.uint8))
         parts.append(op.call("BitShift", packed, amount, like=packed, direction="RIGHT")[0])
     stacked = op.Concat(*[op.unsqueeze(op.BitwiseAnd(p, mask), [2]) for p in parts], axis=2)
-    dims = dims_of(packed)
-    assert dims is not None
-    return op.reshape(stacked, [int(dims[0]), -1])
+    return op.reshape(stacked, [rows, -1])

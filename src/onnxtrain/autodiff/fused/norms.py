@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused.table import Expanded, expansion, wanted
+from onnxtrain.autodiff.definitions import Defined, wanted
+from onnxtrain.autodiff.fused.domain import fused
 from onnxtrain.autodiff.ops import Ops
 
 
-@expansion("LayerNormalization")
+@fused("LayerNormalization")
 def layer_normalization(
     op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value, b: ir.Value | None = None
-) -> Expanded:
+) -> Defined:
     """The operator of ai.onnx, which onnxruntime had under this name before ONNX did."""
     axis = node.attributes.get_int("axis", -1)
     return _normalized(op, node, x, scale, b, axis=axis)
 
 
-@expansion("SkipLayerNormalization")
+@fused("SkipLayerNormalization")
 def skip_layer_normalization(
     op: Ops,
     node: ir.Node,
@@ -26,7 +27,7 @@ def skip_layer_normalization(
     gamma: ir.Value,
     beta: ir.Value | None = None,
     bias: ir.Value | None = None,
-) -> Expanded:
+) -> Defined:
     """LayerNormalization of x + skip + bias; the sum is an output as well."""
     total = _sum(op, x, skip, bias)
     y, *statistics = _normalized(op, node, total, gamma, beta, default_epsilon=1e-12)
@@ -34,8 +35,8 @@ def skip_layer_normalization(
 
 
 def _sum(op: Ops, x: ir.Value, skip: ir.Value, bias: ir.Value | None) -> ir.Value:
-    total = x + skip
-    return total if bias is None else total + bias
+    total = op.Add(x, skip)
+    return total if bias is None else op.Add(total, bias)
 
 
 def _normalized(
@@ -56,17 +57,15 @@ def _normalized(
     return *outputs, *[None] * (3 - count)
 
 
-@expansion("SimplifiedLayerNormalization", ranks=(0,))
-def simplified_layer_normalization(
-    op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value
-) -> Expanded:
+@fused("SimplifiedLayerNormalization", ranks=(0,))
+def simplified_layer_normalization(op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value) -> Defined:
     """x / √(mean(x²) + epsilon) times a scale."""
     axis = node.attributes.get_int("axis", -1)
     axes = list(range(axis % op.rank(x), op.rank(x)))
     return _root_mean_square(op, x, scale, axes, node.attributes.get_float("epsilon", 1e-5))
 
 
-@expansion("SkipSimplifiedLayerNormalization")
+@fused("SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_normalization(
     op: Ops,
     node: ir.Node,
@@ -74,7 +73,7 @@ def skip_simplified_layer_normalization(
     skip: ir.Value,
     gamma: ir.Value,
     bias: ir.Value | None = None,
-) -> Expanded:
+) -> Defined:
     """The same of x + skip + bias; the sum is an output as well, and a mean that is zero."""
     total = _sum(op, x, skip, bias)
     epsilon = node.attributes.get_float("epsilon", 1e-12)
@@ -96,7 +95,7 @@ def _stash_type(x: ir.Value) -> ir.DataType:
     return ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
 
 
-@expansion("EmbedLayerNormalization")
+@fused("EmbedLayerNormalization")
 def embed_layer_normalization(
     op: Ops,
     node: ir.Node,
@@ -109,7 +108,7 @@ def embed_layer_normalization(
     beta: ir.Value,
     mask: ir.Value | None = None,
     position_ids: ir.Value | None = None,
-) -> Expanded:
+) -> Defined:
     """LayerNormalization of the sum of word, position and segment embeddings."""
     word = op.Gather(word_embedding, input_ids)
     if position_ids is None:
@@ -131,7 +130,7 @@ def _mask_index(op: Ops, input_ids: ir.Value, mask: ir.Value | None) -> ir.Value
     return counts if mask is not None else counts - counts
 
 
-@expansion("GroupNorm", "SkipGroupNorm", ranks=(0, 3))
+@fused("GroupNorm", "SkipGroupNorm", ranks=(0, 3))
 def group_norm(
     op: Ops,
     node: ir.Node,
@@ -140,7 +139,7 @@ def group_norm(
     beta: ir.Value,
     skip: ir.Value | None = None,
     bias: ir.Value | None = None,
-) -> Expanded:
+) -> Defined:
     """Normalization over groups of channels, after an optional addition; then an optional SiLU.
 
     The channels are last by default. The sum before the normalization is an output as well.
@@ -168,7 +167,7 @@ def group_norm(
     return op.cast(y, x.dtype), x
 
 
-@expansion("GatedRMSNorm", ranks=(0,))
+@fused("GatedRMSNorm", ranks=(0,))
 def gated_rms_norm(
     op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value, gate: ir.Value
 ) -> ir.Value:

@@ -1,12 +1,13 @@
 """Why a fused operator that was not expanded has no gradient.
 
 The text is shown where such a node lies on the path of a gradient. For an operator that has an
-expansion it says which forms are not covered.
+definition it says which forms are not covered.
 """
 
 from __future__ import annotations
 
-from onnxtrain.autodiff.fused.table import MICROSOFT, expandable
+from onnxtrain.autodiff.definitions import defined
+from onnxtrain.autodiff.fused.domain import MICROSOFT
 from onnxtrain.autodiff.registry import refuse
 
 _SAVE_LOWER = (
@@ -38,7 +39,7 @@ _NOT_COVERED = {
     "TorchEmbedding": "it is not expanded with padding_idx or scale_grad_by_freq",
 }
 
-for _op_type in expandable():
+for _op_type in sorted(defined(MICROSOFT)):
     _form = _NOT_COVERED.get(_op_type)
     refuse(
         _op_type,

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused.table import Expanded, NotExpandable, expansion, wanted
+from onnxtrain.autodiff.definitions import Defined, NotExpandable, wanted
+from onnxtrain.autodiff.fused.domain import fused
 from onnxtrain.autodiff.ops import Ops
 
 
-@expansion("Trilu")
+@fused("Trilu")
 def trilu(op: Ops, node: ir.Node, x: ir.Value, k: ir.Value | None = None) -> ir.Value:
     """Trilu of ai.onnx."""
     return op.Trilu(x, *([] if k is None else [k]), upper=node.attributes.get_int("upper", 1))
 
 
-@expansion("GatherND")
+@fused("GatherND")
 def gather_nd(op: Ops, node: ir.Node, data: ir.Value, indices: ir.Value) -> ir.Value:
     """GatherND of ai.onnx, whose indices are int64."""
     return op.GatherND(data, op.cast(indices, ir.DataType.INT64))
 
 
-@expansion("Range")
+@fused("Range")
 def range_(
     op: Ops, node: ir.Node, start: ir.Value, limit: ir.Value, delta: ir.Value | None = None
 ) -> ir.Value:
@@ -30,13 +31,13 @@ def range_(
     return op.Range(*bounds, step)
 
 
-@expansion("ExpandDims")
+@fused("ExpandDims")
 def expand_dims(op: Ops, node: ir.Node, x: ir.Value, axis: ir.Value) -> ir.Value:
     """Unsqueeze of ai.onnx, whose axes are an int64 vector."""
     return op.Unsqueeze(x, op.reshape(op.cast(axis, ir.DataType.INT64), [1]))
 
 
-@expansion("Pad")
+@fused("Pad")
 def pad(
     op: Ops, node: ir.Node, data: ir.Value, pads: ir.Value, value: ir.Value | None = None
 ) -> ir.Value:
@@ -46,7 +47,7 @@ def pad(
     return op.Pad(data, op.reshape(pads, [-1]), *fill, mode=mode)
 
 
-@expansion("GridSample")
+@fused("GridSample")
 def grid_sample(op: Ops, node: ir.Node, x: ir.Value, grid: ir.Value) -> ir.Value:
     """GridSample of ai.onnx, which renamed its modes in opset 20."""
     mode = node.attributes.get_string("mode", "bilinear")
@@ -59,15 +60,13 @@ def grid_sample(op: Ops, node: ir.Node, x: ir.Value, grid: ir.Value) -> ir.Value
     )  # fmt: skip
 
 
-@expansion("BiasAdd")
-def bias_add(
-    op: Ops, node: ir.Node, x: ir.Value, bias: ir.Value, skip: ir.Value
-) -> ir.Value:
+@fused("BiasAdd")
+def bias_add(op: Ops, node: ir.Node, x: ir.Value, bias: ir.Value, skip: ir.Value) -> ir.Value:
     """x + bias + skip."""
-    return x + bias + skip
+    return op.Add(x + bias, skip)
 
 
-@expansion("BiasDropout")
+@fused("BiasDropout")
 def bias_dropout(
     op: Ops,
     node: ir.Node,
@@ -76,7 +75,7 @@ def bias_dropout(
     residual: ir.Value | None = None,
     ratio: ir.Value | None = None,
     training_mode: ir.Value | None = None,
-) -> Expanded:
+) -> Defined:
     """Dropout(data + bias) + residual, and the mask."""
     seed = node.attributes.get_int("seed") if "seed" in node.attributes else None
     total = data + bias
@@ -87,7 +86,7 @@ def bias_dropout(
     return outputs[0] if residual is None else outputs[0] + residual, *outputs[1:]
 
 
-@expansion("BiasSoftmax", ranks=(0, 1))
+@fused("BiasSoftmax", ranks=(0, 1))
 def bias_softmax(op: Ops, node: ir.Node, data: ir.Value, bias: ir.Value) -> ir.Value:
     """Softmax(data + bias) over all axes from `axis` on, as Softmax was before opset 13."""
     axis = node.attributes.get_int("axis", 1) % op.rank(data)
@@ -96,7 +95,7 @@ def bias_softmax(op: Ops, node: ir.Node, data: ir.Value, bias: ir.Value) -> ir.V
     return op.Softmax(data + bias, axis=-1)
 
 
-@expansion("TorchEmbedding")
+@fused("TorchEmbedding")
 def torch_embedding(
     op: Ops,
     node: ir.Node,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused.table import NotExpandable, expansion
+from onnxtrain.autodiff.definitions import NotExpandable
+from onnxtrain.autodiff.fused.domain import fused
 from onnxtrain.autodiff.ops import Ops
 
 
-@expansion("RotaryEmbedding", ranks=(0, 1, 2))
+@fused("RotaryEmbedding", ranks=(0, 1, 2))
 def rotary_embedding(
     op: Ops,
     node: ir.Node,
@@ -33,9 +34,7 @@ def rotary_embedding(
         steps = op.with_dims(op.Range(op.int64(0), length, op.int64(1)), [ir.SymbolicDim(None)])
         positions = op.unsqueeze(op.Add(steps, position_ids), [0])
     heads_axis = 3 - length_axis
-    cos, sin = (
-        op.unsqueeze(op.Gather(c, positions), [heads_axis]) for c in (cos_cache, sin_cache)
-    )
+    cos, sin = (op.unsqueeze(op.Gather(c, positions), [heads_axis]) for c in (cos_cache, sin_cache))
     if not flat:
         return rotate(op, x, cos, sin, interleaved)
     if node.attributes.get_int("rotary_embedding_dim", 0):
@@ -48,9 +47,7 @@ def rotary_embedding(
     return op.reshape_like(rotate(op, heads, cos, sin, interleaved), x)
 
 
-def rotate(
-    op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool
-) -> ir.Value:
+def rotate(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> ir.Value:
     """Rotate the first numbers of the last axis, as many as there are angles; keep the rest.
 
     The pairs are (first half, second half), or neighbours where they are interleaved.

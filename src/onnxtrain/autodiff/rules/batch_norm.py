@@ -9,11 +9,10 @@ mode. The rule recognises that form and writes the gradient of the whole at once
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnx_ir as ir
 
-from onnxtrain.autodiff.ops import Names, Ops
+from onnxtrain.autodiff.infer import infer_shapes
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.norm import working_type
 from onnxtrain.autodiff.shapes import constant_array
@@ -30,7 +29,7 @@ def batch_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     and dvar = -scale r³ Σ dy c / 2. Where they are those of the n numbers of the batch itself,
     dx = scale r (dy - Σ dy / n - c r² Σ dy c / n) has all of it.
     """
-    if node.attributes.get_int("training_mode", 0):
+    if node.attributes.get_int("training_mode", 0) == 1:
         raise OnnxTrainError(
             "a BatchNormalization in training mode was not rewritten before differentiation"
         )
@@ -39,7 +38,8 @@ def batch_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     wide = working_type(x, scale, mean)
     axes = _all_but_channels(op, x)
     seed = op.cast(dy, wide)
-    inv_std = op.Reciprocal(op.Sqrt(op.cast(var, wide) + node.attributes.get_float("epsilon", 1e-5)))
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    inv_std = op.Reciprocal(op.Sqrt(op.cast(var, wide) + epsilon))
     gain = op.cast(scale, wide) * inv_std
     of_batch = _deviation_from_batch_mean(op, node)
     if of_batch is None:
@@ -125,21 +125,31 @@ def _reduced_axes(node: ir.Node, rank: int) -> list[int] | None:
 def rewrite_training_batch_norm(model: ir.Model) -> None:
     """Replace every BatchNormalization in training mode, in place; names of values survive.
 
-    The shapes of the model must have been inferred: the number of axes has to be known.
+    Shapes are inferred on the way where there is such a node, as its number of axes must be known.
+    onnx's inference insists on all three outputs, so they are completed before.
     """
     found = [
         node
         for node in model.graph.all_nodes()
         if node.op_type == "BatchNormalization"
         and node.domain == ""
-        and node.attributes.get_int("training_mode", 0)
+        and node.attributes.get_int("training_mode", 0) == 1
     ]
     if not found:
         return
-    op = Ops(model.graph, model.opset_imports[""], Names.of(model.graph))
+    op = Ops(model.graph, model.opset_imports[""])
+    for node in found:
+        _complete_outputs(op, node)
+    infer_shapes(model)
     with op.arithmetic():
         for node in found:
             _rewrite(op, node)
+
+
+def _complete_outputs(op: Ops, node: ir.Node) -> None:
+    node.resize_outputs(3)
+    for output in node.outputs:
+        output.name = output.name or op.names.fresh(f"{node.outputs[0].name}_statistic")
 
 
 def _rewrite(op: Ops, node: ir.Node) -> None:
@@ -153,14 +163,12 @@ def _rewrite(op: Ops, node: ir.Node) -> None:
         )
     op.scope = label
     # Written into a graph of their own first, then moved to the place of the node.
-    written = op.body([], lambda: _batch_statistics(op, node))
+    written = op.body([], lambda: _with_batch_statistics(op, node))
     made, nodes = list(written.outputs), list(written)
     written.outputs.clear()
     written.remove(nodes)
     graph.insert_before(node, nodes)
     for old, new in zip(node.outputs, made, strict=False):
-        if not old.name:
-            continue  # an optional output that is left out
         name = old.name
         op.type_as(new, old)
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
@@ -169,8 +177,8 @@ def _rewrite(op: Ops, node: ir.Node) -> None:
     graph.remove(node, safe=True)
 
 
-def _batch_statistics(op: Ops, node: ir.Node) -> Sequence[ir.Value]:
-    """Write Y, running_mean and running_var of a node in training mode."""
+def _with_batch_statistics(op: Ops, node: ir.Node) -> list[ir.Value]:
+    """Write Y, and running_mean and running_var where someone reads them."""
     x, scale, bias, mean, var = node.inputs
     assert x and scale and bias and mean and var
     axes = _all_but_channels(op, x)
@@ -180,14 +188,12 @@ def _batch_statistics(op: Ops, node: ir.Node) -> Sequence[ir.Value]:
     # ONNX takes the population variance for both uses. torch normalizes by it as well, but lets
     # n/(n-1) of it enter the running one.
     batch_var = op.mean(deviation * deviation, axes)
-    mean_now, var_now = (
-        op.cast(op.Reshape(v, [-1]), mean.dtype) for v in (batch_mean, batch_var)
-    )
+    mean_now, var_now = (op.cast(op.Reshape(v, [-1]), mean.dtype) for v in (batch_mean, batch_var))
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     y = op.BatchNormalization(x, scale, bias, mean_now, var_now, epsilon=epsilon)
-    keep = node.attributes.get_float("momentum", 0.9)
-    return [
-        op.type_as(y, x),
-        mean * keep + mean_now * (1.0 - keep),
-        var * keep + var_now * (1.0 - keep),
-    ][: len(node.outputs)]
+    made = [op.type_as(y, x)]
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        keep = node.attributes.get_float("momentum", 0.9)
+        made.append(mean * keep + mean_now * (1.0 - keep))
+        made.append(var * keep + var_now * (1.0 - keep))
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 
 import onnx_ir as ir
 
@@ -27,7 +27,9 @@ def if_(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
     gradient returns a cotangent for all of these, zero for those that only the other one uses.
     """
     assert op.path is not None
-    wanted = op.path.wanted(node)
+    wanted = list(dict.fromkeys(v for inside in op.path.inside(node) for v in inside.reached()))
+    if not wanted:
+        return {}
     branches = {
         name: _gradient_branch(op, node, node.attributes[name].as_graph(), dys, wanted)
         for name in ("then_branch", "else_branch")
@@ -94,7 +96,13 @@ def copy_graph(
     `copies` is extended by what became of each value. Values from outside stay the same.
     """
     for value in source.initializers.values():
-        copies[value] = _copy_value(value, ir.Value(const_value=value.const_value), names)
+        tensor = value.const_value
+        assert tensor is not None
+        copies[value] = _copy_value(value, ir.Value(), names)
+        # A tensor of its own on the same memory: naming a value renames the tensor it holds.
+        copies[value].const_value = ir.Tensor(
+            tensor.numpy(), dtype=tensor.dtype, name=copies[value].name
+        )
         target.register_initializer(copies[value])
     for node in source:
         inputs = [None if v is None else copies.get(v, v) for v in node.inputs]

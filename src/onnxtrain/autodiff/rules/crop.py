@@ -130,7 +130,9 @@ def _fold_in(
 ) -> ir.Value:
     """Undo a pad along one axis whose frame repeats elements: add the frame to them."""
     inside = pad(op, dy, {axis: (-before, -after)})
-    ends = [e for e in ((0, before), (-after, _TO_THE_END)) if (e[1] if e[0] == 0 else after) > 0]
+    ends = [(0, before)] if before > 0 else []
+    if after > 0:
+        ends.append((-after, _TO_THE_END))
     if not ends:
         return inside
     # The same Pad, applied to the numbers of the elements, tells which one stands where.

@@ -17,6 +17,7 @@ from onnxtrain.autodiff.rules.places import (
     pad,
     positions,
     row_numbers,
+    scatter,
     spread,
 )
 from onnxtrain.autodiff.shapes import UNKNOWN, constant_array, dims_of
@@ -48,18 +49,22 @@ def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         before = op.Where(op.Less(index, 0), op.Add(index, size), index)
         after = op.Sub(op.Sub(size, before), 1)
         return (op.type_as(pad(op, slices, {axis: (before, after)}), x),)
-    # Embedding tables come here. ScatterND on whole rows would take a third of the time, but it
-    # loses updates of repeated indices; see places.py.
-    return (add_along(op, slices, op.zeros_like(x), axis, indices),)
+    # Embedding tables come here. ScatterND on whole rows would take half the time, but it loses
+    # updates of repeated indices (see places.py); a one-hot MatMul is slower from 100 rows on.
+    # The zeros are made by padding nothing: as an expanded constant, onnxruntime would fold them
+    # into a second table that it keeps in memory, and in the model file if that is saved.
+    zeros = op.type_as(pad(op, op.slice(slices, axis, 0, 0), {axis: (0, size)}), x)
+    return (add_along(op, slices, zeros, axis, indices),)
 
 
 def _different_places(indices: ir.Value, size: ir.Value) -> npt.NDArray[np.int64] | None:
     """Return the indices, none of them negative, if they are known and no two are equal."""
     known, length = constant_array(indices), constant_array(size)
-    if known is None or length is None:
+    if known is None or (length is None and np.any(known < 0)):
         return None
     places: npt.NDArray[np.int64] = known.reshape(-1).astype(np.int64)
-    places = np.where(places < 0, places + int(length[0]), places)
+    if length is not None:
+        places = np.where(places < 0, places + int(length[0]), places)
     return places if np.unique(places).size == places.size else None
 
 
@@ -69,7 +74,7 @@ def gather_elements(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     x, indices = node.inputs
     assert x is not None
     axis = node.attributes.get_int("axis", 0)
-    return (op.ScatterElements(op.zeros_like(x), indices, dy, axis=axis, reduction="add"),)
+    return (scatter(op, op.zeros_like(x), indices, dy, axis),)
 
 
 @rule("GatherND")
@@ -104,13 +109,8 @@ def top_k(
     """The cotangent of the values, where the indices say that they came from."""
     x = node.inputs[0]
     assert x is not None
-    indices = node.outputs[1]
-    if not indices.name:  # left unnamed by the model because nobody used it
-        indices.name = op.names.fresh(f"{op.scope}/indices")
-        op.type_as(indices, node.outputs[0])
-        indices.dtype = ir.DataType.INT64
     axis = node.attributes.get_int("axis", -1)
-    return (op.ScatterElements(op.zeros_like(x), indices, dvalues, axis=axis),)
+    return (op.ScatterElements(op.zeros_like(x), node.outputs[1], dvalues, axis=axis),)
 
 
 @rule("Unique", notes="of equal elements the first one gets the gradient")

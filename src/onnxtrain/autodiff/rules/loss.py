@@ -81,9 +81,7 @@ def _log_prob(op: Ops, node: ir.Node) -> ir.Value:
     return log_prob
 
 
-def _labels_and_weight(
-    op: Ops, node: ir.Node, dloss: ir.Value
-) -> tuple[ir.Value, ir.Value]:
+def _labels_and_weight(op: Ops, node: ir.Node, dloss: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Return labels that can be indexed with, and the derivative of the loss by each term.
 
     The latter is a scalar, or has the shape of the labels with an axis for the classes. Labels to

@@ -1,7 +1,7 @@
 """Rules for normalization within one sample; `batch_norm.py` has the one across samples.
 
-All of them divide by a deviation that depends on the whole row. With c = x - mean, r = 1/√(var + ε),
-the scale s and averages over the row, the gradient of y = c r s is
+All of them divide by a deviation that depends on the whole row. With c = x - mean,
+r = 1/√(var + ε), the scale s and averages over the row, the gradient of y = c r s is
 
     dx = r (s dy - mean(s dy) - c r² mean(s dy c)).
 
@@ -209,9 +209,7 @@ def instance_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     return _grouped(op, node, dy, 0, per_channel=True)
 
 
-def _grouped(
-    op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: bool
-) -> Cotangents:
+def _grouped(op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: bool) -> Cotangents:
     """Write the gradient for (samples, groups, the rest); 0 groups: each channel is one.
 
     Sums are taken per channel first, which is all that scale and bias need, and the averages of
@@ -266,7 +264,7 @@ def mean_variance_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotange
 
 @rule("LpNormalization", notes="0 where the norm is 0")
 def lp_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """With the sum s along the axis: dx = (dy - y s(dy y)) / |x|₂, or (dy - sign(x) s(dy y)) / |x|₁."""
+    """With s the sum of dy y along the axis: dx = (dy - s y) / |x|₂, or (dy - s sign(x)) / |x|₁."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     axis = [node.attributes.get_int("axis", -1) % op.rank(x)]

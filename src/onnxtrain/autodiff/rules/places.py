@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import UNKNOWN, constant_array
 
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Bound = int | ir.Value  # a number, or an int64 vector of length one
 
 
@@ -102,23 +103,24 @@ def spread(
     of dy or zero, so this is a Gather from dy with a zero slice appended.
     """
     rank = op.rank(dy)
-    known = constant_array(size)
-    if isinstance(places, np.ndarray) and known is not None:
-        length, count = int(known[0]), places.size
-        if np.array_equal(places, np.arange(count) + places[:1].sum()):
-            first = int(places[:1].sum())
-            return pad(op, dy, {axis: (first, length - first - count)})
-        source = np.full(length, count, dtype=np.int64)
+    length = constant_array(size)
+    if isinstance(places, np.ndarray):
+        first, count = int(places[:1].sum()), places.size
+        if np.array_equal(places, np.arange(first, first + count)):
+            rest = first + count
+            after = op.Sub(size, rest) if length is None else int(length[0]) - rest
+            return pad(op, dy, {axis: (first, after)})
+    if isinstance(places, np.ndarray) and length is not None:
+        source = np.full(int(length[0]), count, dtype=np.int64)
         source[places] = np.arange(count)
-        inverse = op.const(source)
-        holes = length > count
+        inverse, complete = op.const(source), source.size == count
     else:
         taken = op.const(places) if isinstance(places, np.ndarray) else places
         number = op.dim(dy, axis)
-        empty = op.with_dims(op.Expand(number, size), [UNKNOWN])
-        inverse = op.ScatterElements(empty, taken, arange(op, number), axis=0)
-        holes = True
-    padded = pad(op, dy, {axis: (0, 1)}) if holes else dy
+        nowhere = op.with_dims(op.Expand(number, size), [UNKNOWN])
+        inverse = op.ScatterElements(nowhere, taken, arange(op, number), axis=0)
+        complete = False
+    padded = dy if complete else pad(op, dy, {axis: (0, 1)})
     if axis != rank - 1 or rank == 1:
         return op.Gather(padded, inverse, axis=axis)
     # Gather copies single elements along the last axis: five times slower than two transposes.
@@ -127,15 +129,32 @@ def spread(
     return op.Transpose(picked, perm=[*range(1, rank), 0])
 
 
+def scatter(
+    op: Ops,
+    onto: ir.Value,
+    indices: ir.Value | None,
+    updates: ir.Value,
+    axis: int,
+    reduction: str = "add",
+) -> ir.Value:
+    """ScatterElements with a reduction.
+
+    Half precision is computed in single: there are no kernels for it, and long sums would suffer.
+    """
+    dtype = updates.dtype
+    wide = ir.DataType.FLOAT if dtype in _HALF else dtype
+    operands = (op.cast(onto, wide), indices, op.cast(updates, wide))
+    return op.cast(op.ScatterElements(*operands, axis=axis, reduction=reduction), dtype)
+
+
 def add_along(op: Ops, dy: ir.Value, onto: ir.Value, axis: int, places: ir.Value) -> ir.Value:
     """Add slice i of dy to slice places[i] of another tensor; places may repeat."""
     column = op.reshape(places, [-1 if a == axis else 1 for a in range(op.rank(onto))])
-    indices = op.Expand(column, op.shape_of(dy))
-    return op.ScatterElements(onto, indices, dy, axis=axis, reduction="add")
+    return scatter(op, onto, op.Expand(column, op.shape_of(dy)), dy, axis)
 
 
 def add_elements(op: Ops, dy: ir.Value, x: ir.Value, places: ir.Value) -> ir.Value:
     """Add each element of dy to the element of zeros like x that `places` numbers."""
     zeros = op.Expand(op.const(0.0, x.dtype), element_count(op, x))
-    flat = [op.Reshape(v, [-1]) for v in (places, dy)]
-    return op.reshape_like(op.ScatterElements(zeros, *flat, axis=0, reduction="add"), x)
+    numbers, flat = (op.Reshape(v, [-1]) for v in (places, dy))
+    return op.reshape_like(scatter(op, zeros, numbers, flat, 0), x)

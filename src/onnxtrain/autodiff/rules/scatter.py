@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops, attributes_of
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.rules.places import arange, as_rows, positions, row_numbers
+from onnxtrain.autodiff.rules.places import arange, as_rows, positions, row_numbers, scatter
 from onnxtrain.autodiff.shapes import dims_of
 
 _NOTES = "max, min: ties share the gradient equally; none: indices must not repeat"
@@ -74,7 +74,7 @@ def _reduced(
     """Return the cotangents of data and updates of ScatterElements with mul, max or min."""
 
     def collect(start: ir.Value, values: ir.Value, reduction: str) -> ir.Value:
-        return op.ScatterElements(start, indices, values, axis=axis, reduction=reduction)
+        return scatter(op, start, indices, values, axis, reduction)
 
     def at_updates(value: ir.Value) -> ir.Value:
         return op.type_as(op.GatherElements(value, indices, axis=axis), updates)

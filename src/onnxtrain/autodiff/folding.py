@@ -1,0 +1,110 @@
+"""What of a function body is known before run time.
+
+The bodies that the ONNX standard gives count ranks and cast constants at run time. Shape inference
+does not look through that, and rules write simpler gradients for axes that are constants. So the
+few small numbers that a body computes from static shapes are computed here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+Array = np.ndarray[Any, Any]
+_MOST = 64  # elements: axes, shapes and scalars
+_NOT_PURE = frozenset(
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
+
+
+def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace what is known beforehand by Constant nodes, and drop what nobody uses then."""
+    known: dict[str, Array] = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
+    while True:
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        if not _fold_once(model, known):
+            break
+    _drop_unused(model.graph)
+    return model
+
+
+def _fold_once(model: onnx.ModelProto, known: dict[str, Array]) -> bool:
+    graph = model.graph
+    infos = (*graph.input, *graph.value_info, *graph.output)
+    types = {info.name: info.type.tensor_type for info in infos}
+    folded = False
+    for node in graph.node:
+        if node.op_type == "Constant" or not node.output or node.output[0] in known:
+            if node.op_type == "Constant" and node.output[0] not in known:
+                known[node.output[0]] = _evaluate(node, {}, model)[0]
+            continue
+        value = _value_of(node, known, types, model)
+        if value is not None and value.size <= _MOST:
+            known[node.output[0]] = value
+            tensor = onnx.numpy_helper.from_array(value)
+            constant = onnx.helper.make_node("Constant", [], [node.output[0]], value=tensor)
+            node.CopyFrom(constant)
+            folded = True
+    return folded
+
+
+def _value_of(
+    node: onnx.NodeProto,
+    known: dict[str, Array],
+    types: dict[str, onnx.TypeProto.Tensor],
+    model: onnx.ModelProto,
+) -> Array | None:
+    """Return the value of a node with one output, if it is known."""
+    if node.domain or len(node.output) != 1 or node.op_type in _NOT_PURE or not node.input:
+        return None
+    if any(
+        a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute
+    ):
+        return None
+    if node.op_type in ("Shape", "Size"):
+        return _shape_or_size(node, types.get(node.input[0]))
+    if node.op_type == "CastLike" and node.input[0] in known and node.input[1] in types:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(types[node.input[1]].elem_type)
+        return known[node.input[0]].astype(dtype)
+    if any(name and name not in known for name in node.input):
+        return None
+    return np.asarray(_evaluate(node, known, model)[0])
+
+
+def _shape_or_size(node: onnx.NodeProto, kind: onnx.TypeProto.Tensor | None) -> Array | None:
+    if kind is None or not kind.HasField("shape"):
+        return None
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
+    if node.op_type == "Size":
+        return None if None in dims else np.array(np.prod(dims, dtype=np.int64))
+    bounds = {a.name: a.i for a in node.attribute}
+    part = dims[bounds.get("start", 0) : bounds.get("end", len(dims))]
+    return None if None in part else np.array(part, dtype=np.int64)
+
+
+def _evaluate(node: onnx.NodeProto, known: dict[str, Array], model: onnx.ModelProto) -> list[Array]:
+    graph = onnx.helper.make_graph(
+        [node],
+        "one",
+        [],
+        [onnx.helper.make_empty_tensor_value_info(node.output[0])],
+        [onnx.numpy_helper.from_array(known[n], n) for n in dict.fromkeys(node.input) if n],
+    )
+    whole = onnx.helper.make_model(graph, opset_imports=model.opset_import)
+    results: list[Array] = ReferenceEvaluator(whole).run(None, {})
+    return results
+
+
+def _drop_unused(graph: onnx.GraphProto) -> None:
+    used = {info.name for info in graph.output}
+    for index in reversed(range(len(graph.node))):
+        node = graph.node[index]
+        if used.isdisjoint(node.output):
+            del graph.node[index]
+        else:
+            used.update(node.input)

@@ -1,0 +1,256 @@
+"""How the windows of a convolution or a pooling operator lie on their input.
+
+Conv, ConvTranspose and the pools share `kernel_shape`, `strides`, `pads`, `dilations`, `auto_pad`
+and `ceil_mode`. They are resolved here and nowhere else, into one fact per spatial axis: tap t of
+window o lies at position
+
+    o * stride + t * dilation - before
+
+of the input; positions outside of it are padding. How many windows there are is the size of the
+output, so that floor or ceil, and what is left over at the end, need no further thought.
+
+Sizes that are symbolic make `auto_pad` a computation at run time. A `Size` is therefore a number or
+an int64 vector of length one, and Python's arithmetic works on both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.shapes import UNKNOWN, Dim
+from onnxtrain.errors import ModelError, ShapeInferenceError
+
+Size = int | ir.Value
+
+
+@dataclass(frozen=True)
+class Window:
+    """The taps, steps and padding of a window, each with one entry per spatial axis.
+
+    `before` and `after` are what lies in front of and behind the input; `after` counts only where
+    padding is averaged over.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[Size, ...]
+    after: tuple[Size, ...]
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes."""
+        return len(self.kernel)
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """How many positions a window spans, from its first tap to its last."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def unpadded(self) -> Window:
+        """The same window on an input whose padding is part of it."""
+        none = (0,) * self.rank
+        return replace(self, before=none, after=none)
+
+    @property
+    def tiles(self) -> bool:
+        """Tell whether windows lie side by side without gap or overlap."""
+        return self.kernel == self.strides and set(self.dilations) == {1}
+
+    @property
+    def overlaps(self) -> bool:
+        """Tell whether an element may lie in more than one window."""
+        return any(e > s for e, s in zip(self.extent, self.strides, strict=True))
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Tell whether every window is exactly one element of the input, and no other."""
+        ones = (1,) * self.rank
+        none = (0,) * self.rank
+        return self.kernel == ones and self.strides == ones and self.before == none
+
+    @property
+    def has_static_padding(self) -> bool:
+        """Tell whether the padding in front is known beforehand."""
+        return all(isinstance(b, int) for b in self.before)
+
+
+def conv_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value) -> Window:
+    """Resolve the window of a Conv on its input x."""
+    return _sliding(op, node, x, _kernel_of_weight(op, node, w))
+
+
+def pool_window(op: Ops, node: ir.Node, x: ir.Value) -> Window:
+    """Resolve the window of a pooling operator on its input x."""
+    kernel = tuple(node.attributes.get_ints("kernel_shape"))
+    window = _sliding(op, node, x, kernel)
+    if _auto_pad(node).startswith("SAME") and set(window.dilations) != {1}:
+        raise ModelError(
+            f"{node.op_type} {node.name!r} has auto_pad={_auto_pad(node)} and dilations: the ONNX "
+            "standard and onnxruntime disagree on its padding. Give it explicit pads"
+        )
+    return window
+
+
+def conv_transpose_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, y: ir.Value) -> Window:
+    """Resolve the window of a ConvTranspose, which lies on its *output*; there is one per x."""
+    kernel = _kernel_of_weight(op, node, w)
+    strides, dilations = _steps(node, len(kernel))
+    plain = Window(kernel, strides, dilations, *_explicit_pads(node, len(kernel)))
+    auto_pad = _auto_pad(node)
+    extra = _ints(node, "output_padding", [0] * len(kernel))
+    same = auto_pad.startswith("SAME")
+    if same and any(extra) and not node.attributes.get_ints("output_shape", ()):
+        raise ModelError(
+            f"ConvTranspose {node.name!r} has auto_pad={auto_pad} and output_padding: the ONNX "
+            "standard and onnxruntime disagree on its output. Give it explicit pads"
+        )
+    if not same and not node.attributes.get_ints("output_shape", ()):
+        return plain
+    # The output is given, and what the windows cover beyond it is cut off on both sides.
+    before, after = [], []
+    inner, outer = spatial_sizes(op, x), spatial_sizes(op, y)
+    for axis, extent in enumerate(plain.extent):
+        covered = (inner[axis] - 1) * strides[axis] + extra[axis] + extent
+        front, back = _halves(op, at_least_zero(op, covered - outer[axis]), auto_pad, "SAME_UPPER")
+        before.append(front)
+        after.append(back)
+    return replace(plain, before=tuple(before), after=tuple(after))
+
+
+def _sliding(op: Ops, node: ir.Node, x: ir.Value, kernel: tuple[int, ...]) -> Window:
+    strides, dilations = _steps(node, len(kernel))
+    plain = Window(kernel, strides, dilations, *_explicit_pads(node, len(kernel)))
+    auto_pad = _auto_pad(node)
+    if not auto_pad.startswith("SAME"):
+        return plain
+    # As many windows as there are strides in the input, rounded up.
+    before, after = [], []
+    for size, extent, stride in zip(spatial_sizes(op, x), plain.extent, strides, strict=True):
+        if stride == 1:
+            missing: Size = extent - 1
+        else:
+            count = divide(op, size + (stride - 1), stride)
+            missing = at_least_zero(op, (count - 1) * stride + extent - size)
+        front, back = _halves(op, missing, auto_pad, "SAME_UPPER")
+        before.append(front)
+        after.append(back)
+    return replace(plain, before=tuple(before), after=tuple(after))
+
+
+def _halves(op: Ops, total: Size, auto_pad: str, smaller_in_front: str) -> tuple[Size, Size]:
+    half = divide(op, total, 2)
+    rest = total - half
+    return (half, rest) if auto_pad == smaller_in_front else (rest, half)
+
+
+def _kernel_of_weight(op: Ops, node: ir.Node, w: ir.Value) -> tuple[int, ...]:
+    dims = op.dims(w)[2:]
+    stated = node.attributes.get_ints("kernel_shape", ())
+    if stated:
+        return tuple(stated)
+    if not all(isinstance(d, int) for d in dims):
+        raise ShapeInferenceError(
+            f"the kernel size of {node.op_type} {node.name!r} is not known: its weight {w.name!r} "
+            f"has the shape {w.shape}. Give the node the attribute kernel_shape, or the weight a "
+            "static shape"
+        )
+    return tuple(int(d) for d in dims if isinstance(d, int))
+
+
+def _ints(node: ir.Node, name: str, default: list[int]) -> tuple[int, ...]:
+    return tuple(node.attributes.get_ints(name, ()) or default)
+
+
+def _steps(node: ir.Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    ones = [1] * rank
+    return _ints(node, "strides", ones), _ints(node, "dilations", ones)
+
+
+def _explicit_pads(node: ir.Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if _auto_pad(node) != "NOTSET":
+        return (0,) * rank, (0,) * rank
+    pads = _ints(node, "pads", [0] * (2 * rank))
+    return pads[:rank], pads[rank:]
+
+
+def _auto_pad(node: ir.Node) -> str:
+    return node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET"
+
+
+# ---- sizes: a number, or an int64 vector of length one -------------------------------------------
+
+
+def spatial_sizes(op: Ops, value: ir.Value) -> list[Size]:
+    """Return the sizes of all axes after batch and channel."""
+    return sizes(op, value)[2:]
+
+
+def sizes(op: Ops, value: ir.Value) -> list[Size]:
+    """Return the sizes of all axes."""
+    return [d if isinstance(d, int) else op.dim(value, i) for i, d in enumerate(op.dims(value))]
+
+
+def divide(op: Ops, size: Size, by: int) -> Size:
+    """Divide a size that is not negative, rounding down."""
+    return size // by if isinstance(size, int) else op.Div(size, by)
+
+
+def at_least_zero(op: Ops, size: Size) -> Size:
+    """Return the size, or zero where it is negative."""
+    return max(size, 0) if isinstance(size, int) else op.Max(size, 0)
+
+
+def dim_of(size: Size) -> Dim:
+    """Return a size as a dimension of a shape."""
+    return size if isinstance(size, int) else UNKNOWN
+
+
+def product(*factors: Size) -> Size:
+    """Multiply sizes."""
+    total: Size = 1
+    for factor in factors:
+        total = factor if isinstance(total, int) and total == 1 else total * factor
+    return total
+
+
+def reshape(op: Ops, value: ir.Value, shape: Sequence[Size]) -> ir.Value:
+    """Reshape to sizes; a single one that is not known is left to the runtime to work out."""
+    unknown = [i for i, size in enumerate(shape) if not isinstance(size, int)]
+    if len(unknown) == 1 and 0 not in shape:
+        numbers = [size if isinstance(size, int) else -1 for size in shape]
+        return op.with_dims(op.reshape(value, numbers), [dim_of(s) for s in shape])
+    return op.with_dims(
+        op.reshape(value, op.dims_vector(*shape)), [dim_of(size) for size in shape]
+    )
+
+
+def fit(
+    op: Ops, value: ir.Value, before: dict[int, Size], lengths: dict[int, Size]
+) -> ir.Value:
+    """Pad with zeros, or cut, so that each axis starts `before` earlier and has the given length.
+
+    Where `before` is negative that much is cut off; what is missing behind is zero.
+    """
+    rank = op.rank(value)
+    have = sizes(op, value)
+    front: list[Size] = [before.get(axis, 0) for axis in range(rank)]
+    back: list[Size] = [
+        lengths[axis] - have[axis] - front[axis] if axis in lengths else 0 for axis in range(rank)
+    ]
+    pads = [*front, *back]
+    if all(isinstance(p, int) and p == 0 for p in pads):
+        return value
+    dims = [dim_of(lengths[axis]) if axis in lengths else d for axis, d in enumerate(op.dims(value))]
+    if all(isinstance(p, int) and p <= 0 for p in pads):
+        axes = [a for a in range(rank) if front[a] != 0 or back[a] != 0]
+        starts = [-int(f) for a, f in enumerate(front) if a in axes and isinstance(f, int)]
+        lasts = [s + n for s, n in zip(starts, (lengths[a] for a in axes), strict=True)]
+        if all(isinstance(n, int) for n in lasts):
+            return op.Slice(value, starts, [int(n) for n in lasts if isinstance(n, int)], axes)
+    return op.with_dims(op.Pad(value, op.dims_vector(*pads)), dims)

@@ -1,0 +1,49 @@
+"""Specs of rules/roi.py."""
+
+import numpy as np
+import pytest
+
+from gradcheck import Spec, check_spec, ids
+
+# Inside, half outside, far outside, smaller than a pixel, and one that is inside out.
+ROIS = np.array(
+    [[0.7, 0.8, 5.3, 4.1], [-2.2, 1.6, 3.4, 9.7], [20.1, 20.2, 30.3, 30.4], [2.1, 3.2, 2.4, 3.3],
+     [4.3, 4.1, 1.2, 0.9]], np.float32,
+)  # fmt: skip
+IMAGES = np.array([1, 0, 1, 1, 0], np.int64)
+
+
+def aligned(id: str, mode: str, transformation: str, ratio: int, **more: float) -> Spec:
+    attrs = {
+        "mode": mode, "coordinate_transformation_mode": transformation, "sampling_ratio": ratio,
+        "output_height": 2, "output_width": 3, **more,
+    }  # fmt: skip
+    linear = mode == "avg"
+    return Spec(
+        "RoiAlign", [(2, 3, 5, 6), ROIS, IMAGES], attrs, id=id, wrt=[0],
+        apart=0.0 if linear else 0.02, eps=1.0 if linear else 1e-3, rtol=1e-4 if linear else 1e-2,
+    )  # fmt: skip
+
+
+SPECS = [
+    aligned(f"{mode}-{transformation}-{ratio}", mode, transformation, ratio)
+    for mode in ("avg", "max")
+    for transformation in ("half_pixel", "output_half_pixel")
+    for ratio in (0, 1, 2)
+] + [
+    aligned("scaled", "avg", "half_pixel", 0, spatial_scale=0.5),
+    Spec("RoiAlign", [(1, 2, 5, 6), ROIS, IMAGES * 0], {"output_height": 2, "output_width": 2},
+         id="one-image", wrt=[0], eps=1.0, rtol=1e-4),
+    Spec("RoiAlign", [(1, 2, 5, 6), ROIS, IMAGES * 0], id="defaults", wrt=[0], eps=1.0,
+         rtol=1e-4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=ids)
+def test_gradient(spec: Spec) -> None:
+    check_spec(spec)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=ids)
+def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
+    check_spec(spec, symbolic=True)
