@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from gradcheck import check_emitted, check_gradient
 
 import onnxtrain
+from gradcheck import check_emitted, check_gradient
 from onnxtrain.errors import MissingGradientError, NotDifferentiableError
 
 # Inputs of every model: x and w of shape (2, 3), the conditions c and d, and v of shape (3).

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -35,6 +36,7 @@ SPECS = [
     Spec(LAYER, [(2, 3, 4), (3, 4), (3, 4)], {"axis": -2}, outputs=3, id="three-outputs"),
     Spec(LAYER, [(2, 3, 4), (1, 4), (4,)], {"axis": 1}, id="scale-broadcast"),
     Spec(LAYER, [(2, 3, 4), (2, 1, 4), (2, 1, 4)], id="scale-by-sample"),
+    Spec(LAYER, [(2, 3, 4), (4,), (2, 1, 4)], id="bias-by-sample"),
     # Mean and InvStdDev are float32 even for float64: too coarse for the second opinion.
     Spec(LAYER, [(2, 3, 4), (4,), (4,)], outputs=3, of=1, wrt=[0], id="mean",
          second_opinion=False),
@@ -211,9 +213,9 @@ HALF = {
     "layer": (LAYER, [(3, 8), (8,), (8,)], {}, 18),
     "rms": (RMS, [(3, 8), (8,)], {}, 23),
     "group": (GROUP, [(2, 4, 3), (4,), (4,)], {"num_groups": 2}, 21),
-    "instance": (INSTANCE, [(2, 4, 3), (4,), (4,)], {}, 18),
+    "instance": (INSTANCE, [(2, 4, 3), (4,), (4,)], {}, 22),
     "batch": (BATCH, [(2, 4, 3), (4,), (4,), (4,), (4,)], {}, 18),
-    "lp": ("LpNormalization", [(3, 8)], {}, 18),
+    "lp": ("LpNormalization", [(3, 8)], {}, 22),
     "lrn": ("LRN", [(2, 4, 3, 1)], {"size": 3}, 18),
 }
 
@@ -236,6 +238,15 @@ def test_gradient_in_float16(case: str) -> None:
     for half, single in zip(halves, wanted, strict=True):
         assert half.dtype == np.float16
         np.testing.assert_allclose(half.astype(np.float32), single, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("case", HALF)
+def test_gradient_in_bfloat16(case: str) -> None:
+    """onnxruntime's CPU does not run it; the types must be right all the same."""
+    op, shapes, attrs, opset = HALF[case]
+    arrays = [a.astype(ml_dtypes.bfloat16) for a in sampled(*shapes)]
+    wrt = [f"x{i}" for i in range(len(arrays))]
+    check_emitted(onnxtrain.gradient(one_node(op, arrays, attrs, opset), wrt))
 
 
 def test_batch_norm_of_mixed_types() -> None:

@@ -1,9 +1,12 @@
 """Specs of rules/roi.py."""
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
-from gradcheck import Spec, check_spec, ids
+import onnxtrain
+from gradcheck import Spec, check_spec, ids, run
 
 # Inside, half outside, far outside, smaller than a pixel, and one that is inside out.
 ROIS = np.array(
@@ -47,3 +50,42 @@ def test_gradient(spec: Spec) -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=ids)
 def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
     check_spec(spec, symbolic=True)
+
+
+def model_of(mode: str, regions: int | str) -> onnx.ModelProto:
+    node = helper.make_node(
+        "RoiAlign", ["x", "rois", "batch"], ["y"], mode=mode, sampling_ratio=1,
+        coordinate_transformation_mode="output_half_pixel",
+    )  # fmt: skip
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 3, 3]),
+        helper.make_tensor_value_info("rois", TensorProto.FLOAT, [regions, 4]),
+        helper.make_tensor_value_info("batch", TensorProto.INT64, [regions]),
+    ]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "roi_align", inputs, [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def test_ties_of_the_maximum_share_equally() -> None:
+    """Of one sample amid four equal pixels each corner has a quarter of the weight, and wins."""
+    feeds = {
+        "x": np.ones((1, 1, 3, 3), np.float32),
+        "rois": np.array([[0, 0, 1, 1]], np.float32),
+        "batch": np.zeros(1, np.int64),
+        "y_grad": np.full((1, 1, 1, 1), 16, np.float32),
+    }
+    _, dx = run(onnxtrain.gradient(model_of("max", 1), "x"), feeds)
+    np.testing.assert_array_equal(dx[0, 0], [[1, 1, 0], [1, 1, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_no_regions_give_no_gradient(mode: str) -> None:
+    feeds = {
+        "x": np.ones((1, 1, 3, 3), np.float32),
+        "rois": np.zeros((0, 4), np.float32),
+        "batch": np.zeros(0, np.int64),
+        "y_grad": np.zeros((0, 1, 1, 1), np.float32),
+    }
+    _, dx = run(onnxtrain.gradient(model_of(mode, "regions"), "x"), feeds)
+    np.testing.assert_array_equal(dx, np.zeros((1, 1, 3, 3)))

@@ -14,8 +14,8 @@ from pathlib import Path
 import onnx
 
 import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
-from onnxtrain.autodiff.prepare import OLDEST_OPSET
 from onnxtrain.autodiff.registry import lookup, refusal, registered, zero_reason
+from onnxtrain.autodiff.upgrade import OLDEST_OPSET
 
 RULED, EXPANDED, ZERO, REFUSED, UNKNOWN = "rule", "expanded", "zero", "refused", "unknown"
 REWRITTEN = "rewritten"

@@ -144,14 +144,25 @@ def splice(
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     for old, new in results.items():
-        if old.type is None or old.shape is None:
-            old.type, old.shape = old.type or new.type, old.shape or new.shape
+        old.type = old.type or new.type
+        old.shape = _better_shape(old.shape, new.shape)
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     node.resize_outputs(0)
     graph.insert_before(node, nodes)
     graph.remove(node, safe=True)
     originals = {new: old for old, new in results.items()}
     return [_around(each, originals) for each in nodes]
+
+
+def _better_shape(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
+    """Return the old shape, without the zeros that it has no reason to have.
+
+    onnx infers zero where it multiplies or adds symbolic dimensions, as for the outputs of
+    Attention.
+    """
+    if old is None or new is None or len(old) != len(new):
+        return new if old is None else old
+    return ir.Shape([b if a == 0 else a for a, b in zip(old.dims, new.dims, strict=True)])
 
 
 def _around(node: ir.Node, originals: Mapping[ir.Value, ir.Value]) -> ir.Node:

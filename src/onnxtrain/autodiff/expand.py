@@ -3,12 +3,13 @@
 Many operators are defined by others: Mish is x tanh(softplus(x)), Attention a dozen nodes. Where no
 rule is registered for such an operator and a gradient has to pass it, it is replaced by its
 definition, which has rules or definitions in turn: the one in `definitions.py`, if there is one,
-else the body that onnx writes when its inliner is given a model of that one node.
+else the one that the standard gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -40,21 +41,23 @@ def expand_by_definition(model: ir.Model, path: Callable[[], ActivePath]) -> Non
 def _candidates(path: ActivePath, opset: int) -> Iterator[ir.Node]:
     """Yield the active nodes without a rule that have a definition, those in branches included."""
     for node in path.without_rule():
-        if node.domain == "" and refusal(node.op_type) is None and not bodies_of(node):
-            if definition_of(node) is not None or _has_function_body(node, opset):
-                yield node
+        if _has_definition(node, opset):
+            yield node
     for node in path.nodes:
         if node.op_type == "If" and node.domain == "":
             for branch in path.inside(node):
                 yield from _candidates(branch, opset)
 
 
-def _has_function_body(node: ir.Node, opset: int) -> bool:
+def _has_definition(node: ir.Node, opset: int) -> bool:
+    if node.domain != "" or refusal(node.op_type) is not None or bodies_of(node):
+        return False
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
         return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    has_body = schema.has_function or schema.has_context_dependent_function
+    return has_body or definition_of(node) is not None
 
 
 def _expand(op: Ops, node: ir.Node, ir_version: int) -> bool:
@@ -64,43 +67,62 @@ def _expand(op: Ops, node: ir.Node, ir_version: int) -> bool:
     body = function_body(node, op.opset, ir_version)
     if body is None:
         return False
-    nodes, results = _as_nodes(node, body, op.names)
-    splice(node, nodes, results)
+    _insert(node, ir.serde.deserialize_graph(body), op.names)
     return True
 
 
 def function_body(node: ir.Node, opset: int, ir_version: int) -> onnx.GraphProto | None:
     """Return the body that the standard gives a node, in the names of its inputs and outputs.
 
-    Some bodies depend on the types of the inputs, or on constants among them. None means that onnx
-    cannot tell the body, as a type is not known.
+    Some bodies depend on the types of the inputs. None means that a type is not known.
     """
     given = {v.name: v for v in node.inputs if v is not None and v.name}
     if any(v.dtype is None for v in given.values()):
         return None
     constants = [v for v in given.values() if _is_small_constant(v)]
-    proto = ir.serde.serialize_node(node)
-    _state_defaults(proto, opset)
+    call = ir.serde.serialize_node(node)
+    _state_defaults(call, opset)
+    types = {name: ir.serde.serialize_value(v).type for name, v in given.items()}
+    function = _function(call, [types.get(name, onnx.TypeProto()) for name in call.input], opset)
+    call.domain = function.domain
     graph = onnx.helper.make_graph(
-        [proto],
+        [call],
         "definition",
         [ir.serde.serialize_value(v) for v in given.values() if v not in constants],
         [onnx.helper.make_empty_tensor_value_info(v.name) for v in node.outputs if v.name],
         [_as_tensor(v) for v in constants],
     )
+    imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(function.domain, 1)]
     whole = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=ir_version
+        graph, opset_imports=imports, functions=[function], ir_version=ir_version
     )
-    inlined = inliner.inline_selected_functions(
-        whole, [("", node.op_type)], inline_schema_functions=True
-    )
-    if any(n.op_type == node.op_type and n.domain == "" for n in inlined.graph.node):
-        return None
-    return fold_constants(inlined).graph
+    return fold_constants(inliner.inline_local_functions(whole)).graph
+
+
+def _function(
+    call: onnx.NodeProto, types: Sequence[onnx.TypeProto], opset: int
+) -> onnx.FunctionProto:
+    """Return the newest body that is valid at an opset, as a function of a domain of its own."""
+    schema: Any = onnx.defs.get_schema(call.op_type, opset, "")
+    if schema.has_function:
+        version = max(v for v in schema.function_opset_versions if v <= opset)
+        data = schema.get_function_with_opset_version(version)
+    else:
+        versions = schema.context_dependent_function_opset_versions
+        data = schema.get_context_dependent_function_with_opset_version(
+            max(v for v in versions if v <= opset),
+            call.SerializeToString(),
+            [t.SerializeToString() for t in types],
+        )
+    function: onnx.FunctionProto = onnx.FunctionProto.FromString(data)
+    function.domain = "definition"
+    for opset_import in function.opset_import:
+        opset_import.version = opset
+    return function
 
 
 def _state_defaults(node: onnx.NodeProto, opset: int) -> None:
-    """Write out attributes that have a default: the inliner leaves references to absent ones."""
+    """Write out attributes that have a default: bodies refer to them whether they are there."""
     present = {a.name for a in node.attribute}
     for name, attribute in onnx.defs.get_schema(node.op_type, opset, "").attributes.items():
         default = attribute.default_value
@@ -120,27 +142,21 @@ def _as_tensor(value: ir.Value) -> onnx.TensorProto:
     return proto
 
 
-def _as_nodes(
-    node: ir.Node, body: onnx.GraphProto, names: Names
-) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """Turn the nodes of a body into nodes of the graph, and say what stands for which output."""
+def _insert(node: ir.Node, body: ir.Graph, names: Names) -> None:
+    """Put the nodes of a body, under new names, in the place of a node."""
+    outer = {v.name: v for v in node.inputs if v is not None}
+    results = dict(zip((v for v in node.outputs if v.name), body.outputs, strict=True))
+    for inner in (*body.inputs, *body.initializers.values()):
+        ir.convenience.replace_all_uses_with(inner, outer[inner.name])
     label = node.name or node.outputs[0].name or node.op_type
-    values = {v.name: v for v in node.inputs if v is not None and v.name}
-    nodes = []
-    for proto in body.node:
-        outputs = [ir.Value(name="") for _ in proto.output]
-        for name, value in zip(proto.output, outputs, strict=True):
-            if name:
-                value.name = names.fresh(f"{label}/{name.split('__')[0]}")
-                values[name] = value
-        nodes.append(
-            ir.Node(
-                proto.domain,
-                proto.op_type,
-                [values[name] if name else None for name in proto.input],
-                [ir.serde.deserialize_attribute(a) for a in proto.attribute],
-                outputs=outputs,
-                name=names.fresh(f"{label}/{proto.op_type}"),
-            )  # fmt: skip
-        )
-    return nodes, {v: values[v.name] for v in node.outputs if v.name and v.name in values}
+    for graph in (body, *body.subgraphs()):
+        made = [v for n in graph for v in n.outputs]
+        for value in made if graph is body else (*graph.inputs, *made):
+            if value.name:
+                value.name = names.fresh(f"{label}/{value.name.split('__')[0]}")
+        for each in graph:
+            each.name = names.fresh(f"{label}/{each.op_type}")
+    body.outputs.clear()
+    nodes = list(body)
+    body.remove(nodes)
+    splice(node, nodes, results)

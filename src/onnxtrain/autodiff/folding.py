@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 Array = np.ndarray[Any, Any]
 _MOST = 64  # elements: axes, shapes and scalars
+_SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _NOT_PURE = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
@@ -79,12 +80,12 @@ def _value_of(
 def _shape_or_size(node: onnx.NodeProto, kind: onnx.TypeProto.Tensor | None) -> Array | None:
     if kind is None or not kind.HasField("shape"):
         return None
-    dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
-    if node.op_type == "Size":
-        return None if None in dims else np.array(np.prod(dims, dtype=np.int64))
     bounds = {a.name: a.i for a in node.attribute}
-    part = dims[bounds.get("start", 0) : bounds.get("end", len(dims))]
-    return None if None in part else np.array(part, dtype=np.int64)
+    dims = kind.shape.dim[bounds.get("start", 0) : bounds.get("end", len(kind.shape.dim))]
+    if not all(d.HasField("dim_value") for d in dims):
+        return None
+    sizes = np.array([d.dim_value for d in dims], dtype=np.int64)
+    return sizes if node.op_type == "Shape" else np.array(np.prod(sizes, dtype=np.int64))
 
 
 def _evaluate(node: onnx.NodeProto, known: dict[str, Array], model: onnx.ModelProto) -> list[Array]:
@@ -96,8 +97,7 @@ def _evaluate(node: onnx.NodeProto, known: dict[str, Array], model: onnx.ModelPr
         [onnx.numpy_helper.from_array(known[n], n) for n in dict.fromkeys(node.input) if n],
     )
     whole = onnx.helper.make_model(graph, opset_imports=model.opset_import)
-    results: list[Array] = ReferenceEvaluator(whole).run(None, {})
-    return results
+    return list(ReferenceEvaluator(whole).run(None, {}))
 
 
 def _drop_unused(graph: onnx.GraphProto) -> None:
@@ -107,4 +107,14 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
         if used.isdisjoint(node.output):
             del graph.node[index]
         else:
-            used.update(node.input)
+            used.update(_names_used(node))
+
+
+def _names_used(node: onnx.NodeProto) -> set[str]:
+    """Return what a node reads, its subgraphs included."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            names.update(info.name for info in attribute.g.output)
+            names.update(*(_names_used(inner) for inner in attribute.g.node))
+    return names

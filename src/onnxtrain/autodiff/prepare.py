@@ -17,13 +17,13 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from onnxtrain.autodiff.emit import FLOOR_OPSET
+from onnxtrain.autodiff.fused import adopt_unofficial, expand_fused
 from onnxtrain.autodiff.infer import SMALL, check_structure, infer_shapes
+from onnxtrain.autodiff.rules.batch_norm import rewrite_training_batch_norm
+from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor
 from onnxtrain.errors import ModelError
 
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
-OLDEST_OPSET = 11
-
-
 BatchNormMode = Literal["batch", "frozen"]
 
 
@@ -35,12 +35,18 @@ def prepare(model: ModelLike, bn: BatchNormMode | None = None) -> ir.Model:
     """
     loaded = load(model)
     check_opset(loaded)
+    adopt_unofficial(loaded)
     check_structure(loaded)
     inline_functions(loaded)
     lift_constants(loaded.graph)
     loaded.graph.sort()
     untie(loaded.graph)
+    raise_to_floor(loaded)
     state_defaults(loaded)
+    expand_fused(loaded)
+    if bn is not None:
+        set_batch_norm_mode(loaded, bn)
+    rewrite_training_batch_norm(loaded)
     infer_shapes(loaded)
     return loaded
 

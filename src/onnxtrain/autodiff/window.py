@@ -225,32 +225,35 @@ def reshape(op: Ops, value: ir.Value, shape: Sequence[Size]) -> ir.Value:
     if len(unknown) == 1 and 0 not in shape:
         numbers = [size if isinstance(size, int) else -1 for size in shape]
         return op.with_dims(op.reshape(value, numbers), [dim_of(s) for s in shape])
-    return op.with_dims(
-        op.reshape(value, op.dims_vector(*shape)), [dim_of(size) for size in shape]
-    )
+    return op.with_dims(op.reshape(value, op.dims_vector(*shape)), [dim_of(size) for size in shape])
 
 
-def fit(
-    op: Ops, value: ir.Value, before: dict[int, Size], lengths: dict[int, Size]
+def flat_channels(op: Ops, value: ir.Value, groups: int) -> ir.Value:
+    """Reshape [N, C, …] to [N, C, S], or to [N, groups, C / groups, S] where there are groups."""
+    batch, channels, *space = sizes(op, value)
+    apart = [channels] if groups == 1 else [groups, divide(op, channels, groups)]
+    return reshape(op, value, [batch, *apart, product(*space)])
+
+
+def padded(
+    op: Ops, window: Window, value: ir.Value, counts: Sequence[Size], first_axis: int = 2
 ) -> ir.Value:
-    """Pad with zeros, or cut, so that each axis starts `before` earlier and has the given length.
+    """Make the padding part of a value, so that it holds at least `counts` whole windows.
 
-    Where `before` is negative that much is cut off; what is missing behind is zero.
+    The spatial axes start at `first_axis`. Nothing is written where there is no padding.
     """
-    rank = op.rank(value)
-    have = sizes(op, value)
-    front: list[Size] = [before.get(axis, 0) for axis in range(rank)]
-    back: list[Size] = [
-        lengths[axis] - have[axis] - front[axis] if axis in lengths else 0 for axis in range(rank)
-    ]
-    pads = [*front, *back]
-    if all(isinstance(p, int) and p == 0 for p in pads):
+    if all(isinstance(p, int) and p == 0 for p in (*window.before, *window.after)):
         return value
-    dims = [dim_of(lengths[axis]) if axis in lengths else d for axis, d in enumerate(op.dims(value))]
-    if all(isinstance(p, int) and p <= 0 for p in pads):
-        axes = [a for a in range(rank) if front[a] != 0 or back[a] != 0]
-        starts = [-int(f) for a, f in enumerate(front) if a in axes and isinstance(f, int)]
-        lasts = [s + n for s, n in zip(starts, (lengths[a] for a in axes), strict=True)]
-        if all(isinstance(n, int) for n in lasts):
-            return op.Slice(value, starts, [int(n) for n in lasts if isinstance(n, int)], axes)
-    return op.with_dims(op.Pad(value, op.dims_vector(*pads)), dims)
+    have = sizes(op, value)
+    front: list[Size] = [0] * len(have)
+    back: list[Size] = [0] * len(have)
+    dims = list(op.dims(value))
+    for i, (before, extent) in enumerate(zip(window.before, window.extent, strict=True)):
+        axis = first_axis + i
+        reach = (counts[i] - 1) * window.strides[i] + extent
+        front[axis] = before
+        back[axis] = at_least_zero(op, reach - before - have[axis])
+        dims[axis] = dim_of(front[axis] + have[axis] + back[axis])
+    if all(isinstance(p, int) and p == 0 for p in (*front, *back)):
+        return value
+    return op.with_dims(op.Pad(value, op.dims_vector(*front, *back)), dims)

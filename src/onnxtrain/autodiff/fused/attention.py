@@ -1,24 +1,21 @@
 """Attention layers: projections, masks, softmax and the way back, in plain operators.
 
-Both operators end in `attend`. Masks are added to the scores as onnxruntime's kernels do: a masked
+Both operators end in `_attend`. Masks are added to the scores as onnxruntime's kernels do: a masked
 place gets `mask_filter_value` (-10000), not minus infinity, so that rows without any visible key
 stay finite.
 """
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.definitions import Defined, NotExpandable, split, wanted
 from onnxtrain.autodiff.fused.domain import fused
+from onnxtrain.autodiff.heads import join_heads, mix, positions, scores, split_heads
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.shapes import dims_of
 
 
-@fused("Attention", ranks=(3,))
+@fused("Attention", ranks=(0, 3))
 def attention(
     op: Ops,
     node: ir.Node,
@@ -34,16 +31,17 @@ def attention(
     if node.attributes.get_int("do_rotary", 0) or past_sequence_length is not None:
         raise NotExpandable("rotary positions, or past and present in one buffer")
     sizes = node.attributes.get_ints("qkv_hidden_sizes", [])
+    heads = node.attributes.get_int("num_heads")
     projected = op.MatMul(x, weights)
     if bias is not None:
         projected = projected + bias
-    q, k, v = (_heads(op, node, part) for part in split(op, projected, 3, -1, sizes))
+    q, k, v = (split_heads(op, part, heads) for part in split(op, projected, 3, -1, sizes))
     old_k: ir.Value | None = None
     if past is not None:
         old_k, old_v = (op.squeeze(p, [0]) for p in split(op, past, 2, 0))
         k, v = op.Concat(old_k, k, axis=2), op.Concat(old_v, v, axis=2)
     mask = _additive_mask(op, node, mask_index, q, k, old_k)
-    y, _ = attend(op, node, q, k, v, mask, attention_bias)
+    y, _ = _attend(op, node, q, k, v, mask, attention_bias)
     if not wanted(node, 1):
         return y
     return y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
@@ -75,7 +73,7 @@ def multi_head_attention(
     if past_key is not None and past_value is not None:
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
     mask = _additive_mask(op, node, key_padding_mask, q, k, past_key)
-    y, probabilities = attend(op, node, q, k, v, mask, attention_bias)
+    y, probabilities = _attend(op, node, q, k, v, mask, attention_bias)
     return y, k, v, probabilities
 
 
@@ -101,7 +99,8 @@ def _three(
         if op.rank(part) == 4:  # split into heads already: keys and values of cross attention
             results.append(part)
         else:
-            results.append(_heads(op, node, part if bias is None else part + bias))
+            flat = part if bias is None else part + bias
+            results.append(split_heads(op, flat, node.attributes.get_int("num_heads")))
     return results[0], results[1], results[2]
 
 
@@ -120,13 +119,7 @@ def _split_bias(
     return op.call("Split", bias, op.dims_vector(width, width, op.dim(value, 2)), outputs=3, axis=0)
 
 
-def _heads(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
-    """(batch, length, heads · size) to (batch, heads, length, size)."""
-    heads = node.attributes.get_int("num_heads")
-    return op.transpose(op.Reshape(x, [0, 0, heads, -1]), [0, 2, 1, 3])
-
-
-def attend(
+def _attend(
     op: Ops,
     node: ir.Node,
     q: ir.Value,
@@ -135,23 +128,11 @@ def attend(
     *additions: ir.Value | None,
 ) -> tuple[ir.Value, ir.Value]:
     """softmax(scale q kᵀ + additions) v with the heads joined again, and the probabilities."""
-    scores = op.MatMul(q, op.transpose(k, [0, 1, 3, 2])) * scale_of(op, node, q)
+    total = scores(op, node, q, k)
     for addition in additions:
-        scores = scores if addition is None else scores + addition
-    probabilities = op.Softmax(scores, axis=-1)
-    joined = op.transpose(op.MatMul(probabilities, v), [0, 2, 1, 3])
-    return op.Reshape(joined, [0, 0, -1]), probabilities
-
-
-def scale_of(op: Ops, node: ir.Node, q: ir.Value) -> ir.Value:
-    """Return the factor of the scores: the attribute, or one over the root of the head size."""
-    given = node.attributes.get_float("scale", 0.0)
-    if given:
-        return op.const(given, q.dtype)
-    size = (dims_of(q) or (None,))[-1]
-    if isinstance(size, int):
-        return op.const(1.0 / math.sqrt(size), q.dtype)
-    return op.Reciprocal(op.Sqrt(op.Cast(op.Shape(q, start=3, end=4), to=q.dtype)))
+        total = total if addition is None else op.Add(total, addition)
+    probabilities = op.Softmax(total, axis=-1)
+    return join_heads(op, mix(op, probabilities, v)), probabilities
 
 
 def _additive_mask(
@@ -200,23 +181,13 @@ def _beyond(op: Ops, bounds: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
     column = [-1, 1, 1, 1]
     end = op.Reshape(op.Slice(bounds, [0], batch, [0]), column)
     start = op.Reshape(op.Slice(starts_too, batch, op.Add(batch, batch), [0]), column)
-    positions = op.Cast(_positions(op, k), to=bounds.dtype)
-    return op.Or(op.GreaterOrEqual(positions, end), op.Less(positions, start))
+    at = op.Cast(positions(op, k), to=bounds.dtype)
+    return op.Or(op.GreaterOrEqual(at, end), op.Less(at, start))
 
 
 def _ahead(op: Ops, q: ir.Value, k: ir.Value, past: ir.Value | None) -> ir.Value:
     """Tell for each query which keys come after it; queries follow the keys of the past."""
-    queries = _positions(op, q)
+    queries = positions(op, q, as_column=True)
     if past is not None:
         queries = op.Add(queries, op.Shape(past, start=2, end=3))
-    return op.Greater(op.unsqueeze(_positions(op, k), [0]), op.unsqueeze(queries, [1]))
-
-
-def _positions(op: Ops, x: ir.Value) -> ir.Value:
-    """Return 0, 1, 2 … along the length of queries or keys."""
-    length = (dims_of(x) or (None,) * 4)[2]
-    if isinstance(length, int):
-        return op.const(np.arange(length, dtype=np.int64))
-    last = op.Squeeze(op.Shape(x, start=2, end=3), [0])
-    positions = op.Range(op.int64(0), last, op.int64(1))
-    return op.with_dims(positions, [ir.SymbolicDim(None)])
+    return op.Greater(positions(op, k), queries)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.autodiff.definitions import Defined, NotExpandable, split
-from onnxtrain.autodiff.fused.attention import scale_of
 from onnxtrain.autodiff.fused.domain import fused
-from onnxtrain.autodiff.fused.rotary import rotate
+from onnxtrain.autodiff.heads import count_up, join_heads, mix, rotate, scores, split_heads
 from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.shapes import UNKNOWN
 
 _ATTRIBUTES = ("sliding_window_cache", "qk_output")
 
 
-@fused("GroupQueryAttention")
+@fused("GroupQueryAttention", ranks=(0, 1, 2))
 def group_query_attention(
     op: Ops,
     node: ir.Node,
@@ -63,20 +63,9 @@ def _three(
     """Return queries, keys and values as (batch, heads, length, size)."""
     heads, groups = node.attributes.get_int("num_heads"), node.attributes.get_int("kv_num_heads")
     if key is None or value is None:
-        packed = op.Reshape(query, [0, 0, heads + 2 * groups, -1])
-        parts = split(op, packed, 3, 2, [heads, groups, groups])
-    else:
-        parts = tuple(
-            op.Reshape(x, [0, 0, count, -1])
-            for x, count in ((query, heads), (key, groups), (value, groups))
-        )
-    return [op.transpose(part, [0, 2, 1, 3]) for part in parts]
-
-
-def _count(op: Ops, length: ir.Value) -> ir.Value:
-    """Return 0, 1, 2 … up to a length that is an int64 vector of one number."""
-    steps = op.Range(op.int64(0), op.Squeeze(length, [0]), op.int64(1))
-    return op.with_dims(steps, [ir.SymbolicDim(None)])
+        packed = split_heads(op, query, heads + 2 * groups)
+        return list(split(op, packed, 3, 1, [heads, groups, groups]))
+    return [split_heads(op, query, heads), *(split_heads(op, x, groups) for x in (key, value))]
 
 
 def _kept_before(op: Ops, first: ir.Value, length: ir.Value, seqlens_k: ir.Value) -> ir.Value:
@@ -96,7 +85,7 @@ def _positions(
 
     Of the positions given for a first prompt, onnxruntime reads one: where all sequences begin.
     """
-    steps = op.unsqueeze(_count(op, length), [0])
+    steps = op.unsqueeze(count_up(op, length), [0])
     if position_ids is None:
         return op.Add(before, steps)
     begin = op.Slice(op.Reshape(position_ids, [-1]), [0], [1], [0])
@@ -110,7 +99,7 @@ def _append(
     past, new = pairs[0]
     old, added = op.Shape(past, start=2, end=3), op.Shape(new, start=2, end=3)
     now = op.Max(total, old)
-    places = op.unsqueeze(_count(op, now), [0])
+    places = op.unsqueeze(count_up(op, now), [0])
     moved = op.Min(op.Add(old, op.Sub(places, before)), op.Sub(op.Add(old, added), op.int64(1)))
     source = op.Unsqueeze(op.Where(op.Less(places, before), places, moved), [1, 3])
     results = []
@@ -120,15 +109,16 @@ def _append(
             op.Shape(values, start=0, end=2), now, op.Shape(values, start=3, end=4), axis=0
         )
         gathered = op.GatherElements(joined, op.Expand(source, shape), axis=2)
-        results.append(op.with_dims(gathered, [ir.SymbolicDim(None)] * 4))
+        dims = op.dims(values)
+        results.append(op.with_dims(gathered, [*dims[:2], UNKNOWN, dims[3]]))
     return results
 
 
 def _visible(op: Ops, node: ir.Node, before: ir.Value, length: ir.Value, k: ir.Value) -> ir.Value:
     """Tell which keys each query sees, as (batch, 1, queries, keys)."""
-    keys = op.unsqueeze(_count(op, op.Shape(k, start=2, end=3)), [0, 1, 2])
+    keys = op.unsqueeze(count_up(op, op.Shape(k, start=2, end=3)), [0, 1, 2])
     base = op.Unsqueeze(before, [1, 2])
-    queries = op.Add(op.unsqueeze(_count(op, length), [0, 1, 3]), base)
+    queries = op.Add(op.unsqueeze(count_up(op, length), [0, 1, 3]), base)
     if not node.attributes.get_int("causal", 1):
         return op.Less(keys, op.Add(base, length))
     seen = op.LessOrEqual(keys, queries)
@@ -148,35 +138,25 @@ def _attend(
     attention_bias: ir.Value | None,
     head_sink: ir.Value | None,
 ) -> ir.Value:
-    """Attend with the queries of one group as further rows, so that keys are not repeated."""
-    heads, groups = node.attributes.get_int("num_heads"), node.attributes.get_int("kv_num_heads")
-    length, keys = op.Shape(q, start=2, end=3), op.Shape(k, start=2, end=3)
-    by_group = op.dims_vector(0, groups, -1)
-    by_head = op.dims_vector(0, heads)
-    rows = op.Reshape(q, op.Concat(by_group, op.Shape(q, start=3, end=4), axis=0))
-    scores = op.MatMul(rows, op.transpose(k, [0, 1, 3, 2])) * scale_of(op, node, q)
-    scores = op.Reshape(scores, op.Concat(by_head, length, keys, axis=0))
-    scores.shape = ir.Shape([None, heads, None, None])
+    """Return the mixed values, with the heads joined."""
+    total = scores(op, node, q, k)
     cap = node.attributes.get_float("softcap", 0.0)
     if cap:
-        scores = op.Tanh(scores * (1.0 / cap)) * cap
+        total = op.Mul(op.Tanh(total * (1.0 / cap)), cap)
     if attention_bias is not None:
-        scores = scores + attention_bias
-    scores = op.Where(visible, scores, float("-inf"))
-    probabilities = _softmax(op, node, scores, head_sink)
-    rows = op.Reshape(probabilities, op.Concat(by_group, keys, axis=0))
-    y = op.Reshape(op.MatMul(rows, v), op.dims_vector(0, heads, length, -1))
-    y.shape = ir.Shape([None] * 4)
-    return op.Reshape(op.transpose(y, [0, 2, 1, 3]), [0, 0, -1])
+        total = op.Add(total, attention_bias)
+    hidden = op.const(float("-inf"), total.dtype)
+    total = op.type_as(op.Where(visible, total, hidden), total)
+    return join_heads(op, mix(op, _softmax(op, node, total, head_sink), v))
 
 
 def _softmax(op: Ops, node: ir.Node, scores: ir.Value, head_sink: ir.Value | None) -> ir.Value:
     """Softmax over the keys; a sink is one more key without a value."""
     if head_sink is None and not node.attributes.get_int("smooth_softmax", 0):
         return op.Softmax(scores, axis=-1)
-    sink = (
-        op.const(0.0, scores.dtype) if head_sink is None else op.Reshape(head_sink, [1, -1, 1, 1])
-    )
+    sink = op.const(0.0, scores.dtype)
+    if head_sink is not None:
+        sink = op.Reshape(head_sink, [1, -1, 1, 1])
     column = op.Expand(sink, op.Concat(op.Shape(scores, start=0, end=3), op.int64([1]), axis=0))
     with_sink = op.Softmax(op.Concat(scores, column, axis=-1), axis=-1)
-    return op.slice(op.with_dims(with_sink, [ir.SymbolicDim(None)] * 4), 3, 0, -1)
+    return op.type_as(op.slice(with_sink, 3, 0, -1), scores)

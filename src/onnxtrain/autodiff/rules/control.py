@@ -30,11 +30,13 @@ def if_(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
     wanted = list(dict.fromkeys(v for inside in op.path.inside(node) for v in inside.reached()))
     if not wanted:
         return {}
-    branches = {
-        name: _gradient_branch(op, node, node.attributes[name].as_graph(), dys, wanted)
+    then_branch, else_branch = (
+        _gradient_branch(op, node, node.attributes[name].as_graph(), dys, wanted)
         for name in ("then_branch", "else_branch")
-    }
-    results = op.call("If", node.inputs[0], outputs=len(wanted), **branches)
+    )
+    results = op.call(
+        "If", node.inputs[0], outputs=len(wanted), then_branch=then_branch, else_branch=else_branch
+    )
     return {value: op.type_as(result, value) for value, result in zip(wanted, results, strict=True)}
 
 

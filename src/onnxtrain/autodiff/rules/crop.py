@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import (
+    Bound,
     add_along,
     add_elements,
     arange,
@@ -33,10 +35,17 @@ def slice_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     if chosen is None:
         # Where x was cut is known at run time only: let Slice itself tell, element by element.
         return (add_elements(op, dy, x, op.Slice(positions(op, x), *node.inputs[1:])),)
+    cut = dy
+    widths: dict[int, tuple[Bound, Bound]] = {}
     for i, axis in enumerate(chosen):
         start, end, step = (_entry(op, bounds, i) for bounds in (starts, ends, steps))
-        dy = _fill_in(op, dy, axis, op.dim(x, axis), start, end, step)
-    return (op.type_as(dy, x),)
+        size = op.dim(x, axis)
+        taken = _taken(op, size, start, end, step)
+        if taken is not None:
+            dy = spread(op, dy, axis, size, taken)
+        else:
+            widths[axis] = _margins(op, size, start, op.dim(cut, axis))
+    return (op.type_as(pad(op, dy, widths), x),)
 
 
 def _axes(axes: ir.Value | None, starts: ir.Value, rank: int) -> list[int] | None:
@@ -56,27 +65,28 @@ def _entry(op: Ops, bounds: ir.Value | None, index: int) -> ir.Value:
     return op.cast(op.slice(bounds, 0, index, index + 1), ir.DataType.INT64)
 
 
-def _fill_in(
-    op: Ops,
-    dy: ir.Value,
-    axis: int,
-    size: ir.Value,
-    start: ir.Value,
-    end: ir.Value,
-    step: ir.Value,
-) -> ir.Value:
-    """Undo a slice along one axis of length `size`."""
+def _taken(
+    op: Ops, size: ir.Value, start: ir.Value, end: ir.Value, step: ir.Value
+) -> ir.Value | npt.NDArray[np.int64] | None:
+    """Return what a slice takes of an axis, or None where it is all of a stretch."""
     length, first, last, stride = (constant_array(v) for v in (size, start, end, step))
-    if length is not None and first is not None and last is not None and stride is not None:
-        taken = slice(int(first[0]), int(last[0]), int(stride[0]))
-        return spread(op, dy, axis, size, np.arange(int(length[0]), dtype=np.int64)[taken])
-    if stride is None or stride[0] != 1:
-        return spread(op, dy, axis, size, op.Slice(arange(op, size), start, end, [0], step))
+    if stride is not None and stride[0] == 1:
+        return None
+    if length is None or first is None or last is None or stride is None:
+        return op.Slice(arange(op, size), start, end, [0], step)
+    return np.arange(int(length[0]))[int(first[0]) : int(last[0]) : int(stride[0])]
+
+
+def _margins(op: Ops, size: ir.Value, start: ir.Value, taken: ir.Value) -> tuple[Bound, Bound]:
+    """Return how much a slice with step 1 leaves out before and after what it takes."""
+    length, first, count = (constant_array(v) for v in (size, start, taken))
+    if length is not None and first is not None and count is not None:
+        before = slice(int(first[0]), None).indices(int(length[0]))[0]
+        return before, int(length[0] - count[0]) - before
     # A start before the beginning counts from the end; one that is out of range is moved inside.
     start = op.Where(op.Less(start, 0), op.Add(start, size), start)
-    before = op.Max(op.Min(start, size), op.int64([0]))
-    after = op.Sub(op.Sub(size, before), op.dim(dy, axis))
-    return pad(op, dy, {axis: (before, after)})
+    start = op.Max(op.Min(start, size), op.int64([0]))
+    return start, op.Sub(op.Sub(size, start), taken)
 
 
 # ---- Pad ---------------------------------------------------------------------------------------

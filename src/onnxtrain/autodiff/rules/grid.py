@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
+from onnxtrain.autodiff.rules.places import scatter
 
 _CUBIC = -0.75  # the coefficient that ONNX fixes for cubic sampling
 
@@ -31,8 +32,7 @@ class _Tap:
 @rule("GridSample", notes="the derivative by the grid at pixel centres and borders is torch's")
 def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = Σ w(grid) x[taps], so dx[taps] += w dy and dgrid = Σ w'(grid) ⟨x[taps], dy⟩."""
-    x, grid = node.inputs
-    assert x is not None and grid is not None
+    x, grid, dy = (at_least_single(op, v) for v in (*node.inputs, dy))
     rank = op.rank(x) - 2
     sampler = _Sampler(op, node, grid)
     points = op.Reshape(grid, [0, -1, rank])
@@ -52,8 +52,7 @@ def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         share = flat_dy
         if weight is not None:
             share = flat_dy * op.Unsqueeze(op.cast(weight, x.dtype), [1])
-        # ScatterElements, as the ScatterND of onnxruntime loses sums when threads collide.
-        dimage = op.ScatterElements(dimage, places, share, axis=2, reduction="add")
+        dimage = scatter(op, dimage, places, share, axis=2)
         if sampler.mode == "nearest":
             continue
         pixels = op.GatherElements(image, places, axis=2)
@@ -63,14 +62,27 @@ def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
             factor = _product(op, [tap.slope, *others])
             assert factor is not None
             dpoints[axis].append(worth * factor)
-    dx = op.reshape_like(dimage, x)
+    dx = _typed_like(op, op.reshape_like(dimage, x), node.inputs[0])
     if sampler.mode == "nearest":
-        return dx, op.zeros_like(grid)
+        return dx, _typed_like(op, op.zeros_like(grid), node.inputs[1])
     columns = [
         op.Unsqueeze(op.add_all(parts) * sampler.pixels_per_unit(x, 2 + axis), [2])
         for axis, parts in enumerate(dpoints)
     ]
-    return dx, op.reshape_like(op.Concat(*reversed(columns), axis=2), grid)
+    dgrid = op.reshape_like(op.Concat(*reversed(columns), axis=2), grid)
+    return dx, _typed_like(op, dgrid, node.inputs[1])
+
+
+def at_least_single(op: Ops, value: ir.Value | None) -> ir.Value:
+    """Convert half types to single precision: they cannot tell pixels of a large image apart."""
+    assert value is not None
+    wide = value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    return value if wide else op.Cast(value, to=ir.DataType.FLOAT)
+
+
+def _typed_like(op: Ops, value: ir.Value, like: ir.Value | None) -> ir.Value:
+    assert like is not None
+    return op.cast(value, like.dtype)
 
 
 def _product(op: Ops, factors: list[ir.Value | None]) -> ir.Value | None:

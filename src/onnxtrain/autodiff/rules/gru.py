@@ -31,10 +31,9 @@ def _reset_after_product(op: Ops, run: Direction) -> Contributions:
     (w_zr, w_n), (r_zr, r_n) = _two_and_one(run, run.w), _two_and_one(run, run.r)
     (wb_zr, wb_n), (rb_zr, rb_n) = (_biases(run, b) for b in run.biases)
     b_zr = None if wb_zr is None else op.Add(wb_zr, rb_zr)
-    pre_zr = run.affine(run.time.x, w_zr, h_before, r_zr, b_zr)
-    zr = f(op, pre_zr)
-    z, r = run.split(zr, 2)
-    slope_z, slope_r = run.split(f.slope(op, pre_zr, zr), 2)
+    pre_z, pre_r = run.split(run.affine(run.time.x, w_zr, h_before, r_zr, b_zr), 2)
+    z, r = f(op, pre_z), f(op, pre_r)
+    slope_z, slope_r = f.slope(op, pre_z, z), f.slope(op, pre_r, r)
     product = run.linear(h_before, r_n, rb_n)
     pre_n = run.linear(run.time.x, w_n, wb_n) + r * product
     n = g(op, pre_n)
@@ -52,7 +51,8 @@ def _reset_after_product(op: Ops, run: Direction) -> Contributions:
         return op.MatMul(dgates, run.r) + dh * at["z"], dgates, dh * at["k_n"]
 
     dh, d_recurrent, dn = run.scan_back(step, [run.dy_h], coefficients, idle=False)
-    d_input = op.Concat(_two_and_one(run, d_recurrent, axis=2)[0], dn, axis=2)
+    dz, dr, _ = run.split(d_recurrent, 3)
+    d_input = op.Concat(dz, dr, dn, axis=2)
     return Contributions(d_input, d_recurrent, run.outer(d_recurrent, h_before), dh)
 
 
@@ -61,10 +61,9 @@ def _reset_before_product(op: Ops, run: Direction) -> Contributions:
     h_before = run.h_before()
     (w_zr, w_n), (r_zr, r_n) = _two_and_one(run, run.w), _two_and_one(run, run.r)
     b_zr, b_n = _biases(run, run.bias)
-    pre_zr = run.affine(run.time.x, w_zr, h_before, r_zr, b_zr)
-    zr = f(op, pre_zr)
-    z, r = run.split(zr, 2)
-    slope_z, slope_r = run.split(f.slope(op, pre_zr, zr), 2)
+    pre_z, pre_r = run.split(run.affine(run.time.x, w_zr, h_before, r_zr, b_zr), 2)
+    z, r = f(op, pre_z), f(op, pre_r)
+    slope_z, slope_r = f.slope(op, pre_z, z), f.slope(op, pre_r, r)
     kept = r * h_before
     pre_n = run.affine(run.time.x, w_n, kept, r_n, b_n)
     n = g(op, pre_n)
@@ -89,10 +88,10 @@ def _reset_before_product(op: Ops, run: Direction) -> Contributions:
     return Contributions(dgates, dgates, dr, dh)
 
 
-def _two_and_one(run: Direction, value: ir.Value, axis: int = 0) -> tuple[ir.Value, ir.Value]:
-    """Cut an axis of 3 H into the part of the gates z and r and that of the candidate."""
-    z, r, n = run.split(value, 3, axis)
-    return run.op.Concat(z, r, axis=axis), n
+def _two_and_one(run: Direction, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Cut the first axis, of 3 H, into the part of the gates z and r and that of the candidate."""
+    z, r, n = run.split(value, 3, axis=0)
+    return run.op.Concat(z, r, axis=0), n
 
 
 def _biases(run: Direction, b: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:

@@ -91,21 +91,22 @@ def affine_grid(op: Ops, node: ir.Node, dgrid: ir.Value) -> Cotangents:
     The regular grid is what the operator makes of the identity.
     """
     theta, size = node.inputs
-    assert theta is not None and size is not None and theta.dtype is not None
+    assert theta is not None and size is not None
     rank = op.rank(dgrid) - 2
-    identity = np.eye(rank, rank + 1, dtype=theta.dtype.numpy())[None]
+    # In single precision at least: for less, onnxruntime falls back on a definition that fails for
+    # a batch of one.
+    double = theta.dtype == ir.DataType.DOUBLE
+    identity = np.eye(rank, rank + 1, dtype=np.float64 if double else np.float32)
     known = constant_array(size)
     rest = op.slice(size, 0, 1, rank + 2) if known is None else op.int64(known[1:].tolist())
     regular = op.AffineGrid(
-        op.const(identity), op.dims_vector(1, rest),
+        op.const(identity[None]), op.dims_vector(1, rest),
         align_corners=node.attributes.get_int("align_corners", 0),
     )  # fmt: skip
-    points = op.Reshape(regular, [-1, rank])
-    one = op.const(np.ones(1, theta.dtype.numpy()))
-    ones = op.Expand(one, op.Concat(op.Shape(points, start=0, end=1), [1], axis=0))
-    rows = op.Reshape(dgrid, [0, -1, rank])
-    dtheta = op.MatMul(op.Transpose(rows, perm=[0, 2, 1]), op.Concat(points, ones, axis=1))
-    return (op.type_as(dtheta, theta),)
+    points = op.cast(op.Reshape(regular, [-1, rank]), theta.dtype)
+    columns = op.Transpose(op.Reshape(dgrid, [0, -1, rank]), perm=[0, 2, 1])
+    shift = op.ReduceSum(columns, [2], keepdims=1)
+    return (op.type_as(op.Concat(op.MatMul(columns, points), shift, axis=2), theta),)
 
 
 @rule("CenterCropPad", stops=(1,))

@@ -33,8 +33,10 @@ def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     assert indices is not None
     axis = node.attributes.get_int("axis", 0) % op.rank(x)
     size, count = op.dim(x, axis), element_count(op, indices)
-    slices = dy
-    if dims_of(indices) is None or op.rank(indices) != 1:  # as if the indices were a vector
+    slices = dy  # as they are if the indices are a vector; other forms are seen as one
+    if dims_of(indices) == ():
+        slices = op.unsqueeze(dy, [axis])
+    elif dims_of(indices) is None or op.rank(indices) > 1:
         others = [op.dim(x, a) for a in range(op.rank(x))]
         slices = op.reshape(dy, op.dims_vector(*others[:axis], count, *others[axis + 1 :]))
         if slices.shape is None:
@@ -50,7 +52,8 @@ def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         after = op.Sub(op.Sub(size, before), 1)
         return (op.type_as(pad(op, slices, {axis: (before, after)}), x),)
     # Embedding tables come here. ScatterND on whole rows would take half the time, but it loses
-    # updates of repeated indices (see places.py); a one-hot MatMul is slower from 100 rows on.
+    # updates of repeated indices (see places.py); a one-hot MatMul is faster on tables of less
+    # than a few hundred rows, but spreads one infinite number over all of them.
     # The zeros are made by padding nothing: as an expanded constant, onnxruntime would fold them
     # into a second table that it keeps in memory, and in the model file if that is saved.
     zeros = op.type_as(pad(op, op.slice(slices, axis, 0, 0), {axis: (0, size)}), x)
@@ -131,8 +134,8 @@ def compress(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     x, condition = node.inputs
     assert x is not None
     axis = node.attributes.get_int("axis")
-    count = element_count(op, x) if axis is None else op.dim(x, axis)
-    kept = op.Compress(arange(op, count), condition, axis=0)
+    numbers = positions(op, x) if axis is None else arange(op, op.dim(x, axis))
+    kept = op.Compress(numbers, condition, axis=None if axis is None else 0)
     return (_put_back(op, dy, x, axis, kept),)
 
 

@@ -75,7 +75,7 @@ class Cell:
         without them, all steps are done beforehand.
         """
         op, run = self.op, self.run
-        f, g, _ = run.activations
+        _, g, _ = run.activations
         sequences = {"g": g(op, self.pre_g)}
         if run.p is None:
             i, forget = self._gates(self.pre_i, self.pre_f, None)

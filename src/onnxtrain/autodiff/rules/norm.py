@@ -112,24 +112,24 @@ def _scaled_rows(
     `inv` is 1/√(mean of centred² + ε) over `axes`, which are the last ones.
     """
     first = axes[0]
-    if op.rank(scale) > len(axes):
+    if max(op.rank(v) for v in (scale, bias) if v is not None) > len(axes):
         return _scaled_rows_of_any_shape(op, dy, centred, inv, scale, bias, axes, has_mean)
-    row = _spread_to_row(op, scale, centred, first)
-    dy2, c2, inv2 = (_flatten(op, v, first) for v in (dy, centred, inv))
-    share = op.reshape(row / op.count(centred, axes), [-1, 1])
-    product = dy2 * c2
-    # A product with a column or a row of numbers is one read of the activations, several times
-    # faster than the ReduceMean or ReduceSum with the multiplication before it.
-    slope = op.MatMul(product, share) * inv2 * inv2
-    inner = dy2 * row - c2 * slope
+    wide = _spread_over_row(op, scale, centred, first)
+    share = op.reshape(wide / op.count(centred, axes), [-1, 1])
+    product = dy * centred
+    # A product with a column or a row of numbers is one read of the activations: for 2048×768,
+    # 0.05 ms against 0.20 for Mul and ReduceMean, or 0.13 for ReduceSum over the rows.
+    flat_dy, flat_product = _flatten(op, dy, first), _flatten(op, product, first)
+    slope = op.reshape_like(op.MatMul(flat_product, share), inv) * inv * inv
+    inner = dy * wide - centred * slope
     if has_mean:
-        inner = inner - op.MatMul(dy2, share)
-    dx = op.reshape_like(inner * inv2, dy)
-    dscale = _from_row(op, op.MatMul(op.reshape(inv2, [1, -1]), product), scale, centred, first)
-    if bias is None:
-        return dx, dscale, None
-    ones = op.Expand(op.const(1.0, dy.dtype), op.dims_vector(1, op.dim(dy2, 0)))
-    return dx, dscale, _from_row(op, op.MatMul(ones, dy2), bias, centred, first)
+        inner = inner - op.reshape_like(op.MatMul(flat_dy, share), inv)
+    row = op.MatMul(op.reshape(inv, [1, -1]), flat_product)
+    dscale, dbias = _from_row(op, row, scale, centred, first), None
+    if bias is not None:
+        ones = op.Expand(op.const(1.0, dy.dtype), op.dims_vector(1, op.dim(flat_dy, 0)))
+        dbias = _from_row(op, op.MatMul(ones, flat_dy), bias, centred, first)
+    return inner * inv, dscale, dbias
 
 
 def _scaled_rows_of_any_shape(
@@ -142,7 +142,7 @@ def _scaled_rows_of_any_shape(
     axes: Sequence[int],
     has_mean: bool,
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """Do the same for a scale that also varies along the other axes."""
+    """Do the same for a scale or bias that also varies along the other axes."""
     scaled = dy * op.cast(scale, dy.dtype)
     inner = scaled - centred * (op.mean(scaled * centred, axes) * inv * inv)
     if has_mean:
@@ -152,22 +152,25 @@ def _scaled_rows_of_any_shape(
     return inner * inv, dscale, dbias
 
 
-def _spread_to_row(op: Ops, scale: ir.Value, x: ir.Value, first: int) -> ir.Value:
-    """Return a scale, which may broadcast, as one row of numbers for the axes from `first` on."""
-    dims = op.dims(x)[first:]
-    wide = op.cast(scale, x.dtype)
-    if not same_dims(op.dims(scale), dims):
-        wide = op.Expand(wide, op.dims_vector(*(op.dim(x, first + i) for i in range(len(dims)))))
-    return op.reshape(wide, [1, -1])
+def _spread_over_row(op: Ops, scale: ir.Value, x: ir.Value, first: int) -> ir.Value:
+    """Return a scale, which may broadcast, in the shape of x from the axis `first` on."""
+    wide, dims = op.cast(scale, x.dtype), op.dims(x)[first:]
+    if same_dims(op.dims(scale), dims):
+        return wide
+    return op.with_dims(op.Expand(wide, _row_shape(op, x, first)), dims)
 
 
 def _from_row(op: Ops, row: ir.Value, like: ir.Value, x: ir.Value, first: int) -> ir.Value:
-    """Undo `_spread_to_row` for a cotangent."""
+    """Bring a row of sums back to the shape and type of a scale, which may have broadcast."""
     dims = op.dims(x)[first:]
-    if same_dims(op.dims(like), dims):
-        return op.cast(op.reshape_like(row, like), like.dtype)
-    shape = op.dims_vector(*(op.dim(x, first + i) for i in range(len(dims))))
-    return op.cast(op.sum_to(op.with_dims(op.reshape(row, shape), dims), like), like.dtype)
+    if not same_dims(op.dims(like), dims):
+        row = op.with_dims(op.reshape(row, _row_shape(op, x, first)), dims)
+        return op.cast(op.sum_to(row, like), like.dtype)
+    return op.cast(op.reshape_like(row, like), like.dtype)
+
+
+def _row_shape(op: Ops, x: ir.Value, first: int) -> ir.Value:
+    return op.dims_vector(*(op.dim(x, axis) for axis in range(first, op.rank(x))))
 
 
 def _flatten(op: Ops, value: ir.Value, axis: int) -> ir.Value:

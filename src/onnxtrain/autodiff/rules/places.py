@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.shapes import UNKNOWN, constant_array
+from onnxtrain.autodiff.shapes import UNKNOWN, constant_array, static_dims
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Bound = int | ir.Value  # a number, or an int64 vector of length one
@@ -35,7 +35,7 @@ def arange(op: Ops, count: Bound) -> ir.Value:
 
 def element_count(op: Ops, value: ir.Value) -> ir.Value:
     """Return the number of elements as an int64 vector of length one."""
-    known = constant_array(op.shape_of(value)) if value.shape is not None else None
+    known = static_dims(value)
     if known is not None:
         return op.int64([int(np.prod(known, dtype=np.int64))])
     return op.Reshape(op.Size(value), [1])
@@ -83,7 +83,7 @@ def pad(op: Ops, value: ir.Value, widths: Mapping[int, tuple[Bound, Bound]]) -> 
     before, after = known.reshape(2, -1)
     if np.all(known <= 0):  # Slice is faster than Pad where there is nothing to fill in
         axes = [a for a in range(len(dims)) if before[a] or after[a]]
-        ends = [-int(-after[a]) if after[a] else int(np.iinfo(np.int64).max) for a in axes]
+        ends = [int(after[a]) if after[a] else int(np.iinfo(np.int64).max) for a in axes]
         return op.Slice(value, [int(-before[a]) for a in axes], ends, axes)
     grown = [d + int(b + a) if isinstance(d, int) else UNKNOWN if b + a else d
              for d, b, a in zip(dims, before, after, strict=True)]  # fmt: skip

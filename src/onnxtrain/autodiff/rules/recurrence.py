@@ -96,7 +96,8 @@ class Direction:
         size = dims[axis]
         dims[axis] = size // parts if isinstance(size, int) else UNKNOWN
         for piece in pieces:
-            piece.dtype, piece.shape = value.dtype, ir.Shape(dims)
+            piece.type = value.type
+            op.with_dims(piece, dims)
         return pieces
 
     def affine(
@@ -198,7 +199,8 @@ class Direction:
         for index, (result, inner) in enumerate(zip(results, body.outputs, strict=True)):
             dims = dims_of(inner) or (UNKNOWN, UNKNOWN)
             lead = () if index < len(initial) else (self.time.steps,)
-            result.dtype, result.shape = inner.dtype, ir.Shape((*lead, self.time.batch, *dims[1:]))
+            result.type = inner.type
+            op.with_dims(result, (*lead, self.time.batch, *dims[1:]))
         return results
 
     def scan_back(

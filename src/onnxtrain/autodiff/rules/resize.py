@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops, attributes_of
 from onnxtrain.autodiff.registry import Cotangents, rule
+from onnxtrain.autodiff.rules.places import add_along, arange
 from onnxtrain.autodiff.shapes import Dim, constant_array, same_dim
 
 _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
@@ -263,9 +264,7 @@ class _Resampling:
         op.with_dims(total, self._dims_before(dy, axis))
         for place, weight in self._places(dy, axis):
             share = dy if weight is None else dy * op.Reshape(weight, [-1, *after])
-            # ScatterElements, as the ScatterND of onnxruntime loses sums when threads collide.
-            where = op.Expand(op.Reshape(place, [-1, *after]), op.shape_of(dy))
-            total = op.ScatterElements(total, where, share, axis=axis, reduction="add")
+            total = add_along(op, share, total, axis, place)
         return total
 
     def _places(self, dy: ir.Value, axis: int) -> list[tuple[ir.Value, ir.Value | None]]:
@@ -275,7 +274,7 @@ class _Resampling:
         1, 0, 1, 0 … and 0, 1, 0, 1 …, because of two neighbours one is even and one is odd.
         """
         op, length = self.op, self.op.dim(self.x, axis)
-        count = op.with_dims(op.Range(0, op.Squeeze(length), 1), [self.op.dims(self.x)[axis]])
+        count = arange(op, length)
         odd = op.Mod(count, 2)
         if self.mode == "linear":
             rows = [count, 1 - odd, odd]

@@ -28,6 +28,7 @@ from onnxtrain.autodiff.rules.recurrence import Direction, Timeline
 from onnxtrain.autodiff.rules.rnn_activations import activations_of
 from onnxtrain.autodiff.shapes import UNKNOWN, Dim
 
+
 @rule("RNN")
 def rnn(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
     """H = f(a) with a = X·Wᵀ + H₋·Rᵀ + b, so da = f'(a) dH and dH₋ = da·R."""
@@ -77,14 +78,13 @@ def differentiate_layer(
     """Write the gradient of each direction and put the parts together."""
     x, w, r, b, lengths, initial_h, initial_c, p = _padded(node.inputs, 8)
     dy, dy_h, dy_c = _padded(dys, 3)
+    y: ir.Value | None = _y_of(op, node)
     batch_first = node.attributes.get_int("layout", 0) == 1
-    y = _y_of(op, node)
     if batch_first:
         x, initial_h, initial_c, dy_h, dy_c = (
-            None if v is None else op.Transpose(v, perm=[1, 0, 2])
-            for v in (x, initial_h, initial_c, dy_h, dy_c)
+            _transpose(op, v, [1, 0, 2]) for v in (x, initial_h, initial_c, dy_h, dy_c)
         )
-        y, dy = (None if v is None else op.Transpose(v, perm=[1, 2, 0, 3]) for v in (y, dy))
+        y, dy = (_transpose(op, v, [1, 2, 0, 3]) for v in (y, dy))
     assert x is not None and w is not None and r is not None and y is not None
     reversals = _reversals(node)
     activations = activations_of(node, [*default_activations] * len(reversals))
@@ -107,21 +107,20 @@ def differentiate_layer(
         for k, reverse in enumerate(reversals)
     ]  # fmt: skip
     parts = [backward(op, run) for run in runs]
-    dx = op.add_all([op.MatMul(part.d_input, run.w) for part, run in zip(parts, runs, strict=True)])
+    both = list(zip(parts, runs, strict=True))
+    dx: ir.Value | None = op.add_all([op.MatMul(part.d_input, run.w) for part, run in both])
     dh = _stack(op, [part.d_initial_h for part in parts])
     dc = _stack(op, [part.d_initial_c for part in parts])
     if batch_first:
-        dx, dh, dc = (None if v is None else op.Transpose(v, perm=[1, 0, 2]) for v in (dx, dh, dc))
-    dw = _stack(op, [run.outer(part.d_input, time.x) for part, run in zip(parts, runs, strict=True)])
+        dx, dh, dc = (_transpose(op, v, [1, 0, 2]) for v in (dx, dh, dc))
+    dw = _stack(op, [run.outer(part.d_input, time.x) for part, run in both])
     dr = _stack(op, [part.dr for part in parts])
     db = _stack(op, [_bias_gradient(op, part) for part in parts])
     dp = _stack(op, [part.dp for part in parts])
     return (dx, dw, dr, db, None, dh, dc, dp)[: len(node.inputs)]
 
 
-def _padded(
-    values: Sequence[ir.Value | None], count: int
-) -> tuple[ir.Value | None, ...]:
+def _padded(values: Sequence[ir.Value | None], count: int) -> tuple[ir.Value | None, ...]:
     return (*values, *[None] * count)[:count]
 
 
@@ -132,7 +131,8 @@ def _y_of(op: Ops, node: ir.Node) -> ir.Value:
         x = node.inputs[0]
         assert x is not None
         y.name = op.names.fresh(f"{op.scope}/{node.op_type}_Y")
-        y.dtype, y.shape = x.dtype, ir.Shape([UNKNOWN] * 4)
+        y.type = x.type
+        op.with_dims(y, [UNKNOWN] * 4)
     return y
 
 
@@ -153,6 +153,10 @@ def _pick(op: Ops, value: ir.Value, axis: int, k: int, of: int) -> ir.Value:
     if of == 1:
         return op.squeeze(value, [axis])
     return op.Gather(value, op.int64(k), axis=axis)
+
+
+def _transpose(op: Ops, value: ir.Value | None, perm: Sequence[int]) -> ir.Value | None:
+    return None if value is None else op.transpose(value, perm)
 
 
 def _stack(op: Ops, parts: Sequence[ir.Value | None]) -> ir.Value | None:

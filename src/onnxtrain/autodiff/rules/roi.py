@@ -14,17 +14,22 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
+from onnxtrain.autodiff.rules.grid import at_least_single
+from onnxtrain.autodiff.rules.places import arange, scatter
 
 
 @rule("RoiAlign", stops=(1, 2), notes="none to the regions; in mode max ties share equally")
 def roi_align(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The gradient goes back to the pixels that were averaged, or to those that won."""
-    x, rois, batch = node.inputs
-    assert x is not None and rois is not None and batch is not None
+    batch = node.inputs[2]
+    assert batch is not None
+    x, rois, dy = (at_least_single(op, v) for v in (*node.inputs[:2], dy))
     rows = _sample(op, node, x, rois, axis=2)
     columns = _sample(op, node, x, rois, axis=3)
     pool = _average if node.attributes.get_string("mode", "avg") == "avg" else _maximum
-    return (op.type_as(pool(op, x, batch, rows, columns, dy), x),)
+    dx = op.type_as(pool(op, x, batch, rows, columns, dy), x)
+    assert node.inputs[0] is not None
+    return (op.cast(dx, node.inputs[0].dtype),)
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,7 @@ def _sample(op: Ops, node: ir.Node, x: ir.Value, rois: ir.Value, axis: int) -> _
     else:
         needed = op.Ceil(width)
         most = op.ReduceMax(op.Concat(op.Reshape(needed, [-1]), _one(op, x), axis=0), keepdims=0)
-        last = op.Cast(most, to=ir.DataType.INT64)
-        steps = op.Range(op.int64(0), last, op.int64(1))
+        steps = arange(op, op.Reshape(op.Cast(most, to=ir.DataType.INT64), [1]))
         steps = op.Cast(op.Unsqueeze(steps, [0, 1]), to=x.dtype)
         exists = op.Less(steps, needed)
         count = op.Max(needed, 1.0)
@@ -87,10 +91,6 @@ def _size(op: Ops, x: ir.Value, axis: int) -> ir.Value:
     if isinstance(size, int):
         return op.const(float(size), x.dtype)
     return op.Cast(op.Squeeze(op.dim(x, axis)), to=x.dtype)
-
-
-def _numbers(op: Ops, size: ir.Value) -> ir.Value:
-    return op.Range(op.int64(0), op.Squeeze(size), op.int64(1))
 
 
 # ---- average -----------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _average(
     across = op.reshape(across, op.dims_vector(regions_and_bins, op.Mul(channels, width)))
     down = op.Unsqueeze(op.Transpose(a, perm=[2, 0, 1]), [0])  # [1, H, R, bin]
     if op.dims(x)[0] != 1:
-        mine = op.Equal(op.Unsqueeze(_numbers(op, batch_size), [1]), op.Unsqueeze(batch, [0]))
+        mine = op.Equal(op.Unsqueeze(arange(op, batch_size), [1]), op.Unsqueeze(batch, [0]))
         down = down * op.Cast(op.Unsqueeze(mine, [1, 3]), to=x.dtype)
     down = op.reshape(down, op.dims_vector(op.Mul(batch_size, height), regions_and_bins))
     image = op.MatMul(down, across)
@@ -122,7 +122,7 @@ def _average(
 
 def _mean_weights(op: Ops, x: ir.Value, samples: _Samples, axis: int) -> ir.Value:
     """Return [region, bin, pixel]: the weights of pixels, averaged over the samples of a bin."""
-    pixels = op.Cast(_numbers(op, op.dim(x, axis)), to=x.dtype)
+    pixels = op.Cast(arange(op, op.dim(x, axis)), to=x.dtype)
     distance = op.Abs(op.Unsqueeze(samples.coordinate, [3]) - pixels)
     counts = samples.inside
     if samples.exists is not None:
@@ -166,8 +166,7 @@ def _maximum(
     update = op.reshape(update, op.dims_vector(count, op.dim(x, 1)))
     places = op.Expand(op.reshape(place, op.dims_vector(count, 1)), op.Shape(update))
     zeros = op.Expand(op.const(0.0, x.dtype), flat)
-    # ScatterElements, as the ScatterND of onnxruntime loses sums when threads collide.
-    dimage = op.ScatterElements(zeros, places, update, axis=0, reduction="add")
+    dimage = scatter(op, zeros, places, update, axis=0)
     return op.Transpose(op.reshape(dimage, op.Shape(channels_last)), perm=[0, 3, 1, 2])
 
 

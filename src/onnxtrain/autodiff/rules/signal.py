@@ -40,7 +40,7 @@ def _adjoint_of_real_inverse(op: Ops, dy: ir.Value, axis: int) -> ir.Value:
     length = op.dim(dy, axis)
     whole = _transform(op, dy, axis, inverse=0) / op.Cast(length, to=dy.dtype)
     bins = op.Add(op.Div(length, [2]), [1])
-    half = op.slice(op.with_dims(whole, op.dims(dy)), axis, 0, bins)
+    half = op.slice(whole, axis, 0, bins)
     index = op.Range(op.int64(0), op.squeeze(bins, [0]), op.int64(1))
     middle = op.And(op.Greater(index, op.int64(0)), op.Less(op.Mul(index, op.int64(2)), length))
     weight = op.Where(middle, op.const(2.0, dy.dtype), op.const(1.0, dy.dtype))

@@ -116,6 +116,8 @@ def softmax_over_one_axis(rewriter: Rewriter, node: ir.Node) -> None:
     x = node.inputs[0]
     assert x is not None
     axis = node.attributes.get_int("axis", 1)
+    if axis == -1:
+        return
     dims = dims_of(x)
     if dims is not None:
         behind = range(axis % max(len(dims), 1), len(dims))

@@ -1,0 +1,225 @@
+"""The weight gradient of convolutions: how both sides correlate.
+
+    dw[k, c, t] = sum over n, o of small[n, k, o] * large[n, c, o * stride + t * dilation - before]
+
+There is no ONNX operator for it. Convolving with the roles exchanged (batch as channels) is right
+but two to eight times slower than the products written here, whose shapes suit a matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product as all_of
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.window import (
+    Window,
+    divide,
+    flat_channels,
+    padded,
+    product,
+    reshape,
+    sizes,
+    spatial_sizes,
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both sides of a convolution, with the sizes that the formulations need."""
+
+    window: Window
+    large: ir.Value
+    small: ir.Value
+    groups: int
+    like: ir.Value  # the weight
+
+    @property
+    def taps(self) -> int:
+        """How many taps the kernel has."""
+        total = 1
+        for k in self.window.kernel:
+            total *= k
+        return total
+
+
+def correlate(
+    op: Ops, window: Window, large: ir.Value, small: ir.Value, groups: int, like: ir.Value
+) -> ir.Value:
+    """Return dw, in the shape of the weight `like`."""
+    pair = Pair(window, large, small, groups, like)
+    return FORMULATIONS[choose(op, pair)](op, pair)
+
+
+# What is not known beforehand is taken to be this large when a formulation is chosen. Any choice
+# is right for every size.
+TYPICAL_BATCH = 16
+TYPICAL_SIZE = 32
+
+
+def choose(op: Ops, pair: Pair) -> str:
+    """Choose a formulation by shape."""
+    batch = op.dims(pair.small)[0]
+    rows, columns = (_number(d, 64) for d in op.dims(pair.like)[:2])
+    windows = 1
+    for d in op.dims(pair.small)[2:]:
+        windows *= _number(d, TYPICAL_SIZE)
+    if pair.groups > 1 and columns == 1 and rows <= 4 * pair.groups:
+        return "depthwise"
+    if pair.window.is_pointwise:
+        return "pointwise"
+    if pair.groups > 1:
+        return "folded"
+    if columns * pair.taps <= 64:
+        return "columns"
+    if rows * columns > 128 * windows * _number(batch, TYPICAL_BATCH):
+        return "folded"
+    if isinstance(batch, int) and batch % 2 == 0:
+        return "halves"
+    return "per image" if rows * columns <= 64 * windows else "folded"
+
+
+def _number(dim: object, otherwise: int) -> int:
+    return dim if isinstance(dim, int) else otherwise
+
+
+# ---- the input of each tap -----------------------------------------------------------------------
+
+
+def taps_of(op: Ops, pair: Pair, large: ir.Value, first_axis: int) -> Iterator[ir.Value]:
+    """Yield, for each tap, the elements that it meets: one per window.
+
+    `large` has its spatial axes from `first_axis` on; the other axes are left alone.
+    """
+    window = pair.window
+    axes = list(range(first_axis, first_axis + window.rank))
+    counts = spatial_sizes(op, pair.small)
+    reach = [(n - 1) * s + 1 for n, s in zip(counts, window.strides, strict=True)]
+    large = padded(op, window, large, counts, first_axis)
+    steps = [list(window.strides)] if set(window.strides) != {1} else []
+    for tap in all_of(*(range(k) for k in window.kernel)):
+        starts = [t * d for t, d in zip(tap, window.dilations, strict=True)]
+        ends = op.dims_vector(*(r + s for r, s in zip(reach, starts, strict=True)))
+        dims = list(op.dims(large))
+        dims[first_axis : first_axis + window.rank] = op.dims(pair.small)[2:]
+        yield op.with_dims(op.Slice(large, starts, ends, axes, *steps), dims)
+
+
+def _last(rank: int) -> list[int]:
+    """The permutation from [N, C, …] to [N, …, C]."""
+    return [0, *range(2, rank), 1]
+
+
+def _assemble(op: Ops, pair: Pair, per_tap: list[ir.Value]) -> ir.Value:
+    """Put the products of the taps, each [K, C / groups], behind one another."""
+    if len(per_tap) == 1:
+        return op.reshape_like(per_tap[0], pair.like)
+    stacked = op.Concat(*(op.unsqueeze(v, [2]) for v in per_tap), axis=2)
+    return op.reshape_like(stacked, pair.like)
+
+
+# ---- formulations --------------------------------------------------------------------------------
+
+
+def pointwise(op: Ops, pair: Pair) -> ir.Value:
+    """One tap that meets every element: a product per image, summed over the batch."""
+    large = flat_channels(op, pair.large, pair.groups)
+    small = flat_channels(op, pair.small, pair.groups)
+    summed = op.sum(op.MatMul(small, op.swap_last(large)), [0])
+    return op.reshape_like(summed, pair.like)
+
+
+def columns(op: Ops, pair: Pair) -> ir.Value:
+    """All taps behind one another, then one product per image."""
+    batch, channels = sizes(op, pair.large)[:2]
+    count = product(*spatial_sizes(op, pair.small))
+    taps = [reshape(op, v, [batch, channels, 1, count]) for v in taps_of(op, pair, pair.large, 2)]
+    matrix = reshape(op, op.Concat(*taps, axis=2), [batch, channels * len(taps), count])
+    small = flat_channels(op, pair.small, 1)
+    summed = op.sum(op.MatMul(small, op.swap_last(matrix)), [0])
+    return op.reshape_like(summed, pair.like)
+
+
+def per_image(op: Ops, pair: Pair) -> ir.Value:
+    """Channels last; one product per tap and image, summed over the batch."""
+    batch, channels = sizes(op, pair.large)[:2]
+    count = product(*spatial_sizes(op, pair.small))
+    small = flat_channels(op, pair.small, 1)
+    large = op.Transpose(pair.large, perm=_last(op.rank(pair.large)))
+    return _assemble(op, pair, [
+        op.sum(op.MatMul(small, reshape(op, tap, [batch, count, channels])), [0])
+        for tap in taps_of(op, pair, large, 1)
+    ])  # fmt: skip
+
+
+def halves(op: Ops, pair: Pair) -> ir.Value:
+    """As per image, with each half of the batch as one image: less to sum afterwards."""
+    batch, channels = sizes(op, pair.large)[:2]
+    rows, *space = sizes(op, pair.small)[1:]
+    half, count = divide(op, batch, 2), product(*space)
+    apart = reshape(op, pair.small, [2, half, rows, count])
+    small = reshape(op, op.Transpose(apart, perm=[0, 2, 1, 3]), [2, rows, half * count])
+    large = op.Transpose(pair.large, perm=_last(op.rank(pair.large)))
+    return _assemble(op, pair, [
+        op.sum(op.MatMul(small, reshape(op, tap, [2, half * count, channels])), [0])
+        for tap in taps_of(op, pair, large, 1)
+    ])  # fmt: skip
+
+
+def folded(op: Ops, pair: Pair) -> ir.Value:
+    """Channels last; one product per tap (and group) over the whole batch, nothing to sum."""
+    groups, rank = pair.groups, pair.window.rank
+    batch, channels, *extents = sizes(op, pair.large)
+    rows, *space = sizes(op, pair.small)[1:]
+    count = batch * product(*space)
+    if groups == 1:
+        small = op.Transpose(pair.small, perm=[1, 0, *range(2, rank + 2)])
+        small = reshape(op, small, [rows, count])
+        large = op.Transpose(pair.large, perm=_last(rank + 2))
+        return _assemble(op, pair, [
+            op.MatMul(small, reshape(op, tap, [count, channels]))
+            for tap in taps_of(op, pair, large, 1)
+        ])  # fmt: skip
+    rows_each, columns_each = divide(op, rows, groups), divide(op, channels, groups)
+    small = reshape(op, pair.small, [batch, groups, rows_each, product(*space)])
+    small = reshape(op, op.Transpose(small, perm=[1, 2, 0, 3]), [groups, rows_each, count])
+    large = reshape(op, pair.large, [batch, groups, columns_each, *extents])
+    large = op.Transpose(large, perm=[1, 0, *range(3, rank + 3), 2])
+    return _assemble(op, pair, [
+        reshape(
+            op,
+            op.MatMul(small, reshape(op, tap, [groups, count, columns_each])),
+            [rows, columns_each],
+        )
+        for tap in taps_of(op, pair, large, 2)
+    ])  # fmt: skip
+
+
+def depthwise(op: Ops, pair: Pair) -> ir.Value:
+    """Groups of one input channel: multiply and sum, channels last."""
+    groups, rank = pair.groups, pair.window.rank
+    batch, rows, *space = sizes(op, pair.small)
+    each = divide(op, rows, groups)
+    large = op.Transpose(pair.large, perm=_last(rank + 2))
+    small = op.Transpose(pair.small, perm=_last(rank + 2))
+    axes = list(range(rank + 1))
+    if not (isinstance(each, int) and each == 1):
+        small = reshape(op, small, [batch, *space, groups, each])
+    result = []
+    for tap in taps_of(op, pair, large, 1):
+        met = tap if isinstance(each, int) and each == 1 else op.unsqueeze(tap, [rank + 2])
+        result.append(reshape(op, op.sum(op.Mul(met, small), axes), [rows, 1]))
+    return _assemble(op, pair, result)
+
+
+FORMULATIONS = {
+    "pointwise": pointwise,
+    "columns": columns,
+    "per image": per_image,
+    "halves": halves,
+    "folded": folded,
+    "depthwise": depthwise,
+}

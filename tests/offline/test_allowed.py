@@ -1,0 +1,89 @@
+"""The written list of operators is the list of those that the gradient code writes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxtrain.autodiff
+from onnxtrain.autodiff import lowering
+from onnxtrain.autodiff.allowed import EMITTED_OPS, REPEATED_OPS
+from onnxtrain.autodiff.emit import FLOOR_OPSET
+
+SOURCE = Path(onnxtrain.autodiff.__file__).parent
+# What rewrites the forward part: operators of other domains, of older opsets, without a rule.
+FORWARD = {"definitions.py", "expand.py", "fused", "prepare.py", "upgrade"}
+ARITHMETIC = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.USub: "Neg"}
+
+
+def gradient_files() -> list[Path]:
+    paths = sorted(SOURCE.rglob("*.py"))
+    return [p for p in paths if not FORWARD & set(p.relative_to(SOURCE).parts)]
+
+
+def calls_of_ops(path: Path) -> Iterator[ast.Call]:
+    """Yield the calls of methods of an Ops: `op.X(...)`, and `self.X(...)` in its own file."""
+    holders = {"op", "self"} if path.name == "ops.py" else {"op"}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            holder = node.func.value
+            name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
+            if name in holders:
+                yield node
+
+
+def written() -> dict[str, str]:
+    """Return each operator that is written by name, with one place where it is."""
+    found: dict[str, str] = {name: "arithmetic" for name in ARITHMETIC.values()}
+    for path in gradient_files():
+        for call in calls_of_ops(path):
+            assert isinstance(call.func, ast.Attribute)
+            place = f"{path.name}:{call.lineno}"
+            if call.func.attr[:1].isupper():
+                found[call.func.attr] = place
+            elif call.func.attr == "call" and isinstance(call.args[0], ast.Constant):
+                found[call.args[0].value] = place
+    return found
+
+
+def test_everything_written_is_allowed() -> None:
+    allowed = EMITTED_OPS | REPEATED_OPS.keys()
+    surplus = {op: place for op, place in written().items() if op not in allowed}
+    assert not surplus, f"not in allowed.py: {surplus}"
+
+
+def test_everything_allowed_is_written() -> None:
+    unused = (EMITTED_OPS | REPEATED_OPS.keys()) - written().keys()
+    assert not unused, f"in allowed.py but never written: {sorted(unused)}"
+
+
+def test_operators_are_written_by_name() -> None:
+    """A name that is computed could not be checked here."""
+    computed = [
+        f"{path.name}:{call.lineno}"
+        for path in gradient_files()
+        for call in calls_of_ops(path)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "call"
+        and not isinstance(call.args[0], ast.Constant)
+        and path.name != "ops.py"
+    ]
+    assert not computed
+
+
+@pytest.mark.parametrize("op", sorted(EMITTED_OPS))
+def test_allowed_operators_mean_one_thing_at_every_opset(op: str) -> None:
+    schema = onnx.defs.get_schema(op, FLOOR_OPSET, "")
+    assert not schema.deprecated
+    newest = onnx.defs.get_schema(op, onnx.defs.onnx_opset_version(), "")
+    assert not newest.deprecated
+    assert not [step for step in lowering.CLOSED if step[0] == op]
+
+
+@pytest.mark.parametrize("op", sorted(REPEATED_OPS))
+def test_repeated_operators_have_a_rule(op: str) -> None:
+    assert (("", op)) in onnxtrain.autodiff.registry.registered()

@@ -1,0 +1,208 @@
+"""Specs of rules/conv.py, conv_data.py and conv_weight.py."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from gradcheck import Spec, check_emitted, check_spec, ids, run
+from onnx import TensorProto, helper
+
+import onnxtrain
+from onnxtrain.errors import ModelError, ShapeInferenceError
+
+torch = pytest.importorskip("torch")
+
+K1, K2, K3, K22, K32, K33 = ([1, 1], [2], [3], [2, 2], [3, 2], [3, 3])
+
+
+def conv(id: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, **attrs: Any) -> Spec:
+    """A Conv; with its kernel stated, so that the weight may be symbolic too. Bilinear: step 1."""
+    inputs = [x, w, (w[0],)] if bias else [x, w]
+    return Spec("Conv", inputs, {"kernel_shape": list(w[2:]), **attrs}, id=id, eps=1.0, rtol=1e-5)
+
+
+def transposed(
+    id: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, **attrs: Any
+) -> Spec:
+    groups = attrs.get("group", 1)
+    inputs = [x, w, (w[1] * groups,)] if bias else [x, w]
+    return Spec(
+        "ConvTranspose", inputs, {"kernel_shape": list(w[2:]), **attrs}, id=id, eps=1.0, rtol=1e-5,
+        # The reference evaluator mixes up the groups, and knows no auto_pad with dilations.
+        second_opinion=groups == 1 and "auto_pad" not in attrs and "output_shape" not in attrs,
+    )  # fmt: skip
+
+
+SPECS = [
+    conv("plain", (2, 3, 5, 6), (4, 3, 3, 2), bias=True),
+    conv("1d", (2, 3, 9), (4, 3, 3), bias=True, strides=[2], pads=[1, 0]),
+    conv("3d", (1, 2, 4, 5, 4), (3, 2, 2, 3, 2), bias=True, pads=[0, 1, 1, 0, 1, 0], strides=[1, 2, 1]),
+    conv("pointwise", (2, 3, 4, 4), (5, 3, 1, 1)),
+    conv("pointwise-strided", (2, 3, 5, 6), (5, 3, 1, 1), strides=[2, 3]),
+    conv("pointwise-padded", (2, 3, 3, 4), (5, 3, 1, 1), pads=[1, 0, 0, 1]),
+    conv("pointwise-grouped", (2, 4, 3, 4), (6, 2, 1, 1), group=2),
+    conv("asymmetric", (1, 2, 5, 4), (3, 2, 3, 3), pads=[2, 0, 1, 3]),
+    conv("ragged", (2, 2, 8, 9), (3, 2, 3, 3), strides=[3, 2], pads=[1, 0, 0, 0]),
+    conv("dilated", (2, 2, 8, 7), (3, 2, 3, 2), dilations=[2, 3], pads=[1, 2, 3, 1]),
+    conv("dilated-strided", (2, 2, 9, 8), (3, 2, 3, 2), dilations=[2, 3], strides=[2, 3], pads=[1] * 4),
+    conv("grouped", (2, 4, 5, 5), (6, 2, 3, 3), bias=True, group=2, pads=[1] * 4),
+    conv("grouped-strided", (3, 4, 6, 5), (6, 2, 3, 3), group=2, pads=[1] * 4, strides=[2, 2]),
+    conv("depthwise", (2, 3, 6, 5), (3, 1, 3, 3), bias=True, group=3, pads=[1] * 4),
+    conv("depthwise-strided", (2, 3, 6, 7), (3, 1, 3, 3), group=3, pads=[1] * 4, strides=[2, 2]),
+    conv("depthwise-multiplied", (2, 3, 6, 5), (6, 1, 3, 3), group=3, dilations=[2, 1], pads=[2, 0, 1, 1]),
+    conv("depthwise-many", (2, 2, 4, 4), (12, 1, 2, 2), group=2),
+    conv("pads-beyond-kernel", (1, 2, 4, 4), (3, 2, 2, 2), pads=[3, 2, 2, 3]),
+    conv("stride-beyond-kernel", (2, 2, 8, 8), (3, 2, 2, 2), strides=[3, 4]),
+    conv("same-upper", (2, 2, 5, 6), (3, 2, 2, 3), auto_pad="SAME_UPPER"),
+    conv("same-lower", (2, 2, 5, 6), (3, 2, 2, 4), auto_pad="SAME_LOWER"),
+    conv("same-upper-strided", (2, 2, 6, 7), (3, 2, 3, 2), auto_pad="SAME_UPPER", strides=[2, 3]),
+    conv("same-lower-strided", (2, 2, 7, 6), (3, 2, 4, 3), auto_pad="SAME_LOWER", strides=[2, 2]),
+    conv("same-grouped-strided", (2, 4, 6, 6), (4, 1, 3, 3), auto_pad="SAME_LOWER", strides=[2, 2], group=4),
+    conv("same-unreached", (1, 2, 7, 8), (3, 2, 1, 1), auto_pad="SAME_UPPER", strides=[3, 3]),
+    conv("valid", (2, 2, 6, 5), (3, 2, 3, 2), auto_pad="VALID", strides=[2, 1]),
+    conv("many-channels", (3, 24, 5, 4), (20, 24, 3, 3), pads=[1] * 4),
+    conv("many-channels-even-batch", (4, 24, 5, 4), (20, 24, 3, 3), pads=[1] * 4, strides=[2, 1]),
+    conv("wide", (1, 40, 3, 3), (80, 40, 3, 3), pads=[1] * 4),
+    transposed("plain", (2, 3, 4, 3), (3, 4, 3, 2), bias=True),
+    transposed("1d", (2, 3, 5), (3, 2, 3), bias=True, strides=[2], pads=[1, 0], output_padding=[1]),
+    transposed("3d", (1, 2, 3, 2, 3), (2, 3, 2, 3, 2), strides=[2, 1, 1], pads=[0, 1, 1, 1, 0, 0]),
+    transposed("pointwise", (2, 3, 4, 4), (3, 5, 1, 1)),
+    transposed("pointwise-strided", (2, 3, 4, 4), (3, 5, 1, 1), strides=[2, 3]),
+    transposed("strided", (2, 3, 4, 3), (3, 2, 3, 3), strides=[2, 3], pads=[1, 0, 0, 2]),
+    transposed("output-padding", (2, 3, 4, 3), (3, 2, 3, 3), strides=[2, 3], pads=[1] * 4, output_padding=[1, 2]),
+    transposed("dilated", (2, 3, 4, 3), (3, 2, 3, 2), dilations=[2, 3], strides=[2, 1], pads=[1, 0, 1, 2]),
+    transposed("grouped", (2, 4, 3, 4), (4, 3, 3, 2), bias=True, group=2, strides=[2, 1]),
+    transposed("depthwise", (2, 3, 3, 4), (3, 1, 3, 3), group=3, strides=[2, 2], pads=[1] * 4),
+    transposed("depthwise-multiplied", (2, 3, 3, 4), (3, 2, 3, 3), group=3),
+    transposed("output-shape", (2, 3, 4, 3), (3, 2, 4, 3), strides=[2, 2], output_shape=[9, 6]),
+    transposed("output-shape-upper", (2, 3, 4, 3), (3, 2, 4, 3), strides=[2, 2], output_shape=[7, 6],
+               auto_pad="SAME_UPPER"),
+    transposed("output-shape-larger", (2, 3, 4, 3), (3, 2, 3, 3), strides=[2, 2], output_shape=[10, 7]),
+    transposed("same-upper", (2, 3, 4, 3), (3, 2, 3, 4), strides=[2, 1], auto_pad="SAME_UPPER"),
+    transposed("same-lower", (2, 3, 4, 3), (3, 2, 3, 4), strides=[2, 1], auto_pad="SAME_LOWER"),
+    transposed("same-dilated", (2, 3, 4, 3), (3, 2, 3, 2), strides=[2, 1], dilations=[2, 2], auto_pad="SAME_UPPER"),
+    transposed("valid", (2, 3, 4, 3), (3, 2, 3, 2), strides=[2, 1], auto_pad="VALID"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=ids)
+def test_gradient(spec: Spec) -> None:
+    check_spec(spec)
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s.symbolic], ids=ids)
+def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
+    check_spec(spec, symbolic=True)
+
+
+def random_configurations(count: int, transposed: bool) -> list[dict[str, Any]]:
+    """Draw attributes at random, and keep those that leave something of the output."""
+    rng = np.random.default_rng(11 + transposed)
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        rank = int(rng.integers(1, 4))
+        group = int(rng.choice([1, 1, 2, 3]))
+        c = {
+            "group": group,
+            "batch": int(rng.integers(1, 4)),
+            "inputs": group * int(rng.integers(1, 4)),
+            "outputs": group * int(rng.integers(1, 4)),
+            "size": [int(i) for i in rng.integers(3, 9 if rank < 3 else 6, size=rank)],
+            "kernel": [int(i) for i in rng.integers(1, 5 if rank < 3 else 4, size=rank)],
+            "strides": [int(i) for i in rng.integers(1, 4, size=rank)],
+            "dilations": [int(i) for i in rng.integers(1, 4, size=rank)],
+            "pads": [int(i) for i in rng.integers(0, 4, size=rank)],
+            "bias": bool(rng.integers(2)),
+            "symbolic": bool(rng.integers(2)),
+        }
+        axes = range(rank)
+        extent = [c["dilations"][i] * (c["kernel"][i] - 1) + 1 for i in axes]
+        if transposed:
+            c["output_padding"] = [int(rng.integers(0, s)) for s in c["strides"]]
+            left = [
+                (c["size"][i] - 1) * c["strides"][i] + extent[i] - 2 * c["pads"][i] for i in axes
+            ]
+        else:
+            left = [c["size"][i] + 2 * c["pads"][i] - extent[i] + 1 for i in axes]
+        if min(left) > 0:
+            found.append(c)
+    return found
+
+
+def configuration_id(c: dict[str, Any]) -> str:
+    return "-".join(
+        f"{key[0]}{''.join(str(i) for i in np.atleast_1d(c[key]))}"
+        for key in ("size", "kernel", "strides", "dilations", "pads", "group")
+    )
+
+
+@pytest.mark.parametrize("c", random_configurations(60, transposed=False), ids=configuration_id)
+def test_conv_equals_torch(c: dict[str, Any]) -> None:
+    weight = (c["outputs"], c["inputs"] // c["group"], *c["kernel"])
+    function = getattr(torch.nn.functional, f"conv{len(c['size'])}d")
+    compare_with_torch("Conv", c, weight, function, {})
+
+
+@pytest.mark.parametrize("c", random_configurations(60, transposed=True), ids=configuration_id)
+def test_conv_transpose_equals_torch(c: dict[str, Any]) -> None:
+    weight = (c["inputs"], c["outputs"] // c["group"], *c["kernel"])
+    function = getattr(torch.nn.functional, f"conv_transpose{len(c['size'])}d")
+    extra = {"output_padding": c["output_padding"]}
+    compare_with_torch("ConvTranspose", c, weight, function, extra)
+
+
+def compare_with_torch(
+    op: str, c: dict[str, Any], weight: tuple[int, ...], function: Any, extra: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(5)
+    shapes = [(c["batch"], c["inputs"], *c["size"]), weight, *([(c["outputs"],)] if c["bias"] else [])]
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    inputs = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in arrays]
+    result = function(
+        *inputs, stride=c["strides"], padding=c["pads"], dilation=c["dilations"],
+        groups=c["group"], **extra,
+    )  # fmt: skip
+    ct = rng.standard_normal(tuple(result.shape)).astype(np.float32)
+    expected = torch.autograd.grad(result, inputs, torch.tensor(ct, dtype=torch.float64))
+    model = one_node(
+        op, [("n", c["inputs"], *"hwd"[: len(c["size"])]) if c["symbolic"] else shapes[0], *shapes[1:]],
+        group=c["group"], strides=c["strides"], dilations=c["dilations"], pads=c["pads"] * 2, **extra,
+    )  # fmt: skip
+    wrt = [f"x{i}" for i in range(len(arrays))]
+    extended = onnxtrain.gradient(model, wrt)
+    check_emitted(extended)
+    feeds = {**dict(zip(wrt, arrays, strict=True)), "y_grad": ct}
+    for name, actual, wanted in zip(wrt, run(extended, feeds)[1:], expected, strict=True):
+        scale = np.abs(wanted.numpy()).max() + 1e-3
+        np.testing.assert_allclose(
+            actual / scale, wanted.numpy() / scale, atol=1e-5, err_msg=f"d{name}"
+        )
+
+
+def one_node(op: str, shapes: Sequence[Sequence[int | str]], **attrs: Any) -> onnx.ModelProto:
+    names = [f"x{i}" for i in range(len(shapes))]
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], name="node", **attrs)],
+        "one",
+        [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s))
+            for n, s in zip(names, shapes, strict=True)
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_unknown_kernel_is_refused() -> None:
+    model = one_node("Conv", [("n", 3, "h", "w"), ("k", "c", "a", "b")])
+    with pytest.raises(ShapeInferenceError, match=r"kernel size of Conv 'node'.*kernel_shape"):
+        onnxtrain.gradient(model, ["x1"])
+
+
+def test_disputed_output_padding_is_refused() -> None:
+    attrs = {"auto_pad": "SAME_UPPER", "output_padding": [1], "strides": [2]}
+    model = one_node("ConvTranspose", [(1, 2, 4), (2, 2, 3)], **attrs)
+    with pytest.raises(ModelError, match=r"auto_pad=SAME_UPPER and output_padding"):
+        onnxtrain.gradient(model, ["x0"])
