@@ -66,16 +66,18 @@ class ResNet18(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, expansion: int, act: type[nn.Module]
+    ) -> None:
         super().__init__()
         hidden = inputs * expansion
         self.residual = stride == 1 and inputs == outputs
-        expand = [nn.Conv2d(inputs, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6()]
+        expand = [nn.Conv2d(inputs, hidden, 1, bias=False), nn.BatchNorm2d(hidden), act()]
         self.conv = nn.Sequential(
             *(expand if expansion != 1 else []),
             nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
             nn.BatchNorm2d(hidden),
-            nn.ReLU6(),
+            act(),
             nn.Conv2d(hidden, outputs, 1, bias=False),
             nn.BatchNorm2d(outputs),
         )
@@ -90,18 +92,18 @@ class MobileNetV2(nn.Module):
     SETTINGS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
                 (6, 160, 3, 2), (6, 320, 1, 1))  # fmt: skip
 
-    def __init__(self, slim: int = 4, classes: int = 10) -> None:
+    def __init__(self, act: type[nn.Module] = nn.ReLU6, slim: int = 4, classes: int = 10) -> None:
         super().__init__()
         inputs, last = 32 // slim, 1280 // slim
         layers: list[nn.Module] = [
-            nn.Conv2d(3, inputs, 3, 2, 1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU6(),
+            nn.Conv2d(3, inputs, 3, 2, 1, bias=False), nn.BatchNorm2d(inputs), act(),
         ]  # fmt: skip
         for expansion, width, repeats, stride in self.SETTINGS:
             for index in range(repeats):
                 step = stride if index == 0 else 1
-                layers.append(InvertedResidual(inputs, width // slim, step, expansion))
+                layers.append(InvertedResidual(inputs, width // slim, step, expansion, act))
                 inputs = width // slim
-        layers += [nn.Conv2d(inputs, last, 1, bias=False), nn.BatchNorm2d(last), nn.ReLU6()]
+        layers += [nn.Conv2d(inputs, last, 1, bias=False), nn.BatchNorm2d(last), act()]
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes))
 
@@ -190,6 +192,7 @@ NETWORKS = {
     "CNN": (CNN, images(1, 14)),
     "ResNet18": (ResNet18, images(3, 16)),
     "MobileNetV2": (MobileNetV2, images(3, 64)),
+    "SmoothMobileNetV2": (lambda: MobileNetV2(nn.SiLU), images(3, 64)),
     "Bert": (Bert, lambda batch: torch.randint(0, 100, (batch, 12))),
     "UNet": (UNet, images(2, 16)),
     "BidirectionalLSTM": (lambda: Recurrent(nn.LSTM, True), lambda batch: torch.randn(batch, 7, 6)),

@@ -304,6 +304,11 @@ def with_saved_statistics() -> onnx.ModelProto:
     return one_node(Case("BatchNormalization", (9,), inputs, outputs=5), 9)[0]
 
 
+def per_element_in_training() -> onnx.ModelProto:
+    inputs = [(4, 3, 5), *[(3, 5)] * 4]
+    return one_node(Case("BatchNormalization", (7,), inputs, {"spatial": 0}, outputs=5), 7)[0]
+
+
 def tf_half_pixel(**attrs: Any) -> onnx.ModelProto:
     attrs["coordinate_transformation_mode"] = "tf_half_pixel_for_nn"
     return one_node(Case("Resize", (11,), [IMAGE, EMPTY, floats(1, 1, 2, 2)], attrs), 11)[0]
@@ -320,6 +325,7 @@ def erf_of_integers() -> onnx.ModelProto:
 REFUSALS = {
     "Scan-8": (scan_8, r"'loop' \(Scan of opset 8\).*batch axis"),
     "saved-statistics": (with_saved_statistics, r"'node' \(BatchNormalization of .*saved_mean"),
+    "per-element-training": (per_element_in_training, "training mode with spatial=0"),
     "Resize-ceil": (lambda: tf_half_pixel(nearest_mode="ceil"), "tf_half_pixel_for_nn"),
     "Resize-linear": (lambda: tf_half_pixel(mode="linear"), "tf_half_pixel_for_nn"),
     "Erf-integers": (erf_of_integers, "Erf.*INT64.*cast"),

@@ -16,8 +16,7 @@ PADDINGS = ("zeros", "border", "reflection")
 def points(*shape: int, seed: int) -> np.ndarray:
     """Points in and around the image, away from where the interpolation has kinks.
 
-    For images of 4 × 5 pixels (3 × 4 × 5) pixel centres, corners aligned or not, are multiples of
-    1/60 apart at most.
+    In images of 3 to 5 pixels a side, pixel centres and edges lie at multiples of 1/60.
     """
     rng = np.random.default_rng(seed)
     return ((rng.integers(-95, 95, shape) + rng.uniform(0.3, 0.7, shape)) / 60).astype(np.float32)
@@ -79,11 +78,10 @@ SPECIAL = np.array([-1, -0.5, 0, 0.25, 1, -1.5, 1.5, -7.3, 9.1, 0.31])
 
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize(
+    ("rank", "mode"), [*[(2, m) for m in MODES], (3, "linear"), (3, "nearest")]
+)
 def test_equals_torch(rank: int, mode: str, padding: str, corners: int) -> None:
-    if rank == 3 and mode == "cubic":
-        pytest.skip("cubic sampling is defined for images only")
     rng = np.random.default_rng(3)
     shape = (1, 2, 3, 4, 5)[: rank + 2]
     x = rng.standard_normal(shape).astype(np.float32)

@@ -82,7 +82,7 @@ SPECS = [
     layer("LSTM", "peepholes-only", "p"),
     layer("LSTM", "coupled", "bhc", input_forget=1),
     layer("LSTM", "coupled-peepholes", "bhcp", LENGTHS, input_forget=1),
-    layer("LSTM", "clip", "bhcp", clip=0.8, direction="bidirectional"),
+    layer("LSTM", "clip", "bhcp", clip=0.4, direction="bidirectional"),
     layer("LSTM", "clip-coupled", "bhcp", clip=0.8, input_forget=1),
     layer("LSTM", "activations", "bhcp", direction="bidirectional",
           activations=["HardSigmoid", "Softsign", "Elu", "Sigmoid", "ScaledTanh", "Affine"],
@@ -364,3 +364,12 @@ def test_numbers_without_an_agreed_default_are_asked_for(name: str) -> None:
     model, feeds = one_layer("RNN", ["y"], activations=[name])
     with pytest.raises(onnxtrain.errors.NotDifferentiableError, match="activation_alpha"):
         onnxtrain.gradient(model, list(feeds))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_ranks_that_inference_cannot_tell_are_known(op: str) -> None:
+    model, feeds = one_layer(op, ["y", "h"])
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    check_gradient(model, feeds, list(feeds), "y")
+    check_gradient(model, feeds, list(feeds), "h")

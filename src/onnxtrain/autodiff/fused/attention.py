@@ -15,7 +15,7 @@ from onnxtrain.autodiff.heads import join_heads, mix, positions, scores, split_h
 from onnxtrain.autodiff.ops import Ops
 
 
-@fused("Attention", ranks=(0, 3))
+@fused("Attention", ranks=(0, 3), lacking="do_rotary or past_present_share_buffer")
 def attention(
     op: Ops,
     node: ir.Node,
@@ -47,7 +47,11 @@ def attention(
     return y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
 
 
-@fused("MultiHeadAttention", ranks=(0, 1, 2, 4))
+@fused(
+    "MultiHeadAttention",
+    ranks=(0, 1, 2, 4),
+    lacking="past_sequence_length or cache_indirection",
+)
 def multi_head_attention(
     op: Ops,
     node: ir.Node,

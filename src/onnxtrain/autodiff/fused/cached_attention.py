@@ -18,7 +18,11 @@ from onnxtrain.autodiff.shapes import UNKNOWN
 _ATTRIBUTES = ("sliding_window_cache", "qk_output")
 
 
-@fused("GroupQueryAttention", ranks=(0, 1, 2))
+@fused(
+    "GroupQueryAttention",
+    ranks=(0, 1, 2),
+    lacking="a quantized or windowed cache, normalized queries and keys, or qk_output",
+)
 def group_query_attention(
     op: Ops,
     node: ir.Node,

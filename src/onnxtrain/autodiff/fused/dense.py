@@ -55,7 +55,7 @@ def gemm_fast_gelu(
     return fast_gelu(op, node, op.MatMul(x, w), bias)
 
 
-@fused("FusedGemm")
+@fused("FusedGemm", lacking="an activation that onnxruntime's CPU kernel does not have")
 def fused_gemm(
     op: Ops, node: ir.Node, a: ir.Value, b: ir.Value, c: ir.Value | None = None
 ) -> ir.Value:
@@ -65,7 +65,7 @@ def fused_gemm(
     return act(op.Gemm(a, b, *([] if c is None else [c]), **kept))
 
 
-@fused("FusedConv")
+@fused("FusedConv", lacking="an activation that onnxruntime's CPU kernel does not have")
 def fused_conv(
     op: Ops,
     node: ir.Node,
@@ -80,7 +80,12 @@ def fused_conv(
     return act(y if z is None else op.Add(y, z))
 
 
-@fused("NhwcConv", "NhwcFusedConv", ranks=(0,))
+@fused(
+    "NhwcConv",
+    "NhwcFusedConv",
+    ranks=(0,),
+    lacking="weights in a layout that the shapes do not tell, or an unknown activation",
+)
 def nhwc_conv(
     op: Ops,
     node: ir.Node,
@@ -128,7 +133,7 @@ def _attributes(node: ir.Node, *names: str) -> dict[str, Any]:
     return {n: node.attributes[n].value for n in names if n in node.attributes}
 
 
-@fused("MatMulNBits")
+@fused("MatMulNBits", lacking="group indices, prepacked weights, or 3, 5, 6 or 7 bits")
 def matmul_n_bits(
     op: Ops,
     node: ir.Node,

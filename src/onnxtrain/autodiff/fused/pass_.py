@@ -18,7 +18,9 @@ _UNOFFICIAL = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
 def adopt_unofficial(model: ir.Model) -> None:
     """Move the operators that only onnxruntime has in ai.onnx to the domain com.microsoft.
 
-    Neither the checker of onnx nor an upgrade of the opset knows them: call this before either.
+    Neither the checker of onnx nor an upgrade of the opset knows them: call this before either. The
+    opset of the domain is stated where it is missing, as in models that the tool for transformers
+    hands over in memory; onnxruntime does not ask for it.
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
@@ -26,7 +28,8 @@ def adopt_unofficial(model: ir.Model) -> None:
             since = _UNOFFICIAL[node.op_type]
             if since is None or opset < since:
                 node.domain = MICROSOFT
-                model.opset_imports.setdefault(MICROSOFT, 1)
+        if node.domain == MICROSOFT:
+            model.opset_imports.setdefault(MICROSOFT, 1)
 
 
 def expand_fused(model: ir.Model) -> None:

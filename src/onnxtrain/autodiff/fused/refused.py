@@ -1,12 +1,11 @@
 """Why a fused operator that was not expanded has no gradient.
 
-The text is shown where such a node lies on the path of a gradient. For an operator that has an
-definition it says which forms are not covered.
+The text is shown where such a node lies on the path of a gradient. Operators that have a definition
+state beside it which forms it lacks.
 """
 
 from __future__ import annotations
 
-from onnxtrain.autodiff.definitions import defined
 from onnxtrain.autodiff.fused.domain import MICROSOFT
 from onnxtrain.autodiff.registry import refuse
 
@@ -20,32 +19,6 @@ _QUANTIZED = (
 )
 _DECODING = "it generates text step by step, which has no derivative"
 _RUN_TIME = "it exists for inference with a cache that is shared in place, not for training"
-_UNKNOWN_TYPES = (
-    "it is expanded only where the element types and the ranks of its inputs can be inferred: "
-    "give the inputs of the model a shape"
-)
-
-_NOT_COVERED = {
-    "Attention": "it is not expanded with do_rotary or past_present_share_buffer",
-    "MultiHeadAttention": "it is not expanded with past_sequence_length or cache_indirection",
-    "GroupQueryAttention": (
-        "it is not expanded with a quantized or windowed cache, normalized queries and keys, or "
-        "the scores as an output"
-    ),
-    "RotaryEmbedding": "it is not expanded with is_packed_batching",
-    "MatMulNBits": "it is not expanded with group indices, prepacked weights, or 3, 5, 6 or 7 bits",
-    "BiasSoftmax": "it is expanded only for the last axis and a bias of the rank of the data",
-    "NhwcConv": "it is expanded only where the shapes tell the layout of the weights",
-    "TorchEmbedding": "it is not expanded with padding_idx or scale_grad_by_freq",
-}
-
-for _op_type in sorted(defined(MICROSOFT)):
-    _form = _NOT_COVERED.get(_op_type)
-    refuse(
-        _op_type,
-        domain=MICROSOFT,
-        reason=_UNKNOWN_TYPES if _form is None else f"{_form}; and {_UNKNOWN_TYPES}",
-    )
 
 refuse(
     "AveragePool", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReorderInput",

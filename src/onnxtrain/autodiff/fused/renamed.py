@@ -86,7 +86,11 @@ def bias_dropout(
     return outputs[0] if residual is None else outputs[0] + residual, *outputs[1:]
 
 
-@fused("BiasSoftmax", ranks=(0, 1))
+@fused(
+    "BiasSoftmax",
+    ranks=(0, 1),
+    lacking="several axes, or a bias of another rank than the data",
+)
 def bias_softmax(op: Ops, node: ir.Node, data: ir.Value, bias: ir.Value) -> ir.Value:
     """Softmax(data + bias) over all axes from `axis` on, as Softmax was before opset 13."""
     axis = node.attributes.get_int("axis", 1) % op.rank(data)
@@ -95,7 +99,7 @@ def bias_softmax(op: Ops, node: ir.Node, data: ir.Value, bias: ir.Value) -> ir.V
     return op.Softmax(data + bias, axis=-1)
 
 
-@fused("TorchEmbedding")
+@fused("TorchEmbedding", lacking="padding_idx or scale_grad_by_freq")
 def torch_embedding(
     op: Ops,
     node: ir.Node,

@@ -11,7 +11,7 @@ from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import UNKNOWN
 
 
-@fused("RotaryEmbedding", ranks=(0, 1, 2))
+@fused("RotaryEmbedding", ranks=(0, 1, 2), lacking="is_packed_batching")
 def rotary_embedding(
     op: Ops,
     node: ir.Node,

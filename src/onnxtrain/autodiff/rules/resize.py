@@ -24,7 +24,8 @@ from onnxtrain.autodiff.rules.places import add_along, arange
 from onnxtrain.autodiff.shapes import Dim, constant_array, same_dim
 
 _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
-# An axis of this length is scattered instead of multiplied with a matrix of its square.
+# From this length on adding at computed places is cheaper than a product with a matrix. Measured
+# on 256 sequences, 512 to 1024 and 64 × (4096 to 6000): 0.5 instead of 2.6, 1.2 instead of 43 ms.
 _LONG = 1024
 
 
@@ -215,7 +216,8 @@ class _Resampling:
 
         That scale is not the ratio of the sizes of this axis, and cannot be given together with a
         size. So the unit vectors get a second axis, constant along it, that is as long as the one
-        which decides, and the operator finds the scale again by itself.
+        which decides, and the operator finds the scale again by itself. That takes a cube of
+        numbers for a moment; the policies are rare enough.
         """
         op = self.op
         assert self.sizes is not None
@@ -232,7 +234,7 @@ class _Resampling:
         if self.crops and self.roi is not None:
             start = self._entry(self.roi, axis)
             end = self._entry(self.roi, axis, len(self.axes))
-            zero, one = (op.Mul(start, 0.0), op.Add(op.Mul(start, 0.0), 1.0))
+            zero, one = (op.Reshape(op.const(v, start.dtype), [1]) for v in (0.0, 1.0))
             roi = op.Concat(start, zero, end, one, axis=0)
         sizes = op.Concat(self._entry(self.sizes, axis), op.Gather(self.sizes, decides), axis=0)
         images = op.Resize(

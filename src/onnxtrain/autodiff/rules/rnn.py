@@ -79,6 +79,9 @@ def differentiate_layer(
     x, w, r, b, lengths, initial_h, initial_c, p = _padded(node.inputs, 8)
     dy, dy_h, dy_c = _padded(dys, 3)
     y: ir.Value | None = _y_of(op, node)
+    _state_ranks(op, (y, dy), 4)
+    _state_ranks(op, (x, w, r, initial_h, initial_c, dy_h, dy_c), 3)
+    _state_ranks(op, (b, p), 2)
     batch_first = node.attributes.get_int("layout", 0) == 1
     if batch_first:
         x, initial_h, initial_c, dy_h, dy_c = (
@@ -132,8 +135,14 @@ def _y_of(op: Ops, node: ir.Node) -> ir.Value:
         assert x is not None
         y.name = op.names.fresh(f"{op.scope}/{node.op_type}_Y")
         y.type = x.type
-        op.with_dims(y, [UNKNOWN] * 4)
     return y
+
+
+def _state_ranks(op: Ops, values: Sequence[ir.Value | None], rank: int) -> None:
+    """Give values of unknown shape the rank that they can only have here."""
+    for value in values:
+        if value is not None and value.shape is None:
+            op.with_dims(value, [UNKNOWN] * rank)
 
 
 def _reversals(node: ir.Node) -> list[bool]:

@@ -137,7 +137,7 @@ def batch_normalization_per_element(rewriter: Rewriter, node: ir.Node) -> None:
     spatial = node.attributes.pop("spatial", None)
     if spatial is None or spatial.value != 0:
         return
-    if any(is_used(output) for output in node.outputs[1:]):
+    if any(output.name for output in node.outputs[1:]):
         rewriter.refuse(
             node, "it is in training mode with spatial=0", "export the model in evaluation mode"
         )
