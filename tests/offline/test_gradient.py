@@ -51,9 +51,14 @@ def test_an_output_that_is_no_scalar_gains_a_cotangent() -> None:
 
 def test_the_given_model_is_not_changed() -> None:
     given = linear()
-    before = given.SerializeToString()
-    onnxtrain.gradient(given, ["w", "x"])
-    assert given.SerializeToString() == before
+    constant = numpy_helper.from_array(np.ones(2, np.float32), "inside")
+    given.graph.node.insert(0, helper.make_node("Identity", ["b"], ["b_too"], "share"))
+    given.graph.node.insert(0, helper.make_node("Constant", [], ["c"], "constant", value=constant))
+    given.graph.node.append(helper.make_node("Sum", ["b_too", "c", "y"], ["z"], "sum"))
+    given.graph.output.append(value("z", ["batch", 2]))
+    before = given.SerializeToString(deterministic=True)
+    onnxtrain.gradient(given, ["w", "x", "b_too", "c"], of="z")
+    assert given.SerializeToString(deterministic=True) == before
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -135,6 +140,49 @@ def test_second_derivatives() -> None:
     actual = run_named(second, {"x": x, "x_grad_grad": np.ones(5, np.float32)})
     np.testing.assert_allclose(actual["x_grad"], np.cos(x), rtol=1e-5)
     np.testing.assert_allclose(actual["x_grad_1"], -np.sin(x), rtol=1e-5)
+
+
+def test_initializers_that_were_shared_through_identity_are_untied() -> None:
+    """torch stores equal tensors once; each use has a gradient of its own."""
+    given = model(
+        [
+            helper.make_node("Identity", ["a"], ["b"]),
+            helper.make_node("Mul", ["x", "a"], ["xa"]),
+            helper.make_node("Add", ["xa", "b"], ["y"]),
+        ],
+        [value("x", [2])],
+        [value("y", [2])],
+        {"a": np.ones(2, np.float32)},
+    )
+    extended = onnxtrain.gradient(given, ["a", "b"])
+    assert {t.name for t in extended.graph.initializer} >= {"a", "b"}
+    feeds = {"x": np.array([3, 5], np.float32), "y_grad": np.ones(2, np.float32)}
+    actual = run_named(extended, feeds)
+    np.testing.assert_array_equal(actual["a_grad"], [3, 5])
+    np.testing.assert_array_equal(actual["b_grad"], [1, 1])
+
+
+@pytest.mark.parametrize("axes", ["constant", "input"])
+def test_pads_of_some_axes_next_to_transposes(axes: str) -> None:
+    """onnxruntime moves Transpose past Pad as if it had no axes; the model must not ask for it."""
+    pads = np.array([1, 0, 0, 2])
+    given = model(
+        [
+            helper.make_node("Transpose", ["x"], ["t"], perm=[2, 0, 1]),
+            helper.make_node("Pad", ["t", "pads", "", "axes"], ["p"]),
+            helper.make_node("Transpose", ["p"], ["y"], perm=[1, 2, 0]),
+        ],
+        [value("x", [2, 3, 4])] + ([value("pads", [4], 7)] if axes == "input" else []),
+        [value("y", None)],
+        {"axes": np.array([1, 2])} | ({"pads": pads} if axes == "constant" else {}),
+    )
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    expected = np.pad(x, [(1, 0), (0, 2), (0, 0)])
+    actual = run_named(
+        onnxtrain.gradient(given, "x"), {"x": x, "pads": pads, "y_grad": 2 * expected}
+    )
+    np.testing.assert_array_equal(actual["y"], expected)
+    np.testing.assert_array_equal(actual["x_grad"], 2 * x)
 
 
 @pytest.mark.parametrize("kind", [TensorProto.DOUBLE, TensorProto.FLOAT16])

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import model, value
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 import onnxtrain
+from graphs import model, value
 from onnxtrain.autodiff import registry, rule, zero_gradient
 from onnxtrain.errors import MissingGradientError, OnnxTrainError
 

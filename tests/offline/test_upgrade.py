@@ -25,7 +25,7 @@ from old_nodes import (
 )
 from onnxtrain.autodiff.infer import check_structure, infer_shapes
 from onnxtrain.autodiff.prepare import lift_constants
-from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor
+from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor, release_initializers
 from onnxtrain.autodiff.upgrade.adapters import ADAPTERS
 from onnxtrain.autodiff.upgrade.unchanged import UNCHANGED
 from onnxtrain.errors import ModelError
@@ -193,7 +193,10 @@ def test_initializers_that_are_inputs_become_constants() -> None:
     for tensor in model.graph.initializer:
         info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         model.graph.input.append(info)
-    raised = raise_proto(model)
+    loaded = ir.from_proto(model)
+    release_initializers(loaded)
+    raise_to_floor(loaded)
+    raised = ir.to_proto(loaded)
     assert [i.name for i in raised.graph.input] == ["x"]
     assert raised.ir_version == 8
     x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from gradcheck import Spec, check_emitted, check_spec, ids, run
 from onnx import TensorProto, helper
 
 import onnxtrain
+from gradcheck import Spec, check_emitted, check_spec, ids, run
 from onnxtrain.errors import ModelError, ShapeInferenceError
 
 torch = pytest.importorskip("torch")
@@ -39,7 +39,8 @@ def transposed(
 SPECS = [
     conv("plain", (2, 3, 5, 6), (4, 3, 3, 2), bias=True),
     conv("1d", (2, 3, 9), (4, 3, 3), bias=True, strides=[2], pads=[1, 0]),
-    conv("3d", (1, 2, 4, 5, 4), (3, 2, 2, 3, 2), bias=True, pads=[0, 1, 1, 0, 1, 0], strides=[1, 2, 1]),
+    conv("3d", (1, 2, 4, 5, 4), (3, 2, 2, 3, 2), bias=True, pads=[0, 1, 1, 0, 1, 0], strides=[1, 2,
+         1]),
     conv("pointwise", (2, 3, 4, 4), (5, 3, 1, 1)),
     conv("pointwise-strided", (2, 3, 5, 6), (5, 3, 1, 1), strides=[2, 3]),
     conv("pointwise-padded", (2, 3, 3, 4), (5, 3, 1, 1), pads=[1, 0, 0, 1]),
@@ -47,12 +48,14 @@ SPECS = [
     conv("asymmetric", (1, 2, 5, 4), (3, 2, 3, 3), pads=[2, 0, 1, 3]),
     conv("ragged", (2, 2, 8, 9), (3, 2, 3, 3), strides=[3, 2], pads=[1, 0, 0, 0]),
     conv("dilated", (2, 2, 8, 7), (3, 2, 3, 2), dilations=[2, 3], pads=[1, 2, 3, 1]),
-    conv("dilated-strided", (2, 2, 9, 8), (3, 2, 3, 2), dilations=[2, 3], strides=[2, 3], pads=[1] * 4),
+    conv("dilated-strided", (2, 2, 9, 8), (3, 2, 3, 2), dilations=[2, 3], strides=[2, 3],
+         pads=[1] * 4),
     conv("grouped", (2, 4, 5, 5), (6, 2, 3, 3), bias=True, group=2, pads=[1] * 4),
     conv("grouped-strided", (3, 4, 6, 5), (6, 2, 3, 3), group=2, pads=[1] * 4, strides=[2, 2]),
     conv("depthwise", (2, 3, 6, 5), (3, 1, 3, 3), bias=True, group=3, pads=[1] * 4),
     conv("depthwise-strided", (2, 3, 6, 7), (3, 1, 3, 3), group=3, pads=[1] * 4, strides=[2, 2]),
-    conv("depthwise-multiplied", (2, 3, 6, 5), (6, 1, 3, 3), group=3, dilations=[2, 1], pads=[2, 0, 1, 1]),
+    conv("depthwise-multiplied", (2, 3, 6, 5), (6, 1, 3, 3), group=3, dilations=[2, 1], pads=[2, 0,
+         1, 1]),
     conv("depthwise-many", (2, 2, 4, 4), (12, 1, 2, 2), group=2),
     conv("pads-beyond-kernel", (1, 2, 4, 4), (3, 2, 2, 2), pads=[3, 2, 2, 3]),
     conv("stride-beyond-kernel", (2, 2, 8, 8), (3, 2, 2, 2), strides=[3, 4]),
@@ -60,7 +63,8 @@ SPECS = [
     conv("same-lower", (2, 2, 5, 6), (3, 2, 2, 4), auto_pad="SAME_LOWER"),
     conv("same-upper-strided", (2, 2, 6, 7), (3, 2, 3, 2), auto_pad="SAME_UPPER", strides=[2, 3]),
     conv("same-lower-strided", (2, 2, 7, 6), (3, 2, 4, 3), auto_pad="SAME_LOWER", strides=[2, 2]),
-    conv("same-grouped-strided", (2, 4, 6, 6), (4, 1, 3, 3), auto_pad="SAME_LOWER", strides=[2, 2], group=4),
+    conv("same-grouped-strided", (2, 4, 6, 6), (4, 1, 3, 3), auto_pad="SAME_LOWER", strides=[2, 2],
+         group=4),
     conv("same-unreached", (1, 2, 7, 8), (3, 2, 1, 1), auto_pad="SAME_UPPER", strides=[3, 3]),
     conv("valid", (2, 2, 6, 5), (3, 2, 3, 2), auto_pad="VALID", strides=[2, 1]),
     conv("many-channels", (3, 24, 5, 4), (20, 24, 3, 3), pads=[1] * 4),
@@ -72,18 +76,23 @@ SPECS = [
     transposed("pointwise", (2, 3, 4, 4), (3, 5, 1, 1)),
     transposed("pointwise-strided", (2, 3, 4, 4), (3, 5, 1, 1), strides=[2, 3]),
     transposed("strided", (2, 3, 4, 3), (3, 2, 3, 3), strides=[2, 3], pads=[1, 0, 0, 2]),
-    transposed("output-padding", (2, 3, 4, 3), (3, 2, 3, 3), strides=[2, 3], pads=[1] * 4, output_padding=[1, 2]),
-    transposed("dilated", (2, 3, 4, 3), (3, 2, 3, 2), dilations=[2, 3], strides=[2, 1], pads=[1, 0, 1, 2]),
+    transposed("output-padding", (2, 3, 4, 3), (3, 2, 3, 3), strides=[2, 3], pads=[1] * 4,
+               output_padding=[1, 2]),
+    transposed("dilated", (2, 3, 4, 3), (3, 2, 3, 2), dilations=[2, 3], strides=[2, 1], pads=[1, 0,
+               1, 2]),
     transposed("grouped", (2, 4, 3, 4), (4, 3, 3, 2), bias=True, group=2, strides=[2, 1]),
     transposed("depthwise", (2, 3, 3, 4), (3, 1, 3, 3), group=3, strides=[2, 2], pads=[1] * 4),
     transposed("depthwise-multiplied", (2, 3, 3, 4), (3, 2, 3, 3), group=3),
     transposed("output-shape", (2, 3, 4, 3), (3, 2, 4, 3), strides=[2, 2], output_shape=[9, 6]),
-    transposed("output-shape-upper", (2, 3, 4, 3), (3, 2, 4, 3), strides=[2, 2], output_shape=[7, 6],
+    transposed("output-shape-upper", (2, 3, 4, 3), (3, 2, 4, 3), strides=[2, 2], output_shape=[7,
+               6],
                auto_pad="SAME_UPPER"),
-    transposed("output-shape-larger", (2, 3, 4, 3), (3, 2, 3, 3), strides=[2, 2], output_shape=[10, 7]),
+    transposed("output-shape-larger", (2, 3, 4, 3), (3, 2, 3, 3), strides=[2, 2], output_shape=[10,
+               7]),
     transposed("same-upper", (2, 3, 4, 3), (3, 2, 3, 4), strides=[2, 1], auto_pad="SAME_UPPER"),
     transposed("same-lower", (2, 3, 4, 3), (3, 2, 3, 4), strides=[2, 1], auto_pad="SAME_LOWER"),
-    transposed("same-dilated", (2, 3, 4, 3), (3, 2, 3, 2), strides=[2, 1], dilations=[2, 2], auto_pad="SAME_UPPER"),
+    transposed("same-dilated", (2, 3, 4, 3), (3, 2, 3, 2), strides=[2, 1], dilations=[2, 2],
+               auto_pad="SAME_UPPER"),
     transposed("valid", (2, 3, 4, 3), (3, 2, 3, 2), strides=[2, 1], auto_pad="VALID"),
 ]  # fmt: skip
 
@@ -158,7 +167,11 @@ def compare_with_torch(
     op: str, c: dict[str, Any], weight: tuple[int, ...], function: Any, extra: dict[str, Any]
 ) -> None:
     rng = np.random.default_rng(5)
-    shapes = [(c["batch"], c["inputs"], *c["size"]), weight, *([(c["outputs"],)] if c["bias"] else [])]
+    shapes = [
+        (c["batch"], c["inputs"], *c["size"]),
+        weight,
+        *([(c["outputs"],)] if c["bias"] else []),
+    ]
     arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
     inputs = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in arrays]
     result = function(
@@ -168,8 +181,10 @@ def compare_with_torch(
     ct = rng.standard_normal(tuple(result.shape)).astype(np.float32)
     expected = torch.autograd.grad(result, inputs, torch.tensor(ct, dtype=torch.float64))
     model = one_node(
-        op, [("n", c["inputs"], *"hwd"[: len(c["size"])]) if c["symbolic"] else shapes[0], *shapes[1:]],
-        group=c["group"], strides=c["strides"], dilations=c["dilations"], pads=c["pads"] * 2, **extra,
+        op, [("n", c["inputs"], *"hwd"[: len(c["size"])]) if c["symbolic"] else shapes[0],
+        *shapes[1:]],
+        group=c["group"], strides=c["strides"], dilations=c["dilations"], pads=c["pads"] * 2,
+        **extra,
     )  # fmt: skip
     wrt = [f"x{i}" for i in range(len(arrays))]
     extended = onnxtrain.gradient(model, wrt)

@@ -74,7 +74,8 @@ def _expand(op: Ops, node: ir.Node, ir_version: int) -> bool:
 def function_body(node: ir.Node, opset: int, ir_version: int) -> onnx.GraphProto | None:
     """Return the body that the standard gives a node, in the names of its inputs and outputs.
 
-    Some bodies depend on the types of the inputs. None means that a type is not known.
+    Some bodies depend on the types of the inputs, and on dimensions. None means that there is no
+    body, as one of them is not known.
     """
     given = {v.name: v for v in node.inputs if v is not None and v.name}
     if any(v.dtype is None for v in given.values()):
@@ -84,6 +85,8 @@ def function_body(node: ir.Node, opset: int, ir_version: int) -> onnx.GraphProto
     _state_defaults(call, opset)
     types = {name: ir.serde.serialize_value(v).type for name, v in given.items()}
     function = _function(call, [types.get(name, onnx.TypeProto()) for name in call.input], opset)
+    if not function.node:
+        return None
     call.domain = function.domain
     graph = onnx.helper.make_graph(
         [call],

@@ -52,15 +52,30 @@ def check_structure(model: ir.Model) -> None:
 
 def infer_shapes(model: ir.Model) -> None:
     """Infer type and shape of every value, in place; contradictions are errors."""
+    proto = skeleton(model)
     try:
-        inferred = onnx.shape_inference.infer_shapes(
-            skeleton(model), check_type=True, strict_mode=True, data_prop=True
-        )
+        inferred = _infer(proto, follow_shape_arithmetic=True)
     except onnx.shape_inference.InferenceError as error:
-        raise ShapeInferenceError(
-            f"the shapes of the model contradict each other: {_first_sentence(error)}"
-        ) from None
+        if "already exists" not in str(error):
+            raise _contradiction(error) from None
+        # It does not bear a name that two branches of an If both use for a shape.
+        try:
+            inferred = _infer(proto, follow_shape_arithmetic=False)
+        except onnx.shape_inference.InferenceError as second:
+            raise _contradiction(second) from None
     _adopt(model.graph, inferred.graph)
+
+
+def _infer(proto: onnx.ModelProto, follow_shape_arithmetic: bool) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(
+        proto, check_type=True, strict_mode=True, data_prop=follow_shape_arithmetic
+    )
+
+
+def _contradiction(error: Exception) -> ShapeInferenceError:
+    return ShapeInferenceError(
+        f"the shapes of the model contradict each other: {_first_sentence(error)}"
+    )
 
 
 def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:

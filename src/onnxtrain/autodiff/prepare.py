@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
@@ -19,8 +20,10 @@ from google.protobuf.message import DecodeError
 from onnxtrain.autodiff.emit import FLOOR_OPSET
 from onnxtrain.autodiff.fused import adopt_unofficial, expand_fused
 from onnxtrain.autodiff.infer import SMALL, check_structure, infer_shapes
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.rules.batch_norm import rewrite_training_batch_norm
-from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor
+from onnxtrain.autodiff.shapes import constant_array
+from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor, release_initializers
 from onnxtrain.errors import ModelError
 
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
@@ -35,6 +38,7 @@ def prepare(model: ModelLike, bn: BatchNormMode | None = None) -> ir.Model:
     """
     loaded = load(model)
     check_opset(loaded)
+    release_initializers(loaded)
     adopt_unofficial(loaded)
     check_structure(loaded)
     inline_functions(loaded)
@@ -48,6 +52,7 @@ def prepare(model: ModelLike, bn: BatchNormMode | None = None) -> ir.Model:
         set_batch_norm_mode(loaded, bn)
     rewrite_training_batch_norm(loaded)
     infer_shapes(loaded)
+    spell_out_pads(loaded)
     return loaded
 
 
@@ -151,18 +156,60 @@ def lift_constants(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type != "Constant" or node.domain != "" or node.outputs[0].is_graph_output():
             continue
-        output = node.outputs[0]
-        tensor = ir.convenience.get_const_tensor(output)
+        # get_const_tensor renames the tensor in a `value` attribute, which may be the caller's.
+        tensor = node.attributes.get_tensor("value")
         if tensor is None:
-            continue
-        _replace_by_initializer(graph, node, tensor)
+            tensor = ir.convenience.get_const_tensor(node.outputs[0])
+        if tensor is not None:
+            _replace_by_initializer(graph, node, tensor)
+
+
+# Defaults that onnx's shape inference gets wrong: it takes STFT for two-sided, and fails on
+# MeanVarianceNormalization without axes.
+_STATED_DEFAULTS = {
+    "STFT": ir.AttrInt64("onesided", 1),
+    "MeanVarianceNormalization": ir.AttrInt64s("axes", [0, 2, 3]),
+}
 
 
 def state_defaults(model: ir.Model) -> None:
-    """Write out a default that onnx's shape inference has wrong: STFT is one-sided unless told."""
+    """Write out defaults that onnx's shape inference does not know."""
     for node in model.graph.all_nodes():
-        if node.op_type == "STFT" and node.domain == "" and "onesided" not in node.attributes:
-            node.attributes["onesided"] = ir.AttrInt64("onesided", 1)
+        default = _STATED_DEFAULTS.get(node.op_type) if node.domain == "" else None
+        if default is not None and default.name not in node.attributes:
+            node.attributes.add(default)
+
+
+def spell_out_pads(model: ir.Model) -> None:
+    """Give every Pad its pads for all axes.
+
+    onnxruntime 1.31 moves Transpose nodes past a Pad as if it had no `axes` input, and then pads
+    the wrong ones; the gradient may bring such a Transpose.
+    """
+    op = Ops(model.graph, model.opset_imports[""])
+    for node in model.graph.all_nodes():
+        if node.op_type != "Pad" or node.domain != "" or len(node.inputs) < 4:
+            continue
+        x, pads, axes = node.inputs[0], node.inputs[1], constant_array(node.inputs[3])
+        if x is None or x.shape is None or axes is None or pads is None:
+            continue
+        rank = len(x.shape)
+        # Position i of the full vector is taken from the given one, or from a zero behind it.
+        source = np.full(2 * rank, 2 * axes.size, dtype=np.int64)
+        source[axes % rank] = np.arange(axes.size)
+        source[axes % rank + rank] = np.arange(axes.size) + axes.size
+        known = constant_array(pads)
+        if known is not None:
+            full = op.const(np.append(known, 0)[source].astype(np.int64))
+        else:
+            longer = ir.node("Concat", [pads, op.int64([0])], {"axis": 0})
+            picked = ir.node("Gather", [longer.outputs[0], op.const(source)], {"axis": 0})
+            longer.outputs[0].name = op.names.fresh(f"{pads.name}_and_zero")
+            picked.outputs[0].name = op.names.fresh(f"{pads.name}_of_all_axes")
+            node.prepend((longer, picked))
+            full = picked.outputs[0]
+        node.replace_input_with(1, full)
+        node.resize_inputs(3)
 
 
 def untie(graph: ir.Graph) -> None:
@@ -196,9 +243,20 @@ def set_batch_norm_mode(model: ir.Model, bn: BatchNormMode) -> None:
 
 def _replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
     old = node.outputs[0]
-    name = old.name
-    new = ir.Value(name=name, const_value=tensor)
+    new = ir.Value(name=old.name, const_value=_renamed(tensor, old.name))
     new.dtype, new.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
     ir.convenience.replace_all_uses_with(old, new)
     graph.remove(node, safe=True)
     graph.register_initializer(new)
+
+
+def _renamed(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
+    """Return the same data under another name; the given tensor may belong to the caller."""
+    if isinstance(tensor, ir.ExternalTensor):
+        return ir.ExternalTensor(
+            tensor.location, tensor.offset, tensor.length, tensor.dtype,
+            shape=tensor.shape, name=name or "", base_dir=tensor.base_dir,
+        )  # fmt: skip
+    if isinstance(tensor, ir.StringTensor):
+        return ir.StringTensor(tensor.numpy(), shape=tensor.shape, name=name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)

@@ -75,7 +75,9 @@ def constant_array(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
         return None if value.is_graph_input() else value.const_value.numpy()
     producer = value.producer()
     if producer is not None and producer.op_type == "Constant" and producer.domain == "":
-        tensor = ir.convenience.get_const_tensor(value)
+        tensor = producer.attributes.get_tensor("value")
+        if tensor is None:
+            tensor = ir.convenience.get_const_tensor(value)
         return None if tensor is None else tensor.numpy()
     return None
 

@@ -85,8 +85,8 @@ def conv_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value) -> Window:
     return _sliding(op, node, x, _kernel_of_weight(op, node, w))
 
 
-def pool_window(op: Ops, node: ir.Node, x: ir.Value) -> Window:
-    """Resolve the window of a pooling operator on its input x."""
+def pool_window(op: Ops, node: ir.Node, x: ir.Value, y: ir.Value) -> Window:
+    """Resolve the window of a pooling operator on its input x; y is its output."""
     kernel = tuple(node.attributes.get_ints("kernel_shape"))
     window = _sliding(op, node, x, kernel)
     if _auto_pad(node).startswith("SAME") and set(window.dilations) != {1}:
@@ -94,6 +94,18 @@ def pool_window(op: Ops, node: ir.Node, x: ir.Value) -> Window:
             f"{node.op_type} {node.name!r} has auto_pad={_auto_pad(node)} and dilations: the ONNX "
             "standard and onnxruntime disagree on its padding. Give it explicit pads"
         )
+    # A last window that would lie in the padding alone is dropped when the operator runs, but
+    # counted by shape inference, so that every shape computed from it would be wrong.
+    for size, count, stride, before in zip(
+        op.dims(x)[2:], op.dims(y)[2:], window.strides, window.before, strict=True
+    ):
+        known = isinstance(size, int) and isinstance(count, int) and isinstance(before, int)
+        if known and (count - 1) * stride >= size + before:
+            raise ModelError(
+                f"{node.op_type} {node.name!r} has ceil_mode=1 and a last window that lies in its "
+                f"padding: onnx infers the output shape {y.shape}, onnxruntime computes less. Use "
+                "ceil_mode=0, or less padding at the end"
+            )
     return window
 
 

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule, zero_gradient
 from onnxtrain.autodiff.rules.norm import working_type
+from onnxtrain.autodiff.rules.places import pad
 from onnxtrain.autodiff.shapes import constant_array
 
 zero_gradient(
@@ -163,7 +164,7 @@ def _sum_of_blocks(op: Ops, value: ir.Value, scale: ir.Value, axis: int, block: 
     dims, blocks = op.dims(value), op.dims(scale)[axis]
     if not isinstance(blocks, int) or dims[axis] != blocks * block:  # the last may be shorter
         missing = op.dim(scale, axis) * op.int64([block]) - op.dim(value, axis)
-        value = op.Pad(value, op.dims_vector(0, missing), None, [axis])
+        value = pad(op, value, {axis: (0, missing)})
     sizes = [op.dim(scale, i) for i in range(len(dims))]
     apart = op.reshape(value, op.dims_vector(*sizes[: axis + 1], block, *sizes[axis + 1 :]))
     shape = [*op.dims(scale)[: axis + 1], block, *op.dims(scale)[axis + 1 :]]

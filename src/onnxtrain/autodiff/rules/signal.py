@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
+from onnxtrain.autodiff.rules.places import pad, scatter
 from onnxtrain.autodiff.shapes import constant_array
 from onnxtrain.errors import ShapeInferenceError
 
@@ -28,7 +29,7 @@ def dft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         return (_fit(op, spectrum, x, axis),)
     length = _dft_length(op, node, x, axis)
     if onesided:
-        dy = _pad_end(op, dy, axis, op.Sub(length, op.dim(dy, axis)))
+        dy = pad(op, dy, {axis: (0, op.Sub(length, op.dim(dy, axis)))})
     scale = op.Cast(length, to=dy.dtype)
     transformed = _transform(op, dy, axis, inverse=1 - inverse)
     whole = transformed / scale if inverse else transformed * scale
@@ -56,7 +57,7 @@ def stft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     window = node.inputs[2] if len(node.inputs) > 2 else None
     length = _frame_length(op, node, signal, window)
     if node.attributes.get_int("onesided", 1):
-        dy = _pad_end(op, dy, 2, op.Sub(length, op.dim(dy, 2)))
+        dy = pad(op, dy, {2: (0, op.Sub(length, op.dim(dy, 2)))})
     frames = _transform(op, dy, 2, inverse=1) * op.Cast(length, to=dy.dtype)
     frames.shape = ir.Shape([*op.dims(dy)[:2], None, 2])
     frames = _real_if(op, frames, signal)
@@ -64,7 +65,7 @@ def stft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     weighted = frames if window is None else frames * op.unsqueeze(window, [1])
     flat = op.reshape(weighted, op.dims_vector(op.dim(signal, 0), -1, op.dim(signal, 2)))
     index = op.Expand(op.unsqueeze(places, [0, 2]), op.Shape(flat))
-    dsignal = op.ScatterElements(op.zeros_like(signal), index, flat, axis=1, reduction="add")
+    dsignal = scatter(op, op.zeros_like(signal), index, flat, axis=1)
     if window is None:
         return (dsignal,)
     picked = op.reshape(op.Gather(signal, places, axis=1), op.Shape(frames))
@@ -121,18 +122,10 @@ def _transform(op: Ops, x: ir.Value, axis: int, inverse: int) -> ir.Value:
     return op.with_dims(result, [*op.dims(x)[:-1], 2])
 
 
-def _pad_end(op: Ops, x: ir.Value, axis: int, amount: ir.Value) -> ir.Value:
-    pads = op.Concat([0], amount, axis=0)
-    padded = op.Pad(x, pads, None, [axis])
-    dims = list(op.dims(x))
-    dims[axis] = ir.SymbolicDim(None)
-    return op.with_dims(padded, dims)
-
-
 def _fit(op: Ops, value: ir.Value, like: ir.Value, axis: int) -> ir.Value:
     """Cut or pad with zeros along an axis, to the size of another value."""
     missing = op.Max(op.Sub(op.dim(like, axis), op.Shape(value, start=axis, end=axis + 1)), [0])
-    padded = _pad_end(op, value, axis, missing)
+    padded = pad(op, value, {axis: (0, missing)})
     fitted = op.slice(padded, axis, 0, op.dim(like, axis))
     dims = list(op.dims(padded))
     dims[axis] = op.dims(like)[axis]

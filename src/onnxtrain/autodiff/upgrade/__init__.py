@@ -26,7 +26,6 @@ _DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not b
 
 def raise_to_floor(model: ir.Model) -> None:
     """Bring a model of opset 7 to 17 to opset 18, in place; a newer one stays as it is."""
-    release_initializers(model)
     opset = model.opset_imports.get("", FLOOR_OPSET)
     if opset >= FLOOR_OPSET:
         return
