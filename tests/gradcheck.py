@@ -238,9 +238,7 @@ def _compare(spec, model, extended, arrays, wrt, runner, eps, rtol) -> None:
     _compare_feeds(spec.name, model, extended, feeds, wrt, of, runner, eps, rtol, rounding)
 
 
-def _compare_feeds(
-    label, model, extended, feeds, wrt, of, runner, eps, rtol, rounding=0.0
-) -> None:
+def _compare_feeds(label, model, extended, feeds, wrt, of, runner, eps, rtol, rounding=0.0) -> None:
     rng = np.random.default_rng(zlib.crc32(label.encode()) + 1)
     forward = _only_output(model, of)
     y = runner(forward, feeds)[0]

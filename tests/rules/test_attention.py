@@ -1,8 +1,13 @@
-"""Specs of rules/attention.py, and of operators next to it that their definitions differentiate."""
+"""Specs of rules/attention.py and linear_attention.py, and of operators of their kind."""
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
-from gradcheck import Spec, check_spec, ids, run
+
+import gradcheck
+import onnxtrain
+from gradcheck import Spec, check_spec, ids
 
 Q, KV = (2, 4, 3, 6), (2, 2, 5, 6)  # batch, heads, length, size
 FLAT = [(2, 3, 24), (2, 5, 12), (2, 5, 12)]
@@ -50,9 +55,29 @@ SPECS = [
     attention("nonpad-causal", [*SAME, None, None, None, np.array([2, 5])], opset=24,
               attrs={"is_causal": 1}),
     *(
-        attention(f"scores-{mode}", SAME, outputs=4, of=3, wrt=[0, 1],
+        # second opinion: the evaluator caps the scores of mode 0 too
+        attention(f"scores-{mode}", SAME, outputs=4, of=3, wrt=[0, 1], second_opinion=mode > 0,
                   attrs={"softcap": 0.5, "qk_matmul_output_mode": mode})
-        for mode in (1, 2, 3)
+        for mode in range(4)
+    ),
+    attention("probabilities-hidden", [*SAME, MASK], outputs=4, of=3, wrt=[0, 1],
+              attrs={"qk_matmul_output_mode": 3}),
+    attention("short-mask", [*SAME, MASK[:, :3], None, None, np.array([2, 3])], opset=24,
+              on_ort=False),
+    attention("window", SAME, opset=25, on_ort=False,
+              attrs={"left_window_size": 1, "right_window_size": 1}),
+    attention("window-past", [Q, KV, KV, None, (2, 2, 4, 6), (2, 2, 4, 6)], outputs=3, opset=25,
+              on_ort=False, attrs={"left_window_size": 2, "is_causal": 1}),
+    Spec("SwiGLU", [(2, 3, 4), (2, 3, 4)], {"alpha": 0.7}, opset=28, on_ort=False, expanded=True),
+    *(
+        # second opinion: not defined for float64; symbolic: the body needs the number of channels
+        Spec("CausalConvWithState", inputs, attrs, id=id, outputs=2, opset=27, on_ort=False,
+             expanded=True, second_opinion=False, symbolic=False, of=of, wrt=wrt)
+        for id, inputs, attrs, of, wrt in [
+            ("plain", [(2, 4, 5), (4, 1, 3)], {}, 0, None),
+            ("silu", [(2, 4, 5), (4, 1, 3), (4,), (2, 4, 2)], {"activation": "silu"}, 0, None),
+            ("state", [(2, 4, 5), (4, 1, 3), None, (2, 4, 2)], {}, 1, [0]),
+        ]
     ),
     rotary("4d", [(2, 2, 3, 8), COS, SIN]),
     rotary("4d-interleaved", [(2, 2, 3, 8), COS, SIN], interleaved=1),
@@ -72,3 +97,86 @@ def test_gradient(spec: Spec) -> None:
 @pytest.mark.parametrize("spec", [s for s in SPECS if s.symbolic], ids=ids)
 def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
     check_spec(spec, symbolic=True)
+
+
+# ---- LinearAttention ----------------------------------------------------------------------------
+
+STATE, BY_KEY, BY_HEAD = (2, 2, 3, 2), (2, 3, 6), (2, 3, 2)
+LINEAR = [
+    # second opinion: not defined for float64. On onnxruntime: see below.
+    Spec(
+        "LinearAttention", [(2, 3, 12), (2, 3, 6), (2, 3, 4), *more],
+        {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": kind, **attrs}, id=id, outputs=2,
+        of=of, wrt=wrt, opset=27, on_ort=False, second_opinion=False, domain=(-1.0, 1.0),
+    )
+    for id, kind, more, attrs, of, wrt in [
+        ("linear", "linear", [], {}, 0, None),
+        ("linear-past", "linear", [STATE], {"scale": 0.3}, 0, None),
+        ("gated", "gated", [None, BY_KEY], {}, 0, None),
+        ("gated-heads", "gated", [STATE, BY_HEAD], {}, 0, None),
+        ("delta", "delta", [None, None, BY_HEAD], {}, 0, None),
+        ("delta-of-one", "delta", [STATE, None, (2, 3, 1)], {}, 0, None),
+        ("gated-delta", "gated_delta", [STATE, BY_KEY, BY_HEAD], {}, 0, None),
+        ("gated-delta-heads", "gated_delta", [None, BY_HEAD, BY_HEAD], {}, 0, None),
+        ("state", "gated_delta", [STATE, BY_KEY, BY_HEAD], {}, 1, [1, 2, 3, 4, 5]),
+    ]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("spec", LINEAR, ids=ids)
+def test_linear_attention(spec: Spec, symbolic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reference evaluator has no Scan against the sequence; onnxruntime has the operator in its
+    # own domain only.
+    monkeypatch.setattr(gradcheck, "_run_reference", run_in_own_domain)
+    check_spec(spec, symbolic)
+
+
+def run_in_own_domain(model: onnx.ModelProto, feeds):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        if node.op_type == "LinearAttention":
+            node.domain = "com.microsoft"
+    copy.opset_import[0].version = gradcheck.NEWEST_RUNNABLE_OPSET
+    copy.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    copy.ir_version = 10
+    return gradcheck.run(copy, feeds)
+
+
+# ---- against torch ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_equals_torch(causal: bool, masked: bool) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    shapes = {"q": (2, 4, 5, 8), "k": (2, 2, 5, 8), "v": (2, 2, 5, 8)}
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    mask = rng.integers(0, 2, (5, 5)).astype(bool) | np.eye(5, dtype=bool)
+    visible = (mask if masked else True) & (np.tril(np.ones((5, 5), bool)) if causal else True)
+    text = ", ".join(f"float[B, {h}, S, 8] {n}" for n, (_, h, _, _) in shapes.items())
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 23]>
+        g ({text}, bool[S, S] mask) => (float[B, 4, S, 8] y) {{
+            y = Attention <is_causal = {int(causal)}> (q, k, v{", mask" if masked else ""})
+        }}"""
+    )
+    ct = rng.standard_normal((2, 4, 5, 8)).astype(np.float32)
+    gradient = onnxtrain.gradient(model, ["q", "k", "v"])
+    session = ort.InferenceSession(gradient.SerializeToString())
+    wanted = {i.name for i in session.get_inputs()}
+    given = {**feeds, "mask": mask, "y_grad": ct}
+    results = session.run(None, {k: v for k, v in given.items() if k in wanted})
+    tensors = {
+        n: torch.tensor(x, dtype=torch.float64, requires_grad=True) for n, x in feeds.items()
+    }
+    y = torch.nn.functional.scaled_dot_product_attention(
+        *tensors.values(), attn_mask=torch.tensor(np.broadcast_to(visible, (5, 5))),
+        enable_gqa=True,
+    )  # fmt: skip
+    y.backward(torch.tensor(ct, dtype=torch.float64))
+    expected = [y.detach(), *(t.grad for t in tensors.values())]
+    for actual, tensor in zip(results, expected, strict=True):
+        np.testing.assert_allclose(actual, tensor.numpy(), rtol=1e-4, atol=1e-5)
