@@ -1,6 +1,7 @@
 """Specs of rules/conv.py, conv_data.py and conv_weight.py."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from onnx import TensorProto, helper
 
 import onnxtrain
 from gradcheck import Spec, check_emitted, check_spec, ids, run
+from onnxtrain.autodiff.rules import conv_data, conv_weight
 from onnxtrain.errors import ModelError, ShapeInferenceError
 
 torch = pytest.importorskip("torch")
@@ -105,6 +107,113 @@ def test_gradient(spec: Spec) -> None:
 @pytest.mark.parametrize("spec", [s for s in SPECS if s.symbolic], ids=ids)
 def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
     check_spec(spec, symbolic=True)
+
+
+# ---- each formulation, whatever would be chosen by shape ---------------------------------------
+
+RAGGED = conv("ragged", (2, 2, 8, 9), (3, 2, 3, 3), strides=[3, 2], pads=[1, 0, 0, 0])
+DILATED = conv("dilated", (2, 2, 8, 7), (3, 2, 3, 2), dilations=[2, 3], pads=[1, 2, 3, 1])
+GAPS = conv("gaps", (2, 3, 8, 9), (4, 3, 2, 2), strides=[3, 4], dilations=[1, 2])
+LINE = conv("1d", (2, 3, 9), (4, 3, 3), strides=[2], pads=[1, 0])
+VOLUME = conv("3d", (2, 2, 4, 5, 4), (3, 2, 2, 3, 2), pads=[0, 1, 1, 0, 1, 0], strides=[1, 2, 1])
+GROUPED = conv("grouped", (2, 4, 6, 5), (6, 2, 3, 3), group=2, pads=[1] * 4, strides=[2, 1])
+DEEP = conv("deep", (2, 3, 6, 7), (3, 1, 3, 3), group=3, pads=[2, 1, 0, 1], dilations=[2, 1])
+DEEP_LINE = conv("deep-1d", (2, 3, 9), (3, 1, 4), group=3, pads=[2, 1])
+DEEP_VOLUME = conv("deep-3d", (1, 2, 4, 3, 4), (2, 1, 2, 3, 2), group=2, pads=[1, 1, 0, 0, 1, 1])
+DEEP_STRIDED = conv("deep-s", (2, 3, 8, 7), (3, 1, 3, 2), group=3, pads=[1] * 4, strides=[3, 2])
+SAME = conv("same", (2, 2, 6, 7), (3, 2, 3, 2), auto_pad="SAME_UPPER", strides=[2, 3])
+
+DENSE = [RAGGED, DILATED, GAPS, LINE, VOLUME, SAME]
+WEIGHT_FORMULATIONS = {
+    "columns": DENSE,
+    "per image": DENSE,
+    "halves": DENSE,
+    "folded": [*DENSE, GROUPED, DEEP, DEEP_STRIDED],
+    "depthwise": [DEEP, DEEP_LINE, DEEP_VOLUME, DEEP_STRIDED],
+    "depthwise shifted": [DEEP, DEEP_LINE, DEEP_VOLUME],
+    "depthwise conv": [DEEP, DEEP_LINE, DEEP_VOLUME, DEEP_STRIDED],
+}
+NEEDS_STATIC_SHAPES = ("depthwise conv", "products")
+DATA_FORMULATIONS = {
+    "conv": [DILATED, DEEP, DEEP_LINE, DEEP_VOLUME],
+    "conv transpose": [*DENSE, GROUPED, DEEP, DEEP_LINE, DEEP_VOLUME, DEEP_STRIDED],
+    "products": DENSE,
+}
+
+
+def each(table: dict[str, list[Spec]]) -> list[Any]:
+    return [
+        pytest.param(name, spec, symbolic, id=f"{name}-{spec.id}{'-symbolic' * symbolic}")
+        for name, specs in table.items()
+        for spec in specs
+        for symbolic in (False, True)
+        if not (symbolic and name in NEEDS_STATIC_SHAPES)
+    ]
+
+
+@pytest.mark.parametrize(("name", "spec", "symbolic"), each(WEIGHT_FORMULATIONS))
+def test_every_weight_formulation(
+    monkeypatch: pytest.MonkeyPatch, name: str, spec: Spec, symbolic: bool
+) -> None:
+    monkeypatch.setattr(conv_weight, "choose", lambda *_: name)
+    check_spec(replace(spec, wrt=[1], second_opinion=False), symbolic)  # one engine is enough here
+
+
+@pytest.mark.parametrize(("name", "spec", "symbolic"), each(DATA_FORMULATIONS))
+def test_every_data_formulation(
+    monkeypatch: pytest.MonkeyPatch, name: str, spec: Spec, symbolic: bool
+) -> None:
+    monkeypatch.setattr(conv_data, "choose", lambda *_: name)
+    check_spec(replace(spec, wrt=[0], second_opinion=False), symbolic)
+
+
+def test_every_formulation_is_tested() -> None:
+    assert {*WEIGHT_FORMULATIONS, "pointwise"} == set(conv_weight.FORMULATIONS)
+    assert {*DATA_FORMULATIONS, "product"} == set(conv_data.SPREADS)
+
+
+CHOICES = [  # batch, channels, size, filters, kernel, stride, groups: weight, data
+    ((16, 64, 32, 64, 3, 1, 1), "halves", "conv"),
+    ((15, 64, 32, 64, 3, 1, 1), "per image", "conv"),
+    ((16, 512, 4, 512, 3, 1, 1), "folded", "products"),
+    ((16, 256, 8, 512, 3, 2, 1), "folded", "products"),
+    ((16, 3, 32, 64, 3, 1, 1), "columns", "conv transpose"),
+    ((4, 96, 56, 24, 1, 1, 1), "pointwise", "product"),
+    ((4, 144, 56, 144, 3, 1, 144), "depthwise shifted", "conv"),
+    ((4, 144, 56, 144, 3, 2, 144), "depthwise conv", "conv transpose"),
+    ((4, 960, 7, 960, 3, 1, 960), "depthwise", "conv"),
+]
+
+
+@pytest.mark.parametrize(("shape", "weight", "data"), CHOICES, ids=str)
+def test_choice_by_shape(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], weight: str, data: str
+) -> None:
+    chosen: dict[str, str] = {}
+
+    def record(module: Any) -> None:
+        original = module.choose
+
+        def choose(*args: Any) -> str:
+            chosen[module.__name__.rsplit(".", 1)[1]] = name = original(*args)
+            return name
+
+        monkeypatch.setattr(module, "choose", choose)
+
+    record(conv_weight)
+    record(conv_data)
+    n, c, size, k, kernel, stride, groups = shape
+    onnxtrain.gradient(
+        one_node(
+            "Conv", [(n, c, size, size), (k, c // groups, kernel, kernel)],
+            strides=[stride] * 2, pads=[kernel // 2] * 4, group=groups,
+        ),
+        ["x0", "x1"],
+    )  # fmt: skip
+    assert chosen == {"conv_weight": weight, "conv_data": data}
+
+
+# ---- against torch -----------------------------------------------------------------------------
 
 
 def random_configurations(count: int, transposed: bool) -> list[dict[str, Any]]:

@@ -5,14 +5,19 @@ See `conv.py` for what is called large and small.
 
 from __future__ import annotations
 
+import math
+from itertools import product as all_of
+
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.window import (
+    Size,
     Window,
     divide,
     flat_channels,
     padded,
+    product,
     reshape,
     sizes,
     spatial_sizes,
@@ -26,11 +31,31 @@ def spread(
 
     The result has the shape of `like`.
     """
+    return SPREADS[choose(op, window, small, w, groups, like)](op, window, small, w, groups, like)
+
+
+def choose(
+    op: Ops, window: Window, small: ir.Value, w: ir.Value, groups: int, like: ir.Value
+) -> str:
+    """Choose a formulation of `spread` by shape."""
     if window.is_pointwise:
-        return _spread_by_product(op, small, w, groups, like)
-    if _flipped_pads(window) is not None:
-        return _spread_by_conv(op, window, small, w, groups, like)
-    return _spread_by_conv_transpose(op, window, small, w, groups, like)
+        return "product"
+    flippable = _flipped_pads(window) is not None
+    if groups > 1:
+        return "conv" if flippable else "conv transpose"
+    rows, columns = op.dims(w)[:2]
+    outside, inside = op.dims(like)[2:], op.dims(small)[2:]
+    static = [d for d in (rows, columns, *outside, *inside) if isinstance(d, int)]
+    if len(static) < 2 + 2 * window.rank:
+        return "conv" if flippable else "conv transpose"
+    rows, columns, *space = static
+    positions = math.prod(space[: window.rank])
+    windows = math.prod(space[window.rank :])
+    if rows * columns >= 2048 * windows and window.has_static_padding:
+        return "products"
+    if flippable and rows * columns <= 100 * windows and rows * positions <= 2 * columns * windows:
+        return "conv"
+    return "conv transpose"
 
 
 def gather(
@@ -48,7 +73,7 @@ def gather(
 
 
 def _spread_by_product(
-    op: Ops, small: ir.Value, w: ir.Value, groups: int, like: ir.Value
+    op: Ops, window: Window, small: ir.Value, w: ir.Value, groups: int, like: ir.Value
 ) -> ir.Value:
     """A single tap on every element is a product of matrices over the channels."""
     rows, columns = sizes(op, w)[:2]
@@ -122,3 +147,95 @@ def _spread_by_conv_transpose(
     axes = list(range(2, window.rank + 2))
     ends = op.dims_vector(*(b + t for b, t in zip(window.before, target, strict=True)))
     return op.type_as(op.Slice(longest, op.dims_vector(*window.before), ends, axes), like)
+
+
+def _spread_by_products(
+    op: Ops, window: Window, small: ir.Value, w: ir.Value, groups: int, like: ir.Value
+) -> ir.Value:
+    """Channels last: one product per tap over the whole batch, added up where taps meet.
+
+    Positions of the result are taken apart by their remainder modulo the stride: all positions of
+    one remainder meet the same taps, each with `small` moved by a whole number of windows.
+    """
+    batch, rows, *counts = sizes(op, small)
+    columns = sizes(op, w)[1]
+    before = [b for b in window.before if isinstance(b, int)]
+    outside = [d for d in op.dims(like)[2:] if isinstance(d, int)]
+    inside = [n for n in counts if isinstance(n, int)]
+    steps = window.strides
+    moves = [
+        [divmod(t * d - b, s) for t in range(k)]
+        for k, d, b, s in zip(window.kernel, window.dilations, before, steps, strict=True)
+    ]
+    grid = [-(-n // s) for n, s in zip(outside, steps, strict=True)]
+    front = [max(0, *(m for m, _ in along)) for along in moves]
+    back = [
+        max(0, *(g - n - m for m, _ in along))
+        for g, n, along in zip(grid, inside, moves, strict=True)
+    ]
+    axes = list(range(1, window.rank + 1))
+    source = op.Transpose(small, perm=[0, *range(2, window.rank + 2), 1])
+    if any((*front, *back)):
+        dims = [f + n + b for f, n, b in zip(front, inside, back, strict=True)]
+        source = op.Pad(source, [0, *front, 0, 0, *back, 0])
+        op.with_dims(source, [op.dims(small)[0], *dims, op.dims(small)[1]])
+    matrices = _matrix_per_tap(op, window, w, rows, columns)
+    count = batch * product(*grid)
+
+    def phase(remainders: tuple[int, ...]) -> ir.Value:
+        total: ir.Value | None = None
+        for tap in all_of(*(range(k) for k in window.kernel)):
+            met = [along[t] for along, t in zip(moves, tap, strict=True)]
+            if tuple(r for _, r in met) != remainders:
+                continue
+            starts = [f - m for f, (m, _) in zip(front, met, strict=True)]
+            ends = [s + g for s, g in zip(starts, grid, strict=True)]
+            piece = reshape(op, op.Slice(source, starts, ends, axes), [count, rows])
+            term = op.MatMul(piece, matrices[tap])
+            total = term if total is None else op.Add(total, term)
+        if total is None:
+            return op.Expand(op.const(0.0, small.dtype), op.dims_vector(batch, *grid, columns))
+        return reshape(op, total, [batch, *grid, columns])
+
+    def interleave(remainders: tuple[int, ...]) -> ir.Value:
+        axis = len(remainders)
+        if axis == window.rank:
+            return phase(remainders)
+        parts = [interleave((*remainders, r)) for r in range(steps[axis])]
+        if len(parts) == 1:
+            return parts[0]
+        inner = [g * s for g, s in zip(grid[axis + 1 :], steps[axis + 1 :], strict=True)]
+        apart = [batch, *grid[: axis + 1], 1, *inner, columns]
+        stacked = op.Concat(*(reshape(op, p, apart) for p in parts), axis=axis + 2)
+        shape = [batch, *grid[:axis], grid[axis] * steps[axis], *inner, columns]
+        return reshape(op, stacked, shape)
+
+    result = interleave(())
+    if any(g * s != n for g, s, n in zip(grid, steps, outside, strict=True)):
+        result = op.Slice(result, [0] * window.rank, outside, axes)
+    return op.type_as(
+        op.Transpose(result, perm=[0, window.rank + 1, *range(1, window.rank + 1)]), like
+    )
+
+
+def _matrix_per_tap(
+    op: Ops, window: Window, w: ir.Value, rows: Size, columns: Size
+) -> dict[tuple[int, ...], ir.Value]:
+    taps = list(all_of(*(range(k) for k in window.kernel)))
+    first = op.Transpose(reshape(op, w, [rows, columns, len(taps)]), perm=[2, 0, 1])
+    if len(taps) == 1:
+        return {taps[0]: reshape(op, first, [rows, columns])}
+    pieces = op.call("Split", first, outputs=len(taps), axis=0, num_outputs=len(taps))
+    for piece in pieces:
+        piece.dtype = w.dtype
+    return {
+        tap: reshape(op, piece, [rows, columns]) for tap, piece in zip(taps, pieces, strict=True)
+    }
+
+
+SPREADS = {
+    "product": _spread_by_product,
+    "conv": _spread_by_conv,
+    "conv transpose": _spread_by_conv_transpose,
+    "products": _spread_by_products,
+}

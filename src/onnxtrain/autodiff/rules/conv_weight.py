@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as all_of
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.shapes import Dim
 from onnxtrain.autodiff.window import (
     Window,
     divide,
@@ -62,24 +64,38 @@ TYPICAL_SIZE = 32
 
 def choose(op: Ops, pair: Pair) -> str:
     """Choose a formulation by shape."""
-    batch = op.dims(pair.small)[0]
-    rows, columns = (_number(d, 64) for d in op.dims(pair.like)[:2])
+    batch, rows = op.dims(pair.small)[:2]
+    images = _number(batch, TYPICAL_BATCH)
+    weights = _number(op.dims(pair.like)[0], 64) * _number(op.dims(pair.like)[1], 64)
     windows = 1
-    for d in op.dims(pair.small)[2:]:
-        windows *= _number(d, TYPICAL_SIZE)
-    if pair.groups > 1 and columns == 1 and rows <= 4 * pair.groups:
-        return "depthwise"
+    for dim in op.dims(pair.small)[2:]:
+        windows *= _number(dim, TYPICAL_SIZE)
+    per_group = op.dims(pair.like)[1]
+    if pair.groups > 1 and per_group == 1:
+        return _choose_depthwise(pair, windows, batch, rows)
     if pair.window.is_pointwise:
         return "pointwise"
     if pair.groups > 1:
         return "folded"
-    if columns * pair.taps <= 64:
+    if isinstance(per_group, int) and per_group * pair.taps <= 64:
         return "columns"
-    if rows * columns > 128 * windows * _number(batch, TYPICAL_BATCH):
+    if weights > 128 * windows * images:
         return "folded"
     if isinstance(batch, int) and batch % 2 == 0:
         return "halves"
-    return "per image" if rows * columns <= 64 * windows else "folded"
+    return "per image" if weights <= 64 * windows else "folded"
+
+
+def _choose_depthwise(pair: Pair, windows: int, batch: Dim, rows: Dim) -> str:
+    multiplied = not isinstance(rows, int) or rows != pair.groups
+    if multiplied and _number(rows, 64) > 4 * pair.groups:
+        return "folded"
+    if multiplied or windows < 400:
+        return "depthwise"
+    if set(pair.window.strides) == {1}:
+        return "depthwise shifted"
+    static = isinstance(batch, int) and pair.window.has_static_padding
+    return "depthwise conv" if static else "depthwise"
 
 
 def _number(dim: object, otherwise: int) -> int:
@@ -199,20 +215,74 @@ def folded(op: Ops, pair: Pair) -> ir.Value:
 
 
 def depthwise(op: Ops, pair: Pair) -> ir.Value:
-    """Groups of one input channel: multiply and sum, channels last."""
+    """One input channel per group: multiply, then sum by a product with ones, channels last."""
     groups, rank = pair.groups, pair.window.rank
     batch, rows, *space = sizes(op, pair.small)
     each = divide(op, rows, groups)
+    count = batch * product(*space)
     large = op.Transpose(pair.large, perm=_last(rank + 2))
     small = op.Transpose(pair.small, perm=_last(rank + 2))
-    axes = list(range(rank + 1))
-    if not (isinstance(each, int) and each == 1):
-        small = reshape(op, small, [batch, *space, groups, each])
+    small = reshape(op, small, [count, groups, each])
+    ones = op.Expand(op.const(1.0, small.dtype), op.dims_vector(1, count))
+    summed = [
+        op.MatMul(
+            ones,
+            reshape(op, op.Mul(reshape(op, tap, [count, groups, 1]), small), [count, rows]),
+        )
+        for tap in taps_of(op, pair, large, 1)
+    ]
+    stacked = summed[0] if len(summed) == 1 else op.Concat(*summed, axis=0)
+    return op.reshape_like(op.Transpose(stacked, perm=[1, 0]), pair.like)
+
+
+def depthwise_shifted(op: Ops, pair: Pair) -> ir.Value:
+    """One input channel per group and stride 1: multiply and sum, with few and cheap copies.
+
+    Only the last axis is sliced. On the others it is `small` that moves, by rows of zeros in front
+    and behind, which copies whole rows.
+    """
+    window = pair.window
+    *moved, last = (
+        [t * d for t in range(k)] for k, d in zip(window.kernel, window.dilations, strict=True)
+    )
+    counts = spatial_sizes(op, pair.small)
+    large = padded(op, window, pair.large, counts)
+    axis = op.rank(large) - 1
+    sliced = []
+    for start in last:
+        piece = op.slice(large, axis, start, counts[-1] + start)
+        sliced.append(op.with_dims(piece, [*op.dims(large)[:-1], op.dims(pair.small)[-1]]))
+    axes = [0, *range(2, axis + 1)]
     result = []
-    for tap in taps_of(op, pair, large, 1):
-        met = tap if isinstance(each, int) and each == 1 else op.unsqueeze(tap, [rank + 2])
-        result.append(reshape(op, op.sum(op.Mul(met, small), axes), [rows, 1]))
-    return _assemble(op, pair, result)
+    for starts in all_of(*moved):
+        front = [0, 0, *starts, 0]
+        back = [0, 0, *(e - 1 - s for e, s in zip(window.extent, starts, strict=False)), 0]
+        dims = [*op.dims(pair.small)[:2], *op.dims(large)[2:-1], op.dims(pair.small)[-1]]
+        lone = not any((*front, *back))
+        small = pair.small if lone else op.with_dims(op.Pad(pair.small, front + back), dims)
+        result += [op.unsqueeze(op.sum(op.Mul(piece, small), axes), [1]) for piece in sliced]
+    stacked = result[0] if len(result) == 1 else op.Concat(*result, axis=1)
+    return op.reshape_like(stacked, pair.like)
+
+
+def depthwise_conv(op: Ops, pair: Pair) -> ir.Value:
+    """One channel per group: a Conv in which every image and channel is a group of its own.
+
+    The kernel is the whole of `small`, strides and dilations exchange their places.
+    """
+    window = pair.window
+    images = int(np.prod([d for d in op.dims(pair.large)[:2] if isinstance(d, int)]))
+    met = op.Conv(
+        reshape(op, pair.large, [1, images, *spatial_sizes(op, pair.large)]),
+        reshape(op, pair.small, [images, 1, *spatial_sizes(op, pair.small)]),
+        group=images, pads=[*window.before, *window.after],
+        strides=window.dilations, dilations=window.strides,
+    )  # fmt: skip
+    axes = list(range(2, window.rank + 2))
+    met = op.Slice(met, [0] * window.rank, list(window.kernel), axes)  # of more places than taps
+    op.with_dims(met, [1, images, *window.kernel])
+    batch, channels = sizes(op, pair.large)[:2]
+    return op.reshape_like(op.sum(reshape(op, met, [batch, channels, pair.taps]), [0]), pair.like)
 
 
 FORMULATIONS = {
@@ -222,4 +292,6 @@ FORMULATIONS = {
     "halves": halves,
     "folded": folded,
     "depthwise": depthwise,
+    "depthwise shifted": depthwise_shifted,
+    "depthwise conv": depthwise_conv,
 }
