@@ -146,7 +146,7 @@ def applicable_weight(case: Case) -> list[str]:
         shifted = ["depthwise shifted"] if case.stride == 1 else []
         return ["depthwise", *shifted, "depthwise conv", "folded"]
     if case.groups > 1:
-        return ["folded"]
+        return ["columns", "folded"]
     names = ["columns", "per image", "halves", "folded"]
     if case.batch % 2:
         names.remove("halves")
@@ -161,8 +161,6 @@ def applicable_data(case: Case) -> list[str]:
         names.append("conv")
     if case.groups == 1:
         names.append("products")
-        if case.kernel == 1 and case.stride == 1:
-            names.append("product")
     return names
 
 

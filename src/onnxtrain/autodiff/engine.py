@@ -301,7 +301,9 @@ def _total(op: Ops, value: ir.Value, parts: Sequence[ir.Value]) -> ir.Value | No
 def _name(op: Ops, cotangent: ir.Value, name: str) -> None:
     """Name a cotangent, unless it has a name already as the cotangent of another value."""
     producer = cotangent.producer()
-    if producer is not None and producer.name and (cotangent.name or "").startswith(
-        f"{producer.name}_out"
+    if (
+        producer is not None
+        and producer.name
+        and (cotangent.name or "").startswith(f"{producer.name}_out")
     ):
         cotangent.name = op.names.fresh(name)

@@ -12,8 +12,9 @@ import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.autodiff.emit import stamp, sweep
 from onnxtrain.autodiff.engine import ActivePath, differentiate, operator_name
 from onnxtrain.autodiff.expand import expand_by_definition
+from onnxtrain.autodiff.load import ModelLike
 from onnxtrain.autodiff.ops import Names, Ops
-from onnxtrain.autodiff.prepare import ModelLike, prepare
+from onnxtrain.autodiff.prepare import prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float, may_be_same
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
 

@@ -53,28 +53,45 @@ def check_structure(model: ir.Model) -> None:
 def infer_shapes(model: ir.Model) -> None:
     """Infer type and shape of every value, in place; contradictions are errors."""
     proto = skeleton(model)
-    try:
-        inferred = _infer(proto, follow_shape_arithmetic=True)
-    except onnx.shape_inference.InferenceError as error:
-        if "already exists" not in str(error):
-            raise _contradiction(error) from None
-        # It does not bear a name that two branches of an If both use for a shape.
+    attempts = (
+        (proto, True),
+        # Exporters get declared shapes wrong, and runtimes only warn of it: what counts is what
+        # the operators compute.
+        (_without_declared_shapes(proto), True),
+        # Shape arithmetic is not followed where two branches of an If use one name for a shape.
+        (proto, False),
+    )
+    failure: Exception | None = None
+    for attempt, follow_shape_arithmetic in attempts:
         try:
-            inferred = _infer(proto, follow_shape_arithmetic=False)
-        except onnx.shape_inference.InferenceError as second:
-            raise _contradiction(second) from None
-    _adopt(model.graph, inferred.graph)
+            inferred = _infer(attempt, follow_shape_arithmetic)
+        except onnx.shape_inference.InferenceError as error:
+            failure = failure or error
+        else:
+            _adopt(model.graph, inferred.graph)
+            return
+    raise ShapeInferenceError(
+        f"the shapes of the model contradict each other: {_first_sentence(failure)}"
+    ) from None
+
+
+def _without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Drop what the model says of its values, except where inference cannot know better."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    own = {name for node in bare.graph.node if node.domain for name in node.output}
+    kept = [info for info in bare.graph.value_info if info.name in own]
+    del bare.graph.value_info[:]
+    bare.graph.value_info.extend(kept)
+    for info in bare.graph.output:
+        if info.name not in own:
+            info.type.tensor_type.ClearField("shape")
+    return bare
 
 
 def _infer(proto: onnx.ModelProto, follow_shape_arithmetic: bool) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(
         proto, check_type=True, strict_mode=True, data_prop=follow_shape_arithmetic
-    )
-
-
-def _contradiction(error: Exception) -> ShapeInferenceError:
-    return ShapeInferenceError(
-        f"the shapes of the model contradict each other: {_first_sentence(error)}"
     )
 
 
@@ -99,7 +116,7 @@ def _assign(value: ir.Value, proto: onnx.TypeProto) -> None:
         value.shape = shape
 
 
-def _first_sentence(error: Exception) -> str:
+def _first_sentence(error: Exception | None) -> str:
     """Take the part of a C++ message that speaks of the model, without files and line numbers."""
     text = re.sub(r"\s+", " ", str(error)).strip()
     text = re.sub(r"\S+\.(cc|h):\d+:?\s*", "", text)

@@ -359,9 +359,11 @@ class Ops:
         Axes whose broadcasting is certain, or certainly absent, are settled here. Where a symbolic
         dimension leaves it open, the axes to sum are found at run time.
         """
-        source, target = self.dims(value), self.dims(like)
-        if same_dims(source, target):
+        source, target = dims_of(value), dims_of(like)
+        if value is like or same_dims(source, target):
             return value
+        if source is None or target is None:
+            return self._sum_to_at_run_time(value, like, None)
         lead = len(source) - len(target)
         pairs = list(enumerate(zip(source[lead:], target, strict=True), start=lead))
         certain = [axis for axis, (s, t) in pairs if t == 1 and s != 1]
@@ -374,11 +376,15 @@ class Ops:
         result = self.sum(value, list(range(lead)) + certain, keepdims=bool(certain))
         return self.reshape_like(result, like) if certain and lead else self.type_as(result, like)
 
-    def _sum_to_at_run_time(self, value: ir.Value, like: ir.Value, lead: int) -> ir.Value:
-        small = self.shape_of(like)
-        if lead:
+    def _sum_to_at_run_time(self, value: ir.Value, like: ir.Value, lead: int | None) -> ir.Value:
+        """Find the axes to sum at run time; `lead` is by how much the ranks differ, if known."""
+        small, large = self.shape_of(like), self.shape_of(value)
+        if lead is None:
+            difference = self.Sub(self.Shape(large), self.Shape(small))
+            small = self.Concat(self.Expand(self.int64([1]), difference), small, axis=0)
+        elif lead:
             small = self.Concat([1] * lead, small, axis=0)
-        differs = self.Not(self.Equal(small, self.shape_of(value)))
+        differs = self.Not(self.Equal(small, large))
         axes = self.Squeeze(self.NonZero(differs), [0])
         summed = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
         return self.type_as(self.Reshape(summed, self.shape_of(like), allowzero=1), like)

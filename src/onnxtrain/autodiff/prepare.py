@@ -8,25 +8,23 @@ from disk), so models over 2 GB pass through.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
-from onnxtrain.autodiff.emit import FLOOR_OPSET
+from onnxtrain.autodiff.branches import take_known_branches
 from onnxtrain.autodiff.fused import adopt_unofficial, expand_fused
-from onnxtrain.autodiff.infer import SMALL, check_structure, infer_shapes
-from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.infer import check_structure, infer_shapes
+from onnxtrain.autodiff.load import ModelLike, check_opset, load
+from onnxtrain.autodiff.ops import Names, Ops
 from onnxtrain.autodiff.rules.batch_norm import rewrite_training_batch_norm
-from onnxtrain.autodiff.shapes import constant_array
-from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor, release_initializers
+from onnxtrain.autodiff.shapes import constant_array, is_float
+from onnxtrain.autodiff.upgrade import raise_to_floor, release_initializers
 from onnxtrain.errors import ModelError
 
-ModelLike = onnx.ModelProto | str | os.PathLike[str]
 BatchNormMode = Literal["batch", "frozen"]
 
 
@@ -52,97 +50,9 @@ def prepare(model: ModelLike, bn: BatchNormMode | None = None) -> ir.Model:
         set_batch_norm_mode(loaded, bn)
     rewrite_training_batch_norm(loaded)
     infer_shapes(loaded)
+    take_known_branches(loaded)
     spell_out_pads(loaded)
     return loaded
-
-
-def load(model: ModelLike) -> ir.Model:
-    """Load a model from a proto or a path, without reading external weights into memory."""
-    if isinstance(model, onnx.ModelProto):
-        loaded = _from_proto(model, "the given ModelProto")
-        _settle_initializers(loaded, "the given ModelProto", "give the path of the model")
-        return loaded
-    if isinstance(model, (str, os.PathLike)):
-        return _from_file(Path(os.fspath(model)))
-    raise ModelError(
-        f"a model is an onnx.ModelProto or a path to a file, not {type(model).__name__}"
-    )
-
-
-def _from_file(path: Path) -> ir.Model:
-    if not path.is_file():
-        raise ModelError(f"there is no model file at {str(path)!r}")
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except DecodeError:
-        raise ModelError(
-            f"{str(path)!r} is not an ONNX model, or it is truncated ({path.stat().st_size} bytes)"
-        ) from None
-    loaded = _from_proto(proto, repr(str(path)))
-    ir.external_data.set_base_dir(loaded.graph, path.parent)
-    _settle_initializers(loaded, repr(str(path)), "put it beside the model")
-    return loaded
-
-
-def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
-    if not proto.HasField("graph") or not proto.graph.output:
-        raise ModelError(f"{origin} holds no graph with outputs: it is empty, or not a whole model")
-    if not proto.opset_import:
-        raise ModelError(f"{origin} states no opset (opset_import): its operators have no meaning")
-    try:
-        return ir.from_proto(proto)
-    except Exception as error:  # onnx_ir raises many kinds; the user needs the cause, not the kind
-        cause = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__  # type: ignore[assignment]
-        raise ModelError(f"{origin} is not a valid ONNX model: {cause}") from None
-
-
-def _settle_initializers(model: ir.Model, origin: str, remedy: str) -> None:
-    """Type every initializer, see that external ones are there, and read the small of them."""
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
-            _require_external_file(tensor, value.name, origin, remedy)
-            if tensor.nbytes <= SMALL:
-                tensor = value.const_value = ir.tensor(tensor.numpy().copy(), name=value.name)
-        if tensor is not None:
-            value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
-
-
-def _require_external_file(
-    tensor: ir.ExternalTensor, name: str | None, origin: str, remedy: str
-) -> None:
-    file = Path(tensor.path)
-    where = f"{origin} keeps the initializer {name!r} in the file {str(tensor.location)!r}"
-    if not file.is_file():
-        raise ModelError(f"{where}, which is not there: {remedy}")
-    needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-    if file.stat().st_size < needed:
-        raise ModelError(
-            f"{where}, which has {file.stat().st_size} bytes where {needed} are needed: it is "
-            "truncated, or belongs to another model"
-        )
-
-
-def check_opset(model: ir.Model) -> None:
-    """Refuse opsets that are older or newer than what onnxtrain understands."""
-    newest = onnx.defs.onnx_opset_version()
-    opset = model.opset_imports.get("", None)
-    if opset is None:
-        if any(n.domain == "" for n in model.graph.all_nodes()):
-            raise ModelError("the model uses ai.onnx operators but states no opset for them")
-        model.opset_imports[""] = FLOOR_OPSET
-    elif opset > newest:
-        raise ModelError(
-            f"the model has opset {opset}; the installed onnx {onnx.__version__} knows up to "
-            f"{newest}: upgrade onnx, or export the model with an older opset"
-        )
-    elif opset < OLDEST_OPSET:
-        raise ModelError(
-            f"the model has opset {opset}; onnxtrain takes {OLDEST_OPSET} to {newest}: export it "
-            f"again with a newer opset, or convert it with onnx.version_converter"
-        )
 
 
 def inline_functions(model: ir.Model) -> None:
@@ -152,16 +62,51 @@ def inline_functions(model: ir.Model) -> None:
 
 
 def lift_constants(graph: ir.Graph) -> None:
-    """Turn Constant nodes into initializers, so that weights look alike however they came."""
-    for node in list(graph):
-        if node.op_type != "Constant" or node.domain != "" or node.outputs[0].is_graph_output():
+    """Turn Constant nodes into initializers, so that weights look alike however they came.
+
+    Floats inside the bodies of If, Loop and Scan are lifted out of them, where they can be trained.
+    Integers stay there: they are what shape inference of a body reads.
+    """
+    for node in [n for n in graph if _is_constant(n)]:
+        _replace_by_initializer(graph, node, _constant_of(node))
+    names = Names.of(graph)
+    defined = Counter(v.name for g in (graph, *graph.subgraphs()) for v in _definitions(g))
+    for body in graph.subgraphs():
+        if body is graph:
             continue
-        # get_const_tensor renames the tensor in a `value` attribute, which may be the caller's.
-        tensor = node.attributes.get_tensor("value")
-        if tensor is None:
-            tensor = ir.convenience.get_const_tensor(node.outputs[0])
-        if tensor is not None:
-            _replace_by_initializer(graph, node, tensor)
+        for node in [n for n in body if _is_constant(n)]:
+            tensor = _constant_of(node)
+            if is_float(node.outputs[0]):
+                _replace_by_initializer(body, node, tensor)
+        for name, value in list(body.initializers.items()):
+            if is_float(value) and not value.is_graph_output() and not value.is_graph_input():
+                del body.initializers[name]
+                if defined[name] > 1:
+                    value.name = names.fresh(name)
+                graph.register_initializer(value)
+
+
+def _is_constant(node: ir.Node) -> bool:
+    if node.op_type != "Constant" or node.domain != "" or node.outputs[0].is_graph_output():
+        return False
+    return len(node.attributes) == 1 and "sparse_value" not in node.attributes
+
+
+def _constant_of(node: ir.Node) -> ir.TensorProtocol:
+    # get_const_tensor renames the tensor in a `value` attribute, which may be the caller's.
+    tensor = node.attributes.get_tensor("value")
+    if tensor is None:
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+    assert tensor is not None
+    node.outputs[0].dtype = tensor.dtype
+    return tensor
+
+
+def _definitions(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
 
 
 # Defaults that onnx's shape inference gets wrong: it takes STFT for two-sided, and fails on

@@ -8,11 +8,11 @@ but two to eight times slower than the products written here, whose shapes suit 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as all_of
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
@@ -42,10 +42,7 @@ class Pair:
     @property
     def taps(self) -> int:
         """How many taps the kernel has."""
-        total = 1
-        for k in self.window.kernel:
-            total *= k
-        return total
+        return math.prod(self.window.kernel)
 
 
 def correlate(
@@ -59,38 +56,51 @@ def correlate(
 # What is not known beforehand is taken to be this large when a formulation is chosen. Any choice
 # is right for every size.
 TYPICAL_BATCH = 16
+TYPICAL_CHANNELS = 64
 TYPICAL_SIZE = 32
 
 
 def choose(op: Ops, pair: Pair) -> str:
-    """Choose a formulation by shape."""
-    batch, rows = op.dims(pair.small)[:2]
+    """Choose a formulation by shape; benchmarks/conv_backward.py has the figures.
+
+    Per tap, a slice of the input is copied and multiplied. The copies are fast with channels last,
+    where they move whole pixels. What remains is how to treat the batch: a product per image leaves
+    one dw per image to be summed, which costs more than it saves as soon as weights are large
+    beside an image; a single product over the batch keeps both threads busy only where weights are
+    large. Two halves are the compromise. With few input channels, so that a slice is too thin for
+    a matrix product, all taps go into one matrix instead.
+    """
+    batch = op.dims(pair.small)[0]
     images = _number(batch, TYPICAL_BATCH)
-    weights = _number(op.dims(pair.like)[0], 64) * _number(op.dims(pair.like)[1], 64)
-    windows = 1
-    for dim in op.dims(pair.small)[2:]:
-        windows *= _number(dim, TYPICAL_SIZE)
-    per_group = op.dims(pair.like)[1]
-    if pair.groups > 1 and per_group == 1:
+    rows, columns = op.dims(pair.like)[:2]
+    weights = _number(rows, TYPICAL_CHANNELS) * _number(columns, TYPICAL_CHANNELS)
+    windows = math.prod(_number(d, TYPICAL_SIZE) for d in op.dims(pair.small)[2:])
+    if pair.groups > 1 and columns == 1:
         return _choose_depthwise(pair, windows, batch, rows)
-    if pair.window.is_pointwise:
+    if pair.window.is_pointwise and (pair.groups > 1 or weights <= 128 * windows):
         return "pointwise"
-    if pair.groups > 1:
-        return "folded"
-    if isinstance(per_group, int) and per_group * pair.taps <= 64:
+    if pair.taps * _number(columns, TYPICAL_CHANNELS) <= (150 if pair.groups == 1 else 600):
         return "columns"
-    if weights > 128 * windows * images:
+    if pair.groups > 1 or weights > 128 * windows * images:
         return "folded"
+    if weights < 4 * windows:
+        return "per image"
     if isinstance(batch, int) and batch % 2 == 0:
         return "halves"
     return "per image" if weights <= 64 * windows else "folded"
 
 
 def _choose_depthwise(pair: Pair, windows: int, batch: Dim, rows: Dim) -> str:
+    """Choose among the formulations for one input channel per group.
+
+    There is no product of matrices in it. Channels last suits small images; large ones are better
+    left as they are, if stride 1 allows to copy whole rows. Strided slices along the innermost axis
+    are slow, so that a Conv, slow by itself, wins there; it needs to know the batch.
+    """
     multiplied = not isinstance(rows, int) or rows != pair.groups
-    if multiplied and _number(rows, 64) > 4 * pair.groups:
-        return "folded"
-    if multiplied or windows < 400:
+    if multiplied and _number(rows, TYPICAL_CHANNELS) > 4 * pair.groups:
+        return "columns"
+    if multiplied or windows < 1000:
         return "depthwise"
     if set(pair.window.strides) == {1}:
         return "depthwise shifted"
@@ -149,12 +159,15 @@ def pointwise(op: Ops, pair: Pair) -> ir.Value:
 
 
 def columns(op: Ops, pair: Pair) -> ir.Value:
-    """All taps behind one another, then one product per image."""
+    """All taps behind one another, then one product per image (and group)."""
+    groups = pair.groups
     batch, channels = sizes(op, pair.large)[:2]
     count = product(*spatial_sizes(op, pair.small))
     taps = [reshape(op, v, [batch, channels, 1, count]) for v in taps_of(op, pair, pair.large, 2)]
-    matrix = reshape(op, op.Concat(*taps, axis=2), [batch, channels * len(taps), count])
-    small = flat_channels(op, pair.small, 1)
+    stacked = taps[0] if len(taps) == 1 else op.Concat(*taps, axis=2)
+    apart = [] if groups == 1 else [groups]
+    matrix = reshape(op, stacked, [batch, *apart, divide(op, channels * len(taps), groups), count])
+    small = flat_channels(op, pair.small, groups)
     summed = op.sum(op.MatMul(small, op.swap_last(matrix)), [0])
     return op.reshape_like(summed, pair.like)
 
@@ -271,7 +284,7 @@ def depthwise_conv(op: Ops, pair: Pair) -> ir.Value:
     The kernel is the whole of `small`, strides and dilations exchange their places.
     """
     window = pair.window
-    images = int(np.prod([d for d in op.dims(pair.large)[:2] if isinstance(d, int)]))
+    images = math.prod(d for d in op.dims(pair.large)[:2] if isinstance(d, int))
     met = op.Conv(
         reshape(op, pair.large, [1, images, *spatial_sizes(op, pair.large)]),
         reshape(op, pair.small, [images, 1, *spatial_sizes(op, pair.small)]),

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.shapes import constant_array
+from onnxtrain.autodiff.shapes import constant_array, dims_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class _Reduction:
         assert x is not None
         axes_input = node.inputs[1] if len(node.inputs) > 1 else None
         array = constant_array(axes_input)
-        if axes_input is not None and array is None:
+        if dims_of(x) is None or (axes_input is not None and array is None):
             return cls(node, x, axes_input, None)
         axes = [] if array is None else [int(a) % op.rank(x) for a in array.reshape(-1)]
         if not axes and not node.attributes.get_int("noop_with_empty_axes", 0):
