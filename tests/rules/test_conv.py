@@ -46,6 +46,7 @@ SPECS = [
     conv("pointwise", (2, 3, 4, 4), (5, 3, 1, 1)),
     conv("pointwise-strided", (2, 3, 5, 6), (5, 3, 1, 1), strides=[2, 3]),
     conv("pointwise-padded", (2, 3, 3, 4), (5, 3, 1, 1), pads=[1, 0, 0, 1]),
+    conv("pointwise-padded-behind", (2, 3, 3, 4), (5, 3, 1, 1), pads=[0, 0, 1, 2]),
     conv("pointwise-grouped", (2, 4, 3, 4), (6, 2, 1, 1), group=2),
     conv("asymmetric", (1, 2, 5, 4), (3, 2, 3, 3), pads=[2, 0, 1, 3]),
     conv("ragged", (2, 2, 8, 9), (3, 2, 3, 3), strides=[3, 2], pads=[1, 0, 0, 0]),
@@ -180,7 +181,7 @@ CHOICES = [  # batch, channels, size, filters, kernel, stride, groups: weight, d
     ((16, 3, 32, 64, 3, 1, 1), "columns", "conv transpose"),
     ((4, 96, 56, 24, 1, 1, 1), "pointwise", "conv"),
     ((4, 144, 56, 144, 3, 1, 144), "depthwise shifted", "conv"),
-    ((4, 144, 56, 144, 3, 2, 144), "depthwise conv", "conv transpose"),
+    ((4, 96, 112, 96, 3, 2, 96), "depthwise conv", "conv transpose"),
     ((4, 960, 7, 960, 3, 1, 960), "depthwise", "conv"),
 ]
 
@@ -306,18 +307,36 @@ def compare_with_torch(
         )
 
 
-def one_node(op: str, shapes: Sequence[Sequence[int | str]], **attrs: Any) -> onnx.ModelProto:
+def one_node(
+    op: str, shapes: Sequence[Sequence[int | str]], kind: int = TensorProto.FLOAT, **attrs: Any
+) -> onnx.ModelProto:
     names = [f"x{i}" for i in range(len(shapes))]
     graph = helper.make_graph(
         [helper.make_node(op, names, ["y"], name="node", **attrs)],
         "one",
         [
-            helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s))
+            helper.make_tensor_value_info(n, kind, list(s))
             for n, s in zip(names, shapes, strict=True)
         ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", kind, None)],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_half_precision() -> None:
+    rng = np.random.default_rng(4)
+    shapes = [(2, 4, 6, 6), (8, 2, 3, 3), (8,)]
+    arrays = [rng.uniform(-1, 1, size=s).astype(np.float16) for s in shapes]
+    ct = rng.uniform(-1, 1, size=(2, 8, 3, 3)).astype(np.float16)
+    results = []
+    for kind, dtype in ((TensorProto.FLOAT16, np.float16), (TensorProto.FLOAT, np.float32)):
+        model = one_node("Conv", shapes, kind=kind, group=2, strides=[2, 2], pads=[1] * 4)
+        extended = onnxtrain.gradient(model, ["x0", "x1", "x2"])
+        feeds = {f"x{i}": a.astype(dtype) for i, a in enumerate(arrays)}
+        results.append(run(extended, {**feeds, "y_grad": ct.astype(dtype)}))
+    for half, single in zip(*results, strict=True):
+        assert half.dtype == np.float16
+        np.testing.assert_allclose(half.astype(np.float32), single, rtol=2e-2, atol=2e-2)
 
 
 def test_unknown_kernel_is_refused() -> None:

@@ -11,6 +11,7 @@ import re
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.shapes import SHAPE_KEEPING, constant_array
 from onnxtrain.errors import ModelError, ShapeInferenceError
 
 SMALL = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is no larger
@@ -51,7 +52,17 @@ def check_structure(model: ir.Model) -> None:
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Infer type and shape of every value, in place; contradictions are errors."""
+    """Infer type and shape of every value, in place; contradictions are errors.
+
+    What follows from producers is told by onnx's inference. It does not look at consumers, which
+    tell a rank here and there: where they do, inference runs once more with what they told.
+    """
+    _infer_forwards(model)
+    if _learn_ranks_from_consumers(model.graph):
+        _infer_forwards(model)
+
+
+def _infer_forwards(model: ir.Model) -> None:
     proto = skeleton(model)
     attempts = (
         (proto, True),
@@ -93,6 +104,45 @@ def _infer(proto: onnx.ModelProto, follow_shape_arithmetic: bool) -> onnx.ModelP
     return onnx.shape_inference.infer_shapes(
         proto, check_type=True, strict_mode=True, data_prop=follow_shape_arithmetic
     )
+
+
+_RANK_OF_FIRST_INPUT = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
+
+
+def _learn_ranks_from_consumers(graph: ir.Graph) -> bool:
+    """Set the rank of values that only their use tells, such as the input of a Conv."""
+    learnt = False
+    for body in graph.subgraphs():
+        learnt |= _learn_in(body)
+    return _learn_in(graph) or learnt
+
+
+def _learn_in(graph: ir.Graph) -> bool:
+    learnt = False
+    for node in reversed(graph):
+        x = node.inputs[0] if node.inputs and node.domain == "" else None
+        if x is None or x.shape is not None or x.dtype is None:
+            continue
+        rank = _rank_of_first_input(node)
+        if rank is not None:
+            x.shape = ir.Shape([None] * rank)
+            learnt = True
+    return learnt
+
+
+def _rank_of_first_input(node: ir.Node) -> int | None:
+    if node.op_type in ("Conv", "ConvTranspose"):
+        weight = node.inputs[1]
+        return None if weight is None or weight.shape is None else len(weight.shape)
+    if node.op_type in _RANK_OF_FIRST_INPUT:
+        return _RANK_OF_FIRST_INPUT[node.op_type]
+    output = node.outputs[0].shape
+    if output is None:
+        return None
+    if node.op_type == "Unsqueeze":
+        axes = constant_array(node.inputs[1])
+        return None if axes is None else len(output) - axes.size
+    return len(output) if node.op_type in SHAPE_KEEPING else None
 
 
 def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:

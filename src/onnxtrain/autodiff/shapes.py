@@ -104,7 +104,7 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
     return symbols[0] if all(same_dim(symbols[0], s) for s in symbols) else UNKNOWN
 
 
-_SAME_AS_FIRST = frozenset(
+SHAPE_KEEPING = frozenset(
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Clip Cos Cosh CumSum Erf Exp Floor "
     "Identity IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu Round ScatterElements ScatterND "
     "Sigmoid Sign Sin Sinh Softmax LogSoftmax Softplus Sqrt Tan Tanh Trilu ReverseSequence".split()
@@ -139,7 +139,7 @@ def infer_dims(
 ) -> Dims | None:
     """Return the shape of the first output of a node, or None where the table does not tell."""
     shapes = [None if v is None else dims_of(v) for v in inputs]
-    if op_type in _SAME_AS_FIRST:
+    if op_type in SHAPE_KEEPING:
         return shapes[0]
     if op_type in _BROADCASTS:
         return broadcast_dims(shapes)

@@ -52,12 +52,6 @@ class Window:
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
-    def unpadded(self) -> Window:
-        """The same window on an input whose padding is part of it."""
-        none = (0,) * self.rank
-        return replace(self, before=none, after=none)
-
-    @property
     def tiles(self) -> bool:
         """Tell whether windows lie side by side without gap or overlap."""
         return self.kernel == self.strides and set(self.dilations) == {1}
@@ -72,7 +66,8 @@ class Window:
         """Tell whether every window is exactly one element of the input, and no other."""
         ones = (1,) * self.rank
         none = (0,) * self.rank
-        return self.kernel == ones and self.strides == ones and self.before == none
+        padding = (self.before, self.after)
+        return self.kernel == ones and self.strides == ones and padding == (none, none)
 
     @property
     def has_static_padding(self) -> bool:
@@ -96,11 +91,9 @@ def pool_window(op: Ops, node: ir.Node, x: ir.Value, y: ir.Value) -> Window:
         )
     # A last window that would lie in the padding alone is dropped when the operator runs, but
     # counted by shape inference, so that every shape computed from it would be wrong.
-    for size, count, stride, before in zip(
-        op.dims(x)[2:], op.dims(y)[2:], window.strides, window.before, strict=True
-    ):
-        known = isinstance(size, int) and isinstance(count, int) and isinstance(before, int)
-        if known and (count - 1) * stride >= size + before:
+    for axis, before in enumerate(window.before, start=2):
+        known = [i for i in (op.dims(x)[axis], op.dims(y)[axis], before) if isinstance(i, int)]
+        if len(known) == 3 and (known[1] - 1) * window.strides[axis - 2] >= known[0] + known[2]:
             raise ModelError(
                 f"{node.op_type} {node.name!r} has ceil_mode=1 and a last window that lies in its "
                 f"padding: onnx infers the output shape {y.shape}, onnxruntime computes less. Use "
@@ -129,7 +122,7 @@ def conv_transpose_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, y: i
     inner, outer = spatial_sizes(op, x), spatial_sizes(op, y)
     for axis, extent in enumerate(plain.extent):
         covered = (inner[axis] - 1) * strides[axis] + extra[axis] + extent
-        front, back = _halves(op, at_least_zero(op, covered - outer[axis]), auto_pad, "SAME_UPPER")
+        front, back = _halves(op, at_least_zero(op, covered - outer[axis]), auto_pad)
         before.append(front)
         after.append(back)
     return replace(plain, before=tuple(before), after=tuple(after))
@@ -149,16 +142,17 @@ def _sliding(op: Ops, node: ir.Node, x: ir.Value, kernel: tuple[int, ...]) -> Wi
         else:
             count = divide(op, size + (stride - 1), stride)
             missing = at_least_zero(op, (count - 1) * stride + extent - size)
-        front, back = _halves(op, missing, auto_pad, "SAME_UPPER")
+        front, back = _halves(op, missing, auto_pad)
         before.append(front)
         after.append(back)
     return replace(plain, before=tuple(before), after=tuple(after))
 
 
-def _halves(op: Ops, total: Size, auto_pad: str, smaller_in_front: str) -> tuple[Size, Size]:
+def _halves(op: Ops, total: Size, auto_pad: str) -> tuple[Size, Size]:
+    """Divide padding between both ends; SAME_UPPER puts the odd one at the end."""
     half = divide(op, total, 2)
     rest = total - half
-    return (half, rest) if auto_pad == smaller_in_front else (rest, half)
+    return (half, rest) if auto_pad == "SAME_UPPER" else (rest, half)
 
 
 def _kernel_of_weight(op: Ops, node: ir.Node, w: ir.Value) -> tuple[int, ...]:
@@ -245,6 +239,20 @@ def flat_channels(op: Ops, value: ir.Value, groups: int) -> ir.Value:
     batch, channels, *space = sizes(op, value)
     apart = [channels] if groups == 1 else [groups, divide(op, channels, groups)]
     return reshape(op, value, [batch, *apart, product(*space)])
+
+
+def zeros_at_run_time(
+    op: Ops, shape: Sequence[Size], dtype: ir.DataType | None, indices: ir.Value
+) -> ir.Value:
+    """Return zeros that are made when they are needed.
+
+    onnxruntime folds an expanded constant into a tensor that lives as long as the session. One that
+    depends on an index, if only by a product with zero, is left alone.
+    """
+    first = op.Slice(op.Reshape(indices, [-1]), [0], [1], [0])
+    zero = op.Cast(op.Mul(first, 0), to=dtype)
+    dims = [dim_of(size) for size in shape]
+    return op.with_dims(op.Expand(zero, op.dims_vector(*shape)), dims)
 
 
 def padded(

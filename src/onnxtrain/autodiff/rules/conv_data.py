@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import product as all_of
+from typing import Any
 
 import onnx_ir as ir
 
@@ -45,7 +46,7 @@ def choose(
     large beside the image. Both work image by image; where images are small and weights are
     large, one product over the whole batch reads the weights once: a third faster.
     """
-    flippable = _flipped_pads(window) is not None
+    flippable = flipped_pads(window) is not None
     dims = (*op.dims(w)[:2], *op.dims(like)[2:], *op.dims(small)[2:])
     static = [d for d in dims if isinstance(d, int)]
     if groups > 1 or len(static) < len(dims):
@@ -77,7 +78,7 @@ def gather(
     )[0]  # fmt: skip
 
 
-def _flipped_pads(window: Window) -> list[int] | None:
+def flipped_pads(window: Window) -> list[int] | None:
     """Return the padding of the Conv that spreads with flipped weights, or None without one."""
     if set(window.strides) != {1}:
         return None
@@ -111,7 +112,7 @@ def _spread_by_conv(
         turned = op.Slice(turned, [-1] * window.rank, ends, axes, [-1] * window.rank)
     return op.call(
         "Conv", small, turned, like=like, group=groups,
-        dilations=window.dilations, pads=_flipped_pads(window),
+        dilations=window.dilations, pads=flipped_pads(window),
     )[0]  # fmt: skip
 
 
@@ -119,7 +120,9 @@ def _spread_by_conv_transpose(
     op: Ops, window: Window, small: ir.Value, w: ir.Value, groups: int, like: ir.Value
 ) -> ir.Value:
     """The operator ConvTranspose; positions at the end that no window reached are zero."""
-    attributes = {"strides": window.strides, "dilations": window.dilations, "group": groups}
+    attributes: dict[str, Any] = {
+        "strides": window.strides, "dilations": window.dilations, "group": groups
+    }  # fmt: skip
     target, counts = spatial_sizes(op, like), spatial_sizes(op, small)
     reach = [
         (count - 1) * stride + extent
@@ -220,7 +223,7 @@ def _matrix_per_tap(
         return {taps[0]: reshape(op, first, [rows, columns])}
     pieces = op.call("Split", first, outputs=len(taps), axis=0, num_outputs=len(taps))
     for piece in pieces:
-        piece.dtype = w.dtype
+        piece.type = w.type
     return {
         tap: reshape(op, piece, [rows, columns]) for tap, piece in zip(taps, pieces, strict=True)
     }

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.rules.conv_data import spread
+from onnxtrain.autodiff.registry import Cotangents, refuse, rule
+from onnxtrain.autodiff.rules.conv_data import flipped_pads, spread
 from onnxtrain.autodiff.window import (
     Size,
     Window,
@@ -20,6 +20,7 @@ from onnxtrain.autodiff.window import (
     reshape,
     sizes,
     spatial_sizes,
+    zeros_at_run_time,
 )
 
 # ---- maximum -------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def _indices(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
 
 def _to_index(op: Ops, x: ir.Value, indices: ir.Value, dy: ir.Value, overlaps: bool) -> ir.Value:
     """Place dy at flat positions of a tensor like x, adding up where positions may repeat."""
-    zeros = op.Expand(op.const(0.0, dy.dtype), op.dims_vector(product(*sizes(op, x))))
+    zeros = zeros_at_run_time(op, [product(*sizes(op, x))], dy.dtype, indices)
     flat = op.ScatterElements(
         zeros, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]),
         axis=0, reduction="add" if overlaps else None,
@@ -184,11 +185,18 @@ def _spread_evenly(op: Ops, window: Window, per_window: ir.Value, like: ir.Value
     """Add the value of each window to every element under it.
 
     * Windows that tile the input: every value is repeated.
-    * Stride 1: a sum over the windows that contain an element, which is average pooling again.
+    * Stride 1: each element sums the windows around it, which is average pooling once more.
     * Else a transposed convolution with ones, each channel by itself.
     """
     if _tiles_statically(op, window, like):
         return _resized(op, _repeated(op, window, per_window), _static_space(op, like))
+    pads = flipped_pads(window)
+    if pads is not None and set(window.dilations) == {1}:
+        volume = float(np.prod(window.kernel))
+        return op.call(
+            "AveragePool", op.Mul(per_window, volume), like=like,
+            kernel_shape=window.kernel, pads=pads, count_include_pad=1,
+        )[0]  # fmt: skip
     batch, channels, *space = sizes(op, like)
     images = product(batch, channels)
     flat = reshape(op, like, [images, 1, *space])
@@ -214,11 +222,12 @@ def global_max_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     x = node.inputs[0]
     assert x is not None
     batch, channels, *space = sizes(op, x)
-    flat = reshape(op, x, [batch, channels, product(*space)])
+    length = product(*space)
+    flat = reshape(op, x, [batch, channels, length])
     winner = op.ArgMax(flat, axis=2, keepdims=1)
-    placed = op.ScatterElements(
-        op.zeros_like(flat), winner, reshape(op, dy, [batch, channels, 1]), axis=2
-    )
+    end = op.int64(length) if isinstance(length, int) else op.squeeze(length, [0])
+    here = op.Equal(op.Range(op.int64(0), end, op.int64(1)), winner)
+    placed = op.Where(here, reshape(op, dy, [batch, channels, 1]), 0.0)
     return (op.reshape_like(placed, x),)
 
 
@@ -239,6 +248,13 @@ def max_unpool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Values were placed at flat positions of the output; their cotangents are read there."""
     indices = node.inputs[1]
     return (op.Gather(op.Reshape(dy, [-1]), indices, axis=0),)
+
+
+refuse(
+    "MaxRoiPool",
+    reason="it does not tell where its maxima were, and to find them again takes the memory of "
+    "every region times the whole image; use RoiAlign, in mode 'max' if need be",
+)
 
 
 # ---- helpers -------------------------------------------------------------------------------------
