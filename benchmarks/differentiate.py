@@ -59,7 +59,9 @@ def bert() -> onnx.ModelProto:
         return name
 
     def node(op: str, *inputs: str, **attributes) -> str:
-        nodes.append(helper.make_node(op, inputs, [f"v{len(nodes)}"], f"n{len(nodes)}", **attributes))
+        nodes.append(
+            helper.make_node(op, inputs, [f"v{len(nodes)}"], f"n{len(nodes)}", **attributes)
+        )
         return nodes[-1].output[0]
 
     def linear(x: str, name: str, rows: int, columns: int) -> str:

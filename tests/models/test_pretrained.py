@@ -57,13 +57,21 @@ MODELS: dict[str, tuple[str, Mapping[str, np.ndarray]]] = {
 }
 
 
-def stored_model(package: str, name: str, folder: Path) -> Path:
-    wheel = next(WHEELS.glob(f"{package}-*.whl"))
+# Saturated on what is no real picture of text; its logits are differentiated instead.
+ENDS_IN_SIGMOID = ("rapidocr_onnxruntime-det",)
+
+
+def stored_model(case: str, name: str, folder: Path) -> Path:
+    wheel = next(WHEELS.glob(f"{case.split('-')[0]}-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         entry = next(e for e in archive.namelist() if e.endswith("/" + name))
-        file = folder / name
-        file.write_bytes(archive.read(entry))
-    return file
+        model = onnx.load_from_string(archive.read(entry))
+    if case in ENDS_IN_SIGMOID:
+        assert model.graph.node[-1].op_type == "Sigmoid"
+        model.graph.output[0].name = model.graph.node[-1].input[0]
+        del model.graph.node[-1]
+    onnx.save(model, folder / name)
+    return folder / name
 
 
 def trainable(path: Path) -> tuple[str, list[str]]:
@@ -85,7 +93,7 @@ def trainable(path: Path) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("case", MODELS)
 def test_a_step_along_the_gradient(case: str, tmp_path: Path) -> None:
     file_name, feeds = MODELS[case]
-    path = stored_model(case.split("-")[0], file_name, tmp_path)
+    path = stored_model(case, file_name, tmp_path)
     output, names = trainable(path)
     assert len(names) >= 8
     extended = onnxtrain.gradient(path, names)
@@ -98,7 +106,7 @@ def test_a_step_along_the_gradient(case: str, tmp_path: Path) -> None:
     step, slope = steepest(extended, {n: results[f"{n}_grad"] for n in names})
     error = min(
         abs(difference(extended, output, feeds, step, h, cotangent) - slope) / slope
-        for h in (1e-2, 3e-3, 1e-3)
+        for h in (1e-2, 3e-3, 1e-3, 3e-4)
     )
     assert error < 0.03
 

@@ -3,10 +3,10 @@
 import numpy as np
 import onnx
 import pytest
-from gradcheck import Spec, check_spec, ids, run, special_values
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from gradcheck import Spec, check_spec, ids, run, special_values
 
 SPECS = [
     Spec("Relu", [(3, 4)], away_from=(0,)),

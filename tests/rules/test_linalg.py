@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from gradcheck import Spec, check_spec, ids
 
 SPECS = [

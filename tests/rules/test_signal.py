@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from gradcheck import Spec, check_spec, ids
 
 AXIS1, LENGTH8, LENGTH4, LENGTH5 = (np.array(n) for n in (1, 8, 4, 5))
@@ -25,8 +26,8 @@ SPECS = [
          constants=(1, 2), symbolic=False),
     Spec("DFT", [(2, 4, 2), None, AXIS1], {"inverse": 1, "onesided": 1}, id="real-inverse", eps=1.0,
          opset=20, constants=(2,), symbolic=False),
-    Spec("DFT", [(2, 4, 2), np.array(7), AXIS1], {"inverse": 1, "onesided": 1}, id="real-inverse-odd", eps=1.0,
-         opset=20, constants=(1,2,), symbolic=False),
+    Spec("DFT", [(2, 4, 2), np.array(7), AXIS1], {"inverse": 1, "onesided": 1}, eps=1.0, opset=20,
+         id="real-inverse-odd", constants=(1, 2), symbolic=False),
     Spec("STFT", [(2, 20, 1), np.array(3), (8,)], id="window", eps=1.0, constants=(1,),
          symbolic=False),
     Spec("STFT", [(2, 20, 1), np.array(3), None, np.array(8)], id="frame-length", eps=1.0,

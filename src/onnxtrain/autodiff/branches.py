@@ -2,7 +2,7 @@
 
 The torchscript exporter writes `squeeze` as an If: where an axis has size one, Squeeze, else the
 value itself. Its result has no rank that inference could tell, and all that follows suffers. Where
-shapes decide the condition, the If goes.
+shapes decide the condition, or what follows needs a rank that only one branch gives, the If goes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.infer import infer_shapes
+from onnxtrain.autodiff.infer import RANK_FROM_USE, infer_shapes
 from onnxtrain.autodiff.ops import Names
 from onnxtrain.autodiff.shapes import constant_array, dims_of
 
 Partial = np.ndarray[Any, Any]  # of objects; None stands for what only run time tells
+BRANCHES = ("then_branch", "else_branch")
 _MOST = 64  # elements: shapes, axes and what is computed from them
 
 
@@ -30,12 +31,38 @@ def take_known_branches(model: ir.Model) -> None:
 def _decide(model: ir.Model, graph: ir.Graph) -> bool:
     found = False
     for node in [n for n in graph if n.op_type == "If" and n.domain == ""]:
-        condition = known_value(node.inputs[0])
-        if condition is not None and condition.size == 1 and condition.flat[0] is not None:
-            taken = "then_branch" if condition.flat[0] else "else_branch"
+        taken = _known_branch(node) or _only_fitting_branch(node)
+        if taken is not None:
             _take(model, graph, node, node.attributes[taken].as_graph())
             found = True
     return found
+
+
+def _known_branch(node: ir.Node) -> str | None:
+    condition = known_value(node.inputs[0])
+    if condition is None or condition.size != 1 or condition.flat[0] is None:
+        return None
+    return BRANCHES[0] if condition.flat[0] else BRANCHES[1]
+
+
+def _only_fitting_branch(node: ir.Node) -> str | None:
+    """Return the branch whose results have the rank that is asked of them, if the other's do not.
+
+    The other branch would make the model fail a few nodes later.
+    """
+    fitting = [
+        branch
+        for branch in BRANCHES
+        if all(
+            RANK_FROM_USE not in output.meta
+            or made.shape is None
+            or len(made.shape) == output.meta[RANK_FROM_USE]
+            for output, made in zip(
+                node.outputs, node.attributes[branch].as_graph().outputs, strict=True
+            )
+        )
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _take(model: ir.Model, graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:

@@ -106,6 +106,7 @@ def _infer(proto: onnx.ModelProto, follow_shape_arithmetic: bool) -> onnx.ModelP
     )
 
 
+RANK_FROM_USE = "rank from use"  # in the meta of a value: no other rank would do
 _RANK_OF_FIRST_INPUT = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
 
 
@@ -121,11 +122,12 @@ def _learn_in(graph: ir.Graph) -> bool:
     learnt = False
     for node in reversed(graph):
         x = node.inputs[0] if node.inputs and node.domain == "" else None
-        if x is None or x.shape is not None or x.dtype is None:
-            continue
+        if x is None or x.shape is not None or x.dtype is None or x.graph is not graph:
+            continue  # a body need not run, so it tells nothing of values outside it
         rank = _rank_of_first_input(node)
         if rank is not None:
             x.shape = ir.Shape([None] * rank)
+            x.meta[RANK_FROM_USE] = rank
             learnt = True
     return learnt
 

@@ -54,7 +54,8 @@ def choose(
     rows, columns, *space = static
     positions = math.prod(space[: window.rank])
     windows = math.prod(space[window.rank :])
-    if rows * columns >= 2048 * windows and window.has_static_padding:
+    few = math.prod(window.kernel) <= 64  # the products are one node or more for each tap
+    if few and rows * columns >= 2048 * windows and window.has_static_padding:
         return "products"
     if not flippable:
         return "conv transpose"

@@ -3,7 +3,8 @@
     dw[k, c, t] = sum over n, o of small[n, k, o] * large[n, c, o * stride + t * dilation - before]
 
 There is no ONNX operator for it. Convolving with the roles exchanged (batch as channels) is right
-but two to eight times slower than the products written here, whose shapes suit a matrix product.
+but two to eight times slower than the products written here, whose shapes suit a matrix product;
+it is kept for kernels with very many taps.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ def correlate(
     return FORMULATIONS[choose(op, pair)](op, pair)
 
 
+# Beyond this many taps a few nodes for each make a graph that takes longer to load than to run
+# (the 511 taps of a Fourier basis: 35,000 nodes, minutes); one Conv does it, if more slowly.
+MOST_TAPS = 64
 # What is not known beforehand is taken to be this large when a formulation is chosen. Any choice
 # is right for every size.
 TYPICAL_BATCH = 16
@@ -75,6 +79,8 @@ def choose(op: Ops, pair: Pair) -> str:
     rows, columns = op.dims(pair.like)[:2]
     weights = _number(rows, TYPICAL_CHANNELS) * _number(columns, TYPICAL_CHANNELS)
     windows = math.prod(_number(d, TYPICAL_SIZE) for d in op.dims(pair.small)[2:])
+    if pair.taps > MOST_TAPS:
+        return "exchanged"
     if pair.groups > 1 and columns == 1:
         return _choose_depthwise(pair, windows, batch, rows)
     if pair.window.is_pointwise and (pair.groups > 1 or weights <= 128 * windows):
@@ -298,7 +304,27 @@ def depthwise_conv(op: Ops, pair: Pair) -> ir.Value:
     return op.reshape_like(op.sum(reshape(op, met, [batch, channels, pair.taps]), [0]), pair.like)
 
 
+def exchanged(op: Ops, pair: Pair) -> ir.Value:
+    """One Conv with the roles exchanged: the batch is its channels, `small` its kernel."""
+    window, groups, rank = pair.window, pair.groups, pair.window.rank
+    axes = list(range(2, rank + 2))
+    large = padded(op, window, pair.large, spatial_sizes(op, pair.small))
+    batch, channels, *extents = sizes(op, large)
+    each = divide(op, channels, groups)
+    apart = reshape(op, large, [batch, groups, each, *extents])
+    images = op.Transpose(apart, perm=[2, 1, 0, *(a + 1 for a in axes)])
+    met = op.Conv(
+        reshape(op, images, [each, batch * groups, *extents]),
+        op.Transpose(pair.small, perm=[1, 0, *axes]),
+        group=groups, strides=window.dilations, dilations=window.strides,
+    )  # fmt: skip
+    met = op.Slice(met, [0] * rank, list(window.kernel), axes)  # of more places than taps
+    op.with_dims(met, [*op.dims(pair.like)[1::-1], *window.kernel])
+    return op.Transpose(met, perm=[1, 0, *axes])
+
+
 FORMULATIONS = {
+    "exchanged": exchanged,
     "pointwise": pointwise,
     "columns": columns,
     "per image": per_image,
