@@ -54,7 +54,8 @@ LOADING_OR_RUNNING_FAILED = [
     Spec("Resize", [(1, 2, 3, 4), None, np.array([1, 1, 2, 2], F32)], {"mode": "linear"}, eps=1.0,
          wrt=[0], constants=(2,), single=(2,)),
     Spec("MaxPool", [(1, 2, 5, 5)], {"kernel_shape": [2, 2], "strides": [1, 1]},
-         id="of-an-input", apart=0.4, domain=(-10, 10)),
+         id="of-an-input", apart=0.4, domain=(-10, 10),
+         second_opinion=False),  # it gets indices wrong at stride 1
     Spec("AveragePool", [(1, 2, 5, 5)], {"kernel_shape": [2, 2]}, id="of-an-input", eps=1.0),
 ]  # fmt: skip
 SILENTLY_WRONG = [

@@ -22,7 +22,7 @@ _GROUPS = {
     ),
     "rearranging, which is linear and whose adjoint rearranges back": (
         "CenterCropPad Concat Flatten Identity Pad Reshape ReverseSequence Slice Split Squeeze "
-        "Transpose Trilu Unsqueeze"
+        "Tile Transpose Trilu Unsqueeze"
     ),
     "indexing: a gather where the forward scatters, and the other way round": (
         "ArgMax Compress Gather GatherElements GatherND NonZero OneHot ScatterElements ScatterND "

@@ -138,13 +138,12 @@ def _rank_of_first_input(node: ir.Node) -> int | None:
         return None if weight is None or weight.shape is None else len(weight.shape)
     if node.op_type in _RANK_OF_FIRST_INPUT:
         return _RANK_OF_FIRST_INPUT[node.op_type]
-    output = node.outputs[0].shape
-    if output is None:
-        return None
-    if node.op_type == "Unsqueeze":
+    # Ranks that were declared, not needed, may be wrong.
+    rank: int | None = node.outputs[0].meta.get(RANK_FROM_USE) if node.outputs else None
+    if rank is not None and node.op_type == "Unsqueeze":
         axes = constant_array(node.inputs[1])
-        return None if axes is None else len(output) - axes.size
-    return len(output) if node.op_type in SHAPE_KEEPING else None
+        return None if axes is None else rank - axes.size
+    return rank if node.op_type in SHAPE_KEEPING else None
 
 
 def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:

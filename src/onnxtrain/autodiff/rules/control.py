@@ -70,9 +70,14 @@ def _gradient_branch(
 
 def _as_in_branch(op: Ops, dy: ir.Value, inner: ir.Value) -> ir.Value:
     """Give the cotangent the shape that the output has in this branch: it was the one taken."""
-    if inner.shape is None or same_dims(dims_of(dy), dims_of(inner)):
+    outer = dims_of(dy)
+    if inner.shape is None or same_dims(outer, dims_of(inner)):
         return dy
-    return op.type_as(op.Identity(dy), inner)
+    if outer is not None and len(outer) == len(inner.shape):
+        return op.type_as(op.Identity(dy), inner)
+    # Changes nothing in the branch that was taken. In the other, which does not run, it lets ranks
+    # agree that could not.
+    return op.type_as(op.reshape(dy, op.shape_of(inner)), inner)
 
 
 def _require_certainty(node: ir.Node, written: ir.Graph) -> None:
