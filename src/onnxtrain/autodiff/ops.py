@@ -350,8 +350,13 @@ class Ops:
         return self.ReduceMean(value, [a % self.rank(value) for a in axes], keepdims=int(keepdims))
 
     def add_all(self, values: Sequence[ir.Value]) -> ir.Value:
-        """Add values of one shape in a single node."""
-        return values[0] if len(values) == 1 else self.Sum(*values)
+        """Add values of one shape in a single node.
+
+        Add runs on all threads and Sum on one, which pays only where it spares intermediate sums.
+        """
+        if len(values) == 1:
+            return values[0]
+        return self.Add(*values) if len(values) == 2 else self.Sum(*values)
 
     def sum_to(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Undo a broadcast: sum `value` down to the shape of `like`.
