@@ -136,18 +136,24 @@ def vjp(
     return [found[f"{name}_grad"] for name in wrt]
 
 
-def special_values(op: str, inputs: Sequence[Any], expected: Sequence[Any], **attrs: Any) -> None:
+def special_values(
+    op: str,
+    inputs: Sequence[Any],
+    expected: Sequence[Any],
+    constants: Sequence[int] = (),
+    **attrs: Any,
+) -> None:
     """Pin the gradient of the sum of the output at chosen points.
 
     `inputs` are arrays or nested lists of float32; `expected` gives the gradients of the first of
     them. Further inputs are fed but not differentiated.
     """
     arrays = [np.array(x, np.float32) for x in inputs]
-    spec = Spec(op, arrays, attrs)
+    spec = Spec(op, arrays, attrs, constants=constants)
     model = _one_node_model(spec, arrays, False, np.float32)
     wrt = [f"x{i}" for i in range(len(expected))]
     extended = onnxtrain.gradient(model, wrt)
-    feeds = {f"x{i}": a for i, a in enumerate(arrays)}
+    feeds = {f"x{i}": a for i, a in enumerate(arrays) if i not in constants}
     y = _run_ort(model, feeds)[0]
     results = _run_ort(extended, {**feeds, "y0_grad": np.ones_like(y)})[1:]
     for name, actual, wanted in zip(wrt, results, expected, strict=True):

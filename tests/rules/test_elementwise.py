@@ -52,6 +52,8 @@ SPECS = [
     Spec("Clip", [(3, 4), np.array(-1, F32), np.array(1, F32)], wrt=[0], away_from=(-1, 1)),
     Spec("Clip", [(3, 4), None, np.array(1, F32)], id="upper", wrt=[0], away_from=(1,)),
     Spec("Clip", [(3, 4)], id="none"),
+    Spec("Clip", [(5, 4), np.array(0, F32), np.array(6, F32)], id="relu6", wrt=[0],
+         domain=(-4, 10), away_from=(0, 6), constants=(1, 2)),
     Spec("Cast", [(2, 3)], {"to": 11}, eps=1.0, output_type=np.float64),
     Spec("CastLike", [(2, 3), np.array(0, F32)], wrt=[0], eps=1.0, opset=19),
 ]  # fmt: skip
@@ -82,6 +84,14 @@ def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
 )
 def test_special_values(op: str, inputs: list, expected: list) -> None:
     special_values(op, inputs, expected)
+
+
+def test_relu6_is_zero_at_its_bounds() -> None:
+    """As in torch, and as Relu is at zero; behind a dead channel every element lies there."""
+    bounds = {"constants": (1, 2)}
+    inputs = [[-1, 0, 3, 6, 7], 0.0, 6.0]
+    special_values("Clip", inputs, [[0, 0, 1, 0, 0]], **bounds)
+    special_values("Clip", [[-1, 0, 3, 6, 7], 0.0, 5.0], [[0, 1, 1, 0, 0]], **bounds)
 
 
 def test_one_value_used_twice_by_one_node() -> None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.shapes import is_float
+from onnxtrain.autodiff.shapes import constant_array, is_float
 
 # ---- arithmetic --------------------------------------------------------------------------------
 
@@ -230,11 +230,24 @@ def where(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     return None, op.Where(condition, dy, 0.0), op.Where(condition, 0.0, dy)
 
 
-@rule("Clip", stops=(1, 2), notes="1 at the bounds; none to the bounds")
+@rule("Clip", stops=(1, 2), notes="1 at the bounds; from 0 to 6 it is ReLU6, with 0 at the bounds")
 def clip(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """The gradient passes where the bounds did not act."""
+    """The gradient passes where the bounds did not act.
+
+    At a bound that is met exactly, torch passes it through clamp but not through relu6, and both
+    are exported as Clip. Exact zeros are frequent only before the latter: behind a dead channel.
+    """
     x, y = node.inputs[0], node.outputs[0]
-    return (op.Where(op.Equal(x, y), dy, 0.0),)
+    if _bounds(node) == (0.0, 6.0):
+        inside = op.And(op.Greater(y, 0.0), op.Less(y, 6.0))
+    else:
+        inside = op.Equal(x, y)
+    return (op.Where(inside, dy, 0.0),)
+
+
+def _bounds(node: ir.Node) -> tuple[float | None, ...]:
+    known = [constant_array(v) for v in node.inputs[1:3]]
+    return tuple(None if a is None or a.size != 1 else float(a.reshape(())) for a in known)
 
 
 @rule("Cast", notes="between floating types")
