@@ -29,17 +29,25 @@ def _network(name: str, training: bool) -> torch.nn.Module:
     torch.manual_seed(0)
     net = NETWORKS[name][0]()
     for module in net.modules():
-        if isinstance(module, torch.nn.BatchNorm2d | torch.nn.LayerNorm):
-            # Not the identity, as a fresh one nearly is; and the optimising exporter would store
-            # the equal parameters of fresh ones as one.
-            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
-            torch.nn.init.normal_(module.bias, std=0.2)
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.normal_(std=0.2)
-            module.running_var.uniform_(0.5, 1.5)
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0  # there is nothing to compare with chance
+        if not name.startswith("Fresh"):
+            _use(module)
     return net.train(training)
+
+
+def _use(module: torch.nn.Module) -> None:
+    """Make a normalization layer look trained.
+
+    Fresh ones are nearly the identity, their parameters are equal (so that exporters store them
+    once), and dead channels stay at exactly zero behind them.
+    """
+    if isinstance(module, torch.nn.BatchNorm2d | torch.nn.LayerNorm):
+        torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+        torch.nn.init.normal_(module.bias, std=0.2)
+    if isinstance(module, torch.nn.BatchNorm2d):
+        module.running_mean.normal_(std=0.2)
+        module.running_var.uniform_(0.5, 1.5)
 
 
 def _torch_gradients(net, x, cotangent) -> dict[str, np.ndarray]:

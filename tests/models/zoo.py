@@ -193,6 +193,7 @@ NETWORKS = {
     "ResNet18": (ResNet18, images(3, 16)),
     "MobileNetV2": (MobileNetV2, images(3, 64)),
     "SmoothMobileNetV2": (lambda: MobileNetV2(nn.SiLU), images(3, 64)),
+    "FreshBert": (Bert, lambda batch: torch.randint(0, 100, (batch, 12))),
     "Bert": (Bert, lambda batch: torch.randint(0, 100, (batch, 12))),
     "UNet": (UNet, images(2, 16)),
     "BidirectionalLSTM": (lambda: Recurrent(nn.LSTM, True), lambda batch: torch.randn(batch, 7, 6)),

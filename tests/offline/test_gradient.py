@@ -162,6 +162,35 @@ def test_initializers_that_were_shared_through_identity_are_untied() -> None:
     np.testing.assert_array_equal(actual["b_grad"], [1, 1])
 
 
+def test_initializers_that_the_dynamo_exporter_shared_are_untied() -> None:
+    """It notes the module of each node. What is truly shared, or not constant, stays shared."""
+
+    def node(op: str, inputs: list[str], output: str, module: str) -> onnx.NodeProto:
+        made = helper.make_node(op, inputs, [output], output)
+        scopes = f"['', '{module}', '{op.lower()}']"
+        made.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+        return made
+
+    given = model(
+        [
+            node("Mul", ["x", "n1.weight"], "a", "n1"),
+            node("Mul", ["a", "n1.weight"], "b", "n2"),
+            node("Mul", ["b", "n1.weight"], "c", "n1"),
+            node("Mul", ["c", "e.weight"], "d", "e"),
+            node("Mul", ["d", "e.weight"], "y", "out"),
+        ],
+        [value("x", [2])],
+        [value("y", [2])],
+        {"n1.weight": np.ones(2, np.float32), "e.weight": np.array([1, 2], np.float32)},
+    )
+    extended = onnxtrain.gradient(given, ["n1.weight", "n2.weight", "e.weight"])
+    feeds = {"x": np.array([3, 5], np.float32), "y_grad": np.ones(2, np.float32)}
+    actual = run_named(extended, feeds)
+    np.testing.assert_array_equal(actual["n1.weight_grad"], [2 * 3, 2 * 5 * 4])
+    np.testing.assert_array_equal(actual["n2.weight_grad"], [3, 5 * 4])
+    np.testing.assert_array_equal(actual["e.weight_grad"], [2 * 3, 2 * 5 * 2])
+
+
 @pytest.mark.parametrize("axes", ["constant", "input"])
 def test_pads_of_some_axes_next_to_transposes(axes: str) -> None:
     """onnxruntime moves Transpose past Pad as if it had no axes; the model must not ask for it."""

@@ -22,6 +22,7 @@ from onnxtrain.autodiff.load import ModelLike, check_opset, load
 from onnxtrain.autodiff.ops import Names, Ops
 from onnxtrain.autodiff.rules.batch_norm import rewrite_training_batch_norm
 from onnxtrain.autodiff.shapes import constant_array, is_float
+from onnxtrain.autodiff.untie import replace_by_initializer, untie
 from onnxtrain.autodiff.upgrade import raise_to_floor, release_initializers
 from onnxtrain.errors import ModelError
 
@@ -68,7 +69,7 @@ def lift_constants(graph: ir.Graph) -> None:
     Integers stay there: they are what shape inference of a body reads.
     """
     for node in [n for n in graph if _is_constant(n)]:
-        _replace_by_initializer(graph, node, _constant_of(node))
+        replace_by_initializer(graph, node, _constant_of(node))
     names = Names.of(graph)
     defined = Counter(v.name for g in (graph, *graph.subgraphs()) for v in _definitions(g))
     for body in graph.subgraphs():
@@ -77,7 +78,7 @@ def lift_constants(graph: ir.Graph) -> None:
         for node in [n for n in body if _is_constant(n)]:
             tensor = _constant_of(node)
             if is_float(node.outputs[0]):
-                _replace_by_initializer(body, node, tensor)
+                replace_by_initializer(body, node, tensor)
         for name, value in list(body.initializers.items()):
             if is_float(value) and not value.is_graph_output() and not value.is_graph_input():
                 del body.initializers[name]
@@ -157,21 +158,6 @@ def spell_out_pads(model: ir.Model) -> None:
         node.resize_inputs(3)
 
 
-def untie(graph: ir.Graph) -> None:
-    """Give each parameter its own initializer where the exporter shared equal ones.
-
-    torch stores equal tensors once and names the others with Identity: all fresh BatchNorm scales
-    become one tensor. Trained like that, they would stay one.
-    """
-    for node in list(graph):
-        if node.op_type != "Identity" or node.domain != "" or node.outputs[0].is_graph_output():
-            continue
-        source = node.inputs[0]
-        if source is not None and source.is_initializer() and not source.is_graph_input():
-            assert source.const_value is not None
-            _replace_by_initializer(graph, node, source.const_value)
-
-
 def set_batch_norm_mode(model: ir.Model, bn: BatchNormMode) -> None:
     """Make every BatchNormalization use the statistics of the batch, or the stored ones."""
     if bn not in ("batch", "frozen"):
@@ -184,24 +170,3 @@ def set_batch_norm_mode(model: ir.Model, bn: BatchNormMode) -> None:
                     assert stored is not None
                     ir.convenience.replace_all_uses_with(output, stored)
                 node.resize_outputs(1)
-
-
-def _replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
-    old = node.outputs[0]
-    new = ir.Value(name=old.name, const_value=_renamed(tensor, old.name))
-    new.dtype, new.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
-    ir.convenience.replace_all_uses_with(old, new)
-    graph.remove(node, safe=True)
-    graph.register_initializer(new)
-
-
-def _renamed(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Return the same data under another name; the given tensor may belong to the caller."""
-    if isinstance(tensor, ir.ExternalTensor):
-        return ir.ExternalTensor(
-            tensor.location, tensor.offset, tensor.length, tensor.dtype,
-            shape=tensor.shape, name=name or "", base_dir=tensor.base_dir,
-        )  # fmt: skip
-    if isinstance(tensor, ir.StringTensor):
-        return ir.StringTensor(tensor.numpy(), shape=tensor.shape, name=name)
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)

@@ -1,0 +1,110 @@
+"""Parameters that an exporter stored once although they are several.
+
+torch's exporters store equal tensors once. In a fresh network all the scales of its normalization
+layers are equal (ones), and so are their shifts (zeros): forty layers would train one weight. The
+two exporters leave different traces, and both are followed here. Weights that the network itself
+shares, such as an embedding that is also the output layer, stay shared.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+import onnx_ir as ir
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_LARGEST_SHARED = 1024  # elements; the exporter leaves larger tensors alone
+
+
+def untie(graph: ir.Graph) -> None:
+    """Give each parameter its own initializer where the exporter shared equal ones."""
+    _untie_identities(graph)
+    _untie_modules(graph)
+
+
+def _untie_identities(graph: ir.Graph) -> None:
+    """The torchscript exporter gives the others out through Identity nodes named after them."""
+    for node in list(graph):
+        if node.op_type != "Identity" or node.domain != "" or node.outputs[0].is_graph_output():
+            continue
+        source = node.inputs[0]
+        if source is not None and source.is_initializer() and not source.is_graph_input():
+            assert source.const_value is not None
+            replace_by_initializer(graph, node, source.const_value)
+
+
+def _untie_modules(graph: ir.Graph) -> None:
+    """The dynamo exporter notes the module of each node: `layers.0.norm1` uses `norm.weight`.
+
+    Only tensors of one number repeated are told apart. Parameters that were drawn at random are
+    equal only if they are one.
+    """
+    for name, value in list(graph.initializers.items()):
+        module, _, leaf = name.rpartition(".")
+        if not module or value.is_graph_input() or not _is_one_number_repeated(value):
+            continue
+        for node, index in list(value.uses()):
+            user = _module_of(node)
+            if user in (None, "", module):
+                continue
+            own = f"{user}.{leaf}"
+            if own not in graph.initializers:
+                assert value.const_value is not None
+                graph.register_initializer(initializer(own, value.const_value))
+            node.replace_input_with(index, graph.initializers[own])
+
+
+def _is_one_number_repeated(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or not 1 < tensor.size <= _LARGEST_SHARED:
+        return False
+    if not tensor.dtype.is_floating_point():
+        return False
+    numbers = tensor.numpy().reshape(-1)
+    return bool(np.all(numbers == numbers[0]))
+
+
+def _module_of(node: ir.Node) -> str | None:
+    """Return the torch module that a node came from, or None where the exporter noted none."""
+    noted = node.metadata_props.get(_SCOPES)
+    if noted is None:
+        return None
+    try:
+        scopes = ast.literal_eval(noted)  # the module, its parents before it, the operator behind
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(scopes, list) or len(scopes) < 2 or not isinstance(scopes[-2], str):
+        return None
+    return scopes[-2]
+
+
+# ---- initializers --------------------------------------------------------------------------------
+
+
+def replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
+    """Put a constant in the place of a node, under the name of its output."""
+    old = node.outputs[0]
+    new = initializer(old.name or "", tensor)
+    ir.convenience.replace_all_uses_with(old, new)
+    graph.remove(node, safe=True)
+    graph.register_initializer(new)
+
+
+def initializer(name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Return a value that holds the same data under a name of its own."""
+    value = ir.Value(name=name, const_value=_renamed(tensor, name))
+    value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
+    return value
+
+
+def _renamed(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
+    """Return the same data under another name; the given tensor may belong to the caller."""
+    if isinstance(tensor, ir.ExternalTensor):
+        return ir.ExternalTensor(
+            tensor.location, tensor.offset, tensor.length, tensor.dtype,
+            shape=tensor.shape, name=name or "", base_dir=tensor.base_dir,
+        )  # fmt: skip
+    if isinstance(tensor, ir.StringTensor):
+        return ir.StringTensor(tensor.numpy(), shape=tensor.shape, name=name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
