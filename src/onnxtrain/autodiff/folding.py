@@ -1,17 +1,22 @@
-"""What of a function body is known before run time.
+"""What is known before run time, though the model computes it at run time.
 
-The bodies that the ONNX standard gives count ranks and cast constants at run time. Shape inference
-does not look through that, and rules write simpler gradients for axes that are constants. So the
-few small numbers that a body computes from static shapes are computed here.
+The bodies that the ONNX standard gives count ranks and cast constants at run time, and exporters
+compute axes and bounds from constants. Shape inference does not look through that, and rules write
+simpler gradients for axes that are constants. So these few small numbers are computed here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.autodiff.shapes import constant_array
+from onnxtrain.autodiff.untie import replace_by_initializer
 
 Array = np.ndarray[Any, Any]
 _MOST = 64  # elements: axes, shapes and scalars
@@ -19,6 +24,46 @@ _SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _NOT_PURE = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
+
+# Operators on integers whose result is no larger than what they read.
+_OF_INTEGERS = frozenset(
+    "Abs Add And Cast Concat Div Equal Flatten Gather Greater GreaterOrEqual Identity Less "
+    "LessOrEqual Max Min Mod Mul Neg Not Or ReduceMax ReduceMin ReduceProd ReduceSum Reshape Shape "
+    "Size Slice Squeeze Sub Transpose Unsqueeze Where Xor".split()
+)
+
+
+def fold_integers(graph: ir.Graph, opset: int) -> None:
+    """Turn what nodes compute from small integer constants alone into initializers, in place."""
+    imports = [onnx.helper.make_opsetid("", opset)]
+    for node in graph:
+        known = _integers_read(node)
+        if known is None or node.outputs[0].is_graph_output():
+            continue
+        try:
+            value = np.asarray(_evaluate(ir.serde.serialize_node(node), known, imports)[0])
+        except Exception:  # it fails, or the evaluator lacks it: the node is left to the runtime
+            continue
+        if value.dtype.kind in "iub" and value.size <= _MOST:
+            replace_by_initializer(graph, node, ir.tensor(value))
+
+
+def _integers_read(node: ir.Node) -> dict[str, Array] | None:
+    """Return the inputs of a node by name, if all of them are small integer constants."""
+    if node.domain != "" or len(node.outputs) != 1 or not node.inputs:
+        return None
+    known = {v.name or "": constant_array(v) for v in node.inputs if v is not None}
+    small = {
+        name: array
+        for name, array in known.items()
+        if array is not None and array.dtype.kind in "iub" and array.size <= _MOST
+    }
+    if len(small) < len(known):
+        return None
+    if node.op_type in ("ConstantOfShape", "Expand"):  # as large as the last input says
+        shape = [*small.values()][-1]
+        return small if np.prod(shape, dtype=np.float64) <= _MOST else None
+    return small if node.op_type in _OF_INTEGERS else None
 
 
 def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -42,7 +87,7 @@ def _fold_once(model: onnx.ModelProto, known: dict[str, Array]) -> bool:
     for node in graph.node:
         if node.op_type == "Constant" or not node.output or node.output[0] in known:
             if node.op_type == "Constant" and node.output[0] not in known:
-                known[node.output[0]] = _evaluate(node, {}, model)[0]
+                known[node.output[0]] = _evaluate(node, {}, model.opset_import)[0]
             continue
         value = _value_of(node, known, types, model)
         if value is not None and value.size <= _MOST:
@@ -74,7 +119,7 @@ def _value_of(
         return known[node.input[0]].astype(dtype)
     if any(name and name not in known for name in node.input):
         return None
-    return np.asarray(_evaluate(node, known, model)[0])
+    return np.asarray(_evaluate(node, known, model.opset_import)[0])
 
 
 def _shape_or_size(node: onnx.NodeProto, kind: onnx.TypeProto.Tensor | None) -> Array | None:
@@ -88,7 +133,9 @@ def _shape_or_size(node: onnx.NodeProto, kind: onnx.TypeProto.Tensor | None) -> 
     return sizes if node.op_type == "Shape" else np.array(np.prod(sizes, dtype=np.int64))
 
 
-def _evaluate(node: onnx.NodeProto, known: dict[str, Array], model: onnx.ModelProto) -> list[Array]:
+def _evaluate(
+    node: onnx.NodeProto, known: dict[str, Array], imports: Iterable[onnx.OperatorSetIdProto]
+) -> list[Array]:
     graph = onnx.helper.make_graph(
         [node],
         "one",
@@ -96,7 +143,7 @@ def _evaluate(node: onnx.NodeProto, known: dict[str, Array], model: onnx.ModelPr
         [onnx.helper.make_empty_tensor_value_info(node.output[0])],
         [onnx.numpy_helper.from_array(known[n], n) for n in dict.fromkeys(node.input) if n],
     )
-    whole = onnx.helper.make_model(graph, opset_imports=model.opset_import)
+    whole = onnx.helper.make_model(graph, opset_imports=list(imports))
     return list(ReferenceEvaluator(whole).run(None, {}))
 
 

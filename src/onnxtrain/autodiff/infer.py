@@ -11,6 +11,7 @@ import re
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.folding import fold_integers
 from onnxtrain.autodiff.shapes import SHAPE_KEEPING, constant_array
 from onnxtrain.errors import ModelError, ShapeInferenceError
 
@@ -54,9 +55,11 @@ def check_structure(model: ir.Model) -> None:
 def infer_shapes(model: ir.Model) -> None:
     """Infer type and shape of every value, in place; contradictions are errors.
 
-    What follows from producers is told by onnx's inference. It does not look at consumers, which
-    tell a rank here and there: where they do, inference runs once more with what they told.
+    What follows from producers is told by onnx's inference, once integers that follow from
+    constants are there. It does not look at consumers, which tell a rank here and there: where they
+    do, inference runs once more with what they told.
     """
+    fold_integers(model.graph, model.opset_imports[""])
     _infer_forwards(model)
     if _learn_ranks_from_consumers(model.graph):
         _infer_forwards(model)

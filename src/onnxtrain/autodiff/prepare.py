@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common
 
 from onnxtrain.autodiff.branches import take_known_branches
 from onnxtrain.autodiff.fused import adopt_unofficial, expand_fused
