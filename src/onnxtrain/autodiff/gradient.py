@@ -16,6 +16,7 @@ from onnxtrain.autodiff.load import ModelLike
 from onnxtrain.autodiff.ops import Names, Ops
 from onnxtrain.autodiff.prepare import prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float, may_be_same
+from onnxtrain.autodiff.stored import restore_locations
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
 
 _PROTO_LIMIT = 2**31 - 2**26  # 2 GB, less what the graph itself may take
@@ -208,5 +209,7 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     if size < _PROTO_LIMIT:
         ir.external_data.load_to_model(model)
+    else:
+        restore_locations(model)
     proto: onnx.ModelProto = ir.to_proto(model)
     return proto

@@ -42,13 +42,16 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
 
 def check_structure(model: ir.Model) -> None:
     """Raise a ModelError for a graph that is not well formed."""
-    proto = skeleton(model)
+    try:
+        proto = skeleton(model)
+    except Exception as error:  # onnx_ir raises many kinds for what it cannot write down
+        raise ModelError(f"the model is not valid ONNX: {root_cause(error)}") from None
     for info in (*proto.graph.input, *proto.graph.output):
         if info.type.HasField("tensor_type"):  # the checker wants a shape; runtimes do not
             info.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(proto)
-    except onnx.checker.ValidationError as error:
+    except Exception as error:  # ValidationError mostly; limits of protobuf have other kinds
         raise ModelError(f"the model is not valid ONNX: {_first_sentence(error)}") from None
 
 
@@ -79,7 +82,7 @@ def _infer_forwards(model: ir.Model) -> None:
     for attempt, follow_shape_arithmetic in attempts:
         try:
             inferred = _infer(attempt, follow_shape_arithmetic)
-        except onnx.shape_inference.InferenceError as error:
+        except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
         else:
             _adopt(model.graph, inferred.graph)
@@ -170,7 +173,14 @@ def _assign(value: ir.Value, proto: onnx.TypeProto) -> None:
         value.shape = shape
 
 
-def _first_sentence(error: Exception | None) -> str:
+def root_cause(error: BaseException) -> str:
+    """Say what an error that was raised on the way out of several functions began with."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _first_sentence(error)
+
+
+def _first_sentence(error: BaseException | None) -> str:
     """Take the part of a C++ message that speaks of the model, without files and line numbers."""
     text = re.sub(r"\s+", " ", str(error)).strip()
     text = re.sub(r"\S+\.(cc|h):\d+:?\s*", "", text)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
 from onnxtrain.autodiff.emit import FLOOR_OPSET
-from onnxtrain.autodiff.infer import SMALL
+from onnxtrain.autodiff.infer import root_cause
+from onnxtrain.autodiff.stored import settle_tensors
 from onnxtrain.autodiff.upgrade import OLDEST_OPSET
+from onnxtrain.autodiff.wellformed import require_well_formed
 from onnxtrain.errors import ModelError
 
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
@@ -21,7 +22,7 @@ def load(model: ModelLike) -> ir.Model:
     """Load a model from a proto or a path, without reading external weights into memory."""
     if isinstance(model, onnx.ModelProto):
         loaded = _from_proto(model, "the given ModelProto")
-        _settle_tensors(loaded, "the given ModelProto", "give the path of the model", None)
+        settle_tensors(loaded, "the given ModelProto", "give the path of the model", None)
         name_unknown_dims(loaded)
         return loaded
     if isinstance(model, (str, os.PathLike)):
@@ -56,7 +57,7 @@ def _from_file(path: Path) -> ir.Model:
     loaded = _from_proto(proto, repr(str(path)))
     for graph in (loaded.graph, *(function.graph for function in loaded.functions.values())):
         ir.external_data.set_base_dir(graph, path.parent)
-    _settle_tensors(loaded, repr(str(path)), "put it beside the model", path)
+    settle_tensors(loaded, repr(str(path)), "put it beside the model", path)
     name_unknown_dims(loaded)
     return loaded
 
@@ -93,94 +94,6 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         return ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds; the user needs the cause, not the kind
         raise ModelError(f"{origin} is not a valid ONNX model: {root_cause(error)}") from None
-
-
-def _settle_tensors(model: ir.Model, origin: str, remedy: str, path: Path | None) -> None:
-    """Type every initializer, see that external data are there, and read the small of them."""
-    for tensor in _tensors_in_attributes(model):
-        if isinstance(tensor, ir.ExternalTensor):
-            _require_external_file(tensor, origin, remedy, path)
-    for graph in (model.graph, *model.graph.subgraphs()):
-        for value in graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
-                _require_external_file(tensor, origin, remedy, path)
-                if tensor.nbytes <= SMALL:
-                    tensor = value.const_value = ir.tensor(tensor.numpy().copy(), name=value.name)
-            if tensor is not None:
-                _type_initializer(value, tensor, origin, model.ir_version)
-
-
-def _type_initializer(
-    value: ir.Value, tensor: ir.TensorProtocol, origin: str, ir_version: int
-) -> None:
-    """Give an initializer the type of its data.
-
-    One that is an input too can be overridden by something of the declared shape, which may leave
-    more open than the data do; it has to agree with them all the same.
-    """
-    dims = tuple(tensor.shape.numpy())
-    declared = dims_of(value)
-    if value.is_graph_input() and (
-        value.dtype not in (None, tensor.dtype) or not may_be_same(declared, dims)
-    ):
-        raise ModelError(
-            f"{origin}: the input {value.name!r} is declared as {value.dtype}{value.shape or ''}, "
-            f"but its initializer is {tensor.dtype}{list(dims)}"
-        )
-    value.dtype = tensor.dtype
-    if declared is None or not value.is_graph_input() or ir_version < DEFAULTS_AS_INPUTS_UNTIL:
-        value.shape = ir.Shape(dims)
-
-
-def _tensors_in_attributes(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    nodes = [model.graph.all_nodes(), *(f.all_nodes() for f in model.functions.values())]
-    for attribute in (a for some in nodes for node in some for a in node.attributes.values()):
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.TENSOR:
-            yield attribute.as_tensor()
-        elif attribute.type == ir.AttributeType.TENSORS:
-            yield from attribute.as_tensors()
-
-
-def _require_external_file(
-    tensor: ir.ExternalTensor, origin: str, remedy: str, path: Path | None
-) -> None:
-    """Refuse external data that are not there, too short, or somewhere else than the model.
-
-    A model may name its files relative to its folder. One that reaches out of it would have
-    whatever it names copied into the result. The folder that the model itself is linked from is
-    allowed too: caches of downloaded models consist of links to one store.
-    """
-    file = Path(tensor.path)
-    where = f"{origin} keeps the tensor {tensor.name!r} in the file {str(tensor.location)!r}"
-    if not file.is_file():
-        raise ModelError(f"{where}, which is not there: {remedy}")
-    if path is not None:
-        homes = (path.parent.resolve(), path.resolve().parent)
-        home = next((home for home in homes if file.resolve().is_relative_to(home)), None)
-        inside = Path(os.path.normpath(tensor.path)).is_relative_to(os.path.normpath(path.parent))
-        if home is None or not inside:
-            raise ModelError(
-                f"{where}, which lies outside of the folder of the model: put the file there, and "
-                "let the model name it by its name alone"
-            )
-        if file.stat().st_nlink > 1:
-            raise ModelError(
-                f"{where}, which has a second name (a hard link) elsewhere: put a copy in its place"
-            )
-    needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-    if file.stat().st_size < needed:
-        raise ModelError(
-            f"{where}, which has {file.stat().st_size} bytes where {needed} are needed: it is "
-            "truncated, or belongs to another model"
-        )
-    if tensor.length is not None and tensor.length != tensor.nbytes:
-        raise ModelError(
-            f"{where} as {tensor.length} bytes, but {tensor.dtype} of shape {list(tensor.shape)} "
-            f"takes {tensor.nbytes}: the model is damaged, or was written wrongly"
-        )
 
 
 def name_unknown_dims(model: ir.Model) -> None:

@@ -28,13 +28,17 @@ from onnxtrain.autodiff.upgrade import raise_to_floor, release_initializers
 from onnxtrain.errors import ModelError
 
 BatchNormMode = Literal["batch", "frozen"]
+FROM_CONSTANT = "from a Constant node"  # in the meta of an initializer
 
 
-def prepare(model: ModelLike, bn: BatchNormMode | None = None) -> ir.Model:
+def prepare(
+    model: ModelLike, bn: BatchNormMode | None = None, *, keep_statistics: bool = False
+) -> ir.Model:
     """Return a model of plain operators at opset 18 or later, with every shape inferred.
 
     `bn` sets the mode of every BatchNormalization: "batch" for the statistics of the batch,
-    "frozen" for the stored ones, None for what the model says.
+    "frozen" for the stored ones, None for what the model says. With `keep_statistics`, each running
+    statistic that a step updates is a further output `<name>.updated`.
     """
     loaded = load(model)
     check_opset(loaded)
@@ -50,6 +54,8 @@ def prepare(model: ModelLike, bn: BatchNormMode | None = None) -> ir.Model:
     expand_fused(loaded)
     if bn is not None:
         set_batch_norm_mode(loaded, bn)
+    if keep_statistics:
+        expose_statistics(loaded)
     rewrite_training_batch_norm(loaded)
     infer_shapes(loaded)
     take_known_branches(loaded)
@@ -70,7 +76,8 @@ def lift_constants(graph: ir.Graph) -> None:
     Integers stay there: they are what shape inference of a body reads.
     """
     for node in [n for n in graph if _is_constant(n)]:
-        replace_by_initializer(graph, node, _constant_of(node))
+        lifted = replace_by_initializer(graph, node, _constant_of(node))
+        lifted.meta[FROM_CONSTANT] = True
     names = Names.of(graph)
     defined = Counter(v.name for g in (graph, *graph.subgraphs()) for v in _definitions(g))
     for body in graph.subgraphs():
@@ -79,7 +86,8 @@ def lift_constants(graph: ir.Graph) -> None:
         for node in [n for n in body if _is_constant(n)]:
             tensor = _constant_of(node)
             if is_float(node.outputs[0]):
-                replace_by_initializer(body, node, tensor)
+                lifted = replace_by_initializer(body, node, tensor)
+                lifted.meta[FROM_CONSTANT] = True
         for name, value in list(body.initializers.items()):
             if is_float(value) and not value.is_graph_output() and not value.is_graph_input():
                 del body.initializers[name]
@@ -157,6 +165,37 @@ def spell_out_pads(model: ir.Model) -> None:
             full = picked.outputs[0]
         node.replace_input_with(1, full)
         node.resize_inputs(3)
+
+
+def expose_statistics(model: ir.Model) -> None:
+    """Make the updated running statistics of the top graph outputs of the model."""
+    graph, names = model.graph, Names.of(model.graph)
+    latest: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        if node.op_type != "BatchNormalization" or node.domain != "":
+            continue
+        if not node.attributes.get_int("training_mode", 0):
+            continue
+        given = [v.name for v in node.outputs]
+        node.resize_outputs(3)
+        for index, statistic in ((3, node.inputs[3]), (4, node.inputs[4])):
+            if statistic is None or not statistic.is_initializer():
+                continue
+            if statistic in latest:  # a layer that is used twice updates twice
+                node.replace_input_with(index, latest[statistic])
+            updated = node.outputs[index - 2]
+            if index - 2 >= len(given) or not given[index - 2]:
+                updated.name = names.fresh(f"{statistic.name}.updated")
+            latest[statistic] = updated
+    for statistic, updated in latest.items():
+        named = ir.node("Identity", [updated], name=names.fresh(f"{statistic.name}.update"))
+        named.outputs[0].name = f"{statistic.name}.updated"
+        if updated.name == named.outputs[0].name:
+            updated.name = names.fresh(f"{statistic.name}.latest")
+        output = named.outputs[0]
+        output.type, output.shape = statistic.type, statistic.shape
+        graph.append(named)
+        graph.outputs.append(output)
 
 
 def set_batch_norm_mode(model: ir.Model, bn: BatchNormMode) -> None:

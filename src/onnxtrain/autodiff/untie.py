@@ -82,13 +82,14 @@ def _module_of(node: ir.Node) -> str | None:
 # ---- initializers --------------------------------------------------------------------------------
 
 
-def replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
+def replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> ir.Value:
     """Put a constant in the place of a node, under the name of its output."""
     old = node.outputs[0]
     new = initializer(old.name or "", tensor)
     ir.convenience.replace_all_uses_with(old, new)
     graph.remove(node, safe=True)
     graph.register_initializer(new)
+    return new
 
 
 def initializer(name: str, tensor: ir.TensorProtocol) -> ir.Value:
