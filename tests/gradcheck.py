@@ -7,7 +7,9 @@ random direction t and one random cotangent ct,
     <ct, (f(x + h t) - f(x - h t)) / 2h>   with   <J(x)^T ct, t>
 
 for each differentiable input by itself. It runs twice: in float32 on the stock onnxruntime, which
-is what we ship on, and in float64 with onnx's reference evaluator as a second opinion.
+is what we ship on, and in float64 with onnx's reference evaluator as a second opinion. Then the
+gradient runs on onnxruntime in the other types that the operator runs in, and is compared with that
+in float32.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxtrain
+from onnxtrain.autodiff.allowed import EMITTED_OPS, REPEATED_OPS
+from onnxtrain.autodiff.emit import FLOOR_OPSET
 
 NEWEST_RUNNABLE_OPSET = 26  # what the installed onnxruntime accepts
+OTHER_TYPES = {np.float64: 1e-4, np.float16: 3e-2}  # with the tolerance against float32
 Array = np.ndarray[Any, Any]
 
 
@@ -69,25 +74,31 @@ def ids(spec: Spec) -> str:
 
 
 def check_spec(spec: Spec, symbolic: bool = False, repeat_first_input: bool = False) -> None:
-    """Check every differentiable input of a Spec, on both engines."""
+    """Check every differentiable input of a Spec, on both engines and in all types."""
     arrays = _sample(spec)
     model = _one_node_model(spec, arrays, symbolic, np.float32)
     if repeat_first_input:
         model.graph.node[0].input.append("x0")
     wrt = [f"x{i}" for i in _checked_inputs(spec, arrays)]
     extended = onnxtrain.gradient(model, wrt, of=f"y{spec.of}")
-    check_emitted(extended)
+    check_emitted(extended, model)
     runner = _run_ort if spec.on_ort else _run_reference
     _compare(spec, model, extended, arrays, wrt, runner, spec.eps, spec.rtol)
     if spec.second_opinion and not symbolic and not repeat_first_input:
-        doubles = [a if i in spec.single else _as_double(a) for i, a in enumerate(arrays)]
+        doubles = [a if i in spec.single else _as_type(a, np.float64) for i, a in enumerate(arrays)]
         model = _one_node_model(spec, doubles, symbolic, np.float64)
         extended = onnxtrain.gradient(model, wrt, of=f"y{spec.of}")
         _compare(spec, model, extended, doubles, wrt, _run_reference, 1e-5, 1e-5)
+    if spec.on_ort and not repeat_first_input:
+        for dtype, rtol in OTHER_TYPES.items():
+            _check_type(spec, arrays, wrt, symbolic, dtype, rtol)
 
 
-def check_emitted(model: onnx.ModelProto) -> None:
-    """What we emit is plain: domain "" alone, valid under strict inference."""
+def check_emitted(model: onnx.ModelProto, given: onnx.ModelProto | None = None) -> None:
+    """What we emit is plain: domain "" alone, valid under strict inference, without known traps.
+
+    With the model that was `given`, its opset bounds that of the result from above.
+    """
     checked = onnx.ModelProto()
     checked.CopyFrom(model)
     for info in (*checked.graph.input, *checked.graph.output):
@@ -96,6 +107,31 @@ def check_emitted(model: onnx.ModelProto) -> None:
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     for node in _all_nodes(model.graph):
         assert node.domain == "", f"{node.op_type} is of domain {node.domain!r}"
+        _check_node(node)
+    opset = _opset(model)
+    highest = onnx.defs.onnx_opset_version() if given is None else _opset(given)
+    assert FLOOR_OPSET <= opset <= max(highest, FLOOR_OPSET), f"stamped with opset {opset}"
+
+
+def _check_node(node: onnx.NodeProto) -> None:
+    """Check that a node is on the written list, if differentiation wrote it, and is no trap."""
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    assert node.op_type != "BatchNormalization" or not attributes.get("training_mode"), (
+        f"{node.name} is in training mode, in which onnxruntime may crash"
+    )
+    if "_grad/" not in node.name and not node.name.startswith("grad/"):
+        return
+    assert node.op_type in EMITTED_OPS | REPEATED_OPS.keys(), f"{node.name} is not in allowed.py"
+    assert node.op_type != "ScatterND" or attributes.get("reduction", b"none") == b"none", (
+        f"{node.name}: onnxruntime loses updates of ScatterND with a reduction"
+    )
+    assert node.op_type != "Pad" or len(node.input) < 4, (
+        f"{node.name}: onnxruntime moves Transpose past a Pad with axes, and pads others then"
+    )
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next(entry.version for entry in model.opset_import if entry.domain == "")
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
@@ -113,7 +149,7 @@ def check_gradient(
 ) -> onnx.ModelProto:
     """The same check for a whole model whose inputs are all fed; returns the gradient model."""
     extended = onnxtrain.gradient(model, wrt, of=of)
-    check_emitted(extended)
+    check_emitted(extended, model)
     _compare_feeds(of, model, extended, feeds, wrt, of, _run_ort, eps, rtol)
     return extended
 
@@ -127,7 +163,7 @@ def vjp(
 ) -> list[Array]:
     """Return the gradients of <cotangent, output>, computed by onnxruntime, one per name in wrt."""
     extended = onnxtrain.gradient(model, wrt, of=of)
-    check_emitted(extended)
+    check_emitted(extended, model)
     seeds = {f"{o.name}_grad": cotangent for o in model.graph.output}
     wanted = {f"{name}_grad" for name in wrt}
     outputs = [o.name for o in extended.graph.output]
@@ -153,7 +189,7 @@ def special_values(
     model = _one_node_model(spec, arrays, False, np.float32)
     wrt = [f"x{i}" for i in range(len(expected))]
     extended = onnxtrain.gradient(model, wrt)
-    feeds = {f"x{i}": a for i, a in enumerate(arrays) if i not in constants}
+    feeds = _feeds(spec, arrays)
     y = _run_ort(model, feeds)[0]
     results = _run_ort(extended, {**feeds, "y0_grad": np.ones_like(y)})[1:]
     for name, actual, wanted in zip(wrt, results, expected, strict=True):
@@ -210,8 +246,12 @@ def _checked_inputs(spec: Spec, arrays: Sequence[Array | None]) -> list[int]:
     ]
 
 
-def _as_double(array: Array | None) -> Array | None:
-    return array.astype(np.float64) if array is not None and array.dtype.kind == "f" else array
+def _as_type(array: Array | None, dtype: Any) -> Array | None:
+    return array.astype(dtype) if array is not None and array.dtype.kind == "f" else array
+
+
+def _feeds(spec: Spec, arrays: Sequence[Array | None]) -> dict[str, Array]:
+    return {f"x{i}": a for i, a in enumerate(arrays) if a is not None and i not in spec.constants}
 
 
 def _one_node_model(
@@ -239,7 +279,7 @@ def _one_node_model(
 
 
 def _compare(spec, model, extended, arrays, wrt, runner, eps, rtol) -> None:
-    feeds = {f"x{i}": a for i, a in enumerate(arrays) if a is not None and i not in spec.constants}
+    feeds = _feeds(spec, arrays)
     of, rounding = f"y{spec.of}", 1e-5 if spec.expanded else 0.0
     _compare_feeds(spec.name, model, extended, feeds, wrt, of, runner, eps, rtol, rounding)
 
@@ -287,13 +327,41 @@ def _only_output(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return copy
 
 
-_sessions: dict[int, tuple[onnx.ModelProto, ort.InferenceSession]] = {}
+def _check_type(
+    spec: Spec,
+    arrays: Sequence[Array | None],
+    wrt: Sequence[str],
+    symbolic: bool,
+    dtype: Any,
+    rtol: float,
+) -> None:
+    """Where onnxruntime runs an operator in a type, it runs the gradient, to the same effect."""
+    typed = [a if i in spec.single else _as_type(a, dtype) for i, a in enumerate(arrays)]
+    forward = _one_node_model(spec, typed, symbolic, dtype)
+    try:
+        y = _run_ort(forward, _feeds(spec, typed), quiet=True)[0]
+    except Exception:  # no kernel; onnxruntime raises many kinds
+        return
+    ct = np.random.default_rng(0).standard_normal(y.shape)
+    results = []
+    for values, kind in ((typed, dtype), ([_as_type(a, np.float32) for a in typed], np.float32)):
+        model = _one_node_model(spec, values, symbolic, kind)
+        extended = onnxtrain.gradient(model, wrt, of=f"y{spec.of}")
+        seed = np.asarray(ct, y.dtype if spec.output_type else kind)
+        outputs = _run_ort(extended, {**_feeds(spec, values), f"y{spec.of}_grad": seed})
+        results.append(dict(zip((o.name for o in extended.graph.output), outputs, strict=True)))
+    for name in wrt:
+        other, single = (r[f"{name}_grad"].astype(np.float64) for r in results)
+        error = np.linalg.norm(other - single) / (np.linalg.norm(single) + 1e-3)
+        assert error <= rtol, f"{spec.name}: d{name} in {dtype.__name__} is off by {error:.1e}"
 
 
-def _run_ort(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+def _run_ort(
+    model: onnx.ModelProto, feeds: Mapping[str, Array], quiet: bool = False
+) -> list[Array]:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4 if quiet else 3
     session = ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
@@ -305,6 +373,3 @@ def _run_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[A
     wanted = {i.name for i in model.graph.input}
     evaluator = ReferenceEvaluator(model)
     return evaluator.run(None, {k: v for k, v in feeds.items() if k in wanted})
-
-
-__all__ = ["NEWEST_RUNNABLE_OPSET", "Spec", "TensorProto", "check_gradient", "check_spec", "ids"]

@@ -13,11 +13,12 @@ from onnxtrain.errors import OnnxTrainError
 
 if TYPE_CHECKING:
     from onnxtrain.autodiff.gradient import gradient
+    from onnxtrain.inspection import inspect
 
 __version__ = "0.1.0"
-__all__ = ["OnnxTrainError", "__version__", "gradient"]
+__all__ = ["OnnxTrainError", "__version__", "gradient", "inspect"]
 
-_LAZY = {"gradient": "onnxtrain.autodiff.gradient"}
+_LAZY = {"gradient": "onnxtrain.autodiff.gradient", "inspect": "onnxtrain.inspection"}
 
 
 def __getattr__(name: str) -> Any:

@@ -22,12 +22,28 @@ class ShapeInferenceError(ModelError):
     """A shape contradicts another, or a shape that a gradient needs cannot be inferred."""
 
 
+class ArgumentError(OnnxTrainError, ValueError):
+    """An argument is not of a kind, or not one of the choices, that the function takes."""
+
+
 class UnknownNameError(OnnxTrainError, LookupError):
     """A name that was asked for is not in the model."""
 
 
+class CheckpointError(OnnxTrainError):
+    """A checkpoint file cannot be read or written, or its content is not consistent."""
+
+
+class CheckpointDataError(CheckpointError):
+    """The external data that belong to a checkpoint were not found."""
+
+
 class NotDifferentiableError(OnnxTrainError):
     """There is no gradient of the asked output with respect to the asked value."""
+
+
+class BlockError(OnnxTrainError):
+    """A block of `onnxtrain.onnxblock` was used in a way, or in a place, that makes no sense."""
 
 
 @dataclass(frozen=True)

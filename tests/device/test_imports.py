@@ -17,5 +17,5 @@ def test_importing_onnxtrain_brings_nothing_of_the_workstation() -> None:
 def test_the_names_of_the_package() -> None:
     import onnxtrain
 
-    assert set(dir(onnxtrain)) == {"OnnxTrainError", "__version__", "gradient"}
+    assert set(dir(onnxtrain)) == {"OnnxTrainError", "__version__", "gradient", "inspect"}
     assert callable(onnxtrain.gradient)

@@ -18,15 +18,15 @@ _GROUPS = {
         "Cos Cosh Elu Erf Exp LeakyRelu Log Relu Sigmoid Sin Sinh Softmax Softplus Softsign Tanh"
     ),
     "the adjoints of broadcasting and of reductions": (
-        "CumSum Expand ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceProd ReduceSum"
+        "CumSum Expand ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum"
     ),
     "rearranging, which is linear and whose adjoint rearranges back": (
         "CenterCropPad Concat Flatten Identity Pad Reshape ReverseSequence Slice Split Squeeze "
         "Tile Transpose Trilu Unsqueeze"
     ),
     "indexing: a gather where the forward scatters, and the other way round": (
-        "ArgMax Compress Gather GatherElements GatherND NonZero OneHot ScatterElements ScatterND "
-        "Unique"
+        "ArgMax ArgMin Compress Gather GatherElements GatherND NonZero OneHot ScatterElements "
+        "ScatterND Unique"
     ),
     "shapes that are known at run time only": (
         "Cast ConstantOfShape EyeLike Range Shape Size"

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.bodies import take_out
 from onnxtrain.autodiff.infer import RANK_FROM_USE, infer_shapes
 from onnxtrain.autodiff.ops import Names
 from onnxtrain.autodiff.shapes import constant_array, dims_of
+from onnxtrain.autodiff.untie import rename_initializer
 
 Partial = np.ndarray[Any, Any]  # of objects; None stands for what only run time tells
 BRANCHES = ("then_branch", "else_branch")
@@ -66,29 +68,26 @@ def _only_fitting_branch(node: ir.Node) -> str | None:
 
 
 def _take(model: ir.Model, graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
-    """Move the nodes of a branch to the place of the If."""
+    """Move the nodes of a branch to the place of the If; names of its outputs survive."""
     names = Names.of(model.graph)
-    results = list(branch.outputs)
-    branch.outputs.clear()
+    results, inner = take_out(branch)
     for name, value in list(branch.initializers.items()):
         del branch.initializers[name]
         if graph.initializers.get(name) is not None or _is_taken(graph, name):
-            value.name = names.fresh(name)
+            rename_initializer(value, names.fresh(name))
         graph.initializers.add(value)
-    inner = list(branch)
-    branch.remove(inner)
     for moved in inner:
         for value in moved.outputs:
             if value.name and _is_taken(graph, value.name):
                 value.name = names.fresh(value.name)
     graph.insert_before(node, inner)
-    for old, new in zip(node.outputs, results, strict=True):
-        if old.is_graph_output():  # an output keeps its name, whatever computes it
-            identity = ir.node("Identity", [new])
-            graph.insert_before(node, [identity])
-            new = identity.outputs[0]
-            new.type, new.shape, new.name = old.type, old.shape, old.name
-            old.name = names.fresh(f"{old.name}_replaced")
+    for old, result in zip(node.outputs, results, strict=True):
+        # Not the result itself: it may be an outer value, or two outputs at once.
+        identity = ir.node("Identity", [result], name=names.fresh(f"{node.name}/Identity"))
+        graph.insert_before(node, [identity])
+        new = identity.outputs[0]
+        new.type, new.shape, new.name = old.type, old.shape, old.name
+        old.name = names.fresh(f"{old.name}_replaced")
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
 
@@ -136,7 +135,10 @@ def _gather(node: ir.Node) -> Partial | None:
     data, indices = _operands(node)
     if data is None or indices is None or None in indices.flat or data.ndim != 1:
         return None
-    return np.asarray(data[indices.astype(np.int64)], dtype=object)
+    places = indices.astype(np.int64)
+    if np.any(places < -data.size) or np.any(places >= data.size):
+        return None  # in a branch that is not taken
+    return np.asarray(data[places], dtype=object)
 
 
 def _same(node: ir.Node) -> Partial | None:
@@ -186,6 +188,7 @@ _KNOWN: dict[str, Callable[[ir.Node], Partial | None]] = {
     "Squeeze": _flat,
     "Unsqueeze": _flat,
     "Cast": _cast,
+    "CastLike": _same,
     "Equal": _elementwise(lambda a, b: a == b),
     "Greater": _elementwise(lambda a, b: a > b),
     "GreaterOrEqual": _elementwise(lambda a, b: a >= b),

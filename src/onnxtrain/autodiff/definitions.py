@@ -17,6 +17,8 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.blame import blaming
+from onnxtrain.autodiff.bodies import release, take_out
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import UNKNOWN, dims_of
 
@@ -95,15 +97,14 @@ def write_definition(op: Ops, node: ir.Node, found: Definition) -> list[ir.Node]
             raise NotExpandable("an output that the definition does not give")
         return [r for r in results if r is not None]
 
-    try:
-        body = op.body([], write)
-    except NotExpandable:
-        _release(written[0])
-        return None
-    results = list(body.outputs)
-    body.outputs.clear()
-    nodes = list(body)
-    body.remove(nodes)
+    with blaming(node, "expanding"):
+        try:
+            body = op.body([], write)
+        except NotExpandable:
+            for abandoned in written[0]:
+                release(abandoned)
+            return None
+    results, nodes = take_out(body)
     return splice(node, nodes, {node.outputs[i]: r for i, r in zip(places, results, strict=True)})
 
 
@@ -124,13 +125,6 @@ def split(
             width = sizes[index] if len(sizes) else share
             part.shape = ir.Shape([*dims[:place], width, *dims[place + 1 :]])
     return parts
-
-
-def _release(graph: ir.Graph) -> None:
-    """Give up the uses that abandoned nodes make of values elsewhere."""
-    for node in graph:
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)
 
 
 def splice(

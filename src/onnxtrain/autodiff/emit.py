@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.bodies import bodies_of, release, values_of
 from onnxtrain.autodiff.lowering import FLOOR_OPSET, highest_opset, lowest_opset, move
 from onnxtrain.errors import ModelError
 
@@ -44,32 +45,15 @@ def sweep(graph: ir.Graph) -> None:
     dead = []
     for node in reversed(graph):
         if any(output.uses() or output.is_graph_output() for output in node.outputs):
-            for body in _bodies(node):
+            for body in bodies_of(node):
                 sweep(body)
         else:
-            _release(node)
+            release(node)
             dead.append(node)
     graph.remove(dead)
     for name, value in list(graph.initializers.items()):
         if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
             del graph.initializers[name]
-
-
-def _release(node: ir.Node) -> None:
-    """Give up the uses that a node, and the nodes in its subgraphs, make of other values."""
-    for index in range(len(node.inputs)):
-        node.replace_input_with(index, None)
-    for body in _bodies(node):
-        for inner in body:
-            _release(inner)
-
-
-def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.value
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.value
 
 
 def stamp(model: ir.Model) -> None:
@@ -126,19 +110,12 @@ def _require_reach(nodes: list[ir.Node], opset: int, target: int) -> None:
 def _type_names(graph: ir.Graph) -> Iterator[str]:
     """Yield the name of every element type in a model (with repetitions)."""
     for each in (graph, *graph.subgraphs()):
-        for value in _values(each):
+        for value in values_of(each):
             if value.dtype is not None:
                 yield value.dtype.name
         for tensor in (v.const_value for v in each.initializers.values()):
             if tensor is not None:
                 yield tensor.dtype.name
-
-
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
 
 
 def _strip_notes(model: ir.Model, nodes: list[ir.Node]) -> None:
@@ -147,10 +124,10 @@ def _strip_notes(model: ir.Model, nodes: list[ir.Node]) -> None:
         node.metadata_props.clear()
         node.device_configurations = ()
     graphs = [model.graph, *model.graph.subgraphs()]
-    names = {value.name for graph in graphs for value in _values(graph)}
+    names = {value.name for graph in graphs for value in values_of(graph)}
     for graph in graphs:
         graph.metadata_props.clear()
-        for value in _values(graph):
+        for value in values_of(graph):
             value.metadata_props.clear()
             annotation = value.meta.get(_QUANTIZATION)
             if annotation and not names.issuperset(annotation.values()):

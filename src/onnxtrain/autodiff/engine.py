@@ -22,6 +22,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.blame import blaming
+from onnxtrain.autodiff.bodies import bodies_of, captured_values
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, Rule, lookup, refusal, zero_reason
 from onnxtrain.autodiff.shapes import dims_of, is_float, may_be_same
@@ -54,11 +56,12 @@ def differentiate(
             if all(c is None for c in cotangents):
                 continue
             op.scope = f"{_label(node)}_grad"
-            returned = path.rule_of(node)(op, node, *cotangents)
-            for value, cotangent in _contributions(node, returned):
-                if value in path.depends:
-                    settled = _settle(op, node, path.rule_of(node), value, cotangent)
-                    pending.setdefault(value, []).append(settled)
+            with blaming(node, "writing the gradient of"):
+                returned = path.rule_of(node)(op, node, *cotangents)
+                for value, cotangent in _contributions(node, returned):
+                    if value in path.depends:
+                        settled = _settle(op, node, path.rule_of(node), value, cotangent)
+                        pending.setdefault(value, []).append(settled)
         for value in wrt:
             if value not in complete:
                 complete[value] = _total(op, value, pending.pop(value, []))
@@ -204,35 +207,6 @@ def _floats_through_zero(node: ir.Node) -> list[ir.Value]:
     if zero_reason(node.op_type, node.domain) is None or not is_float(node.outputs[0]):
         return []
     return [v for v in node.inputs if v is not None and is_float(v)]
-
-
-def bodies_of(node: ir.Node) -> list[ir.Graph]:
-    """Return the subgraphs that a node holds directly."""
-    return [
-        graph
-        for attribute in node.attributes.values()
-        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-        for graph in (
-            [attribute.value] if attribute.type == ir.AttributeType.GRAPH else attribute.value
-        )
-    ]
-
-
-def captured_values(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values of outer graphs that the subgraphs of a node use, each once."""
-    graphs = bodies_of(node)
-    if not graphs:
-        return
-    inner: dict[ir.Graph, None] = dict.fromkeys(graphs)
-    for graph in graphs:
-        inner.update(dict.fromkeys(graph.subgraphs()))
-    seen: set[ir.Value] = set()
-    for graph in inner:
-        used = [v for n in graph for v in n.inputs if v is not None]
-        for value in (*used, *graph.outputs):
-            if value.graph not in inner and value not in seen:
-                seen.add(value)
-                yield value
 
 
 def _identity(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cotangents:

@@ -15,8 +15,9 @@ import onnx
 import onnx_ir as ir
 from onnx import inliner
 
+from onnxtrain.autodiff.bodies import bodies_of, take_out
 from onnxtrain.autodiff.definitions import definition_of, splice, write_definition
-from onnxtrain.autodiff.engine import ActivePath, bodies_of
+from onnxtrain.autodiff.engine import ActivePath
 from onnxtrain.autodiff.folding import fold_constants
 from onnxtrain.autodiff.infer import SMALL, infer_shapes
 from onnxtrain.autodiff.ops import Names, Ops
@@ -159,7 +160,4 @@ def _insert(node: ir.Node, body: ir.Graph, names: Names) -> None:
                 value.name = names.fresh(f"{label}/{value.name.split('__')[0]}")
         for each in graph:
             each.name = names.fresh(f"{label}/{each.op_type}")
-    body.outputs.clear()
-    nodes = list(body)
-    body.remove(nodes)
-    splice(node, nodes, results)
+    splice(node, take_out(body)[1], results)

@@ -38,7 +38,7 @@ def fold_integers(graph: ir.Graph, opset: int) -> None:
     imports = [onnx.helper.make_opsetid("", opset)]
     for node in graph:
         known = _integers_read(node)
-        if known is None or node.outputs[0].is_graph_output():
+        if known is None or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             continue
         try:
             value = np.asarray(_evaluate(ir.serde.serialize_node(node), known, imports)[0])
@@ -50,20 +50,26 @@ def fold_integers(graph: ir.Graph, opset: int) -> None:
 
 def _integers_read(node: ir.Node) -> dict[str, Array] | None:
     """Return the inputs of a node by name, if all of them are small integer constants."""
-    if node.domain != "" or len(node.outputs) != 1 or not node.inputs:
+    sized_by_input = node.op_type in ("ConstantOfShape", "Expand")
+    if node.domain != "" or not (sized_by_input or node.op_type in _OF_INTEGERS):
         return None
-    known = {v.name or "": constant_array(v) for v in node.inputs if v is not None}
-    small = {
-        name: array
-        for name, array in known.items()
-        if array is not None and array.dtype.kind in "iub" and array.size <= _MOST
-    }
-    if len(small) < len(known):
+    known = {v.name or "": _small_integers(v) for v in node.inputs if v is not None}
+    arrays = {name: array for name, array in known.items() if array is not None}
+    if len(arrays) < len(known) or not arrays:
         return None
-    if node.op_type in ("ConstantOfShape", "Expand"):  # as large as the last input says
-        shape = [*small.values()][-1]
-        return small if np.prod(shape, dtype=np.float64) <= _MOST else None
-    return small if node.op_type in _OF_INTEGERS else None
+    if sized_by_input and np.prod([*arrays.values()][-1], dtype=np.float64) > _MOST:
+        return None
+    return arrays
+
+
+def _small_integers(value: ir.Value) -> Array | None:
+    """Return the integers or truth values that a value holds; weights are not even read."""
+    tensor = value.const_value
+    if tensor is not None and (tensor.size > _MOST or tensor.dtype.is_floating_point()):
+        return None
+    array = constant_array(value)
+    small = array is not None and array.size <= _MOST and array.dtype.kind in "iub"
+    return array if small else None
 
 
 def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:

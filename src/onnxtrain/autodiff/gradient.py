@@ -9,22 +9,23 @@ import onnx
 import onnx_ir as ir
 
 import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
+from onnxtrain.autodiff.blame import blaming_model
 from onnxtrain.autodiff.emit import stamp, sweep
 from onnxtrain.autodiff.engine import ActivePath, differentiate, operator_name
 from onnxtrain.autodiff.expand import expand_by_definition
 from onnxtrain.autodiff.load import ModelLike
 from onnxtrain.autodiff.ops import Names, Ops
-from onnxtrain.autodiff.prepare import prepare
+from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float, may_be_same
 from onnxtrain.autodiff.stored import restore_locations
-from onnxtrain.errors import NotDifferentiableError, UnknownNameError
+from onnxtrain.errors import ArgumentError, NotDifferentiableError, UnknownNameError
 
 _PROTO_LIMIT = 2**31 - 2**26  # 2 GB, less what the graph itself may take
 
 
 def gradient(
     model: ModelLike,
-    wrt: str | Sequence[str],
+    wrt: str | Iterable[str],
     of: str | None = None,
     *,
     straight_through: Iterable[str] = (),
@@ -63,10 +64,25 @@ def gradient(
         >>> energy, denergy = session.run(None, {"positions": positions})
 
     """
+    names = _names_in(wrt, "wrt")
+    operators = _names_in(straight_through, "straight_through")
+    if not (of is None or isinstance(of, str)):
+        raise ArgumentError(f"of is the name of an output, or None, not {type(of).__name__}")
+    with blaming_model("differentiating"):
+        return _gradient(model, names, of, operators, bn)
+
+
+def _gradient(
+    model: ModelLike,
+    wrt: Sequence[str],
+    of: str | None,
+    straight_through: Sequence[str],
+    bn: BatchNormMode | None,
+) -> onnx.ModelProto:
     prepared = prepare(model, bn)
     graph = prepared.graph
     output = _output_named(graph, of)
-    targets = _values_named(graph, [wrt] if isinstance(wrt, str) else wrt)
+    targets = _values_named(graph, wrt)
     through = _straight_through(graph, straight_through)
     _refuse_itself(output, targets)
     expand_by_definition(prepared, lambda: _path(prepared, targets, output, through))
@@ -80,6 +96,20 @@ def gradient(
     sweep(graph)
     stamp(prepared)
     return _to_proto(prepared)
+
+
+def _names_in(names: str | Iterable[str], argument: str) -> list[str]:
+    """Return one name or several as a list; a set, which has no order, in that of the alphabet."""
+    if isinstance(names, str):
+        return [names]
+    wrong = type(names).__name__
+    if isinstance(names, Iterable) and not isinstance(names, (bytes, bytearray)):
+        found = list(names)
+        wrong = next((type(name).__name__ for name in found if not isinstance(name, str)), "")
+        if not wrong:
+            return sorted(found) if isinstance(names, (set, frozenset)) else found
+        wrong = f"{type(names).__name__} of {wrong}"
+    raise ArgumentError(f"{argument} is a name or a sequence of names (str), not {wrong}")
 
 
 def _path(
@@ -108,7 +138,7 @@ def _output_named(graph: ir.Graph, name: str | None) -> ir.Value:
 def _values_named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
     """Find the values to differentiate with respect to, each once."""
     interface = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-    values = interface | {v.name: v for node in graph for v in node.outputs}
+    values = interface | {v.name: v for node in graph for v in node.outputs if v.name}
     wanted = list(dict.fromkeys(names))
     if not wanted:
         raise UnknownNameError("wrt is empty: name what to differentiate with respect to")
@@ -127,7 +157,7 @@ def _values_named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
 
 
 def _listing(names: Iterable[str | None], most: int = 20) -> str:
-    known = [repr(n) for n in names if n]
+    known = [repr(n) for n in names if n is not None]
     rest = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(known[:most]) + rest
 
@@ -153,7 +183,7 @@ def _refuse_itself(output: ir.Value, targets: Sequence[ir.Value]) -> None:
 
 def _straight_through(graph: ir.Graph, names: Iterable[str]) -> frozenset[str]:
     """Check that the named operators exist and can pass a gradient on unchanged."""
-    wanted = frozenset([names] if isinstance(names, str) else names)
+    wanted = frozenset(names)
     nodes = [node for node in graph.all_nodes() if operator_name(node) in wanted]
     unknown = wanted - {operator_name(node) for node in nodes}
     if unknown:
@@ -162,7 +192,7 @@ def _straight_through(graph: ir.Graph, names: Iterable[str]) -> frozenset[str]:
             "operator (operators of other domains are written 'domain.Op')"
         )
     for node in nodes:
-        x, y = node.inputs[0], node.outputs[0]
+        x, y = node.inputs[0] if node.inputs else None, node.outputs[0]
         if x is None or x.dtype != y.dtype or not may_be_same(dims_of(x), dims_of(y)):
             raise NotDifferentiableError(
                 f"{operator_name(node)} (node {node.name!r}) cannot be passed straight through: "

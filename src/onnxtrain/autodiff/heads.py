@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import UNKNOWN, dims_of, same_dim
+from onnxtrain.autodiff.sizes import arange
 
 
 def split_heads(op: Ops, x: ir.Value, heads: int) -> ir.Value:
@@ -72,19 +73,11 @@ def _as_many_heads(x: ir.Value, k: ir.Value) -> bool:
 def positions(op: Ops, x: ir.Value, as_column: bool = False) -> ir.Value:
     """Return 0, 1, 2 … along the length of queries or keys, as a row or as a column."""
     length = (dims_of(x) or (UNKNOWN,) * 4)[2]
-    if isinstance(length, int):
-        # The column is a constant: onnx takes an unsqueezed vector for a shape, and objects to
-        # arithmetic with it.
-        numbers = np.arange(length, dtype=np.int64)
-        return op.const(numbers.reshape(-1, 1) if as_column else numbers)
-    numbers_at_run_time = count_up(op, op.Shape(x, start=2, end=3))
-    return op.unsqueeze(numbers_at_run_time, [1]) if as_column else numbers_at_run_time
-
-
-def count_up(op: Ops, length: ir.Value) -> ir.Value:
-    """Return 0, 1, 2 … up to a length that is an int64 vector of one number."""
-    steps = op.Range(op.int64(0), op.Squeeze(length, [0]), op.int64(1))
-    return op.with_dims(steps, [UNKNOWN])
+    if as_column and isinstance(length, int):
+        # onnx takes an unsqueezed vector for a shape, and objects to arithmetic with it.
+        return op.const(np.arange(length, dtype=np.int64).reshape(-1, 1))
+    numbers = arange(op, length if isinstance(length, int) else op.Shape(x, start=2, end=3))
+    return op.unsqueeze(numbers, [1]) if as_column else numbers
 
 
 def rotate(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> ir.Value:

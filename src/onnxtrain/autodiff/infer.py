@@ -19,12 +19,15 @@ SMALL = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is no 
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """Return the model as a proto in which large initializers are inputs without data."""
+    """Return the model as a proto in which large initializers are inputs without data.
+
+    So are those that are inputs already: inference would take their data for the only possible.
+    """
     graph = model.graph
     large = [
         v
         for v in graph.initializers.values()
-        if v.const_value is not None and v.const_value.nbytes > SMALL
+        if v.is_graph_input() or (v.const_value is not None and v.const_value.nbytes > SMALL)
     ]
     declared = len(graph.inputs)
     for value in large:
@@ -46,6 +49,11 @@ def check_structure(model: ir.Model) -> None:
         proto = skeleton(model)
     except Exception as error:  # onnx_ir raises many kinds for what it cannot write down
         raise ModelError(f"the model is not valid ONNX: {root_cause(error)}") from None
+    check_proto(proto)
+
+
+def check_proto(proto: onnx.ModelProto) -> None:
+    """Raise a ModelError for a proto that is not well formed; the given skeleton may be changed."""
     for info in (*proto.graph.input, *proto.graph.output):
         if info.type.HasField("tensor_type"):  # the checker wants a shape; runtimes do not
             info.type.tensor_type.shape.SetInParent()
@@ -69,30 +77,31 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _infer_forwards(model: ir.Model) -> None:
-    proto = skeleton(model)
+    _adopt(model.graph, infer_proto(skeleton(model)).graph)
+
+
+def infer_proto(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a skeleton with the type and shape of every value; contradictions are errors."""
     attempts = (
         (proto, True),
         # Exporters get declared shapes wrong, and runtimes only warn of it: what counts is what
         # the operators compute.
-        (_without_declared_shapes(proto), True),
+        (without_declared_shapes(proto), True),
         # Shape arithmetic is not followed where two branches of an If use one name for a shape.
         (proto, False),
     )
     failure: Exception | None = None
     for attempt, follow_shape_arithmetic in attempts:
         try:
-            inferred = _infer(attempt, follow_shape_arithmetic)
+            return _infer(attempt, follow_shape_arithmetic)
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
-        else:
-            _adopt(model.graph, inferred.graph)
-            return
     raise ShapeInferenceError(
-        f"the shapes of the model contradict each other: {_first_sentence(failure)}"
+        f"the shapes or types of the model contradict each other: {_first_sentence(failure)}"
     ) from None
 
 
-def _without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Drop what the model says of its values, except where inference cannot know better."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
@@ -177,7 +186,9 @@ def root_cause(error: BaseException) -> str:
     """Say what an error that was raised on the way out of several functions began with."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return _first_sentence(error)
+    if isinstance(error, KeyError):
+        return f"there is no {error}"
+    return _first_sentence(error) or type(error).__name__
 
 
 def _first_sentence(error: BaseException | None) -> str:

@@ -24,6 +24,7 @@ def load(model: ModelLike) -> ir.Model:
         loaded = _from_proto(model, "the given ModelProto")
         settle_tensors(loaded, "the given ModelProto", "give the path of the model", None)
         name_unknown_dims(loaded)
+        forget_traced_sizes(loaded)
         return loaded
     if isinstance(model, (str, os.PathLike)):
         return _from_file(Path(os.fsdecode(os.fspath(model))))
@@ -43,8 +44,8 @@ _REMEDY_FOR = {
 
 def _from_file(path: Path) -> ir.Model:
     if not path.is_file():
-        kind = "a directory" if path.is_dir() else "not a file" if path.exists() else "nothing"
-        raise ModelError(f"there is no model file at {str(path)!r} (there is {kind})")
+        kind = " (but a directory)" if path.is_dir() else ""
+        raise ModelError(f"there is no model file at {str(path)!r}{kind}")
     try:
         proto = onnx.load(path, load_external_data=False)
     except OSError as error:
@@ -59,6 +60,7 @@ def _from_file(path: Path) -> ir.Model:
         ir.external_data.set_base_dir(graph, path.parent)
     settle_tensors(loaded, repr(str(path)), "put it beside the model", path)
     name_unknown_dims(loaded)
+    forget_traced_sizes(loaded)
     return loaded
 
 
@@ -76,6 +78,8 @@ _SIGNATURES = (
 
 def _resembles(path: Path) -> str:
     """Say what a file that is no model seems to be, where its first bytes tell."""
+    if path.suffix not in (".onnx", ".pb", ""):
+        return ""  # it was read as the format that its name says
     with path.open("rb") as file:
         head = file.read(64)
     for offset, signature, kind in _SIGNATURES:
@@ -112,6 +116,23 @@ def name_unknown_dims(model: ir.Model) -> None:
                 [f"{value.name}_dim_{i}" if _says_nothing(d) else d
                  for i, d in enumerate(value.shape)]
             )  # fmt: skip
+
+
+def forget_traced_sizes(model: ir.Model) -> None:
+    """Keep only rank and symbols of what the outputs are declared to be, if inputs vary in size.
+
+    Exporters that trace write the sizes of the example where they lose track of a symbol. Runtimes
+    let that pass at an output, but not at the cotangent, which is an input. Shape inference finds
+    again what is true.
+    """
+    shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
+    if all(shape.is_static() for shape in shapes):
+        return
+    for value in model.graph.outputs:
+        producer = value.producer()
+        if value.shape is None or producer is None or producer.domain != "":
+            continue
+        value.shape = ir.Shape([None if isinstance(d, int) else d for d in value.shape])
 
 
 def _says_nothing(dim: int | ir.SymbolicDim) -> bool:

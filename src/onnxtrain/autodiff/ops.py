@@ -29,6 +29,7 @@ from onnxtrain.autodiff.shapes import (
     same_dim,
     same_dims,
     static_dims,
+    working_type,
 )
 from onnxtrain.errors import ShapeInferenceError
 
@@ -164,7 +165,12 @@ class Ops:
 
     def type_as(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Give a value the type and shape of another and return it."""
-        value.type, value.shape = like.type, None if like.shape is None else like.shape.copy()
+        value.type = like.type
+        return self.shape_as(value, like)
+
+    def shape_as(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """Give a value the shape of another, which may be of another type, and return it."""
+        value.shape = None if like.shape is None else like.shape.copy()
         return value
 
     def with_dims(self, value: ir.Value, dims: Sequence[Dim]) -> ir.Value:
@@ -259,16 +265,32 @@ class Ops:
         pieces = [p for p, a in zip(pieces, arrays, strict=True) if a is None or a.size]
         return pieces[0] if len(pieces) == 1 else self.Concat(*pieces, axis=0)
 
-    def count(self, value: ir.Value, axes: Sequence[int] | None = None) -> ir.Value:
-        """Return how many elements lie along `axes` (default: all), in the type of `value`."""
-        dims = self.dims(value)
+    def count(
+        self,
+        value: ir.Value,
+        axes: Sequence[int] | None = None,
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Return how many elements lie along `axes` (default: all).
+
+        The result is of type `dtype`, or of that of `value`: mind that float16 ends at 65,504.
+        """
+        dims, dtype = self.dims(value), dtype or value.dtype
         chosen = [a % len(dims) for a in axes] if axes is not None else list(range(len(dims)))
         sizes = [dims[a] for a in chosen]
         if all(isinstance(d, int) for d in sizes):
             total = int(np.prod([d for d in sizes if isinstance(d, int)], dtype=np.int64))
-            return self.const(float(total), value.dtype)
+            return self.const(float(total), dtype)
         picked = self.Gather(self.shape_of(value), chosen, axis=0)
-        return self.Cast(self.ReduceProd(picked, keepdims=0), to=value.dtype)
+        return self.Cast(self.ReduceProd(picked, keepdims=0), to=dtype)
+
+    def one_over_count(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Return the inverse of `count`, which a half type can hold where it cannot the count."""
+        count = self.count(value, axes, working_type(value))
+        known = constant_array(count)
+        if known is not None:
+            return self.const(1.0 / float(known) if known else 0.0, value.dtype)
+        return self.cast(self.Reciprocal(count), value.dtype)
 
     # ---- rearranging ---------------------------------------------------------------------------
 
@@ -283,17 +305,13 @@ class Ops:
         """Reshape to the shape of another value."""
         if same_dims(dims_of(value), dims_of(like)):
             return value
-        result = self.reshape(value, self.shape_of(like))
-        result.shape = None if like.shape is None else like.shape.copy()
-        return result
+        return self.shape_as(self.reshape(value, self.shape_of(like)), like)
 
     def expand_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Broadcast to the shape of another value."""
         if same_dims(dims_of(value), dims_of(like)):
             return value
-        result = self.Expand(value, self.shape_of(like))
-        result.shape = None if like.shape is None else like.shape.copy()
-        return result
+        return self.shape_as(self.Expand(value, self.shape_of(like)), like)
 
     def full_like(self, like: ir.Value, fill: float) -> ir.Value:
         """Return a tensor of one number, with the type and shape of another value."""
@@ -379,7 +397,7 @@ class Ops:
         if open_:
             return self._sum_to_at_run_time(value, like, lead)
         result = self.sum(value, list(range(lead)) + certain, keepdims=bool(certain))
-        return self.reshape_like(result, like) if certain and lead else self.type_as(result, like)
+        return self.reshape_like(result, like) if certain and lead else self.shape_as(result, like)
 
     def _sum_to_at_run_time(self, value: ir.Value, like: ir.Value, lead: int | None) -> ir.Value:
         """Find the axes to sum at run time; `lead` is by how much the ranks differ, if known."""
@@ -392,7 +410,7 @@ class Ops:
         differs = self.Not(self.Equal(small, large))
         axes = self.Squeeze(self.NonZero(differs), [0])
         summed = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
-        return self.type_as(self.Reshape(summed, self.shape_of(like), allowzero=1), like)
+        return self.shape_as(self.Reshape(summed, self.shape_of(like), allowzero=1), like)
 
     # ---- arithmetic on values ------------------------------------------------------------------
 

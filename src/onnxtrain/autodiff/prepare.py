@@ -9,23 +9,27 @@ from disk), so models over 2 GB pass through.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common
 
+from onnxtrain.autodiff.blame import blaming_model
+from onnxtrain.autodiff.bodies import values_of
 from onnxtrain.autodiff.branches import take_known_branches
+from onnxtrain.autodiff.declared import forget_stale_shapes
 from onnxtrain.autodiff.fused import adopt_unofficial, expand_fused
 from onnxtrain.autodiff.infer import check_structure, infer_shapes
+from onnxtrain.autodiff.inline import inline_functions
 from onnxtrain.autodiff.load import ModelLike, check_opset, load
 from onnxtrain.autodiff.ops import Names, Ops
 from onnxtrain.autodiff.rules.batch_norm import rewrite_training_batch_norm
+from onnxtrain.autodiff.sequences import dissolve_sequences
 from onnxtrain.autodiff.shapes import constant_array, is_float
-from onnxtrain.autodiff.untie import replace_by_initializer, untie
+from onnxtrain.autodiff.tidy import sort_nodes, trim
+from onnxtrain.autodiff.untie import rename_initializer, replace_by_initializer, untie
 from onnxtrain.autodiff.upgrade import raise_to_floor, release_initializers
-from onnxtrain.errors import ModelError
+from onnxtrain.errors import ArgumentError
 
 BatchNormMode = Literal["batch", "frozen"]
 FROM_CONSTANT = "from a Constant node"  # in the meta of an initializer
@@ -40,14 +44,24 @@ def prepare(
     "frozen" for the stored ones, None for what the model says. With `keep_statistics`, each running
     statistic that a step updates is a further output `<name>.updated`.
     """
+    if bn not in (None, "batch", "frozen"):
+        raise ArgumentError(f"bn is 'batch', 'frozen' or None, not {bn!r}")
+    with blaming_model("preparing"):
+        return _prepare(model, bn, keep_statistics)
+
+
+def _prepare(model: ModelLike, bn: BatchNormMode | None, keep_statistics: bool) -> ir.Model:
     loaded = load(model)
     check_opset(loaded)
     release_initializers(loaded)
     adopt_unofficial(loaded)
+    sort_nodes(loaded)
     check_structure(loaded)
     inline_functions(loaded)
+    trim(loaded)
     lift_constants(loaded.graph)
     loaded.graph.sort()
+    forget_stale_shapes(loaded)
     untie(loaded.graph)
     raise_to_floor(loaded)
     state_defaults(loaded)
@@ -58,15 +72,11 @@ def prepare(
         expose_statistics(loaded)
     rewrite_training_batch_norm(loaded)
     infer_shapes(loaded)
+    if dissolve_sequences(loaded):
+        infer_shapes(loaded)
     take_known_branches(loaded)
     spell_out_pads(loaded)
     return loaded
-
-
-def inline_functions(model: ir.Model) -> None:
-    """Replace every call of a model-local function by its body."""
-    if model.functions:
-        ir.passes.common.InlinePass()(model)
 
 
 def lift_constants(graph: ir.Graph) -> None:
@@ -79,7 +89,7 @@ def lift_constants(graph: ir.Graph) -> None:
         lifted = replace_by_initializer(graph, node, _constant_of(node))
         lifted.meta[FROM_CONSTANT] = True
     names = Names.of(graph)
-    defined = Counter(v.name for g in (graph, *graph.subgraphs()) for v in _definitions(g))
+    defined = Counter(v.name for g in (graph, *graph.subgraphs()) for v in values_of(g))
     for body in graph.subgraphs():
         if body is graph:
             continue
@@ -92,7 +102,7 @@ def lift_constants(graph: ir.Graph) -> None:
             if is_float(value) and not value.is_graph_output() and not value.is_graph_input():
                 del body.initializers[name]
                 if defined[name] > 1:
-                    value.name = names.fresh(name)
+                    rename_initializer(value, names.fresh(name))
                 graph.register_initializer(value)
 
 
@@ -110,13 +120,6 @@ def _constant_of(node: ir.Node) -> ir.TensorProtocol:
     assert tensor is not None
     node.outputs[0].dtype = tensor.dtype
     return tensor
-
-
-def _definitions(graph: ir.Graph) -> Iterator[ir.Value]:
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
 
 
 # Defaults that onnx's shape inference gets wrong: it takes STFT for two-sided, and fails on
@@ -200,8 +203,6 @@ def expose_statistics(model: ir.Model) -> None:
 
 def set_batch_norm_mode(model: ir.Model, bn: BatchNormMode) -> None:
     """Make every BatchNormalization use the statistics of the batch, or the stored ones."""
-    if bn not in ("batch", "frozen"):
-        raise ModelError(f"bn is 'batch', 'frozen' or None, not {bn!r}")
     for node in model.graph.all_nodes():
         if node.op_type == "BatchNormalization" and node.domain == "":
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", int(bn == "batch"))

@@ -28,6 +28,27 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype in FLOATS
 
 
+def is_half(value: ir.Value) -> bool:
+    """Tell whether a value is of a type of 16 bits.
+
+    Such a value must not be compared for equality with what was computed from it: onnxruntime
+    computes some operators on half types in float32 and leaves out the roundings in between, so
+    that one operator sees another number than the next, under the same name. Compute again in the
+    working type what is to be compared.
+    """
+    return value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def working_type(*values: ir.Value) -> ir.DataType:
+    """Return the type to compute in: float64 where any value is, else float32.
+
+    The half types are too short for long sums and for positions, and runtimes lack kernels for them
+    here and there.
+    """
+    double = any(v.dtype == ir.DataType.DOUBLE for v in values)
+    return ir.DataType.DOUBLE if double else ir.DataType.FLOAT
+
+
 def dims_of(value: ir.Value) -> Dims | None:
     """Return the dimensions of a value, or None where even the rank is unknown."""
     return None if value.shape is None else tuple(value.shape.dims)

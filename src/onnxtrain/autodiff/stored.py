@@ -18,12 +18,12 @@ _DECLARED_LOCATION = "location that the model names"
 
 def settle_tensors(model: ir.Model, origin: str, remedy: str, path: Path | None) -> None:
     """Type every initializer, see that external data are there, and read the small of them."""
-    for tensor in _tensors_in_attributes(model):
-        if isinstance(tensor, ir.ExternalTensor):
-            _require_file(tensor, origin, remedy, path)
+    for inner in _tensors_in_attributes(model):
+        if isinstance(inner, ir.ExternalTensor):
+            _require_file(inner, origin, remedy, path)
     for graph in (model.graph, *model.graph.subgraphs()):
         for value in graph.initializers.values():
-            tensor = value.const_value
+            tensor: ir.TensorProtocol | None = value.const_value
             if isinstance(tensor, ir.ExternalTensor):
                 tensor = value.const_value = _require_file(tensor, origin, remedy, path)
                 if tensor.nbytes <= SMALL:

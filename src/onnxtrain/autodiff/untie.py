@@ -99,13 +99,22 @@ def initializer(name: str, tensor: ir.TensorProtocol) -> ir.Value:
     return value
 
 
+def rename_initializer(value: ir.Value, name: str) -> None:
+    """Give an initializer another name; onnx_ir alone would rename the tensor of the caller too."""
+    if value.const_value is not None:
+        value.const_value = _renamed(value.const_value, name)
+    value.name = name
+
+
 def _renamed(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
     """Return the same data under another name; the given tensor may belong to the caller."""
     if isinstance(tensor, ir.ExternalTensor):
-        return ir.ExternalTensor(
+        external = ir.ExternalTensor(
             tensor.location, tensor.offset, tensor.length, tensor.dtype,
             shape=tensor.shape, name=name or "", base_dir=tensor.base_dir,
         )  # fmt: skip
-    if isinstance(tensor, ir.StringTensor):
-        return ir.StringTensor(tensor.numpy(), shape=tensor.shape, name=name)
+        external.meta.update(tensor.meta)
+        return external
+    if tensor.dtype == ir.DataType.STRING:
+        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)

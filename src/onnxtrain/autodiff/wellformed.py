@@ -55,8 +55,8 @@ def _check_opset_imports(model: onnx.ModelProto, origin: str) -> None:
         if versions.setdefault(domain, opset.version) != opset.version:
             raise ModelError(
                 f"{origin} imports two opsets of the domain {domain or 'ai.onnx'!r}, "
-                f"{versions[domain]} and {opset.version}: its operators have no one meaning. Export "
-                "it again, or remove the one that it was not written for"
+                f"{versions[domain]} and {opset.version}: its operators have no one meaning. "
+                "Export it again, or remove the one that it was not written for"
             )
 
 

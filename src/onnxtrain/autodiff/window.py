@@ -9,8 +9,8 @@ window o lies at position
 of the input; positions outside of it are padding. How many windows there are is the size of the
 output, so that floor or ceil, and what is left over at the end, need no further thought.
 
-Sizes that are symbolic make `auto_pad` a computation at run time. A `Size` is therefore a number or
-an int64 vector of length one, and Python's arithmetic works on both alike.
+Sizes that are symbolic make `auto_pad` a computation at run time: padding is a `Size`, see
+`sizes.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.shapes import UNKNOWN, Dim
+from onnxtrain.autodiff.sizes import (
+    Size,
+    at_least_zero,
+    dim_of,
+    divide,
+    product,
+    reshape,
+    sizes,
+    spatial_sizes,
+)
 from onnxtrain.errors import ModelError, ShapeInferenceError
-
-Size = int | ir.Value
 
 
 @dataclass(frozen=True)
@@ -189,49 +196,7 @@ def _auto_pad(node: ir.Node) -> str:
     return node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET"
 
 
-# ---- sizes: a number, or an int64 vector of length one -------------------------------------------
-
-
-def spatial_sizes(op: Ops, value: ir.Value) -> list[Size]:
-    """Return the sizes of all axes after batch and channel."""
-    return sizes(op, value)[2:]
-
-
-def sizes(op: Ops, value: ir.Value) -> list[Size]:
-    """Return the sizes of all axes."""
-    return [d if isinstance(d, int) else op.dim(value, i) for i, d in enumerate(op.dims(value))]
-
-
-def divide(op: Ops, size: Size, by: int) -> Size:
-    """Divide a size that is not negative, rounding down."""
-    return size // by if isinstance(size, int) else op.Div(size, by)
-
-
-def at_least_zero(op: Ops, size: Size) -> Size:
-    """Return the size, or zero where it is negative."""
-    return max(size, 0) if isinstance(size, int) else op.Max(size, 0)
-
-
-def dim_of(size: Size) -> Dim:
-    """Return a size as a dimension of a shape."""
-    return size if isinstance(size, int) else UNKNOWN
-
-
-def product(*factors: Size) -> Size:
-    """Multiply sizes."""
-    total: Size = 1
-    for factor in factors:
-        total = factor if isinstance(total, int) and total == 1 else total * factor
-    return total
-
-
-def reshape(op: Ops, value: ir.Value, shape: Sequence[Size]) -> ir.Value:
-    """Reshape to sizes; a single one that is not known is left to the runtime to work out."""
-    unknown = [i for i, size in enumerate(shape) if not isinstance(size, int)]
-    if len(unknown) == 1 and 0 not in shape:
-        numbers = [size if isinstance(size, int) else -1 for size in shape]
-        return op.with_dims(op.reshape(value, numbers), [dim_of(s) for s in shape])
-    return op.with_dims(op.reshape(value, op.dims_vector(*shape)), [dim_of(size) for size in shape])
+# ---- values under a window ----------------------------------------------------------------------
 
 
 def flat_channels(op: Ops, value: ir.Value, groups: int) -> ir.Value:
@@ -239,20 +204,6 @@ def flat_channels(op: Ops, value: ir.Value, groups: int) -> ir.Value:
     batch, channels, *space = sizes(op, value)
     apart = [channels] if groups == 1 else [groups, divide(op, channels, groups)]
     return reshape(op, value, [batch, *apart, product(*space)])
-
-
-def zeros_at_run_time(
-    op: Ops, shape: Sequence[Size], dtype: ir.DataType | None, indices: ir.Value
-) -> ir.Value:
-    """Return zeros that are made when they are needed.
-
-    onnxruntime folds an expanded constant into a tensor that lives as long as the session. One that
-    depends on an index, if only by a product with zero, is left alone.
-    """
-    first = op.Slice(op.Reshape(indices, [-1]), [0], [1], [0])
-    zero = op.Cast(op.Mul(first, 0), to=dtype)
-    dims = [dim_of(size) for size in shape]
-    return op.with_dims(op.Expand(zero, op.dims_vector(*shape)), dims)
 
 
 def padded(

@@ -11,9 +11,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.definitions import Defined, NotExpandable, split
 from onnxtrain.autodiff.fused.domain import fused
-from onnxtrain.autodiff.heads import count_up, join_heads, mix, rotate, scores, split_heads
+from onnxtrain.autodiff.heads import join_heads, mix, rotate, scores, split_heads
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import UNKNOWN
+from onnxtrain.autodiff.sizes import arange
 
 _ATTRIBUTES = ("sliding_window_cache", "qk_output")
 
@@ -89,7 +90,7 @@ def _positions(
 
     Of the positions given for a first prompt, onnxruntime reads one: where all sequences begin.
     """
-    steps = op.unsqueeze(count_up(op, length), [0])
+    steps = op.unsqueeze(arange(op, length), [0])
     if position_ids is None:
         return op.Add(before, steps)
     begin = op.Slice(op.Reshape(position_ids, [-1]), [0], [1], [0])
@@ -103,7 +104,7 @@ def _append(
     past, new = pairs[0]
     old, added = op.Shape(past, start=2, end=3), op.Shape(new, start=2, end=3)
     now = op.Max(total, old)
-    places = op.unsqueeze(count_up(op, now), [0])
+    places = op.unsqueeze(arange(op, now), [0])
     moved = op.Min(op.Add(old, op.Sub(places, before)), op.Sub(op.Add(old, added), op.int64(1)))
     source = op.Unsqueeze(op.Where(op.Less(places, before), places, moved), [1, 3])
     results = []
@@ -120,9 +121,9 @@ def _append(
 
 def _visible(op: Ops, node: ir.Node, before: ir.Value, length: ir.Value, k: ir.Value) -> ir.Value:
     """Tell which keys each query sees, as (batch, 1, queries, keys)."""
-    keys = op.unsqueeze(count_up(op, op.Shape(k, start=2, end=3)), [0, 1, 2])
+    keys = op.unsqueeze(arange(op, op.Shape(k, start=2, end=3)), [0, 1, 2])
     base = op.Unsqueeze(before, [1, 2])
-    queries = op.Add(op.unsqueeze(count_up(op, length), [0, 1, 3]), base)
+    queries = op.Add(op.unsqueeze(arange(op, length), [0, 1, 3]), base)
     if not node.attributes.get_int("causal", 1):
         return op.Less(keys, op.Add(base, length))
     seen = op.LessOrEqual(keys, queries)

@@ -7,6 +7,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.definitions import Defined, wanted
 from onnxtrain.autodiff.fused.domain import fused
 from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.shapes import working_type
+from onnxtrain.autodiff.sizes import arange
 
 
 @fused("LayerNormalization")
@@ -86,13 +88,9 @@ def _root_mean_square(
     op: Ops, x: ir.Value, scale: ir.Value, axes: list[int], epsilon: float
 ) -> tuple[ir.Value, ir.Value]:
     """Return the normalized value and the inverse root; half precision is computed in float."""
-    wide = op.cast(x, _stash_type(x))
+    wide = op.cast(x, working_type(x))
     inverse = op.Reciprocal(op.Sqrt(op.ReduceMean(wide * wide, axes, keepdims=1) + epsilon))
     return op.cast(wide * inverse, x.dtype) * op.cast(scale, x.dtype), inverse
-
-
-def _stash_type(x: ir.Value) -> ir.DataType:
-    return ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
 
 
 @fused("EmbedLayerNormalization")
@@ -112,8 +110,7 @@ def embed_layer_normalization(
     """LayerNormalization of the sum of word, position and segment embeddings."""
     word = op.Gather(word_embedding, input_ids)
     if position_ids is None:
-        length = op.Squeeze(op.Shape(input_ids, start=1, end=2), [0])
-        position_ids = op.call("Range", op.int64(0), length, op.int64(1))[0]
+        position_ids = arange(op, op.Shape(input_ids, start=1, end=2))
     total = word + op.Gather(position_embedding, position_ids)
     if segment_ids is not None and segment_embedding is not None:
         total = total + op.Gather(segment_embedding, segment_ids)

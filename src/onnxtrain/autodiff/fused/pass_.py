@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.bodies import bodies_of
 from onnxtrain.autodiff.definitions import Definition, definition_of, write_definition
-from onnxtrain.autodiff.engine import bodies_of
 from onnxtrain.autodiff.fused.domain import MICROSOFT
 from onnxtrain.autodiff.fused.types import infer_node
 from onnxtrain.autodiff.infer import infer_shapes

@@ -6,9 +6,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.definitions import NotExpandable
 from onnxtrain.autodiff.fused.domain import fused
-from onnxtrain.autodiff.heads import count_up, rotate
+from onnxtrain.autodiff.heads import rotate
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import UNKNOWN
+from onnxtrain.autodiff.sizes import arange
 
 
 @fused("RotaryEmbedding", ranks=(0, 1, 2), lacking="is_packed_batching")
@@ -32,7 +33,7 @@ def rotary_embedding(
     length_axis, heads_axis = (1, 2) if flat else (2, 1)
     positions = position_ids
     if op.rank(position_ids) == 1:  # one number: where the sequence begins
-        steps = count_up(op, op.dim(x, length_axis))
+        steps = arange(op, op.dim(x, length_axis))
         positions = op.unsqueeze(op.Add(steps, position_ids), [0])
     cos, sin = (op.unsqueeze(op.Gather(c, positions), [heads_axis]) for c in (cos_cache, sin_cache))
     if not flat:

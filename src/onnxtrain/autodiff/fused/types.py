@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.bodies import bodies_of
 from onnxtrain.autodiff.shapes import constant_array
 
 _LARGE = 64  # elements; axes and shapes are shorter
@@ -24,7 +25,7 @@ def infer_node(node: ir.Node, opset: int) -> None:
         _take_from_branch(node)
         return
     given = [v for v in node.inputs if v is not None]
-    if any(v.type is None for v in given) or _has_subgraph(node):
+    if any(v.type is None for v in given) or bodies_of(node):
         return
     found = _infer(node, given, opset)
     for value in unknown:
@@ -47,18 +48,13 @@ def _infer(node: ir.Node, given: list[ir.Value], opset: int) -> dict[str, onnx.T
             schema, ir.serde.serialize_node(node), types, data,
             opset_imports=[onnx.helper.make_opsetid("", opset)],
         )  # fmt: skip
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):
+    except Exception:  # kinds differ with what is wrong
         return {}  # the strict inference of the whole model, which follows, tells what is wrong
 
 
 def _is_small(value: ir.Value) -> bool:
     tensor = value.const_value
     return tensor is not None and tensor.size <= _LARGE
-
-
-def _has_subgraph(node: ir.Node) -> bool:
-    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return any(a.type in kinds for a in node.attributes.values())
 
 
 def _take_from_branch(node: ir.Node) -> None:

@@ -190,5 +190,4 @@ def _dropout_mask(op: Ops, node: ir.Node) -> ir.Value:
     if not mask.name:
         mask.name = op.names.fresh(f"{node.outputs[0].name}_mask")
     mask.dtype = ir.DataType.BOOL
-    mask.shape = None if node.outputs[0].shape is None else node.outputs[0].shape.copy()
-    return mask
+    return op.shape_as(mask, node.outputs[0])

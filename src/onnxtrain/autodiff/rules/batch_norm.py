@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.definitions import Definition, write_definition
 from onnxtrain.autodiff.infer import infer_shapes
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.rules.norm import working_type
-from onnxtrain.autodiff.shapes import constant_array
+from onnxtrain.autodiff.shapes import constant_array, working_type
 from onnxtrain.errors import OnnxTrainError, ShapeInferenceError
 
 # ---- gradient ----------------------------------------------------------------------------------
@@ -143,7 +143,8 @@ def rewrite_training_batch_norm(model: ir.Model) -> None:
     infer_shapes(model)
     with op.arithmetic():
         for node in found:
-            _rewrite(op, node)
+            _require_rank(node)
+            write_definition(op, node, _BATCH_STATISTICS)
 
 
 def _complete_outputs(op: Ops, node: ir.Node) -> None:
@@ -152,35 +153,25 @@ def _complete_outputs(op: Ops, node: ir.Node) -> None:
         output.name = output.name or op.names.fresh(f"{node.outputs[0].name}_statistic")
 
 
-def _rewrite(op: Ops, node: ir.Node) -> None:
-    graph = node.graph
-    assert isinstance(graph, ir.Graph)
-    label = node.name or node.outputs[0].name or node.op_type
+def _require_rank(node: ir.Node) -> None:
     if node.inputs[0] is None or node.inputs[0].shape is None:
+        label = node.name or node.outputs[0].name or node.op_type
         raise ShapeInferenceError(
             f"the rank of the input of the BatchNormalization {label!r}, which is in training "
             "mode, is not known: give it a shape in the model (value_info)"
         )
-    op.scope = label
-    # Written into a graph of their own first, then moved to the place of the node.
-    written = op.body([], lambda: _with_batch_statistics(op, node))
-    made, nodes = list(written.outputs), list(written)
-    written.outputs.clear()
-    written.remove(nodes)
-    graph.insert_before(node, nodes)
-    for old, new in zip(node.outputs, made, strict=False):
-        name = old.name
-        op.type_as(new, old)
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        old.name = op.names.fresh(f"{name}_replaced")
-        new.name = name
-    graph.remove(node, safe=True)
 
 
-def _with_batch_statistics(op: Ops, node: ir.Node) -> list[ir.Value]:
-    """Write Y, and running_mean and running_var where someone reads them."""
-    x, scale, bias, mean, var = node.inputs
-    assert x and scale and bias and mean and var
+def _with_batch_statistics(
+    op: Ops,
+    node: ir.Node,
+    x: ir.Value,
+    scale: ir.Value,
+    bias: ir.Value,
+    mean: ir.Value,
+    var: ir.Value,
+) -> list[ir.Value]:
+    """Write Y, running_mean and running_var; what nobody reads is not kept."""
     axes = _all_but_channels(op, x)
     xw = op.cast(x, working_type(x, scale, mean))
     batch_mean = op.mean(xw, axes)
@@ -191,9 +182,10 @@ def _with_batch_statistics(op: Ops, node: ir.Node) -> list[ir.Value]:
     mean_now, var_now = (op.cast(op.Reshape(v, [-1]), mean.dtype) for v in (batch_mean, batch_var))
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     y = op.BatchNormalization(x, scale, bias, mean_now, var_now, epsilon=epsilon)
-    made = [op.type_as(y, x)]
-    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-        keep = node.attributes.get_float("momentum", 0.9)
-        made.append(mean * keep + mean_now * (1.0 - keep))
-        made.append(var * keep + var_now * (1.0 - keep))
-    return made
+    keep = node.attributes.get_float("momentum", 0.9)
+    running_mean = mean * keep + mean_now * (1.0 - keep)
+    running_var = var * keep + var_now * (1.0 - keep)
+    return [op.type_as(y, x), running_mean, running_var]
+
+
+_BATCH_STATISTICS = Definition(_with_batch_statistics, ranks=(0,))

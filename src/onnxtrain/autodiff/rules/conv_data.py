@@ -12,16 +12,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.window import (
-    Size,
-    Window,
-    divide,
-    padded,
-    product,
-    reshape,
-    sizes,
-    spatial_sizes,
-)
+from onnxtrain.autodiff.sizes import Size, divide, product, reshape, sizes, spatial_sizes
+from onnxtrain.autodiff.window import Window, padded
 
 
 def spread(

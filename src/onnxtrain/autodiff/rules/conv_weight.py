@@ -18,16 +18,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import Dim
-from onnxtrain.autodiff.window import (
-    Window,
-    divide,
-    flat_channels,
-    padded,
-    product,
-    reshape,
-    sizes,
-    spatial_sizes,
-)
+from onnxtrain.autodiff.sizes import divide, product, reshape, sizes, spatial_sizes
+from onnxtrain.autodiff.window import Window, flat_channels, padded
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,14 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import (
-    Bound,
     add_along,
     add_elements,
-    arange,
     pad,
     positions,
     spread,
 )
 from onnxtrain.autodiff.shapes import UNKNOWN, constant_array, dims_of
+from onnxtrain.autodiff.sizes import Size, arange
 
 _TO_THE_END = int(np.iinfo(np.int64).max)
 
@@ -36,7 +35,7 @@ def slice_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         # Where x was cut is known at run time only: let Slice itself tell, element by element.
         return (add_elements(op, dy, x, op.Slice(positions(op, x), *node.inputs[1:])),)
     cut = dy
-    widths: dict[int, tuple[Bound, Bound]] = {}
+    widths: dict[int, tuple[Size, Size]] = {}
     for i, axis in enumerate(chosen):
         start, end, step = (_entry(op, bounds, i) for bounds in (starts, ends, steps))
         size = op.dim(x, axis)
@@ -77,7 +76,7 @@ def _taken(
     return np.arange(int(length[0]))[int(first[0]) : int(last[0]) : int(stride[0])]
 
 
-def _margins(op: Ops, size: ir.Value, start: ir.Value, taken: ir.Value) -> tuple[Bound, Bound]:
+def _margins(op: Ops, size: ir.Value, start: ir.Value, taken: ir.Value) -> tuple[Size, Size]:
     """Return how much a slice with step 1 leaves out before and after what it takes."""
     length, first, count = (constant_array(v) for v in (size, start, taken))
     if length is not None and first is not None and count is not None:

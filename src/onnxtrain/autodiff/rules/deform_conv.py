@@ -19,17 +19,18 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.window import (
+from onnxtrain.autodiff.rules.places import add_along
+from onnxtrain.autodiff.shapes import working_type
+from onnxtrain.autodiff.sizes import (
     Size,
-    Window,
-    conv_window,
+    arange,
     divide,
-    flat_channels,
     product,
     reshape,
     sizes,
     zeros_at_run_time,
 )
+from onnxtrain.autodiff.window import Window, conv_window, flat_channels
 
 
 @rule("DeformConv", notes="in two dimensions; offsets as the limit from above at whole pixels")
@@ -117,19 +118,16 @@ class Samples:
     def input_gradient(self, dread: ir.Value) -> ir.Value:
         """Add the gradient of every sample to the pixels that it was made of."""
         op = self._op
-        total = product(self._batch, self._groups, self._height * self._width)
-        shape = [total, self._channels]
-        zeros = zeros_at_run_time(op, shape, self._x.dtype, self._corners[0].row)
+        area = self._height * self._width
+        shape = [product(self._batch, self._groups, area), self._channels]
         rows, updates = [], []
         for corner in self._corners:
             share = op.Mul(op.Mul(corner.share_y, corner.share_x), corner.inside)
             rows.append(corner.row)
             updates.append(op.Mul(dread, share))
-        added = op.ScatterND(
-            zeros, op.Concat(*rows, axis=0), op.Concat(*updates, axis=0),
-            reduction="add",
-        )  # fmt: skip
-        area = self._height * self._width
+        zeros = zeros_at_run_time(op, shape, working_type(self._x), rows[0])
+        places = op.Concat(*rows, axis=0)
+        added = add_along(op, op.Concat(*updates, axis=0), zeros, 0, places)
         apart = reshape(op, added, [self._batch, self._groups, area, self._channels])
         return op.reshape_like(op.Transpose(apart, perm=[0, 1, 3, 2]), self._x)
 
@@ -184,8 +182,7 @@ class Samples:
             floors.append(op.Floor(position))
             parts.append(op.Sub(position, floors[-1]))
         area = self._height * self._width
-        number = op.squeeze(_vector(op, product(self._batch, self._groups)), [0])
-        image = op.Range(op.int64(0), number, op.int64(1)) * area
+        image = arange(op, product(self._batch, self._groups)) * area
         first = reshape(op, image, [self._batch, self._groups, 1, 1, 1])
         return [self._corner(floors, parts, first, (a, b)) for a in (0, 1) for b in (0, 1)]
 
@@ -217,12 +214,7 @@ class Samples:
         op = self._op
         assert self._x.dtype is not None
         tap = np.indices(window.kernel)[axis].reshape(-1, 1, 1) * window.dilations[axis]
-        count = op.squeeze(_vector(op, self._counts[axis]), [0])
-        starts = op.Range(op.int64(0), count, op.int64(1)) * window.strides[axis]
+        starts = arange(op, self._counts[axis]) * window.strides[axis]
         along = [self._counts[axis], 1] if axis == 0 else [1, self._counts[axis]]
         position = reshape(op, starts, [1, *along]) - window.before[axis]
         return op.Cast(op.Add(position, op.const(tap.astype(np.int64))), to=self._x.dtype)
-
-
-def _vector(op: Ops, size: Size) -> ir.Value:
-    return op.int64([size]) if isinstance(size, int) else size

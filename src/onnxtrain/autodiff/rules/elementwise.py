@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.shapes import constant_array, is_float
+from onnxtrain.autodiff.shapes import constant_array, is_float, is_half, working_type
 
 # ---- arithmetic --------------------------------------------------------------------------------
 
@@ -79,11 +79,14 @@ def mean(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Max", "Min", broadcasts=True, notes="ties share the gradient equally")
 def extremum(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The gradient goes to the operand that won, in equal parts where several did."""
-    y = node.outputs[0]
-    if len(node.inputs) == 1:
+    operands, y = [x for x in node.inputs if x is not None], node.outputs[0]
+    if len(operands) == 1:
         return (dy,)
-    won = [op.Equal(x, y) for x in node.inputs]
-    ones = [op.Cast(w, to=y.dtype) for w in won]
+    if is_half(y):
+        operands = [op.cast(x, working_type(x)) for x in operands]
+        y = op.Max(*operands) if node.op_type == "Max" else op.Min(*operands)
+    won = [op.Equal(x, y) for x in operands]
+    ones = [op.Cast(w, to=dy.dtype) for w in won]
     share = dy / op.Sum(*ones)
     return tuple(op.Where(w, share, 0.0) for w in won)
 
@@ -230,19 +233,34 @@ def where(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     return None, op.Where(condition, dy, 0.0), op.Where(condition, 0.0, dy)
 
 
-@rule("Clip", stops=(1, 2), notes="1 at the bounds; from 0 to 6 it is ReLU6, with 0 at the bounds")
+@rule("Clip", notes="1 at the bounds; from 0 to 6 it is ReLU6, with 0 at the bounds")
 def clip(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """The gradient passes where the bounds did not act.
+    """The gradient passes where the bounds did not act; a bound has it from where it did.
 
     At a bound that is met exactly, torch passes it through clamp but not through relu6, and both
     are exported as Clip. Exact zeros are frequent only before the latter: behind a dead channel.
     """
-    x, y = node.inputs[0], node.outputs[0]
+    x, low, high, *_ = (*node.inputs, None, None)
+    y = node.outputs[0]
+    assert x is not None
+    if is_half(x):
+        x, low, high = (None if v is None else op.cast(v, working_type(v)) for v in (x, low, high))
+        y = op.Clip(x, low, high)
+    untouched = op.Equal(x, y)
+    inside = untouched
     if _bounds(node) == (0.0, 6.0):
         inside = op.And(op.Greater(y, 0.0), op.Less(y, 6.0))
-    else:
-        inside = op.Equal(x, y)
-    return (op.Where(inside, dy, 0.0),)
+    dx = op.Where(inside, dy, 0.0)
+    lowered = op.Not(untouched)
+    dlow = dhigh = None
+    if low is not None:
+        # Not where the lower bound lies above the upper one: there, the upper one acts alone.
+        raised = op.And(op.Less(x, y), op.Equal(y, low))
+        lowered = op.And(lowered, op.Not(raised))
+        dlow = op.sum_to(op.Where(raised, dy, 0.0), low)
+    if high is not None:
+        dhigh = op.sum_to(op.Where(lowered, dy, 0.0), high)
+    return dx, dlow, dhigh
 
 
 def _bounds(node: ir.Node) -> tuple[float | None, ...]:

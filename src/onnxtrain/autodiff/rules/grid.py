@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import scatter
+from onnxtrain.autodiff.shapes import working_type
 
 _CUBIC = -0.75  # the coefficient that ONNX fixes for cubic sampling
 
@@ -32,7 +33,10 @@ class _Tap:
 @rule("GridSample", notes="the derivative by the grid at pixel centres and borders is torch's")
 def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = Σ w(grid) x[taps], so dx[taps] += w dy and dgrid = Σ w'(grid) ⟨x[taps], dy⟩."""
-    x, grid, dy = (at_least_single(op, v) for v in (*node.inputs, dy))
+    given_x, given_grid = node.inputs
+    assert given_x is not None and given_grid is not None
+    # Half types cannot tell the pixels of a large image apart.
+    x, grid, dy = (op.cast(v, working_type(v)) for v in (given_x, given_grid, dy))
     rank = op.rank(x) - 2
     sampler = _Sampler(op, node, grid)
     points = op.Reshape(grid, [0, -1, rank])
@@ -62,27 +66,15 @@ def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
             factor = _product(op, [tap.slope, *others])
             assert factor is not None
             dpoints[axis].append(worth * factor)
-    dx = _typed_like(op, op.reshape_like(dimage, x), node.inputs[0])
+    dx = op.cast(op.reshape_like(dimage, x), given_x.dtype)
     if sampler.mode == "nearest":
-        return dx, _typed_like(op, op.zeros_like(grid), node.inputs[1])
+        return dx, op.zeros_like(given_grid)
     columns = [
         op.Unsqueeze(op.add_all(parts) * sampler.pixels_per_unit(x, 2 + axis), [2])
         for axis, parts in enumerate(dpoints)
     ]
     dgrid = op.reshape_like(op.Concat(*reversed(columns), axis=2), grid)
-    return dx, _typed_like(op, dgrid, node.inputs[1])
-
-
-def at_least_single(op: Ops, value: ir.Value | None) -> ir.Value:
-    """Convert half types to single precision: they cannot tell pixels of a large image apart."""
-    assert value is not None
-    wide = value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-    return value if wide else op.Cast(value, to=ir.DataType.FLOAT)
-
-
-def _typed_like(op: Ops, value: ir.Value, like: ir.Value | None) -> ir.Value:
-    assert like is not None
-    return op.cast(value, like.dtype)
+    return dx, op.cast(dgrid, given_grid.dtype)
 
 
 def _product(op: Ops, factors: list[ir.Value | None]) -> ir.Value | None:

@@ -7,7 +7,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.shapes import constant_array
+from onnxtrain.autodiff.shapes import constant_array, working_type
+from onnxtrain.autodiff.sizes import arange
 
 # ---- between depth and space -------------------------------------------------------------------
 
@@ -77,7 +78,7 @@ def _window_places(
         return op.const((np.arange(k, dtype=np.int64) * dilation)[:, None] + first)
     end = op.Squeeze(size + around - (width - 1) * dilation)
     starts = op.Range(op.int64(0), end, op.int64(stride))
-    offsets = op.Range(op.int64(0), op.Squeeze(width), op.int64(1)) * dilation
+    offsets = arange(op, width) * dilation
     return op.Add(op.Unsqueeze(offsets, [1]), op.Unsqueeze(starts, [0]))
 
 
@@ -95,8 +96,7 @@ def affine_grid(op: Ops, node: ir.Node, dgrid: ir.Value) -> Cotangents:
     rank = op.rank(dgrid) - 2
     # In single precision at least: for less, onnxruntime falls back on a definition that fails for
     # a batch of one.
-    double = theta.dtype == ir.DataType.DOUBLE
-    identity = np.eye(rank, rank + 1, dtype=np.float64 if double else np.float32)
+    identity = np.eye(rank, rank + 1, dtype=working_type(theta).numpy())
     known = constant_array(size)
     rest = op.slice(size, 0, 1, rank + 2) if known is None else op.int64(known[1:].tolist())
     regular = op.AffineGrid(

@@ -11,7 +11,6 @@ from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import (
     add_along,
     add_elements,
-    arange,
     as_rows,
     element_count,
     pad,
@@ -20,7 +19,8 @@ from onnxtrain.autodiff.rules.places import (
     scatter,
     spread,
 )
-from onnxtrain.autodiff.shapes import UNKNOWN, constant_array, dims_of
+from onnxtrain.autodiff.shapes import UNKNOWN, constant_array, dims_of, working_type
+from onnxtrain.autodiff.sizes import arange, sizes, zeros_at_run_time
 
 # ---- by index ----------------------------------------------------------------------------------
 
@@ -54,10 +54,8 @@ def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     # Embedding tables come here. ScatterND on whole rows would take half the time, but it loses
     # updates of repeated indices (see places.py); a one-hot MatMul is faster on tables of less
     # than a few hundred rows, but spreads one infinite number over all of them.
-    # The zeros are made by padding nothing: as an expanded constant, onnxruntime would fold them
-    # into a second table that it keeps in memory, and in the model file if that is saved.
-    zeros = op.type_as(pad(op, op.slice(slices, axis, 0, 0), {axis: (0, size)}), x)
-    return (add_along(op, slices, zeros, axis, indices),)
+    zeros = zeros_at_run_time(op, sizes(op, x), working_type(x), indices)
+    return (op.shape_as(add_along(op, slices, zeros, axis, indices), x),)
 
 
 def _different_places(indices: ir.Value, size: ir.Value) -> npt.NDArray[np.int64] | None:
@@ -125,6 +123,7 @@ def unique(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cota
         first = node.outputs[1]
     else:
         _, first = op.call("Unique", x, outputs=2, **attributes_of(node))
+        first.dtype = ir.DataType.INT64
     return (_put_back(op, dy, x, node.attributes.get_int("axis"), first),)
 
 
@@ -144,7 +143,7 @@ def _put_back(op: Ops, dy: ir.Value, x: ir.Value, axis: int | None, places: ir.V
     if axis is not None:
         axis %= op.rank(x)
         return op.type_as(spread(op, dy, axis, op.dim(x, axis), places), x)
-    zeros = op.Expand(op.const(0.0, x.dtype), element_count(op, x))
+    zeros = zeros_at_run_time(op, [element_count(op, x)], x.dtype, places)
     return op.reshape_like(op.ScatterElements(zeros, places, dy, axis=0), x)
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
+from onnxtrain.autodiff.sizes import arange
 from onnxtrain.errors import ShapeInferenceError
 
 # ---- products of two matrices ------------------------------------------------------------------
@@ -180,8 +181,7 @@ def _onto_diagonal(op: Ops, result: ir.Value, unique: str, term: str, value: ir.
 def _along(op: Ops, value: ir.Value, axis: int) -> ir.Value:
     """Return 0, 1, 2 … along one axis of a value, shaped to broadcast against it."""
     rank = op.rank(value)
-    size = op.squeeze(op.dim(value, axis), [0])
-    steps = op.with_dims(op.Range(op.int64(0), size, op.int64(1)), [op.dims(value)[axis]])
+    steps = op.with_dims(arange(op, op.dim(value, axis)), [op.dims(value)[axis]])
     return op.unsqueeze(steps, [i for i in range(rank) if i != axis])
 
 

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
+from onnxtrain.autodiff.shapes import working_type
 
 # ---- softmax -----------------------------------------------------------------------------------
 
@@ -37,7 +38,7 @@ def softmax_cross_entropy_loss(
     """
     scores = node.inputs[0]
     assert scores is not None
-    wide = _accumulated_in(scores)
+    wide = working_type(scores)
     prob = op.Exp(op.cast(_log_prob(op, node), wide))
     parts = []
     if dloss is not None:
@@ -59,7 +60,7 @@ def negative_log_likelihood_loss(op: Ops, node: ir.Node, dloss: ir.Value) -> Cot
     """Only the element that a label points at has a gradient: minus what its term counts."""
     x = node.inputs[0]
     assert x is not None
-    labels, weight = _labels_and_weight(op, node, op.cast(dloss, _accumulated_in(x)))
+    labels, weight = _labels_and_weight(op, node, op.cast(dloss, working_type(x)))
     indices = op.unsqueeze(labels, [1])
     updates = op.Expand(op.cast(-weight, x.dtype), op.shape_of(indices))
     return (op.ScatterElements(op.zeros_like(x), indices, updates, axis=1),)
@@ -114,8 +115,3 @@ def _total(op: Ops, labels: ir.Value, counts: ir.Value | None, like: ir.Value) -
         return op.cast(op.count(labels), like.dtype)
     total = op.ReduceSum(counts, keepdims=0)
     return op.Where(op.Equal(total, 0.0), 1.0, total)
-
-
-def _accumulated_in(value: ir.Value) -> ir.DataType:
-    # The half types are too short for sums, and onnxruntime does not scatter-add them.
-    return ir.DataType.DOUBLE if value.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.shapes import UNKNOWN, Dim, same_dims
+from onnxtrain.autodiff.shapes import UNKNOWN, Dim, same_dims, working_type
 
 # ---- over the last axes ------------------------------------------------------------------------
 
@@ -314,12 +314,6 @@ def _average_over_channels(
 
 
 # ---- shared ------------------------------------------------------------------------------------
-
-
-def working_type(*values: ir.Value) -> ir.DataType:
-    """Return the type to compute in: float64 where any value is, else float32."""
-    double = any(v.dtype == ir.DataType.DOUBLE for v in values)
-    return ir.DataType.DOUBLE if double else ir.DataType.FLOAT
 
 
 def _inverse_root(op: Ops, variance: ir.Value, epsilon: float) -> ir.Value:

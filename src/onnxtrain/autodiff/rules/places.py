@@ -18,19 +18,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.shapes import UNKNOWN, constant_array, static_dims
-
-_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-Bound = int | ir.Value  # a number, or an int64 vector of length one
-
-
-def arange(op: Ops, count: Bound) -> ir.Value:
-    """Return the int64 vector 0, 1 … count - 1."""
-    known = constant_array(count) if isinstance(count, ir.Value) else np.array([count])
-    if known is not None:
-        return op.const(np.arange(int(known[0]), dtype=np.int64))
-    assert isinstance(count, ir.Value)
-    return op.with_dims(op.Range(op.int64(0), op.squeeze(count, [0]), op.int64(1)), [UNKNOWN])
+from onnxtrain.autodiff.shapes import UNKNOWN, constant_array, static_dims, working_type
+from onnxtrain.autodiff.sizes import Size, arange, zeros_at_run_time
 
 
 def element_count(op: Ops, value: ir.Value) -> ir.Value:
@@ -60,18 +49,18 @@ def row_numbers(op: Ops, x: ir.Value, lead: int) -> ir.Value:
 
 def as_rows(op: Ops, value: ir.Value, x: ir.Value, lead: int) -> ir.Value:
     """See a value as a matrix; a row has the elements of x behind its first `lead` axes."""
-    sizes = op.dims(x)[lead:]
-    numbers = [size for size in sizes if isinstance(size, int)]
-    if len(numbers) == len(sizes):
+    row = op.dims(x)[lead:]
+    numbers = [size for size in row if isinstance(size, int)]
+    if len(numbers) == len(row):
         return op.Reshape(value, [-1, int(np.prod(numbers, dtype=np.int64))])
     width = op.ReduceProd(op.Shape(x, start=lead), keepdims=1)
     return op.with_dims(op.Reshape(value, op.dims_vector(-1, width)), [UNKNOWN, UNKNOWN])
 
 
-def pad(op: Ops, value: ir.Value, widths: Mapping[int, tuple[Bound, Bound]]) -> ir.Value:
+def pad(op: Ops, value: ir.Value, widths: Mapping[int, tuple[Size, Size]]) -> ir.Value:
     """Pad axes with zeros: `widths` gives (before, after) by axis; a negative width crops."""
     dims = op.dims(value)
-    nothing: tuple[Bound, Bound] = (0, 0)
+    nothing: tuple[Size, Size] = (0, 0)
     sides = [[widths.get(axis, nothing)[side] for axis in range(len(dims))] for side in (0, 1)]
     pads = op.dims_vector(*sides[0], *sides[1])
     known = constant_array(pads)
@@ -141,10 +130,9 @@ def scatter(
 
     Half precision is computed in single: there are no kernels for it, and long sums would suffer.
     """
-    dtype = updates.dtype
-    wide = ir.DataType.FLOAT if dtype in _HALF else dtype
+    wide = working_type(updates)
     operands = (op.cast(onto, wide), indices, op.cast(updates, wide))
-    return op.cast(op.ScatterElements(*operands, axis=axis, reduction=reduction), dtype)
+    return op.cast(op.ScatterElements(*operands, axis=axis, reduction=reduction), updates.dtype)
 
 
 def add_along(op: Ops, dy: ir.Value, onto: ir.Value, axis: int, places: ir.Value) -> ir.Value:
@@ -155,6 +143,6 @@ def add_along(op: Ops, dy: ir.Value, onto: ir.Value, axis: int, places: ir.Value
 
 def add_elements(op: Ops, dy: ir.Value, x: ir.Value, places: ir.Value) -> ir.Value:
     """Add each element of dy to the element of zeros like x that `places` numbers."""
-    zeros = op.Expand(op.const(0.0, x.dtype), element_count(op, x))
     numbers, flat = (op.Reshape(v, [-1]) for v in (places, dy))
+    zeros = zeros_at_run_time(op, [element_count(op, x)], working_type(x), places)
     return op.reshape_like(scatter(op, zeros, numbers, flat, 0), x)

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, refuse, rule
 from onnxtrain.autodiff.rules.conv_data import flipped_pads, spread
-from onnxtrain.autodiff.window import (
+from onnxtrain.autodiff.rules.places import add_elements, element_count
+from onnxtrain.autodiff.sizes import (
     Size,
-    Window,
-    dim_of,
-    pool_window,
+    arange,
     product,
     reshape,
     sizes,
     spatial_sizes,
     zeros_at_run_time,
 )
+from onnxtrain.autodiff.window import Window, pool_window
 
 # ---- maximum -------------------------------------------------------------------------------------
 
@@ -52,17 +52,15 @@ def _indices(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
     attributes = {k: a.value for k, a in node.attributes.items() if k != "storage_order"}
     indices = op.call("MaxPool", x, outputs=2, **attributes)[1]
     indices.dtype = ir.DataType.INT64
-    indices.shape = None if node.outputs[0].shape is None else node.outputs[0].shape.copy()
-    return indices
+    return op.shape_as(indices, node.outputs[0])
 
 
 def _to_index(op: Ops, x: ir.Value, indices: ir.Value, dy: ir.Value, overlaps: bool) -> ir.Value:
     """Place dy at flat positions of a tensor like x, adding up where positions may repeat."""
-    zeros = zeros_at_run_time(op, [product(*sizes(op, x))], dy.dtype, indices)
-    flat = op.ScatterElements(
-        zeros, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]),
-        axis=0, reduction="add" if overlaps else None,
-    )  # fmt: skip
+    if overlaps:
+        return add_elements(op, dy, x, indices)
+    zeros = zeros_at_run_time(op, [element_count(op, x)], dy.dtype, indices)
+    flat = op.ScatterElements(zeros, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]), axis=0)
     return op.reshape_like(flat, x)
 
 
@@ -174,9 +172,7 @@ def _taps_between(
         position = np.arange(number_)[:, None] * stride - start + taps
         inside = (position >= first_) & (position < end)
         return np.asarray(inside.sum(axis=1), dtype=np.int64)
-    number = op.int64(count) if isinstance(count, int) else op.squeeze(count, [0])
-    first = op.Range(op.int64(0), number, op.int64(1)) * stride - before
-    positions = op.unsqueeze(op.with_dims(first, [dim_of(count)]), [1]) + op.const(taps)
+    positions = op.unsqueeze(arange(op, count) * stride - before, [1]) + op.const(taps)
     within = op.And(op.GreaterOrEqual(positions, low), op.Less(positions, high))
     return op.sum(op.Cast(within, to=ir.DataType.INT64), [1])
 
@@ -213,7 +209,7 @@ def global_average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Every element gets the cotangent divided by their number."""
     x = node.inputs[0]
     assert x is not None
-    return (op.expand_like(dy / op.count(x, range(2, op.rank(x))), x),)
+    return (op.expand_like(dy * op.one_over_count(x, range(2, op.rank(x))), x),)
 
 
 @rule("GlobalMaxPool", notes="of equal maxima, the first gets the gradient")
@@ -225,8 +221,7 @@ def global_max_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     length = product(*space)
     flat = reshape(op, x, [batch, channels, length])
     winner = op.ArgMax(flat, axis=2, keepdims=1)
-    end = op.int64(length) if isinstance(length, int) else op.squeeze(length, [0])
-    here = op.Equal(op.Range(op.int64(0), end, op.int64(1)), winner)
+    here = op.Equal(arange(op, length), winner)
     placed = op.Where(here, reshape(op, dy, [batch, channels, 1]), 0.0)
     return (op.reshape_like(placed, x),)
 
@@ -262,12 +257,17 @@ refuse(
 
 def _repeated(op: Ops, window: Window, value: ir.Value) -> ir.Value:
     """Repeat each element over its window, which tiles the result."""
+    lengths = [n * k for n, k in zip(_static_space(op, value), window.kernel, strict=True)]
+    if value.dtype == ir.DataType.DOUBLE:  # onnxruntime does not resize doubles
+        batch, channels, *space = sizes(op, value)
+        apart = reshape(op, value, [batch, channels, *(i for n in space for i in (n, 1))])
+        copies = op.Expand(apart, [1, 1, *(i for k in window.kernel for i in (1, k))])
+        return reshape(op, copies, [batch, channels, *lengths])
     scales = op.const(np.array([1, 1, *window.kernel], dtype=np.float32))
     grown = op.Resize(
         value, None, scales,
         mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
     )  # fmt: skip
-    lengths = [n * k for n, k in zip(_static_space(op, value), window.kernel, strict=True)]
     return op.with_dims(grown, [*op.dims(value)[:2], *lengths])
 
 

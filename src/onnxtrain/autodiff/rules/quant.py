@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule, zero_gradient
-from onnxtrain.autodiff.rules.norm import working_type
 from onnxtrain.autodiff.rules.places import pad
-from onnxtrain.autodiff.shapes import constant_array
+from onnxtrain.autodiff.shapes import constant_array, working_type
+from onnxtrain.autodiff.sizes import arange
 
 zero_gradient(
     "QuantizeLinear", "DynamicQuantizeLinear",
@@ -141,7 +141,7 @@ def _spread(op: Ops, node: ir.Node, scale: ir.Value, x: ir.Value) -> ir.Value:
         return scale
     axis, block = _axis_and_block(op, node, x)
     if block:
-        numbers = op.Range(op.int64(0), op.squeeze(op.dim(x, axis), [0]), op.int64(1))
+        numbers = arange(op, op.dim(x, axis))
         shape = [*op.dims(scale)[:axis], op.dims(x)[axis], *op.dims(scale)[axis + 1 :]]
         return op.with_dims(op.Gather(scale, numbers / op.int64(block), axis=axis), shape)
     ones = [1] * (op.rank(x) - 1 - axis)

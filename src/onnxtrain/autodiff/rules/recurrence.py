@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.rules.rnn_activations import Activation
 from onnxtrain.autodiff.shapes import UNKNOWN, Dim, dims_of
+from onnxtrain.autodiff.sizes import arange
 
 Step = Callable[..., Sequence[ir.Value]]
 
@@ -32,7 +33,7 @@ class Timeline:
         if lengths is None:
             return
         length = op.cast(lengths, ir.DataType.INT64)
-        now = op.unsqueeze(_count_up(op, x), [1, 2])
+        now = op.unsqueeze(arange(op, op.dim(x, 0)), [1, 2])
         each = op.unsqueeze(length, [0, 2])
         self.valid = self._mark(op, op.Less(now, each))
         self.last = self._mark(op, op.Equal(now, each - 1))
@@ -42,14 +43,6 @@ class Timeline:
 
     def _mark(self, op: Ops, flags: ir.Value) -> ir.Value:
         return op.with_dims(flags, (self.steps, self.batch, 1))
-
-
-def _count_up(op: Ops, x: ir.Value) -> ir.Value:
-    steps = op.dims(x)[0]
-    if isinstance(steps, int):
-        return op.const(np.arange(steps, dtype=np.int64))
-    count = op.squeeze(op.dim(x, 0), [0])
-    return op.with_dims(op.Range(op.int64(0), count, op.int64(1)), (UNKNOWN,))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.shapes import constant_array, dims_of
+from onnxtrain.autodiff.shapes import constant_array, dims_of, is_half, working_type
+from onnxtrain.autodiff.sizes import arange
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,23 @@ class _Reduction:
             return value
         if self.axes is not None:
             return op.unsqueeze(value, self.axes)
-        noop = self.node.attributes.get_int("noop_with_empty_axes", 0)
-        model = op.ReduceSum(self.x, self.axes_input, keepdims=1, noop_with_empty_axes=noop)
-        return op.reshape(value, op.Shape(model))
+        return op.reshape(value, op.Shape(op.ReduceSum(*self.operands(op, self.x), **self.options)))
 
     def sum(self, op: Ops, value: ir.Value) -> ir.Value:
         """Sum over the reduced axes, kept with size one."""
         if self.axes is not None:
             return op.sum(value, self.axes, keepdims=True)
+        return op.ReduceSum(*self.operands(op, value), **self.options)
+
+    def operands(self, op: Ops, value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+        """Return the inputs of an operator that reduces a value in the same way."""
+        return value, self.axes_input if self.axes is None else op.int64(self.axes)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The attributes of an operator that reduces in the same way, and keeps the axes."""
         noop = self.node.attributes.get_int("noop_with_empty_axes", 0)
-        return op.ReduceSum(value, self.axes_input, keepdims=1, noop_with_empty_axes=noop)
+        return {"keepdims": 1, "noop_with_empty_axes": noop}
 
     def spread(self, op: Ops, value: ir.Value) -> ir.Value:
         """Broadcast something of the kept shape to the shape of the input."""
@@ -71,10 +79,11 @@ def reduce_mean(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Every element has its share of the cotangent."""
     r = _Reduction.of(op, node)
     if r.axes is not None:
-        share = dy / op.count(r.x, r.axes)
+        share = dy * op.one_over_count(r.x, r.axes)
     else:
-        ratio = op.Div(op.Size(r.x), op.Size(node.outputs[0]))
-        share = dy / op.Cast(ratio, to=dy.dtype)
+        wide = working_type(dy)
+        whole, rest = (op.Cast(op.Size(v), to=wide) for v in (r.x, node.outputs[0]))
+        share = dy * op.cast(rest / whole, dy.dtype)
     return (r.spread(op, r.kept(op, share)),)
 
 
@@ -82,7 +91,11 @@ def reduce_mean(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 def reduce_extremum(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The gradient goes to the elements that won, in equal parts where several did."""
     r = _Reduction.of(op, node)
-    won = op.Equal(r.x, r.kept(op, node.outputs[0]))
+    wide, y = op.cast(r.x, working_type(r.x)), r.kept(op, node.outputs[0])
+    if is_half(r.x):
+        again = op.ReduceMax if node.op_type == "ReduceMax" else op.ReduceMin
+        y = again(*r.operands(op, wide), **r.options)
+    won = op.Equal(wide, y)
     winners = r.sum(op, op.Cast(won, to=dy.dtype))
     return (op.Where(won, r.kept(op, dy) / winners, 0.0),)
 
@@ -94,12 +107,7 @@ def reduce_prod(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     zero = op.Equal(r.x, 0.0)
     rest = op.Where(zero, 1.0, r.x)
     zeros = r.sum(op, op.Cast(zero, to=dy.dtype))
-    product = op.ReduceProd(
-        rest,
-        r.axes_input if r.axes is None else op.int64(r.axes),
-        keepdims=1,
-        noop_with_empty_axes=node.attributes.get_int("noop_with_empty_axes", 0),
-    )
+    product = op.ReduceProd(*r.operands(op, rest), **r.options)
     spread = op.Mul(r.kept(op, dy), product)
     at_zero = op.Where(op.Equal(zeros, 1.0), spread, 0.0)
     elsewhere = op.Where(op.Equal(zeros, 0.0), spread, 0.0)
@@ -146,6 +154,5 @@ def reduce_log_sum_exp(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Range", stops=(1,), notes="of start and delta; the limit only sets the length")
 def range_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y_i = start + i delta."""
-    steps = op.Range(op.int64(0), op.squeeze(op.Shape(dy), [0]), op.int64(1))
-    indices = op.call("Cast", steps, to=dy.dtype, like=dy)[0]
+    indices = op.call("Cast", arange(op, op.Shape(dy)), to=dy.dtype, like=dy)[0]
     return op.sum(dy, [0]), None, op.sum(dy * indices, [0])

@@ -20,8 +20,9 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops, attributes_of
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.rules.places import add_along, arange
-from onnxtrain.autodiff.shapes import Dim, constant_array, same_dim
+from onnxtrain.autodiff.rules.places import add_along
+from onnxtrain.autodiff.shapes import Dim, constant_array, same_dim, working_type
+from onnxtrain.autodiff.sizes import arange
 
 _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 # From this length on adding at computed places is cheaper than a product with a matrix. Measured
@@ -55,7 +56,9 @@ class _Resampling:
         assert x is not None
         roi, scales, sizes = [_given(node, i) for i in (1, 2, 3)]
         self.op, self.x = op, x
-        self.roi, self.scales, self.sizes = roi, scales, sizes
+        # Of another type than what is resized here, onnxruntime would misread it.
+        self.roi = None if roi is None else op.cast(roi, working_type(x))
+        self.scales, self.sizes = scales, sizes
         attributes = attributes_of(node)
         rank = op.rank(x)
         self.axes = [a % rank for a in attributes.get("axes", range(rank))]
@@ -201,15 +204,11 @@ class _Resampling:
 
     def _unit_vectors(self, axis: int) -> ir.Value:
         op, size = self.op, self.op.dim(self.x, axis)
-        zero = ir.tensor(np.zeros(1, self._precision().numpy()))
+        # Weights are computed in single precision at least, then rounded to the type of x.
+        zero = ir.tensor(np.zeros(1, working_type(self.x).numpy()))
         zeros = op.ConstantOfShape(op.dims_vector(size, size), value=zero)
         dim = op.dims(self.x)[axis]
         return op.with_dims(op.EyeLike(op.with_dims(zeros, [dim, dim])), [dim, dim])
-
-    def _precision(self) -> ir.DataType:
-        # Weights are computed in single precision at least, then rounded to the type of x.
-        double = self.x.dtype == ir.DataType.DOUBLE
-        return ir.DataType.DOUBLE if double else ir.DataType.FLOAT
 
     def _matrix_of_policy(self, dy: ir.Value, axis: int) -> ir.Value:
         """Return the matrix of one axis where all axes share the scale of one of them.
@@ -223,8 +222,10 @@ class _Resampling:
         assert self.sizes is not None
         lengths = op.dims_vector(*[op.dim(self.x, a) for a in self.axes])
         ratios = op.Cast(self.sizes, to=ir.DataType.FLOAT) / op.Cast(lengths, to=ir.DataType.FLOAT)
-        search = op.ArgMin if self.policy == "not_larger" else op.ArgMax
-        decides = search(ratios, axis=0, keepdims=1)
+        if self.policy == "not_larger":
+            decides = op.ArgMin(ratios, axis=0, keepdims=1)
+        else:
+            decides = op.ArgMax(ratios, axis=0, keepdims=1)
         size = op.dim(self.x, axis)
         units = op.Expand(
             op.unsqueeze(self._unit_vectors(axis), [1, 3]),
@@ -283,7 +284,7 @@ class _Resampling:
         else:
             rows = [count, op.full_like(count, 1)] if self.crops else [count]
         stacked = op.Concat(*[op.unsqueeze(row, [0]) for row in rows], axis=0)
-        images = self._resized(op.Cast(stacked, to=self._precision()), dy, axis)
+        images = self._resized(op.Cast(stacked, to=working_type(self.x)), dy, axis)
         middle, *weights = [
             op.squeeze(op.slice(images, 0, i, i + 1), [0]) for i in range(len(rows))
         ]
@@ -310,8 +311,11 @@ def _given(node: ir.Node, index: int) -> ir.Value | None:
 def _sum_blocks(op: Ops, x: ir.Value, dy: ir.Value, factors: Sequence[int]) -> ir.Value:
     """Sum over the copies of each element; as a pooling where there is one, which is fastest."""
     if _has_channels(op, x, factors):
-        mean = op.AveragePool(dy, kernel_shape=factors[2:], strides=factors[2:])
-        return op.Mul(op.type_as(mean, x), float(math.prod(factors)))
+        window = {"kernel_shape": factors[2:], "strides": factors[2:]}
+        count = float(math.prod(factors))
+        if _is_padded(dy):
+            return op.type_as(op.AveragePool(op.Mul(dy, count), **window), x)
+        return op.Mul(op.type_as(op.AveragePool(dy, **window), x), count)
     shape: list[ir.Value | int] = []
     copies: list[int] = []
     for axis, factor in enumerate(factors):
@@ -320,6 +324,18 @@ def _sum_blocks(op: Ops, x: ir.Value, dy: ir.Value, factors: Sequence[int]) -> i
             copies.append(len(shape))
             shape.append(factor)
     return op.ReduceSum(op.reshape(dy, op.dims_vector(*shape)), copies, keepdims=0)
+
+
+def _is_padded(value: ir.Value) -> bool:
+    """Tell whether a value comes out of Pad, as the gradient of Slice does.
+
+    onnxruntime 1.31 makes one operator of Pad and a pooling right behind it, also where the pads
+    are wider than the window, and then refuses its own work.
+    """
+    producer = value.producer()
+    while producer is not None and producer.op_type == "Identity":
+        producer = producer.inputs[0].producer() if producer.inputs[0] is not None else None
+    return producer is not None and producer.op_type == "Pad"
 
 
 def _has_channels(op: Ops, x: ir.Value, factors: Sequence[int], known: bool = False) -> bool:

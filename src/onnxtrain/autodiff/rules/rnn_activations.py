@@ -34,7 +34,9 @@ class Activation:
         """
         clipped = self._clipped(op, x)
         slope = _SLOPE[self.name](op, clipped, y, self.alpha, self.beta)
-        return slope if clipped is x else op.Where(op.Equal(clipped, x), slope, 0.0)
+        if self.clip is None:
+            return slope
+        return op.Where(op.LessOrEqual(op.Abs(x), self.clip), slope, 0.0)
 
     def _clipped(self, op: Ops, x: ir.Value) -> ir.Value:
         return x if self.clip is None else op.Clip(x, -self.clip, self.clip)

@@ -14,22 +14,22 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.rules.grid import at_least_single
-from onnxtrain.autodiff.rules.places import arange, scatter
+from onnxtrain.autodiff.rules.places import scatter
+from onnxtrain.autodiff.shapes import working_type
+from onnxtrain.autodiff.sizes import arange
 
 
 @rule("RoiAlign", stops=(1, 2), notes="none to the regions; in mode max ties share equally")
 def roi_align(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The gradient goes back to the pixels that were averaged, or to those that won."""
-    batch = node.inputs[2]
-    assert batch is not None
-    x, rois, dy = (at_least_single(op, v) for v in (*node.inputs[:2], dy))
+    image, rois, batch = node.inputs
+    assert image is not None and rois is not None and batch is not None
+    x, rois, dy = (op.cast(v, working_type(v)) for v in (image, rois, dy))
     rows = _sample(op, node, x, rois, axis=2)
     columns = _sample(op, node, x, rois, axis=3)
     pool = _average if node.attributes.get_string("mode", "avg") == "avg" else _maximum
     dx = op.type_as(pool(op, x, batch, rows, columns, dy), x)
-    assert node.inputs[0] is not None
-    return (op.cast(dx, node.inputs[0].dtype),)
+    return (op.cast(dx, image.dtype),)
 
 
 @dataclass(frozen=True)

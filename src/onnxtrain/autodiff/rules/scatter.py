@@ -6,8 +6,9 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops, attributes_of
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.rules.places import arange, as_rows, positions, row_numbers, scatter
+from onnxtrain.autodiff.rules.places import as_rows, positions, row_numbers, scatter
 from onnxtrain.autodiff.shapes import dims_of
+from onnxtrain.autodiff.sizes import arange
 
 _NOTES = "max, min: ties share the gradient equally; none: indices must not repeat"
 

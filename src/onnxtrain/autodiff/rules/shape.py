@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops, attributes_of
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.shapes import constant_array, dims_of
+from onnxtrain.autodiff.shapes import constant_array
 
 # ---- one input, the same elements --------------------------------------------------------------
 
@@ -89,21 +89,10 @@ def _zero_part(op: Ops, part: ir.Value, whole: ir.Value) -> ir.Value:
 # ---- repetition --------------------------------------------------------------------------------
 
 
-@rule("Expand")
+@rule("Expand", broadcasts=True)
 def expand(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The sum over the copies."""
-    x = node.inputs[0]
-    assert x is not None
-    if dims_of(dy) is not None:
-        return (op.sum_to(dy, x),)
-    # Not even the rank of the output is known: line the shapes up at run time.
-    shape = op.Shape(dy)
-    lead = op.Sub(op.Shape(shape), [op.rank(x)])
-    ones = op.ConstantOfShape(lead, value=ir.tensor(np.array([1], dtype=np.int64)))
-    differs = op.Not(op.Equal(op.Concat(ones, op.shape_of(x), axis=0), shape))
-    axes = op.Squeeze(op.NonZero(differs), [0])
-    summed = op.ReduceSum(dy, axes, keepdims=1, noop_with_empty_axes=1)
-    return (op.reshape_like(summed, x),)
+    return (dy,)
 
 
 @rule("Tile")

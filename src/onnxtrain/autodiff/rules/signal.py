@@ -12,7 +12,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import pad, scatter
-from onnxtrain.autodiff.shapes import constant_array
+from onnxtrain.autodiff.shapes import UNKNOWN, constant_array
+from onnxtrain.autodiff.sizes import arange
 from onnxtrain.errors import ShapeInferenceError
 
 
@@ -42,7 +43,7 @@ def _adjoint_of_real_inverse(op: Ops, dy: ir.Value, axis: int) -> ir.Value:
     whole = _transform(op, dy, axis, inverse=0) / op.Cast(length, to=dy.dtype)
     bins = op.Add(op.Div(length, [2]), [1])
     half = op.slice(whole, axis, 0, bins)
-    index = op.Range(op.int64(0), op.squeeze(bins, [0]), op.int64(1))
+    index = arange(op, bins)
     middle = op.And(op.Greater(index, op.int64(0)), op.Less(op.Mul(index, op.int64(2)), length))
     weight = op.Where(middle, op.const(2.0, dy.dtype), op.const(1.0, dy.dtype))
     weight.shape = ir.Shape([None])
@@ -101,13 +102,9 @@ def _frame_length(op: Ops, node: ir.Node, signal: ir.Value, window: ir.Value | N
 
 def _frame_places(op: Ops, dy: ir.Value, step: ir.Value, length: ir.Value) -> ir.Value:
     """Return the position in the signal of every element of every frame, flattened."""
-    zero, one = op.int64(0), op.int64(1)
-    frames = op.Range(zero, op.squeeze(op.dim(dy, 1), [0]), one)
-    starts = op.Mul(frames, _as_int64_vector(op, step))
-    starts.shape = ir.Shape([None])
-    offsets = op.Range(zero, op.squeeze(length, [0]), one)
-    places = op.Reshape(op.Add(op.unsqueeze(starts, [1]), offsets), [-1])
-    return op.with_dims(places, [ir.SymbolicDim(None)])
+    starts = op.Mul(arange(op, op.dim(dy, 1)), _as_int64_vector(op, step))
+    places = op.Add(op.unsqueeze(starts, [1]), arange(op, length))
+    return op.with_dims(op.Reshape(places, [-1]), [UNKNOWN])
 
 
 def _as_int64_vector(op: Ops, value: ir.Value) -> ir.Value:

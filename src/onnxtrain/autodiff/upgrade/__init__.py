@@ -13,15 +13,18 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.blame import blaming
 from onnxtrain.autodiff.emit import FLOOR_OPSET, least_ir_version
 from onnxtrain.autodiff.infer import infer_shapes
 from onnxtrain.autodiff.ops import Names
 from onnxtrain.autodiff.upgrade.adapters import ADAPTERS
+from onnxtrain.autodiff.upgrade.defaults import release_initializers
 from onnxtrain.autodiff.upgrade.rewrite import Rewriter, label_of
 from onnxtrain.errors import ModelError, ShapeInferenceError
 
+__all__ = ["OLDEST_OPSET", "raise_to_floor", "release_initializers"]
+
 OLDEST_OPSET = 7
-_DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not be an input
 
 
 def raise_to_floor(model: ir.Model) -> None:
@@ -44,17 +47,6 @@ def raise_to_floor(model: ir.Model) -> None:
     model.ir_version = max(model.ir_version, least_ir_version(model.opset_imports))
 
 
-def release_initializers(model: ir.Model) -> None:
-    """Take initializers out of the inputs of a model so old that it had to list them there.
-
-    Up to IR version 3 every initializer was an input as well, and meant as a constant; later, an
-    input with an initializer is one that the caller may override.
-    """
-    if model.ir_version < _DEFAULTS_AS_INPUTS_UNTIL:
-        inputs = model.graph.inputs
-        inputs[:] = [value for value in inputs if not value.is_initializer()]
-
-
 def _infer_if_possible(model: ir.Model) -> None:
     """Learn types and ranks, which some adapters ask for.
 
@@ -70,7 +62,8 @@ def _infer_if_possible(model: ir.Model) -> None:
 def _raise_node(rewriter: Rewriter, node: ir.Node, opset: int) -> None:
     version = opset
     while (step := _next_step(node.op_type, version)) is not None:
-        ADAPTERS[node.op_type, step](rewriter, node)
+        with blaming(node, f"raising to opset {step} the operator"):
+            ADAPTERS[node.op_type, step](rewriter, node)
         version = step
     if not onnx.defs.has(node.op_type, FLOOR_OPSET, ""):
         raise ModelError(

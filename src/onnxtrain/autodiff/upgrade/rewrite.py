@@ -35,13 +35,26 @@ class Rewriter:
         self, node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any
     ) -> ir.Value:
         """Write a new node just before another one, and return its output."""
+        return self.insert_many(node, op_type, inputs, 1, **attributes)[0]
+
+    def insert_many(
+        self,
+        node: ir.Node,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: int,
+        **attributes: Any,
+    ) -> list[ir.Value]:
+        """Write a new node with several outputs, and return them."""
         made = ir.node(
-            op_type, inputs, attributes, name=self._names.fresh(f"{label_of(node)}/{op_type}")
-        )
-        made.outputs[0].name = self._names.fresh(f"{made.name}_out")
+            op_type, inputs, attributes, num_outputs=outputs,
+            name=self._names.fresh(f"{label_of(node)}/{op_type}"),
+        )  # fmt: skip
+        for output in made.outputs:
+            output.name = self._names.fresh(f"{made.name}_out")
         assert node.graph is not None
         node.graph.insert_before(node, made)
-        return made.outputs[0]
+        return list(made.outputs)
 
     def become(
         self, node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any

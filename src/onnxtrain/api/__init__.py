@@ -1,0 +1,1 @@
+"""What runs on the device: numpy, onnxruntime and the standard library, and nothing else."""

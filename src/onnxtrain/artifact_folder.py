@@ -1,0 +1,109 @@
+"""Writing the artifact folder: all files appear together, or none does.
+
+Everything is written into a hidden folder beside its destination first. Only when all of it is
+there, on disk, are the files renamed into place; should a rename fail, those before it are undone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from onnxtrain.errors import OnnxTrainError
+
+
+class Folder:
+    """An artifact folder in the making; use it in a `with` statement and `publish` at the end."""
+
+    def __init__(self, directory: str | bytes | os.PathLike[Any] | None, prefix: str) -> None:
+        self.directory = Path(os.fsdecode(directory)) if directory is not None else Path.cwd()
+        self.prefix = prefix
+        self._created: Path | None = None
+        self._staging: Path | None = None
+        self._names: list[str] = []
+
+    def __enter__(self) -> Folder:
+        try:
+            self._created = _first_missing(self.directory)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._staging = Path(tempfile.mkdtemp(prefix=".onnxtrain-", dir=self.directory))
+        except OSError as error:
+            raise OnnxTrainError(
+                f"the artifact directory {str(self.directory)!r} cannot be written: {error}"
+            ) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._staging is not None:
+            shutil.rmtree(self._staging, ignore_errors=True)
+        if kind is not None and self._created is not None:
+            shutil.rmtree(self._created, ignore_errors=True)
+
+    def file(self, name: str) -> Path:
+        """Return where to write a file before it is published, under its final name."""
+        assert self._staging is not None, "use the folder in a with statement"
+        full = f"{self.prefix}{name}"
+        if full not in self._names:
+            self._names.append(full)
+        file = self._staging / full
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file
+
+    def publish(self) -> dict[str, int]:
+        """Move all files into place and return their sizes by name."""
+        assert self._staging is not None
+        backup = self._staging / "replaced"
+        backup.mkdir()
+        present = [n for n in self._names if (self._staging / n).exists()]
+        done: list[str] = []
+        try:
+            for name in present:
+                _sync(self._staging / name)
+            for name in present:
+                final = self.directory / name
+                final.parent.mkdir(parents=True, exist_ok=True)
+                if final.exists():
+                    saved = backup / name
+                    saved.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(final, saved)
+                os.replace(self._staging / name, final)
+                done.append(name)
+        except OSError as error:
+            self._undo(present, done, backup)
+            raise OnnxTrainError(
+                f"the artifacts cannot be written to {str(self.directory)!r}: {error}; nothing "
+                "was changed"
+            ) from None
+        return {name: (self.directory / name).stat().st_size for name in present}
+
+    def _undo(self, present: list[str], done: list[str], backup: Path) -> None:
+        for name in present:
+            final = self.directory / name
+            if name in done:
+                final.unlink(missing_ok=True)
+            if (backup / name).exists():
+                os.replace(backup / name, final)
+
+
+def _first_missing(directory: Path) -> Path | None:
+    """Return the outermost folder that has to be created, or None."""
+    missing = None
+    for folder in (directory, *directory.parents):
+        if folder.exists():
+            break
+        missing = folder
+    return missing
+
+
+def _sync(file: Path) -> None:
+    with open(file, "rb+") as handle:
+        os.fsync(handle.fileno())

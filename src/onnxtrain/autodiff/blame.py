@@ -1,0 +1,53 @@
+"""Errors that nobody foresaw, told as errors of onnxtrain with the place they come from.
+
+Rules, adapters and definitions are written for nodes that are valid, and no check covers all that
+can be wrong with one: onnx looks at the weights of an LSTM only at run time. What they stumble over
+is told as an error of onnxtrain that names the node; the error underneath is its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError, OnnxTrainError
+
+
+@contextmanager
+def blaming(node: ir.Node, doing: str) -> Iterator[None]:
+    """Turn an unforeseen error into one that says what was done to which node."""
+    try:
+        yield
+    except OnnxTrainError:
+        raise
+    except Exception as error:
+        name = node.name or next((v.name for v in node.outputs if v.name), "")
+        inputs = ", ".join("none" if v is None else _described(v) for v in node.inputs)
+        raise ModelError(
+            f"{doing} {node.op_type} (node {name!r}) failed with {type(error).__name__}: {error}. "
+            f"Its inputs are {inputs or 'none'}. Check that the node is valid (does the model run "
+            "in onnxruntime?); if it is, this is a defect of onnxtrain: please report it"
+        ) from error
+
+
+@contextmanager
+def blaming_model(doing: str) -> Iterator[None]:
+    """Turn an unforeseen error that comes from no single node into one of onnxtrain."""
+    try:
+        yield
+    except OnnxTrainError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{doing} the model failed with {type(error).__name__}: {error}. Check the model with "
+            "onnx.checker.check_model, and that it runs in onnxruntime; if so, this is a defect of "
+            "onnxtrain: please report it"
+        ) from error
+
+
+def _described(value: ir.Value) -> str:
+    dtype = "unknown type" if value.dtype is None else value.dtype.name
+    shape = " of unknown rank" if value.shape is None else str(value.shape)
+    return f"{value.name!r} {dtype}{shape}"

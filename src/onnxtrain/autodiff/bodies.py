@@ -1,0 +1,60 @@
+"""Graphs inside of nodes, the bodies of If, Loop and Scan, and what holds graphs together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+
+def bodies_of(node: ir.Node) -> list[ir.Graph]:
+    """Return the subgraphs that a node holds directly."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.value)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.value)
+    return found
+
+
+def captured_values(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values of outer graphs that the subgraphs of a node use, each once."""
+    graphs = bodies_of(node)
+    if not graphs:
+        return
+    inner: dict[ir.Graph, None] = dict.fromkeys(graphs)
+    for graph in graphs:
+        inner.update(dict.fromkeys(graph.subgraphs()))
+    seen: set[ir.Value] = set()
+    for graph in inner:
+        used = [v for n in graph for v in n.inputs if v is not None]
+        for value in (*used, *graph.outputs):
+            if value.graph not in inner and value not in seen:
+                seen.add(value)
+                yield value
+
+
+def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the values that a graph defines, its subgraphs not included."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def take_out(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node]]:
+    """Empty a graph; return its outputs and its nodes, which are free to go into another one."""
+    outputs, nodes = list(graph.outputs), list(graph)
+    graph.outputs.clear()
+    graph.remove(nodes)
+    return outputs, nodes
+
+
+def release(node: ir.Node) -> None:
+    """Give up the uses that a node, and the nodes in its subgraphs, make of other values."""
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+    for body in bodies_of(node):
+        for inner in body:
+            release(inner)

@@ -1,0 +1,145 @@
+"""Losses that users bring: as a Python function over blocks, or as an ONNX model."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from onnxtrain.errors import BlockError
+from onnxtrain.onnxblock.accessor import current
+from onnxtrain.onnxblock.block import Block, names_of
+from onnxtrain.onnxblock.merge import merge
+from onnxtrain.onnxblock.values import is_defined, type_of
+from onnxtrain.onnxblock.writer import Writer
+
+
+class FunctionLoss(Block):
+    """A loss written as a function of names, with blocks.
+
+    The function gets the names that the loss is called with (the outputs of the model, in
+    `generate_artifacts`) and returns the name of the loss, or a tuple that begins with it. Further
+    parameters without default are labels: the function gets their own names for them, and where
+    the model has no value of that name by the time it returns, an input like the first output is
+    added.
+
+    Example:
+        >>> def loss(prediction, target):
+        ...     distance = blocks.Abs()(blocks.Sub()(prediction, target))
+        ...     return blocks.ReduceMean(keepdims=False)(distance)
+        >>> onnxblock.loss.FunctionLoss(loss)("output")
+
+    """
+
+    def __init__(self, function: Callable[..., str | Sequence[str]]) -> None:
+        super().__init__()
+        if not callable(function):
+            raise BlockError(f"a loss is a function, not {function!r}")
+        self._function = function
+
+    def build(self, *output_names: str) -> Any:
+        """Call the function, and add inputs for its labels."""
+        labels = self._labels(output_names)
+        result = self._function(*output_names, **{label: label for label in labels})
+        names_of(result)
+        op = Writer()
+        for label in labels:
+            if not is_defined(op.model, label):
+                op.input(label, type_of(op.model, output_names[0]))
+        return result
+
+    def _labels(self, given: Sequence[str]) -> list[str]:
+        """Name the parameters beyond those that are given."""
+        try:
+            signature = inspect.signature(self._function)
+        except ValueError:  # a function that does not tell its parameters, as some builtin ones
+            return []
+        parameters = signature.parameters.values()
+        by_position = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        takes_any = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+        name = getattr(self._function, "__name__", "the loss")
+        if len(given) > len(by_position) and not takes_any:
+            raise BlockError(
+                f"{name}() takes {len(by_position)} name(s), but there are {len(given)}: "
+                f"{', '.join(map(repr, given))}. Choose with loss_input_names, or take *others"
+            )
+        rest = [*by_position[len(given) :], *(p for p in parameters if p.kind == p.KEYWORD_ONLY)]
+        labels = [p for p in rest if p.default is p.empty]
+        for parameter in labels:
+            if parameter.kind == parameter.POSITIONAL_ONLY:
+                raise BlockError(f"{name}(): a label is passed by its name: {parameter.name!r}")
+        if labels and not given:
+            raise BlockError(f"{name}() is to be called with the outputs of the model")
+        return [p.name for p in labels]
+
+
+class ModelLoss(Block):
+    """A loss that is an ONNX model, whose inputs are outputs of the base model and labels.
+
+    An input of the loss model is, in this order: what `inputs` says for it; the value of the base
+    model that has its name; the only name that the loss is called with, for the first input, if
+    that name matches none; otherwise a label, which becomes an input of the base model.
+
+    The outputs of the loss model are the loss and whatever else is to be given out. Its values keep
+    their names unless the base model has them already.
+
+    Args:
+        model: the loss model, or the path to its file.
+        inputs: names of values of the base model, by the names of inputs of the loss model.
+
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto | str | os.PathLike[str],
+        inputs: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(model, (str, os.PathLike)):
+            try:
+                model = onnx.load(model)
+            except Exception as error:  # each of the formats that onnx reads has its own errors
+                raise BlockError(f"no loss model can be read from {model!r}: {error}") from None
+        if not isinstance(model, onnx.ModelProto):
+            raise BlockError(f"a loss model is an onnx.ModelProto or a path, not {model!r}")
+        if not model.graph.output:
+            raise BlockError("the loss model has no outputs; the first is to be the loss")
+        self._loss, self._inputs = model, dict(inputs or {})
+
+    def build(self, *output_names: str) -> str | tuple[str, ...]:
+        """Add the nodes of the loss model, and inputs for its labels."""
+        op = Writer()
+        bound = self._bindings(op.model, output_names)
+        initializers = {tensor.name for tensor in self._loss.graph.initializer}
+        for info in self._loss.graph.input:
+            if info.name not in bound and info.name not in initializers:
+                bound[info.name] = op.input(info.name, info.type)
+        outputs = tuple(merge(current(), self._loss, bound))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _bindings(self, base: onnx.ModelProto, given: Sequence[str]) -> dict[str, str]:
+        initializers = {tensor.name for tensor in self._loss.graph.initializer}
+        inputs = [i.name for i in self._loss.graph.input if i.name not in initializers]
+        unknown = [name for name in self._inputs if name not in inputs]
+        if unknown:
+            raise BlockError(f"the loss model has no input {', '.join(map(repr, unknown))}")
+        bound = dict(self._inputs)
+        for name in bound.values():
+            type_of(base, name)  # an error where there is no such value
+        for name in inputs:
+            if name not in bound and is_defined(base, name):
+                bound[name] = name
+        if not set(given) & set(bound.values()) and given and inputs:
+            if len(given) > 1 or inputs[0] in bound:
+                raise BlockError(
+                    f"the inputs {', '.join(map(repr, inputs))} of the loss model match none of "
+                    f"{', '.join(map(repr, given))}: say which is which, as in "
+                    f"ModelLoss(model, inputs={{{inputs[0]!r}: {given[0]!r}}})"
+                )
+            bound[inputs[0]] = given[0]
+        return bound

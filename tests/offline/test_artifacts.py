@@ -1,0 +1,466 @@
+"""`generate_artifacts`: what it writes, and that stock onnxruntime trains with it."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from exporting import export
+from graphs import linear, model, value
+from onnxtrain import onnxblock
+from onnxtrain.api.checkpoint_file import read_checkpoint
+from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
+from onnxtrain.errors import ModelError, NotDifferentiableError, OnnxTrainError
+from zoo import MLP, Bert, MobileNetV2, ResNet18
+
+FILES = {"training_model.onnx", "eval_model.onnx", "checkpoint"}
+WITH_OPTIMIZER = FILES | {"optimizer_model.onnx", "step_model.onnx"}
+
+
+class Device:
+    """The least that a device has to do, with a stock onnxruntime and numpy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sessions = {
+            f.stem: ort.InferenceSession(f) for f in folder.glob("*.onnx")
+        }  # frozen parameters come out of the checkpoint file beside the graphs
+        content = read_checkpoint(folder / "checkpoint")
+        self.values = {n: np.array(v) for n, v in {**content.trainable, **content.frozen}.items()}
+        self.trainable = list(content.trainable)
+
+    def run(self, graph: str, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+        session = self.sessions[graph]
+        wanted = {i.name: i.shape for i in session.get_inputs()}
+        given = {**self.values, **feeds}
+        for name in set(wanted) - set(given):
+            given[name] = np.zeros(wanted[name], np.float32)
+        results = session.run(None, {n: given[n] for n in wanted})
+        return dict(zip([o.name for o in session.get_outputs()], results, strict=True))
+
+    def train(self, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+        return self.run("training_model", lazy_reset_grad=np.array([True]), **feeds)
+
+    def step(self, number: int, rate: float, **feeds: np.ndarray) -> float:
+        """One step by the three graphs of old."""
+        trained = self.train(**feeds)
+        gradients = {f"{p}_grad": trained[f"{p}_grad.accumulation.out"] for p in self.trainable}
+        self.adopt(trained)
+        clock = {"learning_rate": np.array([rate], np.float32), "step": np.array([number])}
+        self.adopt(self.run("optimizer_model", **clock, **gradients))
+        return next(iter(trained.values()))
+
+    def fused_step(self, number: int, rate: float, **feeds: np.ndarray) -> float:
+        clock = {"learning_rate": np.array([rate], np.float32), "step": np.array([number])}
+        results = self.run("step_model", **clock, **feeds)
+        self.adopt(results)
+        return next(iter(results.values()))
+
+    def adopt(self, results: dict[str, np.ndarray]) -> None:
+        for name, array in results.items():
+            if name.endswith(".updated"):
+                self.values[name.removesuffix(".updated")] = array
+
+
+def torch_gradients(net, x, labels) -> tuple[float, dict[str, np.ndarray]]:
+    net.zero_grad()
+    loss = torch.nn.functional.cross_entropy(net(x), labels)
+    loss.backward()
+    return loss.item(), {n: p.grad.numpy().copy() for n, p in net.named_parameters()}
+
+
+def close(actual: np.ndarray, expected: np.ndarray, name: str, scale: float = 0.0) -> None:
+    error = np.linalg.norm(actual - expected)
+    assert error <= 1e-4 * max(np.linalg.norm(expected), scale), f"{name}: {error:.2e}"
+
+
+def test_the_mnist_flow(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = MLP()
+    forward = export(net, torch.randn(3, 20), "torchscript")
+    written = generate_artifacts(
+        forward,
+        requires_grad=[n for n, _ in net.named_parameters()],
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
+        artifact_directory=tmp_path / "made" / "here",
+        additional_output_names=["y"],
+    )
+    assert set(written.files) == WITH_OPTIMIZER
+    assert set(os.listdir(tmp_path / "made" / "here")) == WITH_OPTIMIZER
+    assert written.outputs == ("y",) and len(written.trainable) == 4
+    device = Device(written.directory)
+    x, labels = torch.randn(8, 20), torch.randint(0, 5, (8,))
+    loss, expected = torch_gradients(net, x, labels)
+    feeds = {"x": x.numpy(), "labels": labels.numpy()}
+    results = device.train(**feeds)
+    assert results[written.loss] == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(results["y"], net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    for name, gradient in expected.items():
+        close(results[f"{name}_grad.accumulation.out"], gradient, name)
+
+
+def test_the_interface_that_upstream_had(tmp_path: Path) -> None:
+    generate_artifacts(linear(), ["w", "b"], artifact_directory=tmp_path, optimizer=OptimType.SGD)
+    training = onnx.load(tmp_path / "training_model.onnx")
+    assert [i.name for i in training.graph.input] == [
+        "x", "w", "b", "w_grad.accumulation.buffer", "b_grad.accumulation.buffer",
+        "lazy_reset_grad",
+    ]  # fmt: skip
+    outputs = ["loss", "y", "w_grad.accumulation.out", "b_grad.accumulation.out"]
+    assert [o.name for o in training.graph.output] == outputs
+    evaluation = onnx.load(tmp_path / "eval_model.onnx")
+    assert [i.name for i in evaluation.graph.input] == ["x", "w", "b"]
+    assert {n.domain for m in (training, evaluation) for n in m.graph.node} == {""}
+
+
+def test_gradients_accumulate_until_they_are_reset(tmp_path: Path) -> None:
+    generate_artifacts(linear(), artifact_directory=tmp_path)
+    device = Device(tmp_path)
+    x = np.ones((2, 3), np.float32)
+    first = device.train(x=x)
+    buffers = {
+        f"{p}_grad.accumulation.buffer": first[f"{p}_grad.accumulation.out"]
+        for p in device.trainable
+    }
+    both = device.run("training_model", x=x, lazy_reset_grad=np.array([False]), **buffers)
+    for p in device.trainable:
+        name = f"{p}_grad.accumulation.out"
+        np.testing.assert_allclose(both[name], 2 * first[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [OptimType.AdamW, OptimType.SGD])
+def test_the_fused_step_is_the_three_graphs_in_one(tmp_path: Path, kind: OptimType) -> None:
+    torch.manual_seed(0)
+    forward = export(MLP(), torch.randn(3, 20), "torchscript")
+    generate_artifacts(
+        forward, loss=LossType.CrossEntropyLoss, optimizer=kind, artifact_directory=tmp_path
+    )
+    apart, fused = Device(tmp_path), Device(tmp_path)
+    rng = np.random.default_rng(0)
+    losses = []
+    for number in range(1, 11):
+        feeds = {"x": rng.standard_normal((8, 20)).astype(np.float32), "labels": np.arange(8) % 5}
+        losses.append((apart.step(number, 0.05, **feeds), fused.fused_step(number, 0.05, **feeds)))
+    for one, other in losses:
+        assert one == pytest.approx(other, rel=1e-4)
+    for name in apart.trainable:
+        np.testing.assert_allclose(apart.values[name], fused.values[name], rtol=1e-3, atol=1e-5)
+
+
+def test_training_fits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    forward = export(MLP(), torch.randn(3, 20), "torchscript")
+    generate_artifacts(
+        forward,
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
+        artifact_directory=tmp_path,
+    )
+    device = Device(tmp_path)
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((32, 20)).astype(np.float32), rng.integers(0, 5, 32)
+    losses = [device.fused_step(n, 0.02, x=x, labels=labels) for n in range(1, 60)]
+    assert losses[-1] < 0.1 * losses[0]
+    evaluated = device.run("eval_model", x=x, labels=labels)
+    assert next(iter(evaluated.values())) < losses[-1] * 1.1
+
+
+def test_a_head_alone_trains_and_the_rest_is_stored_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = MobileNetV2().eval()
+    forward = export(net, torch.randn(2, 3, 64, 64), "torchscript")
+    written = generate_artifacts(
+        forward,
+        requires_grad=["classifier.*"],
+        frozen_params=["features.*"],
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
+        artifact_directory=tmp_path,
+    )
+    assert set(written.trainable) == {"classifier.1.weight", "classifier.1.bias"}
+    weights = sum(p.numel() for p in net.parameters()) * 4
+    assert weights < written.files["checkpoint"] < 1.5 * weights
+    for file in tmp_path.glob("*.onnx"):
+        graph = onnx.load(file, load_external_data=False).graph
+        assert all(len(t.raw_data) < 1024 for t in graph.initializer), "graphs hold no weights"
+    x, labels = torch.randn(3, 3, 64, 64), torch.tensor([1, 2, 3])
+    loss, expected = torch_gradients(net, x, labels)
+    results = Device(tmp_path).train(x=x.numpy(), labels=labels.numpy())
+    assert results[written.loss] == pytest.approx(loss, rel=1e-4)
+    for name in written.trainable:
+        close(results[f"{name}_grad.accumulation.out"], expected[name], name)
+
+
+def test_batch_norm_keeps_running_statistics(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = ResNet18().train()
+    forward = export(net, torch.randn(3, 3, 16, 16), "torchscript")
+    written = generate_artifacts(
+        forward,
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.SGD,
+        artifact_directory=tmp_path,
+    )
+    assert len(written.trainable) == len(list(net.parameters()))
+    assert len(written.statistics) == 40 and not written.frozen
+    device = Device(tmp_path)
+    x, labels = torch.randn(6, 3, 16, 16), torch.arange(6)
+    before = device.values["bn1.running_mean"].copy()
+    device.fused_step(1, 0.0, x=x.numpy(), labels=labels.numpy())
+    torch_gradients(net, x, labels)
+    assert not np.array_equal(device.values["bn1.running_mean"], before)
+    close(device.values["bn1.running_mean"], net.bn1.running_mean.numpy(), "bn1.running_mean")
+    evaluated = device.run("eval_model", x=x.numpy(), labels=labels.numpy())
+    with torch.no_grad():
+        net.eval()
+        expected = torch.nn.functional.cross_entropy(net(x), labels).item()
+    # torch keeps the unbiased variance, ONNX the other
+    assert next(iter(evaluated.values())) == pytest.approx(expected, rel=0.1)
+
+
+def test_frozen_batch_norm(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    forward = export(ResNet18().train(), torch.randn(3, 3, 16, 16), "torchscript")
+    written = generate_artifacts(
+        forward, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path, bn="frozen"
+    )
+    assert not written.statistics
+
+
+def test_a_model_that_computes_its_own_loss(tmp_path: Path) -> None:
+    class WithLoss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = Bert(layers=1)
+
+        def forward(self, tokens):
+            logits = self.bert(tokens)
+            return torch.nn.functional.cross_entropy(logits, tokens[:, 0] % 3), logits
+
+    import io
+
+    torch.manual_seed(0)
+    net, tokens = WithLoss().eval(), torch.randint(0, 100, (4, 12))
+    file = io.BytesIO()
+    torch.onnx.export(net, (tokens,), file, dynamo=False, input_names=["tokens"],
+                      output_names=["loss", "logits"], do_constant_folding=False,
+                      dynamic_axes={"tokens": {0: "batch"}})  # fmt: skip
+    forward = onnx.load_from_string(file.getvalue())
+    written = generate_artifacts(forward, loss=None, artifact_directory=tmp_path)
+    assert (written.loss, written.outputs) == ("loss", ("logits",))
+    loss, _ = net(tokens)
+    loss.backward()
+    results = Device(tmp_path).train(tokens=tokens.numpy())
+    assert results["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    largest = max(float(p.grad.norm()) for p in net.parameters())
+    for name, parameter in net.named_parameters():
+        actual = results[f"{name}_grad.accumulation.out"]
+        close(actual, parameter.grad.numpy(), name, 1e-3 * largest)
+
+
+def two_outputs() -> onnx.ModelProto:
+    return model(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["scores"], "scores"),
+            helper.make_node("Mul", ["scores", "s"], ["other"], "other"),
+        ],
+        [value("x", ["n", 3])],
+        [value("scores", ["n", 4]), value("other", ["n", 4])],
+        {"w": np.ones((3, 4), np.float32), "s": np.array([2, 2, 2, 2], np.float32)},
+    )
+
+
+def test_two_outputs_and_loss_input_names(tmp_path: Path) -> None:
+    with pytest.raises(OnnxTrainError, match="loss_input_names"):
+        generate_artifacts(two_outputs(), loss=LossType.MSELoss, artifact_directory=tmp_path)
+    assert not os.listdir(tmp_path)
+    written = generate_artifacts(
+        two_outputs(),
+        loss=LossType.MSELoss,
+        loss_input_names=["other", "wanted"],
+        artifact_directory=tmp_path,
+    )
+    x, wanted = np.ones((2, 3), np.float32), np.zeros((2, 4), np.float32)
+    results = Device(tmp_path).train(x=x, wanted=wanted)
+    assert results[written.loss] == pytest.approx(36.0)
+
+
+def test_a_loss_of_three_terms(tmp_path: Path) -> None:
+    class ThreeTerms(onnxblock.Block):
+        def __init__(self):  # as in upstream's documentation, without super().__init__()
+            self.square = onnxblock.loss.MSELoss()
+            self.absolute = onnxblock.loss.L1Loss()
+            self.scores = onnxblock.loss.CrossEntropyLoss()
+            self.add = onnxblock.blocks.Add()
+
+        def build(self, scores, other):
+            total = self.add(self.square(scores, "a"), self.absolute(other, "b"))
+            return self.add(total, self.scores(scores, "labels"))
+
+    written = generate_artifacts(two_outputs(), loss=ThreeTerms(), artifact_directory=tmp_path)
+    rng = np.random.default_rng(0)
+    x, a, b = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3), (2, 4), (2, 4)))
+    labels = np.array([1, 3])
+    results = Device(tmp_path).train(x=x, a=a, b=b, labels=labels)
+    w = torch.ones(3, 4, requires_grad=True)
+    scores = torch.tensor(x) @ w
+    loss = (
+        torch.nn.functional.mse_loss(scores, torch.tensor(a))
+        + torch.nn.functional.l1_loss(scores * 2, torch.tensor(b))
+        + torch.nn.functional.cross_entropy(scores, torch.tensor(labels))
+    )
+    loss.backward()
+    assert results[written.loss] == pytest.approx(loss.item(), rel=1e-5)
+    close(results["w_grad.accumulation.out"], w.grad.numpy(), "w")
+
+
+def test_a_function_as_loss(tmp_path: Path) -> None:
+    def distance(y, target):
+        return onnxblock.blocks.ReduceMean(keepdims=False)(
+            onnxblock.blocks.Abs()(onnxblock.blocks.Sub()(y, target))
+        )
+
+    forward = linear()
+    del forward.graph.output[0]
+    written = generate_artifacts(forward, loss=distance, artifact_directory=tmp_path)
+    feeds = {"x": np.ones((2, 3), np.float32), "target": np.zeros((2, 2), np.float32)}
+    assert np.isfinite(Device(tmp_path).train(**feeds)[written.loss])
+
+
+def test_names_and_patterns(tmp_path: Path) -> None:
+    written = generate_artifacts(linear(), ["w*"], ["b", "unknown"], artifact_directory=tmp_path)
+    assert (set(written.trainable), set(written.frozen)) == ({"w"}, {"b"})
+    written = generate_artifacts(linear(), frozen_params=["b"], artifact_directory=tmp_path)
+    assert (set(written.trainable), set(written.frozen)) == ({"w"}, {"b"})
+    written = generate_artifacts(linear(), artifact_directory=tmp_path)
+    assert set(written.trainable) == {"w", "b"}
+
+
+def test_prefix_nominal_checkpoint_and_notes(tmp_path: Path) -> None:
+    written = generate_artifacts(
+        linear(), ["w"], ["b"], prefix="my_", nominal_checkpoint=True, artifact_directory=tmp_path
+    )
+    assert set(written.files) == {f"my_{n}" for n in FILES | {"nominal_checkpoint"}}
+    nominal = read_checkpoint(tmp_path / "my_nominal_checkpoint")
+    assert nominal.nominal and set(nominal.trainable) == {"w"}
+    graph = onnx.load(tmp_path / "my_training_model.onnx", load_external_data=False)
+    notes = json.loads(graph.metadata_props[0].value)
+    assert notes["trainable"] == ["w"] and notes["frozen"] == ["b"] and notes["loss"] == "loss"
+    assert graph.graph.initializer[0].external_data[0].value == "my_checkpoint"
+    ort.InferenceSession(tmp_path / "my_training_model.onnx")
+
+
+def test_the_ort_format(tmp_path: Path) -> None:
+    written = generate_artifacts(
+        linear(), ["w"], ["b"], optimizer=OptimType.AdamW, ort_format=True,
+        artifact_directory=tmp_path,
+    )  # fmt: skip
+    for name in ("training_model", "eval_model", "optimizer_model", "step_model"):
+        assert f"{name}.required_operators.config" in written.files
+        ort.InferenceSession(tmp_path / f"{name}.ort")
+
+
+def test_a_path_with_external_data(tmp_path: Path) -> None:
+    onnx.save(linear(), tmp_path / "model.onnx", save_as_external_data=True, location="weights.bin",
+              size_threshold=0)  # fmt: skip
+    written = generate_artifacts(
+        tmp_path / "model.onnx", ["w"], ["b"], artifact_directory=tmp_path / "out"
+    )
+    (tmp_path / "weights.bin").unlink()
+    stored = read_checkpoint(written.directory / "checkpoint")
+    np.testing.assert_array_equal(
+        stored.trainable["w"], onnx.numpy_helper.to_array(linear().graph.initializer[0])
+    )
+    results = Device(written.directory).train(x=np.ones((2, 3), np.float32))
+    assert np.isfinite(results["loss"])
+
+
+# ---- bad input: an error, and no file ------------------------------------------------------------
+
+
+BAD = {
+    "overlap": ({"requires_grad": ["w"], "frozen_params": ["w"]}, OnnxTrainError, "overlap"),
+    "unknown name": ({"requires_grad": ["v"]}, LookupError, "'v'"),
+    "unmatched pattern": ({"requires_grad": ["v*"]}, LookupError, "'v\\*'"),
+    "a loss class": ({"loss": onnxblock.loss.MSELoss}, RuntimeError, "instance"),
+    "a loss that is no scalar": ({"loss_input_names": ["y"]}, NotDifferentiableError, "single"),
+    "an optimizer and nothing to train": (
+        {"requires_grad": [], "optimizer": OptimType.SGD}, OnnxTrainError, "nothing trains"
+    ),
+    "no optimizer": ({"optimizer": "AdamW"}, TypeError, "OptimType"),
+    "outputs that are no list": ({"additional_output_names": "y"}, OnnxTrainError, "list"),
+    "an unknown output": ({"additional_output_names": ["z"]}, LookupError, "'z'"),
+    "a missing library": ({"custom_op_library": "none.so"}, OnnxTrainError, "custom_op_library"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_leaves_no_file(case: str, tmp_path: Path) -> None:
+    arguments, kind, words = BAD[case]
+    with pytest.raises(kind, match=words):
+        generate_artifacts(linear(), **arguments, artifact_directory=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_integers_do_not_train(tmp_path: Path) -> None:
+    given = linear()
+    given.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 2]), "ints"))
+    given.graph.node.append(helper.make_node("Gather", ["b", "ints"], ["picked"]))
+    given.graph.output.append(value("picked", [2], TensorProto.FLOAT))
+    with pytest.raises(NotDifferentiableError, match="'ints'"):
+        generate_artifacts(given, ["ints"], artifact_directory=tmp_path)
+
+
+def test_a_weight_that_the_loss_does_not_depend_on(tmp_path: Path) -> None:
+    given = linear()
+    given.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2, np.float32), "far"))
+    given.graph.node.append(helper.make_node("Neg", ["far"], ["minus"]))
+    given.graph.output.append(value("minus", [2]))
+    with pytest.raises(NotDifferentiableError, match="'far'"):
+        generate_artifacts(given, ["far"], artifact_directory=tmp_path)
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model file"):
+        generate_artifacts("nowhere.onnx", artifact_directory=tmp_path)
+    with pytest.raises(ModelError, match="ModelProto"):
+        generate_artifacts(3, artifact_directory=tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IREAD | stat.S_IEXEC)
+    with pytest.raises(OnnxTrainError, match="cannot be written"):
+        generate_artifacts(linear(), artifact_directory=tmp_path / "out")
+
+
+def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("in the way")
+    with pytest.raises(OnnxTrainError, match="cannot be written"):
+        generate_artifacts(linear(), artifact_directory=tmp_path / "out")
+
+
+def test_old_artifacts_survive_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the last file is moved into place."""
+    generate_artifacts(linear(), artifact_directory=tmp_path)
+    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+    replace, calls = os.replace, []
+
+    def full(source, target):
+        calls.append(target)
+        if len(calls) == 6:
+            raise OSError(28, "No space left on device")
+        return replace(source, target)
+
+    monkeypatch.setattr("onnxtrain.artifact_folder.os.replace", full)
+    with pytest.raises(OnnxTrainError, match="No space left"):
+        generate_artifacts(linear(), ["w"], artifact_directory=tmp_path)
+    monkeypatch.undo()
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
