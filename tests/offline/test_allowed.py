@@ -25,27 +25,31 @@ def gradient_files() -> list[Path]:
     return [p for p in paths if not FORWARD & set(p.relative_to(SOURCE).parts)]
 
 
-def calls_of_ops(path: Path) -> Iterator[ast.Call]:
-    """Yield the calls of methods of an Ops: `op.X(...)`, and `self.X(...)` in its own file."""
+def uses_of_ops(path: Path) -> Iterator[tuple[ast.Attribute, ast.Call | None]]:
+    """Yield what is used of an Ops, with the call where it is called.
+
+    That is `op.X`, and `self.X` in its own file.
+    """
     holders = {"op", "self"} if path.name == "ops.py" else {"op"}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            holder = node.func.value
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    calls = {node.func: node for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            holder = node.value
             name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
             if name in holders:
-                yield node
+                yield node, calls.get(node)
 
 
 def written() -> dict[str, str]:
     """Return each operator that is written by name, with one place where it is."""
     found: dict[str, str] = {name: "arithmetic" for name in ARITHMETIC.values()}
     for path in gradient_files():
-        for call in calls_of_ops(path):
-            assert isinstance(call.func, ast.Attribute)
-            place = f"{path.name}:{call.lineno}"
-            if call.func.attr[:1].isupper():
-                found[call.func.attr] = place
-            elif call.func.attr == "call" and isinstance(call.args[0], ast.Constant):
+        for use, call in uses_of_ops(path):
+            place = f"{path.name}:{use.lineno}"
+            if use.attr[:1].isupper():
+                found[use.attr] = place
+            elif use.attr == "call" and call and isinstance(call.args[0], ast.Constant):
                 found[call.args[0].value] = place
     return found
 
@@ -64,12 +68,11 @@ def test_everything_allowed_is_written() -> None:
 def test_operators_are_written_by_name() -> None:
     """A name that is computed could not be checked here."""
     computed = [
-        f"{path.name}:{call.lineno}"
+        f"{path.name}:{use.lineno}"
         for path in gradient_files()
-        for call in calls_of_ops(path)
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr == "call"
-        and not isinstance(call.args[0], ast.Constant)
+        for use, call in uses_of_ops(path)
+        if use.attr == "call"
+        and not (call and isinstance(call.args[0], ast.Constant))
         and path.name != "ops.py"
     ]
     assert not computed

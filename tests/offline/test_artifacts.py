@@ -234,6 +234,7 @@ def test_frozen_batch_norm(tmp_path: Path) -> None:
     assert not written.statistics
 
 
+@pytest.mark.filterwarnings("ignore")  # of the exporter
 def test_a_model_that_computes_its_own_loss(tmp_path: Path) -> None:
     class WithLoss(torch.nn.Module):
         def __init__(self) -> None:

@@ -231,3 +231,14 @@ def test_other_float_types(kind: int) -> None:
         assert actual[name].dtype == dtype
         wanted = expected_of_linear(x.astype(np.float32))[name]
         np.testing.assert_allclose(actual[name], wanted, rtol=1e-2, atol=1e-3)
+
+
+def test_sizes_that_tracing_left_at_an_output_are_not_believed() -> None:
+    """The torchscript exporter declares (3,) for the output of squeeze: its example had 3 rows."""
+    nodes = [helper.make_node("Squeeze", ["x"], ["s"]), helper.make_node("Mul", ["s", "s"], ["y"])]
+    given = model(nodes, [value("x", ["batch", 1])], [value("y", [3])])
+    extended = onnxtrain.gradient(given, "x")
+    check_emitted(extended)
+    x = np.arange(5, dtype=np.float32)[:, None]
+    actual = run_named(extended, {"x": x, "y_grad": np.ones(5, np.float32)})
+    np.testing.assert_array_equal(actual["x_grad"], 2 * x)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.definitions import Definition, write_definition
+from onnxtrain.autodiff.definitions import Definition, wanted, write_definition
 from onnxtrain.autodiff.infer import infer_shapes
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
@@ -171,7 +171,7 @@ def _with_batch_statistics(
     mean: ir.Value,
     var: ir.Value,
 ) -> list[ir.Value]:
-    """Write Y, running_mean and running_var; what nobody reads is not kept."""
+    """Write Y, and running_mean and running_var where someone reads them."""
     axes = _all_but_channels(op, x)
     xw = op.cast(x, working_type(x, scale, mean))
     batch_mean = op.mean(xw, axes)
@@ -182,10 +182,12 @@ def _with_batch_statistics(
     mean_now, var_now = (op.cast(op.Reshape(v, [-1]), mean.dtype) for v in (batch_mean, batch_var))
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     y = op.BatchNormalization(x, scale, bias, mean_now, var_now, epsilon=epsilon)
-    keep = node.attributes.get_float("momentum", 0.9)
-    running_mean = mean * keep + mean_now * (1.0 - keep)
-    running_var = var * keep + var_now * (1.0 - keep)
-    return [op.type_as(y, x), running_mean, running_var]
+    made = [op.type_as(y, x)]
+    if wanted(node, 1) or wanted(node, 2):
+        keep = node.attributes.get_float("momentum", 0.9)
+        made.append(mean * keep + mean_now * (1.0 - keep))
+        made.append(var * keep + var_now * (1.0 - keep))
+    return made
 
 
 _BATCH_STATISTICS = Definition(_with_batch_statistics, ranks=(0,))
