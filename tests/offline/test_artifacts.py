@@ -358,6 +358,7 @@ def test_prefix_nominal_checkpoint_and_notes(tmp_path: Path) -> None:
     ort.InferenceSession(tmp_path / "my_training_model.onnx")
 
 
+@pytest.mark.filterwarnings("ignore")  # the tool of onnxruntime leaves files open
 def test_the_ort_format(tmp_path: Path) -> None:
     written = generate_artifacts(
         linear(), ["w"], ["b"], optimizer=OptimType.AdamW, ort_format=True,

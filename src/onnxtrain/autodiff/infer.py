@@ -186,13 +186,13 @@ def root_cause(error: BaseException) -> str:
     """Say what an error that was raised on the way out of several functions began with."""
     while error.__cause__ is not None:
         error = error.__cause__
-    if isinstance(error, KeyError):
-        return f"there is no {error}"
     return _first_sentence(error) or type(error).__name__
 
 
 def _first_sentence(error: BaseException | None) -> str:
     """Take the part of a C++ message that speaks of the model, without files and line numbers."""
+    if isinstance(error, UnicodeDecodeError):
+        return "a name or text in it is not UTF-8: the file is damaged"
     text = re.sub(r"\s+", " ", str(error)).strip()
     text = re.sub(r"\S+\.(cc|h):\d+:?\s*", "", text)
     return text[:600]

@@ -15,6 +15,7 @@ from onnxtrain.autodiff.upgrade import OLDEST_OPSET
 from onnxtrain.autodiff.wellformed import require_well_formed
 from onnxtrain.errors import ModelError
 
+_OLDEST_IR_VERSION = 3  # the first that states opsets
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
 
 
@@ -143,6 +144,11 @@ def _says_nothing(dim: int | ir.SymbolicDim) -> bool:
 
 def check_opset(model: ir.Model) -> None:
     """Refuse opsets that are older or newer than what onnxtrain understands."""
+    if model.ir_version < _OLDEST_IR_VERSION:
+        raise ModelError(
+            f"the model has IR version {model.ir_version}; onnxtrain takes {_OLDEST_IR_VERSION} "
+            "and newer: export it again with a newer exporter"
+        )
     newest = onnx.defs.onnx_opset_version()
     opset = model.opset_imports.get("", None)
     if opset is None:

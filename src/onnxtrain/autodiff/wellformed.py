@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.namecheck import Body, described, require_sound_names, subgraphs
 from onnxtrain.errors import ModelError
 
 _DATA_FIELDS = (
@@ -29,12 +30,12 @@ _FIELD_OF_TYPE = {
     "UINT64": "uint64_data",
     "STRING": "string_data",
 }  # all other types are in int32_data
-_Body = onnx.GraphProto | onnx.FunctionProto
 
 
 def require_well_formed(model: onnx.ModelProto, origin: str) -> None:
     """Raise a ModelError that names the first part of a model that is not what it claims to be."""
     _check_opset_imports(model, origin)
+    require_sound_names(model, origin)
     for body in _bodies(model):
         if isinstance(body, onnx.GraphProto):
             for tensor in body.initializer:
@@ -60,25 +61,16 @@ def _check_opset_imports(model: onnx.ModelProto, origin: str) -> None:
             )
 
 
-def _bodies(model: onnx.ModelProto) -> Iterator[_Body]:
-    waiting: list[_Body] = [model.graph, *model.functions]
+def _bodies(model: onnx.ModelProto) -> Iterator[Body]:
+    waiting: list[Body] = [model.graph, *model.functions]
     while waiting:
         body = waiting.pop()
         yield body
-        for node in body.node:
-            for attribute in node.attribute:
-                waiting.extend(_subgraphs(attribute))
-
-
-def _subgraphs(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
-    if attribute.type == onnx.AttributeProto.GRAPH:
-        return [attribute.g]
-    return attribute.graphs if attribute.type == onnx.AttributeProto.GRAPHS else ()
+        waiting.extend(graph for node in body.node for graph in subgraphs(node))
 
 
 def _check_node(node: onnx.NodeProto, origin: str) -> None:
-    label = node.name or next((name for name in node.output if name), "")
-    where = f"{origin}: node {label!r} ({node.op_type})"
+    where = f"{origin}: {described(node)}"
     if not node.op_type:
         raise ModelError(f"{where} has no operator (op_type)")
     seen = set()

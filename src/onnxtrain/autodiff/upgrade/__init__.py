@@ -37,26 +37,32 @@ def raise_to_floor(model: ir.Model) -> None:
             f"the model has opset {opset}; it can be raised from {OLDEST_OPSET} on: export it "
             "again with a newer opset"
         )
-    _infer_if_possible(model)
+    contradiction = _infer_if_possible(model)
     rewriter = Rewriter(Names.of(model.graph), opset)
     for graph in [model.graph, *model.graph.subgraphs()]:
         for node in list(graph):
             if node.domain == "":
-                _raise_node(rewriter, node, opset)
+                try:
+                    _raise_node(rewriter, node, opset)
+                except ModelError as refused:
+                    if contradiction is None:
+                        raise
+                    raise ModelError(f"{refused}. That may be since {contradiction}") from None
     model.opset_imports[""] = FLOOR_OPSET
     model.ir_version = max(model.ir_version, least_ir_version(model.opset_imports))
 
 
-def _infer_if_possible(model: ir.Model) -> None:
-    """Learn types and ranks, which some adapters ask for.
+def _infer_if_possible(model: ir.Model) -> ShapeInferenceError | None:
+    """Learn types and ranks, which some adapters ask for; return what hinders that.
 
     A model whose shapes contradict each other is reported when inference runs on the result; it
     need not fail here, where most operators get along without shapes.
     """
     try:
         infer_shapes(model)
-    except ShapeInferenceError:
-        return
+    except ShapeInferenceError as error:
+        return error
+    return None
 
 
 def _raise_node(rewriter: Rewriter, node: ir.Node, opset: int) -> None:
