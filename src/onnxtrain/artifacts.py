@@ -243,6 +243,7 @@ def _decide(
     frozen = _matching(frozen_params or (), found)
     if requires_grad is None:
         trains = [n for n, role in found.items() if role is Role.WEIGHT and n not in frozen]
+        frozen += [n for n, role in found.items() if role is Role.STATISTIC and n not in frozen]
     else:
         trains = _listed(requires_grad, found, {v.name for v in graph.inputs})
     both = sorted(set(trains) & set(frozen))

@@ -231,7 +231,8 @@ def test_frozen_batch_norm(tmp_path: Path) -> None:
     written = generate_artifacts(
         forward, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path, bn="frozen"
     )
-    assert not written.statistics
+    assert not written.statistics and len(written.frozen) == 40
+    assert {"bn1.running_mean", "bn1.running_var"} <= set(written.frozen)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter
