@@ -365,7 +365,7 @@ def _behind_products(model: onnx.ModelProto, names: Sequence[str]) -> onnx.Model
     (node,) = model.graph.node
     kinds = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
     for name in names:
-        factor = np.array(np.float16(1.001), helper.tensor_dtype_to_np_dtype(kinds[name]))
+        factor = np.array(np.float16(0.999), helper.tensor_dtype_to_np_dtype(kinds[name]))
         model.graph.initializer.append(numpy_helper.from_array(factor, f"{name}_factor"))
         model.graph.node.insert(
             0, helper.make_node("Mul", [name, f"{name}_factor"], [f"{name}_product"])

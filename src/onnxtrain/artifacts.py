@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from onnxtrain import onnxblock
 from onnxtrain.api.checkpoint_file import WrittenCheckpoint, write_checkpoint
@@ -358,18 +359,24 @@ def _point_to_checkpoint(model: onnx.ModelProto, written: WrittenCheckpoint) -> 
     """Let the graph take frozen parameters from the checkpoint file, where they are stored once."""
     for tensor in model.graph.initializer:
         place = written.locations.get(tensor.name)
-        if place is None:
+        if place is None or _is_read_by_shape_inference(tensor, place.length):
             continue
-        stub = onnx.TensorProto(
+        stub = TensorProto(
             name=tensor.name,
             dims=tensor.dims,
             data_type=tensor.data_type,
-            data_location=onnx.TensorProto.EXTERNAL,
+            data_location=TensorProto.EXTERNAL,
         )
         entries = {"location": place.path.name, "offset": place.offset, "length": place.length}
         for key, entry in entries.items():
             stub.external_data.add(key=key, value=str(entry))
         tensor.CopyFrom(stub)
+
+
+def _is_read_by_shape_inference(tensor: onnx.TensorProto, size: int) -> bool:
+    """Tell small ones, such as shapes and scales, which onnxruntime wants in the graph itself."""
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+    return size <= (64 if tensor.data_type in floats else 1024)
 
 
 def _write_ort(

@@ -355,8 +355,34 @@ def test_prefix_nominal_checkpoint_and_notes(tmp_path: Path) -> None:
     graph = onnx.load(tmp_path / "my_training_model.onnx", load_external_data=False)
     notes = json.loads(graph.metadata_props[0].value)
     assert notes["trainable"] == ["w"] and notes["frozen"] == ["b"] and notes["loss"] == "loss"
-    assert graph.graph.initializer[0].external_data[0].value == "my_checkpoint"
     ort.InferenceSession(tmp_path / "my_training_model.onnx")
+
+
+def test_everything_else_frozen(tmp_path: Path) -> None:
+    """As upstream's examples do it: shapes and scales are frozen too, and stay in the graph."""
+    given = model(
+        [
+            helper.make_node("Reshape", ["x", "shape"], ["r"]),
+            helper.make_node("Resize", ["r", "", "scales"], ["z"], mode="nearest"),
+            helper.make_node("Mul", ["z", "table"], ["m"]),
+            helper.make_node("Mul", ["m", "w"], ["y"]),
+        ],
+        [value("x", ["n", 16])],
+        [value("y", ["n", 1, 8, 8])],
+        {
+            "shape": np.array([-1, 1, 4, 4]), "scales": np.array([1, 1, 2, 2], np.float32),
+            "table": np.ones((8, 8), np.float32), "w": np.ones(8, np.float32),
+        },
+    )  # fmt: skip
+    others = [t.name for t in given.graph.initializer if t.name != "w"]
+    generate_artifacts(given, ["w"], others, LossType.MSELoss, artifact_directory=tmp_path)
+    graph = onnx.load(tmp_path / "training_model.onnx", load_external_data=False).graph
+    external = {t.name for t in graph.initializer if t.external_data}
+    assert external == {"table"}
+    assert set(read_checkpoint(tmp_path / "checkpoint").frozen) == set(others)
+    feeds = {"x": np.ones((2, 16), np.float32), "target": np.zeros((2, 1, 8, 8), np.float32)}
+    results = Device(tmp_path).train(**feeds)
+    assert next(iter(results.values())) == pytest.approx(1.0)
 
 
 @pytest.mark.filterwarnings("ignore")  # the tool of onnxruntime leaves files open

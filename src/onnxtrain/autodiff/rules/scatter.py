@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops, attributes_of
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import as_rows, positions, row_numbers, scatter
-from onnxtrain.autodiff.shapes import dims_of
+from onnxtrain.autodiff.shapes import dims_of, is_half, working_type
 from onnxtrain.autodiff.sizes import arange
 
 _NOTES = "max, min: ties share the gradient equally; none: indices must not repeat"
@@ -91,10 +91,13 @@ def _reduced(
         with_one_zero = op.Where(op.Equal(zeros, 1.0), terms, 0.0)
         dupdates = op.Where(is_zero, at_updates(with_one_zero), at_updates(without_zeros) / factors)
         return dy * collect(op.full_like(data, 1.0), updates, "mul"), dupdates
+    if is_half(data):
+        data, updates = (op.cast(v, working_type(v)) for v in (data, updates))
+        y = collect(data, updates, reduction)
     data_won = op.Equal(data, y)
-    update_won = op.Equal(updates, at_updates(y))
-    ones = op.Cast(update_won, to=data.dtype)
-    share = dy / collect(op.Cast(data_won, to=data.dtype), ones, "add")
+    update_won = op.Equal(updates, op.GatherElements(y, indices, axis=axis))
+    ones = op.Cast(update_won, to=dy.dtype)
+    share = dy / collect(op.Cast(data_won, to=dy.dtype), ones, "add")
     return op.Where(data_won, share, 0.0), op.Where(update_won, at_updates(share), 0.0)
 
 
