@@ -113,6 +113,12 @@ MODELS = {
         b = Mul(x, w)
         y = Mul(a, b)
     }""",
+    "dropout-out-of-training": """{
+        y = If (c) <
+            then_branch = yes () => (float[n,3] p) <float r = {0.5}, bool t = {0}>
+                { q = Dropout(x, r, t) p = Mul(q, w) },
+            else_branch = no () => (float[n,3] p) { p = Mul(x, v) }>
+    }""",
     "shape-only-in-one": """{
         y = If (c) <
             then_branch = yes () => (float[n,3] p) { s = Shape(w) p = Expand(v, s) },

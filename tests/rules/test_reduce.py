@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
-from gradcheck import Spec, check_spec, ids, special_values
+from gradcheck import Spec, check_spec, ids, special_values, vjp
 
 F32 = np.float32
 AXES = np.array([1, -1])
@@ -66,3 +67,19 @@ def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
 )
 def test_special_values(op: str, inputs: list, expected: list) -> None:
     special_values(op, inputs, expected)
+
+
+def test_the_mean_of_more_than_float16_can_count() -> None:
+    x = np.ones(100_000, np.float16)
+    value_info = helper.make_tensor_value_info
+    for dims in ([100_000], ["n"]):
+        graph = helper.make_graph(
+            [helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0)],
+            "mean",
+            [value_info("x", TensorProto.FLOAT16, dims)],
+            [value_info("y", TensorProto.FLOAT16, [])],
+        )
+        opsets = [helper.make_opsetid("", 18)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        (dx,) = vjp(model, {"x": x}, ["x"], np.array(1, np.float16))
+        np.testing.assert_allclose(dx, np.full(x.shape, 1e-5, np.float16), rtol=1e-2)

@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 
 import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
+from onnxtrain.autodiff.definitions import defined
 from onnxtrain.autodiff.registry import lookup, refusal, registered, zero_reason
 from onnxtrain.autodiff.upgrade import OLDEST_OPSET
 
@@ -61,6 +62,8 @@ def _classify(op: str, versions: tuple[int, ...]) -> Coverage:
         return Coverage(op, versions, ZERO, zero)
     if refused is not None:
         return Coverage(op, versions, REFUSED, refused)
+    if op in defined(""):
+        return Coverage(op, versions, EXPANDED, "by a definition of our own")
     if has_function_body(schema):
         return Coverage(op, versions, EXPANDED, "by the function body of the standard")
     return Coverage(op, versions, UNKNOWN, "")
@@ -96,8 +99,8 @@ def page() -> str:
         "| how | operators | meaning |",
         "|---|---|---|",
         f"| rule | {counts[RULED]} | a gradient rule is written for it |",
-        f"| expanded | {counts[EXPANDED]} | replaced by its ONNX function body, which is "
-        "differentiated |",
+        f"| expanded | {counts[EXPANDED]} | replaced by its definition in other operators, which "
+        "have rules |",
         f"| rewritten | {counts[REWRITTEN]} | replaced by its successor before differentiation |",
         f"| zero | {counts[ZERO]} | its derivative is zero or does not exist: nothing flows back |",
         f"| refused | {counts[REFUSED]} | an error that gives the reason, where it lies on the "

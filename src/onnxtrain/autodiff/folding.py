@@ -114,9 +114,7 @@ def _value_of(
     """Return the value of a node with one output, if it is known."""
     if node.domain or len(node.output) != 1 or node.op_type in _NOT_PURE or not node.input:
         return None
-    if any(
-        a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute
-    ):
+    if any(attribute.type in _SUBGRAPHS for attribute in node.attribute):
         return None
     if node.op_type in ("Shape", "Size"):
         return _shape_or_size(node, types.get(node.input[0]))

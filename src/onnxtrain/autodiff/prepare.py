@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.blame import blaming_model
 from onnxtrain.autodiff.bodies import values_of
 from onnxtrain.autodiff.branches import take_known_branches
+from onnxtrain.autodiff.choices import check_choices
 from onnxtrain.autodiff.declared import forget_stale_shapes
 from onnxtrain.autodiff.fused import adopt_unofficial, expand_fused
 from onnxtrain.autodiff.infer import check_structure, infer_shapes
@@ -59,6 +60,7 @@ def _prepare(model: ModelLike, bn: BatchNormMode | None, keep_statistics: bool) 
     check_structure(loaded)
     inline_functions(loaded)
     trim(loaded)
+    check_choices(loaded)
     lift_constants(loaded.graph)
     loaded.graph.sort()
     forget_stale_shapes(loaded)

@@ -210,8 +210,9 @@ def _reshape_dims(
     target = _ints(inputs[1])
     if target is None:
         return None
+    copies = not attributes.get("allowzero", 0)  # zero stands for the dimension of the input
     result: list[Dim] = [
-        dims[i] if d == 0 and i < len(dims) else UNKNOWN if d < 0 else d
+        dims[i] if d == 0 and copies and i < len(dims) else UNKNOWN if d < 0 else d
         for i, d in enumerate(target)
     ]
     if -1 in target and all(isinstance(d, int) for d in dims):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.bodies import bodies_of
 from onnxtrain.errors import ModelError
 
 
@@ -25,19 +26,23 @@ def sort_nodes(model: ir.Model) -> None:
 
 def _in_cycle(graph: ir.Graph) -> str:
     """Name some nodes that wait for each other."""
-    waiting = dict.fromkeys(graph.all_nodes())
-    while True:
-        ready = [
-            node
-            for node in waiting
-            if not any(v is not None and v.producer() in waiting for v in node.inputs)
-        ]
-        if not ready:
-            break
-        for node in ready:
-            del waiting[node]
-    names = [repr(node.name or node.op_type) for node in waiting]
+    stuck: list[ir.Node] = []
+    for body in (graph, *graph.subgraphs()):
+        waiting = {node: _needed(node) for node in body}
+        while ready := [
+            node for node, needed in waiting.items() if waiting.keys().isdisjoint(needed)
+        ]:
+            for node in ready:
+                del waiting[node]
+        stuck.extend(waiting)
+    names = [repr(node.name or node.op_type) for node in stuck]
     return f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+
+
+def _needed(node: ir.Node) -> set[ir.Node | None]:
+    """Return the nodes that make what a node uses, itself or in its subgraphs."""
+    inner = [n for body in bodies_of(node) for n in body.all_nodes()]
+    return {v.producer() for n in (node, *inner) for v in n.inputs if v is not None}
 
 
 def trim(model: ir.Model) -> None:

@@ -31,6 +31,8 @@ _FIELD_OF_TYPE = {
     "STRING": "string_data",
 }  # all other types are in int32_data
 
+_SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS)
+
 
 def require_well_formed(model: onnx.ModelProto, origin: str) -> None:
     """Raise a ModelError that names the first part of a model that is not what it claims to be."""
@@ -73,6 +75,10 @@ def _check_node(node: onnx.NodeProto, origin: str) -> None:
     where = f"{origin}: {described(node)}"
     if not node.op_type:
         raise ModelError(f"{where} has no operator (op_type)")
+    if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.attribute) != 1:
+        raise ModelError(
+            f"{where} has {len(node.attribute)} attributes; a constant has one, its value"
+        )
     seen = set()
     for attribute in node.attribute:
         if not attribute.name:
@@ -82,6 +88,11 @@ def _check_node(node: onnx.NodeProto, origin: str) -> None:
         seen.add(attribute.name)
         if attribute.type == onnx.AttributeProto.UNDEFINED and not attribute.ref_attr_name:
             raise ModelError(f"{where}: its attribute {attribute.name!r} has no type")
+        if attribute.type in _SPARSE:
+            raise ModelError(
+                f"{where} holds a sparse tensor in its attribute {attribute.name!r}, which "
+                "onnxtrain does not take: store it as an ordinary tensor"
+            )
         tensors = [attribute.t] if attribute.type == onnx.AttributeProto.TENSOR else []
         if attribute.type == onnx.AttributeProto.TENSORS:
             tensors = list(attribute.tensors)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.shapes import Dim
 from onnxtrain.autodiff.sizes import (
     Size,
     at_least_zero,
@@ -84,7 +85,17 @@ class Window:
 
 def conv_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value) -> Window:
     """Resolve the window of a Conv on its input x."""
-    return _sliding(op, node, x, _kernel_of_weight(op, node, w))
+    window = _sliding(op, node, x, _kernel_of_weight(op, node, w))
+    group = node.attributes.get_int("group", 1)
+    channels, (filters, depth, *_) = op.dims(x)[1], op.dims(w)
+    if group < 1 or _differ(channels, depth, group) or _indivisible(filters, group):
+        raise ModelError(
+            f"Conv {node.name!r} has group={group}, for which its input {x.shape} and its weight "
+            f"{w.shape} do not fit: the weight has one filter per output channel, a multiple of "
+            "group, each as deep as the input channels divided by group"
+        )
+    _require_room(op, node, window, x)
+    return window
 
 
 def pool_window(op: Ops, node: ir.Node, x: ir.Value, y: ir.Value) -> Window:
@@ -112,6 +123,12 @@ def pool_window(op: Ops, node: ir.Node, x: ir.Value, y: ir.Value) -> Window:
 def conv_transpose_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, y: ir.Value) -> Window:
     """Resolve the window of a ConvTranspose, which lies on its *output*; there is one per x."""
     kernel = _kernel_of_weight(op, node, w)
+    group = node.attributes.get_int("group", 1)
+    if group < 1 or _differ(op.dims(x)[1], op.dims(w)[0], 1) or _indivisible(op.dims(w)[0], group):
+        raise ModelError(
+            f"ConvTranspose {node.name!r} has group={group}, for which its input {x.shape} and its "
+            f"weight {w.shape} do not fit: both have the same channels, a multiple of group"
+        )
     strides, dilations = _steps(node, len(kernel))
     plain = Window(kernel, strides, dilations, *_explicit_pads(node, len(kernel)))
     auto_pad = _auto_pad(node)
@@ -155,6 +172,27 @@ def _sliding(op: Ops, node: ir.Node, x: ir.Value, kernel: tuple[int, ...]) -> Wi
     return replace(plain, before=tuple(before), after=tuple(after))
 
 
+def _differ(dim: Dim, part: Dim, times: int) -> bool:
+    """Tell whether a dimension is known not to be so many times another."""
+    return isinstance(dim, int) and isinstance(part, int) and dim != part * times
+
+
+def _indivisible(dim: Dim, divisor: int) -> bool:
+    return isinstance(dim, int) and dim % divisor != 0
+
+
+def _require_room(op: Ops, node: ir.Node, window: Window, x: ir.Value) -> None:
+    """Refuse a window that is larger than the input, if that is known, with its padding."""
+    spans = zip(op.dims(x)[2:], window.before, window.after, window.extent, strict=True)
+    for size, before, after, extent in spans:
+        known = [i for i in (size, before, after) if isinstance(i, int)]
+        if len(known) == 3 and sum(known) < extent:
+            raise ModelError(
+                f"{node.op_type} {node.name!r} has windows of {list(window.extent)} elements, "
+                f"which do not fit into its input {x.shape} with its padding"
+            )
+
+
 def _halves(op: Ops, total: Size, auto_pad: str) -> tuple[Size, Size]:
     """Divide padding between both ends; SAME_UPPER puts the odd one at the end."""
     half = divide(op, total, 2)
@@ -166,6 +204,11 @@ def _kernel_of_weight(op: Ops, node: ir.Node, w: ir.Value) -> tuple[int, ...]:
     dims = op.dims(w)[2:]
     stated = node.attributes.get_ints("kernel_shape", ())
     if stated:
+        if any(isinstance(d, int) and d != k for d, k in zip(dims, stated, strict=False)):
+            raise ModelError(
+                f"{node.op_type} {node.name!r} has kernel_shape={list(stated)} and the weight "
+                f"{w.name!r} of shape {w.shape}, the last dimensions of which are another kernel"
+            )
         return tuple(stated)
     if not all(isinstance(d, int) for d in dims):
         raise ShapeInferenceError(

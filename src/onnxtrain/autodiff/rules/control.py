@@ -10,7 +10,7 @@ from onnxtrain.autodiff.emit import sweep
 from onnxtrain.autodiff.engine import differentiate
 from onnxtrain.autodiff.ops import Names, Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
-from onnxtrain.autodiff.shapes import dims_of, same_dims
+from onnxtrain.autodiff.shapes import constant_array, dims_of, same_dims
 from onnxtrain.errors import NotDifferentiableError
 
 _RANDOM = frozenset(
@@ -92,7 +92,11 @@ def _require_certainty(node: ir.Node, written: ir.Graph) -> None:
 
 
 def _inference_dropout(node: ir.Node) -> bool:
-    return node.op_type == "Dropout" and (len(node.inputs) < 3 or node.inputs[2] is None)
+    if node.op_type != "Dropout":
+        return False
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    known = constant_array(training)
+    return training is None or (known is not None and not known.any())
 
 
 def copy_graph(

@@ -12,6 +12,7 @@ from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, refuse, rule
 from onnxtrain.autodiff.rules.conv_data import flipped_pads, spread
 from onnxtrain.autodiff.rules.places import add_elements, element_count
+from onnxtrain.autodiff.shapes import is_half
 from onnxtrain.autodiff.sizes import (
     Size,
     arange,
@@ -31,10 +32,12 @@ def max_pool(op: Ops, node: ir.Node, dy: ir.Value, *_: ir.Value | None) -> Cotan
     """The cotangent of a window goes to the element that won it, and adds up there."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
-    window = pool_window(op, node, x, node.outputs[0])
+    window = pool_window(op, node, x, y)
     reach = [n * k for n, k in zip(_static_space(op, y), window.kernel, strict=False)]
-    if _tiles_statically(op, window, x) and all(
-        r <= n for r, n in zip(reach, _static_space(op, x), strict=True)
+    if (
+        _tiles_statically(op, window, x)
+        and not is_half(x)
+        and all(r <= n for r, n in zip(reach, _static_space(op, x), strict=True))
     ):
         return (_to_first_maximum(op, window, x, y, dy),)
     return (_to_index(op, x, _indices(op, node, x), dy, window.overlaps),)

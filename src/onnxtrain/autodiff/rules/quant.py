@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule, zero_gradient
 from onnxtrain.autodiff.rules.places import pad
-from onnxtrain.autodiff.shapes import constant_array, working_type
+from onnxtrain.autodiff.shapes import constant_array, is_half, working_type
 from onnxtrain.autodiff.sizes import arange
 
 zero_gradient(
@@ -79,7 +79,7 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         return {x: op.cast(seed, x.dtype), scale: _total(op, node, seed * levels, scale)}
     spread_step = _spread(op, source, op.cast(step, seed.dtype), seed)
     quotient = op.cast(x, seed.dtype) / spread_step
-    kept = _not_clipped(op, node, quotient, levels)
+    kept = _not_clipped(op, node, x, quotient, levels)
     dx = op.Where(kept, seed, 0.0)
     if scale is step:
         error = seed * (levels - op.Where(kept, quotient, 0.0))
@@ -107,7 +107,9 @@ def _levels(op: Ops, node: ir.Node, like: ir.Value) -> ir.Value:
     return levels
 
 
-def _not_clipped(op: Ops, node: ir.Node, quotient: ir.Value, levels: ir.Value) -> ir.Value:
+def _not_clipped(
+    op: Ops, node: ir.Node, x: ir.Value, quotient: ir.Value, levels: ir.Value
+) -> ir.Value:
     """Tell where x was not clipped: there its rounded quotient is what came back.
 
     That asks neither for the bounds nor for the type of the integers. Small floats are not rounded
@@ -117,6 +119,9 @@ def _not_clipped(op: Ops, node: ir.Node, quotient: ir.Value, levels: ir.Value) -
     assert q is not None and q.dtype is not None
     if q.dtype in _LARGEST:
         return op.LessOrEqual(op.Abs(quotient), _LARGEST[q.dtype])
+    if is_half(x):  # the next level is as good, if a rounding of x made it
+        slack = op.Abs(quotient) * 2.0**-10 + 0.5
+        return op.LessOrEqual(op.Abs(quotient - levels), slack)
     return op.Equal(op.Round(quotient), levels)
 
 

@@ -78,7 +78,7 @@ def _reduced(
         return scatter(op, start, indices, values, axis, reduction)
 
     def at_updates(value: ir.Value) -> ir.Value:
-        return op.type_as(op.GatherElements(value, indices, axis=axis), updates)
+        return op.shape_as(op.GatherElements(value, indices, axis=axis), updates)
 
     if reduction == "mul":
         # y / update would do, but for zeros: an element with one zero among its updates has a
@@ -95,7 +95,7 @@ def _reduced(
         data, updates = (op.cast(v, working_type(v)) for v in (data, updates))
         y = collect(data, updates, reduction)
     data_won = op.Equal(data, y)
-    update_won = op.Equal(updates, op.GatherElements(y, indices, axis=axis))
+    update_won = op.Equal(updates, at_updates(y))
     ones = op.Cast(update_won, to=dy.dtype)
     share = dy / collect(op.Cast(data_won, to=dy.dtype), ones, "add")
     return op.Where(data_won, share, 0.0), op.Where(update_won, at_updates(share), 0.0)

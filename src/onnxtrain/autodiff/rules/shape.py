@@ -107,8 +107,11 @@ def tile(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     for axis in range(op.rank(x)):
         if known is None or known[axis] != 1:
             copies.append(len(shape))
-            count = None if known is None else op.int64([int(known[axis])])
-            shape.append(count or op.slice(repeats, 0, axis, axis + 1))
+            shape.append(
+                op.slice(repeats, 0, axis, axis + 1)
+                if known is None
+                else op.int64([int(known[axis])])
+            )
         shape.append(op.dim(x, axis))
     if not copies:
         return (dy,)
