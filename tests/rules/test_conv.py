@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 
 import onnxtrain
 from gradcheck import Spec, check_emitted, check_spec, ids, run
 from onnxtrain.autodiff.rules import conv_data, conv_weight
 from onnxtrain.errors import ModelError, ShapeInferenceError
-
-torch = pytest.importorskip("torch")
 
 
 def conv(id: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, **attrs: Any) -> Spec:

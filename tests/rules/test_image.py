@@ -24,7 +24,7 @@ SPECS = [
     Spec("Col2Im", [(2, 6, 4), int64(6), int64(3)], id="1d", constants=(1, 2), eps=1.0),
     Spec("Col2Im", [(1, 8, 8), int64(3, 3, 3), int64(2, 2, 2)], id="3d", constants=(1, 2), eps=1.0),
     Spec("Col2Im", [(2, 6, 9), int64(2, 6), int64(1, 3)], {"pads": [0, 1, 1, 0], "strides": [1, 2]},
-         id="run-time-shapes", eps=1.0, symbolic=False),
+         id="run-time-shapes", eps=1.0),
     # the reference evaluator returns float32 for float64: torch is asked instead, below
     Spec("AffineGrid", [(2, 2, 3), int64(2, 3, 4, 5)], constants=(1,), opset=20, eps=1.0,
          second_opinion=False),
@@ -32,6 +32,7 @@ SPECS = [
          constants=(1,), opset=20, eps=1.0, second_opinion=False),
     Spec("AffineGrid", [(2, 3, 4), int64(2, 3, 2, 4, 5)], id="3d", constants=(1,), opset=20,
          eps=1.0, second_opinion=False),
+    # symbolic: the number of axes follows from the length of `size`, which has to be static
     Spec("AffineGrid", [(2, 2, 3), int64(2, 3, 4, 5)], id="run-time-size", opset=20, eps=1.0,
          symbolic=False, second_opinion=False),
     Spec("CenterCropPad", [(5, 6, 3, 4), int64(2, 3, 6, 7)], constants=(1,), eps=1.0),

@@ -72,7 +72,7 @@ def infer_shapes(model: ir.Model) -> None:
     """
     fold_integers(model.graph, model.opset_imports[""])
     _infer_forwards(model)
-    if _learn_ranks_from_consumers(model.graph):
+    if _learn_ranks(model.graph):
         _infer_forwards(model)
 
 
@@ -123,9 +123,10 @@ def _infer(proto: onnx.ModelProto, follow_shape_arithmetic: bool) -> onnx.ModelP
 
 RANK_FROM_USE = "rank from use"  # in the meta of a value: no other rank would do
 _RANK_OF_FIRST_INPUT = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
+_RANK_OF_OUTPUT = {"STFT": 4}  # which onnx infers with static dimensions only
 
 
-def _learn_ranks_from_consumers(graph: ir.Graph) -> bool:
+def _learn_ranks(graph: ir.Graph) -> bool:
     """Set the rank of values that only their use tells, such as the input of a Conv."""
     learnt = False
     for body in graph.subgraphs():
@@ -136,6 +137,9 @@ def _learn_ranks_from_consumers(graph: ir.Graph) -> bool:
 def _learn_in(graph: ir.Graph) -> bool:
     learnt = False
     for node in reversed(graph):
+        if node.op_type in _RANK_OF_OUTPUT and node.domain == "" and node.outputs[0].shape is None:
+            node.outputs[0].shape = ir.Shape([None] * _RANK_OF_OUTPUT[node.op_type])
+            learnt = True
         x = node.inputs[0] if node.inputs and node.domain == "" else None
         if x is None or x.shape is not None or x.dtype is None or x.graph is not graph:
             continue  # a body need not run, so it tells nothing of values outside it

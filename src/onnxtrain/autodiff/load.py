@@ -96,9 +96,21 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         raise ModelError(f"{origin} states no opset (opset_import): its operators have no meaning")
     require_well_formed(proto, origin)
     try:
-        return ir.from_proto(proto)
+        loaded = ir.from_proto(proto)
+        _declare_inputs(loaded, proto)
+        return loaded
     except Exception as error:  # onnx_ir raises many kinds; the user needs the cause, not the kind
         raise ModelError(f"{origin} is not a valid ONNX model: {root_cause(error)}") from None
+
+
+def _declare_inputs(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Let inputs be what they are declared to be.
+
+    The same name may be declared as an output, or in value_info, as something else.
+    """
+    for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
+        value.type = ir.serde.deserialize_type_proto_for_type(info.type)
+        value.shape = ir.serde.deserialize_type_proto_for_shape(info.type)
 
 
 def name_unknown_dims(model: ir.Model) -> None:

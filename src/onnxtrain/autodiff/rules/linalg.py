@@ -58,8 +58,8 @@ def gemm(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     c = node.inputs[2] if len(node.inputs) > 2 else None
     alpha = node.attributes.get_float("alpha", 1.0)
     beta = node.attributes.get_float("beta", 1.0)
-    trans_a = node.attributes.get_int("transA", 0)
-    trans_b = node.attributes.get_int("transB", 0)
+    trans_a = int(node.attributes.get_int("transA", 0) != 0)
+    trans_b = int(node.attributes.get_int("transB", 0) != 0)
     da = (
         op.call("Gemm", b, dy, alpha=alpha, transA=trans_b, transB=1, like=a)
         if trans_a
