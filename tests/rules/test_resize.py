@@ -227,3 +227,25 @@ def test_enlarging_by_whole_factors_needs_no_matrix() -> None:
         x = np.random.default_rng(4).standard_normal((2, 3, 4, 5)).astype(np.float32)
         extended = check_gradient(model, {"x": x}, ["x"], of="y", eps=1.0, rtol=1e-4)
         assert [n.op_type for n in extended.graph.node] == ["Resize", *operators]
+
+
+def test_the_gradient_of_a_slice_comes_with_wide_pads() -> None:
+    """onnxruntime makes one operator of Pad and a pooling, and fails where pads are wide."""
+    nodes = [
+        helper.make_node("Resize", ["x", "", "scales"], ["large"], mode="nearest"),
+        helper.make_node("Slice", ["large", "start", "end", "axes"], ["part"]),
+        helper.make_node("Identity", ["part"], ["y"]),
+    ]
+    constants = {
+        "scales": np.array([1, 1, 2, 2], np.float32),
+        "start": np.array([2, 0]), "end": np.array([6, 6]), "axes": np.array([2, 3]),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "sliced",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    x = np.random.default_rng(5).standard_normal((1, 2, 4, 4)).astype(np.float32)
+    check_gradient(model, {"x": x}, ["x"], of="y", eps=1.0, rtol=1e-4)

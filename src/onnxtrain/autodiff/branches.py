@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.bodies import take_out
+from onnxtrain.autodiff.bodies import take_out, values_of
 from onnxtrain.autodiff.infer import RANK_FROM_USE, infer_shapes
-from onnxtrain.autodiff.ops import Names
+from onnxtrain.autodiff.names import Names, label_of
 from onnxtrain.autodiff.shapes import constant_array, dims_of
 from onnxtrain.autodiff.untie import rename_initializer
 
@@ -70,32 +70,27 @@ def _only_fitting_branch(node: ir.Node) -> str | None:
 def _take(model: ir.Model, graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     """Move the nodes of a branch to the place of the If; names of its outputs survive."""
     names = Names.of(model.graph)
+    taken = {value.name for value in values_of(graph)}
     results, inner = take_out(branch)
     for name, value in list(branch.initializers.items()):
         del branch.initializers[name]
-        if graph.initializers.get(name) is not None or _is_taken(graph, name):
+        if name in taken:
             rename_initializer(value, names.fresh(name))
         graph.initializers.add(value)
     for moved in inner:
         for value in moved.outputs:
-            if value.name and _is_taken(graph, value.name):
+            if value.name and value.name in taken:
                 value.name = names.fresh(value.name)
     graph.insert_before(node, inner)
     for old, result in zip(node.outputs, results, strict=True):
         # Not the result itself: it may be an outer value, or two outputs at once.
-        identity = ir.node("Identity", [result], name=names.fresh(f"{node.name}/Identity"))
+        identity = ir.node("Identity", [result], name=names.fresh(f"{label_of(node)}/Identity"))
         graph.insert_before(node, [identity])
         new = identity.outputs[0]
         new.type, new.shape, new.name = old.type, old.shape, old.name
         old.name = names.fresh(f"{old.name}_replaced")
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
-
-
-def _is_taken(graph: ir.Graph, name: str) -> bool:
-    return name in graph.initializers or any(
-        value.name == name for node in graph for value in node.outputs
-    )
 
 
 def known_value(value: ir.Value | None) -> Partial | None:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.blame import blaming
 from onnxtrain.autodiff.bodies import release, take_out
+from onnxtrain.autodiff.names import label_of
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import UNKNOWN, dims_of
 
@@ -83,7 +84,7 @@ def write_definition(op: Ops, node: ir.Node, found: Definition) -> list[ir.Node]
 
     Its output values stay, names included.
     """
-    op.scope = node.name or node.outputs[0].name or node.op_type
+    op.scope = label_of(node)
     written: list[ir.Graph] = []
     places: list[int] = []
 

@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.blame import blaming
 from onnxtrain.autodiff.bodies import bodies_of, captured_values
+from onnxtrain.autodiff.names import label_of
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, Rule, lookup, refusal, zero_reason
 from onnxtrain.autodiff.shapes import dims_of, is_float, may_be_same
@@ -55,7 +56,7 @@ def differentiate(
             cotangents = [complete[output] for output in node.outputs]
             if all(c is None for c in cotangents):
                 continue
-            op.scope = f"{_label(node)}_grad"
+            op.scope = f"{label_of(node)}_grad"
             with blaming(node, "writing the gradient of"):
                 returned = path.rule_of(node)(op, node, *cotangents)
                 for value, cotangent in _contributions(node, returned):
@@ -172,7 +173,7 @@ class ActivePath:
         yield from (
             MissingRule(
                 op=f"{node.domain or 'ai.onnx'}.{node.op_type}",
-                node=_label(node),
+                node=label_of(node),
                 reason=refusal(node.op_type, node.domain) or "no gradient rule is registered",
                 path=self._path_to(node),
             )
@@ -188,7 +189,7 @@ class ActivePath:
         steps: list[str] = []
         current: ir.Node | None = node
         while current is not None:
-            steps.append(f"{current.op_type}({_label(current)})")
+            steps.append(f"{current.op_type}({label_of(current)})")
             source = next(v for v in self._edges[current] if v in self.depends)
             if source in self._wrt:
                 steps.append(repr(source.name))
@@ -216,10 +217,6 @@ def _identity(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> C
 STRAIGHT_THROUGH = Rule(_identity, "", "", 1, False, frozenset(), "identity in the backward pass")
 
 
-def _label(node: ir.Node) -> str:
-    return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type
-
-
 def _contributions(node: ir.Node, returned: Cotangents) -> Iterator[tuple[ir.Value, ir.Value]]:
     if isinstance(returned, Mapping):
         pairs: Iterable[tuple[ir.Value | None, ir.Value | None]] = returned.items()
@@ -229,7 +226,7 @@ def _contributions(node: ir.Node, returned: Cotangents) -> Iterator[tuple[ir.Val
             if any(e is not None for e in extra):
                 raise OnnxTrainError(
                     f"the gradient rule of {node.op_type} returned {len(returned) + len(extra)} "
-                    f"cotangents for the {len(node.inputs)} inputs of node {_label(node)!r}"
+                    f"cotangents for the {len(node.inputs)} inputs of node {label_of(node)!r}"
                 )
         pairs = zip(node.inputs, returned, strict=False)
     for value, cotangent in pairs:
@@ -244,12 +241,12 @@ def _settle(op: Ops, node: ir.Node, rule: Rule, value: ir.Value, cotangent: ir.V
     if cotangent.dtype is not None and cotangent.dtype != value.dtype:
         raise OnnxTrainError(
             f"the gradient rule of {node.op_type} returned {cotangent.dtype} for "
-            f"{value.name!r}, which is {value.dtype} (node {_label(node)!r})"
+            f"{value.name!r}, which is {value.dtype} (node {label_of(node)!r})"
         )
     if not may_be_same(dims_of(cotangent), dims_of(value)):
         raise OnnxTrainError(
             f"the gradient rule of {node.op_type} returned shape {cotangent.shape} for "
-            f"{value.name!r}, whose shape is {value.shape} (node {_label(node)!r})"
+            f"{value.name!r}, whose shape is {value.shape} (node {label_of(node)!r})"
         )
     return cotangent
 

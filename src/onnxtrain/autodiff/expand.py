@@ -20,7 +20,8 @@ from onnxtrain.autodiff.definitions import definition_of, splice, write_definiti
 from onnxtrain.autodiff.engine import ActivePath
 from onnxtrain.autodiff.folding import fold_constants
 from onnxtrain.autodiff.infer import SMALL, infer_shapes
-from onnxtrain.autodiff.ops import Names, Ops
+from onnxtrain.autodiff.names import Names, label_of
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import refusal
 
 
@@ -152,7 +153,7 @@ def _insert(node: ir.Node, body: ir.Graph, names: Names) -> None:
     results = dict(zip((v for v in node.outputs if v.name), body.outputs, strict=True))
     for inner in (*body.inputs, *body.initializers.values()):
         ir.convenience.replace_all_uses_with(inner, outer[inner.name])
-    label = node.name or node.outputs[0].name or node.op_type
+    label = label_of(node)
     for graph in (body, *body.subgraphs()):
         made = [v for n in graph for v in n.outputs]
         for value in made if graph is body else (*graph.inputs, *made):

@@ -14,7 +14,8 @@ from onnxtrain.autodiff.emit import stamp, sweep
 from onnxtrain.autodiff.engine import ActivePath, differentiate, operator_name
 from onnxtrain.autodiff.expand import expand_by_definition
 from onnxtrain.autodiff.load import ModelLike
-from onnxtrain.autodiff.ops import Names, Ops
+from onnxtrain.autodiff.names import Names
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float, may_be_same
 from onnxtrain.autodiff.stored import restore_locations

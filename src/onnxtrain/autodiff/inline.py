@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import onnx
 import onnx_ir as ir
 
-from onnxtrain.autodiff.ops import Names
+from onnxtrain.autodiff.names import Names
 from onnxtrain.errors import ModelError
 
 _MOST = 1_000_000  # nodes; functions that call others twice, twenty levels deep, would be more
@@ -29,7 +28,9 @@ def inline_functions(model: ir.Model) -> None:
     while waiting:
         node = waiting.pop()
         function = model.functions[node.op_identifier()]
-        _adopt_opsets(model, function)
+        for domain, version in function.opset_imports.items():
+            # Where it has another, the operators are the same in both: the checker has seen to it.
+            model.opset_imports.setdefault(domain, version)
         written = _Call(node, function, names).write()
         waiting.extend(n for n in written if _called(n, model.functions))
     model.functions.clear()
@@ -58,29 +59,6 @@ def _require_moderate_size(model: ir.Model) -> None:
             f"the functions of the model call each other so often that it has {total} nodes without"
             f" them; onnxtrain takes up to {_MOST}"
         )
-
-
-def _adopt_opsets(model: ir.Model, function: ir.Function) -> None:
-    """Take over the opsets of a function; the operators it uses must not mean something else."""
-    for domain, version in function.opset_imports.items():
-        other = model.opset_imports.setdefault(domain, version)
-        if other == version:
-            continue
-        for node in function.all_nodes():
-            if node.domain == domain and _since(node, version) != _since(node, other):
-                raise ModelError(
-                    f"the function {function.name!r} of the domain {function.domain!r} is written "
-                    f"for opset {version} and the model for opset {other}, between which "
-                    f"{node.op_type} changed: convert the model with "
-                    "onnx.inliner.inline_local_functions(model, convert_version=True)"
-                )
-
-
-def _since(node: ir.Node, opset: int) -> int | None:
-    if not onnx.defs.has(node.op_type, opset, node.domain):
-        return None
-    since: int = onnx.defs.get_schema(node.op_type, opset, node.domain).since_version
-    return since
 
 
 class _Call:

@@ -11,7 +11,7 @@ known beforehand is folded into constants, the rest is computed at run time. No 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.names import Names
 from onnxtrain.autodiff.shapes import (
     Dim,
     Dims,
@@ -38,35 +39,6 @@ if TYPE_CHECKING:
 
 Operand = ir.Value | float | int | bool | Sequence[int] | np.ndarray[Any, Any] | None
 _arithmetic_lock = threading.RLock()
-
-
-class Names:
-    """The names in use in a model, and new ones that collide with none of them."""
-
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = set(taken)
-        self._next: dict[str, int] = {}
-
-    @classmethod
-    def of(cls, graph: ir.Graph) -> Names:
-        """Collect every value and node name of a graph and its subgraphs."""
-        taken: set[str] = set()
-        for each in (graph, *graph.subgraphs()):
-            taken.update(v.name for v in (*each.inputs, *each.initializers.values()) if v.name)
-            for node in each:
-                taken.update(v.name for v in node.outputs if v.name)
-                if node.name:
-                    taken.add(node.name)
-        return cls(taken)
-
-    def fresh(self, wish: str) -> str:
-        """Return `wish`, or `wish_1`, `wish_2` … if it is taken, and take it."""
-        name = wish
-        while name in self._taken:
-            self._next[wish] = number = self._next.get(wish, 0) + 1
-            name = f"{wish}_{number}"
-        self._taken.add(name)
-        return name
 
 
 class Ops:
@@ -164,7 +136,12 @@ class Ops:
         return self.const(np.array(value, dtype=np.int64))
 
     def type_as(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        """Give a value the type and shape of another and return it."""
+        """Give a value the type and shape of another and return it.
+
+        Where its type is known already, it has to be the same one: this converts nothing.
+        """
+        if None not in (value.dtype, like.dtype) and value.dtype != like.dtype:
+            raise TypeError(f"{value.name!r} is {value.dtype}, not {like.dtype} as {like.name!r}")
         value.type = like.type
         return self.shape_as(value, like)
 

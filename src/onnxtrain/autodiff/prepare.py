@@ -23,7 +23,8 @@ from onnxtrain.autodiff.fused import adopt_unofficial, expand_fused
 from onnxtrain.autodiff.infer import check_structure, infer_shapes
 from onnxtrain.autodiff.inline import inline_functions
 from onnxtrain.autodiff.load import ModelLike, check_opset, load
-from onnxtrain.autodiff.ops import Names, Ops
+from onnxtrain.autodiff.names import Names
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.rules.batch_norm import rewrite_training_batch_norm
 from onnxtrain.autodiff.sequences import dissolve_sequences
 from onnxtrain.autodiff.shapes import constant_array, is_float

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.bodies import take_out
-from onnxtrain.autodiff.ops import Names
+from onnxtrain.autodiff.names import Names
 from onnxtrain.autodiff.shapes import constant_array, dims_of
 from onnxtrain.autodiff.untie import replace_by_initializer
 from onnxtrain.autodiff.upgrade.rewrite import Rewriter

@@ -138,6 +138,7 @@ _TO_BOOL = frozenset(
     "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split()
 )
 _TO_INT64 = frozenset("ArgMax ArgMin NonZero Shape Size".split())
+_TYPE_OF_INPUT = {"If": None, "OneHot": 2, "Where": 1}  # for others, it is that of the first
 
 
 def infer_dtype(
@@ -151,7 +152,8 @@ def infer_dtype(
     if op_type in ("Cast", "ConstantOfShape"):
         to = attributes["to"] if op_type == "Cast" else attributes["value"].dtype
         return ir.DataType(to)
-    source = inputs[1] if op_type == "Where" else inputs[0] if inputs else None
+    place = _TYPE_OF_INPUT.get(op_type, 0)
+    source = inputs[place] if place is not None and place < len(inputs) else None
     return None if source is None else source.dtype
 
 

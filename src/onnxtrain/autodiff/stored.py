@@ -18,16 +18,20 @@ _DECLARED_LOCATION = "location that the model names"
 
 def settle_tensors(model: ir.Model, origin: str, remedy: str, path: Path | None) -> None:
     """Type every initializer, see that external data are there, and read the small of them."""
-    for inner in _tensors_in_attributes(model):
-        if isinstance(inner, ir.ExternalTensor):
-            _require_file(inner, origin, remedy, path)
+    for node in _nodes(model):
+        for name, attribute in list(node.attributes.items()):
+            if not attribute.is_ref() and isinstance(attribute.value, ir.ExternalTensor):
+                external = _require_file(attribute.value, origin, remedy, path)
+                node.attributes[name] = ir.AttrTensor(name, _mapped(external))
     for graph in (model.graph, *model.graph.subgraphs()):
         for value in graph.initializers.values():
             tensor: ir.TensorProtocol | None = value.const_value
             if isinstance(tensor, ir.ExternalTensor):
-                tensor = value.const_value = _require_file(tensor, origin, remedy, path)
-                if tensor.nbytes <= SMALL:
+                external = tensor = value.const_value = _require_file(tensor, origin, remedy, path)
+                if external.nbytes <= SMALL:
                     tensor = value.const_value = ir.tensor(tensor.numpy().copy(), name=value.name)
+                elif graph is not model.graph:
+                    tensor = value.const_value = _mapped(external)
             if tensor is not None:
                 _type_initializer(value, tensor, origin, model.ir_version)
 
@@ -54,15 +58,19 @@ def _type_initializer(
         value.shape = ir.Shape(dims)
 
 
-def _tensors_in_attributes(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    nodes = [model.graph.all_nodes(), *(f.all_nodes() for f in model.functions.values())]
-    for attribute in (a for some in nodes for node in some for a in node.attributes.values()):
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.TENSOR:
-            yield attribute.as_tensor()
-        elif attribute.type == ir.AttributeType.TENSORS:
-            yield from attribute.as_tensors()
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def _mapped(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    """Return the tensor as one in memory, which it is as far as it is used.
+
+    onnx looks for external data in the folder that the program runs in. Those in the graph itself
+    are kept from it; others are not worth that.
+    """
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 
 
 def _require_file(

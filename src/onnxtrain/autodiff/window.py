@@ -123,12 +123,6 @@ def pool_window(op: Ops, node: ir.Node, x: ir.Value, y: ir.Value) -> Window:
 def conv_transpose_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, y: ir.Value) -> Window:
     """Resolve the window of a ConvTranspose, which lies on its *output*; there is one per x."""
     kernel = _kernel_of_weight(op, node, w)
-    group = node.attributes.get_int("group", 1)
-    if group < 1 or _differ(op.dims(x)[1], op.dims(w)[0], 1) or _indivisible(op.dims(w)[0], group):
-        raise ModelError(
-            f"ConvTranspose {node.name!r} has group={group}, for which its input {x.shape} and its "
-            f"weight {w.shape} do not fit: both have the same channels, a multiple of group"
-        )
     strides, dilations = _steps(node, len(kernel))
     plain = Window(kernel, strides, dilations, *_explicit_pads(node, len(kernel)))
     auto_pad = _auto_pad(node)

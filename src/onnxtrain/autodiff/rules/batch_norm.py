@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.definitions import Definition, wanted, write_definition
 from onnxtrain.autodiff.infer import infer_shapes
+from onnxtrain.autodiff.names import label_of
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.shapes import constant_array, working_type
@@ -155,10 +156,9 @@ def _complete_outputs(op: Ops, node: ir.Node) -> None:
 
 def _require_rank(node: ir.Node) -> None:
     if node.inputs[0] is None or node.inputs[0].shape is None:
-        label = node.name or node.outputs[0].name or node.op_type
         raise ShapeInferenceError(
-            f"the rank of the input of the BatchNormalization {label!r}, which is in training "
-            "mode, is not known: give it a shape in the model (value_info)"
+            f"the rank of the input of the BatchNormalization {label_of(node)!r}, which is in "
+            "training mode, is not known: give it a shape in the model (value_info)"
         )
 
 

@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.emit import sweep
 from onnxtrain.autodiff.engine import differentiate
-from onnxtrain.autodiff.ops import Names, Ops
+from onnxtrain.autodiff.names import Names
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.shapes import constant_array, dims_of, same_dims
 from onnxtrain.errors import NotDifferentiableError

@@ -166,7 +166,7 @@ class _Layer:
         # A decay or a beta may be one number for each head, or for all of them.
         shape = op.dims_vector(0, 0, op.dim(like, 2), -1)
         rows = op.Reshape(whole, shape)
-        return op.cast(op.type_as(op.ReduceSum(rows, [3], keepdims=0), like), like.dtype)
+        return op.cast(op.shape_as(op.ReduceSum(rows, [3], keepdims=0), like), like.dtype)
 
     def first_state(self, past: ir.Value | None) -> ir.Value:
         """Return the state before the first step."""

@@ -16,10 +16,10 @@ import onnx_ir as ir
 from onnxtrain.autodiff.blame import blaming
 from onnxtrain.autodiff.emit import FLOOR_OPSET, least_ir_version
 from onnxtrain.autodiff.infer import infer_shapes
-from onnxtrain.autodiff.ops import Names
+from onnxtrain.autodiff.names import Names, label_of
 from onnxtrain.autodiff.upgrade.adapters import ADAPTERS
 from onnxtrain.autodiff.upgrade.defaults import release_initializers
-from onnxtrain.autodiff.upgrade.rewrite import Rewriter, label_of
+from onnxtrain.autodiff.upgrade.rewrite import Rewriter
 from onnxtrain.errors import ModelError, ShapeInferenceError
 
 __all__ = ["OLDEST_OPSET", "raise_to_floor", "release_initializers"]

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.ops import Names
+from onnxtrain.autodiff.names import Names, label_of
 from onnxtrain.errors import ModelError
 
 
@@ -106,11 +106,6 @@ class Rewriter:
             f"node {label_of(node)!r} ({node.op_type} of opset {self._opset}) cannot be raised to "
             f"a newer opset: {reason}; {remedy}"
         )
-
-
-def label_of(node: ir.Node) -> str:
-    """Return a name to speak of a node by."""
-    return node.name or node.outputs[0].name or node.op_type
 
 
 def is_used(value: ir.Value) -> bool:

@@ -8,7 +8,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.autodiff.emit import FLOOR_OPSET, least_ir_version
-from onnxtrain.autodiff.ops import Names, Ops
+from onnxtrain.autodiff.names import Names
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.errors import BlockError
 from onnxtrain.onnxblock.accessor import current
 from onnxtrain.onnxblock.values import type_of
