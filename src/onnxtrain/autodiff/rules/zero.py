@@ -48,7 +48,8 @@ refuse("Loop", "Scan", reason="the number of steps is known at run time only: un
 refuse(
     "ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
     "SequenceInsert", "SequenceLength", "SequenceMap", "SplitToSequence",
-    reason="sequences of tensors carry no gradient: export with tensors (Split, Concat) instead",
+    reason="a sequence whose tensors only run time tells carries no gradient: export with tensors "
+    "(Split, Concat) instead",
 )  # fmt: skip
 refuse(
     "Optional", "OptionalGetElement", "OptionalHasElement",
