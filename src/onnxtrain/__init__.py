@@ -1,7 +1,7 @@
 """On-device training for ONNX models, on the stock onnxruntime.
 
-The names a user starts with. What needs `onnx` (the workstation half) is imported when it is
-first used, so that `import onnxtrain` on a device needs numpy and onnxruntime alone.
+The names a user starts with. Each is imported when it is first used: what needs `onnx` is the
+workstation half, so that `import onnxtrain` on a device needs numpy and onnxruntime alone.
 """
 
 from __future__ import annotations
@@ -12,23 +12,40 @@ from typing import TYPE_CHECKING, Any
 from onnxtrain.errors import OnnxTrainError
 
 if TYPE_CHECKING:
+    from onnxtrain.api.fit import fit
+    from onnxtrain.api.random_state import set_seed
+    from onnxtrain.api.session import TrainingSession
     from onnxtrain.autodiff.gradient import gradient
     from onnxtrain.inspection import inspect
 
 __version__ = "0.1.0"
-__all__ = ["OnnxTrainError", "__version__", "gradient", "inspect"]
+__all__ = [
+    "OnnxTrainError",
+    "TrainingSession",
+    "__version__",
+    "fit",
+    "gradient",
+    "inspect",
+    "set_seed",
+]
 
-_LAZY = {"gradient": "onnxtrain.autodiff.gradient", "inspect": "onnxtrain.inspection"}
+_DEVICE = {
+    "TrainingSession": "onnxtrain.api.session",
+    "fit": "onnxtrain.api.fit",
+    "set_seed": "onnxtrain.api.random_state",
+}
+_WORKSTATION = {"gradient": "onnxtrain.autodiff.gradient", "inspect": "onnxtrain.inspection"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the workstation half on first use."""
-    if name not in _LAZY:
+    """Import a name on first use."""
+    module = _DEVICE.get(name) or _WORKSTATION.get(name)
+    if module is None:
         raise AttributeError(f"module 'onnxtrain' has no attribute {name!r}")
     try:
-        value = getattr(import_module(_LAZY[name]), name)
+        value = getattr(import_module(module), name)
     except ModuleNotFoundError as missing:
-        if missing.name not in ("onnx", "onnx_ir"):
+        if missing.name not in ("onnx", "onnx_ir") or name in _DEVICE:
             raise
         raise OnnxTrainError(
             f"onnxtrain.{name} prepares models and needs the packages onnx and onnx_ir: "

@@ -38,12 +38,43 @@ class CheckpointDataError(CheckpointError):
     """The external data that belong to a checkpoint were not found."""
 
 
+class InputError(OnnxTrainError, ValueError):
+    """What was fed to a graph has the wrong number, shape or type, or does not fit the graph."""
+
+
+class RunError(OnnxTrainError):
+    """onnxruntime failed to run a graph."""
+
+
+class StateError(OnnxTrainError):
+    """Something was asked for before, or after, it could be given."""
+
+
+class NonFiniteError(OnnxTrainError, ArithmeticError):
+    """Training or evaluation came to a number that is infinite or not a number.
+
+    `step` is the step of the run, counted from 1, and `parameters` are the names of those that are
+    not finite, where they are known.
+    """
+
+    def __init__(
+        self, message: str, *, step: int | None = None, parameters: Sequence[str] = ()
+    ) -> None:
+        self.step = step
+        self.parameters = tuple(parameters)
+        super().__init__(message)
+
+
 class NotDifferentiableError(OnnxTrainError):
     """There is no gradient of the asked output with respect to the asked value."""
 
 
 class BlockError(OnnxTrainError):
     """A block of `onnxtrain.onnxblock` was used in a way, or in a place, that makes no sense."""
+
+
+class NotProvidedError(OnnxTrainError, ImportError):
+    """A part of `onnxruntime.training` that has no counterpart in onnxtrain, or lacks a package."""
 
 
 @dataclass(frozen=True)

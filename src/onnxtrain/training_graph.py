@@ -27,6 +27,7 @@ from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
+from onnxtrain.seeded import seed_random_nodes
 
 if TYPE_CHECKING:
     from onnxtrain.onnxblock.optim import Optimizer
@@ -113,11 +114,13 @@ class _Parts:
             total.name = f"{target.name}{ACCUMULATED}"
             graph.outputs.append(op.type_as(total, target))
         graph.outputs.extend(updates)
+        seed_random_nodes(op, graph)
         return _finish(made), statistics, tensors
 
     def step(self, optimizer: Optimizer) -> onnx.ModelProto:
         """Loss, and what the optimizer makes of the gradients, in one graph."""
-        from onnxtrain.onnxblock.optim import write_update  # the optimizers import this file
+        # The optimizers import this file.
+        from onnxtrain.onnxblock.optim import order_updates, write_update
 
         made, targets, statistics = self._differentiable()
         graph = made.graph
@@ -125,8 +128,10 @@ class _Parts:
         op, gradients = self._gradients(made, targets)
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
-        graph.outputs.extend(write_update(op, graph, optimizer, targets, gradients))
+        ordered = order_updates(op, graph, gradients)
+        graph.outputs.extend(write_update(op, graph, optimizer, targets, ordered))
         graph.outputs.extend(updates)
+        seed_random_nodes(op, graph)
         return _finish(made)
 
     def evaluation(self, statistics: Sequence[str]) -> onnx.ModelProto:

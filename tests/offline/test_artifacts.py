@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -10,74 +9,19 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import helper
 
+from artifact_device import Device, close, torch_gradients
 from exporting import export
 from graphs import linear, model, value
 from onnxtrain import onnxblock
 from onnxtrain.api.checkpoint_file import read_checkpoint
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
-from onnxtrain.errors import ModelError, NotDifferentiableError, OnnxTrainError
+from onnxtrain.errors import OnnxTrainError
 from zoo import MLP, Bert, MobileNetV2, ResNet18
 
 FILES = {"training_model.onnx", "eval_model.onnx", "checkpoint"}
 WITH_OPTIMIZER = FILES | {"optimizer_model.onnx", "step_model.onnx"}
-
-
-class Device:
-    """The least that a device has to do, with a stock onnxruntime and numpy."""
-
-    def __init__(self, folder: Path) -> None:
-        self.sessions = {
-            f.stem: ort.InferenceSession(f) for f in folder.glob("*.onnx")
-        }  # frozen parameters come out of the checkpoint file beside the graphs
-        content = read_checkpoint(folder / "checkpoint")
-        self.values = {n: np.array(v) for n, v in {**content.trainable, **content.frozen}.items()}
-        self.trainable = list(content.trainable)
-
-    def run(self, graph: str, **feeds: np.ndarray) -> dict[str, np.ndarray]:
-        session = self.sessions[graph]
-        wanted = {i.name: i.shape for i in session.get_inputs()}
-        given = {**self.values, **feeds}
-        for name in set(wanted) - set(given):
-            given[name] = np.zeros(wanted[name], np.float32)
-        results = session.run(None, {n: given[n] for n in wanted})
-        return dict(zip([o.name for o in session.get_outputs()], results, strict=True))
-
-    def train(self, **feeds: np.ndarray) -> dict[str, np.ndarray]:
-        return self.run("training_model", lazy_reset_grad=np.array([True]), **feeds)
-
-    def step(self, number: int, rate: float, **feeds: np.ndarray) -> float:
-        """One step by the three graphs of old."""
-        trained = self.train(**feeds)
-        gradients = {f"{p}_grad": trained[f"{p}_grad.accumulation.out"] for p in self.trainable}
-        self.adopt(trained)
-        clock = {"learning_rate": np.array([rate], np.float32), "step": np.array([number])}
-        self.adopt(self.run("optimizer_model", **clock, **gradients))
-        return next(iter(trained.values()))
-
-    def fused_step(self, number: int, rate: float, **feeds: np.ndarray) -> float:
-        clock = {"learning_rate": np.array([rate], np.float32), "step": np.array([number])}
-        results = self.run("step_model", **clock, **feeds)
-        self.adopt(results)
-        return next(iter(results.values()))
-
-    def adopt(self, results: dict[str, np.ndarray]) -> None:
-        for name, array in results.items():
-            if name.endswith(".updated"):
-                self.values[name.removesuffix(".updated")] = array
-
-
-def torch_gradients(net, x, labels) -> tuple[float, dict[str, np.ndarray]]:
-    net.zero_grad()
-    loss = torch.nn.functional.cross_entropy(net(x), labels)
-    loss.backward()
-    return loss.item(), {n: p.grad.numpy().copy() for n, p in net.named_parameters()}
-
-
-def close(actual: np.ndarray, expected: np.ndarray, name: str, scale: float = 0.0) -> None:
-    error = np.linalg.norm(actual - expected)
-    assert error <= 1e-4 * max(np.linalg.norm(expected), scale), f"{name}: {error:.2e}"
 
 
 def test_the_mnist_flow(tmp_path: Path) -> None:
@@ -409,87 +353,3 @@ def test_a_path_with_external_data(tmp_path: Path) -> None:
     )
     results = Device(written.directory).train(x=np.ones((2, 3), np.float32))
     assert np.isfinite(results["loss"])
-
-
-# ---- bad input: an error, and no file ------------------------------------------------------------
-
-
-BAD = {
-    "overlap": ({"requires_grad": ["w"], "frozen_params": ["w"]}, OnnxTrainError, "overlap"),
-    "unknown name": ({"requires_grad": ["v"]}, LookupError, "'v'"),
-    "unmatched pattern": ({"requires_grad": ["v*"]}, LookupError, "'v\\*'"),
-    "a loss class": ({"loss": onnxblock.loss.MSELoss}, RuntimeError, "instance"),
-    "a loss that is no scalar": ({"loss_input_names": ["y"]}, NotDifferentiableError, "single"),
-    "an optimizer and nothing to train": (
-        {"requires_grad": [], "optimizer": OptimType.SGD}, OnnxTrainError, "nothing trains"
-    ),
-    "no optimizer": ({"optimizer": "AdamW"}, TypeError, "OptimType"),
-    "outputs that are no list": ({"additional_output_names": "y"}, OnnxTrainError, "list"),
-    "an unknown output": ({"additional_output_names": ["z"]}, LookupError, "'z'"),
-    "a missing library": ({"custom_op_library": "none.so"}, OnnxTrainError, "custom_op_library"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_leaves_no_file(case: str, tmp_path: Path) -> None:
-    arguments, kind, words = BAD[case]
-    with pytest.raises(kind, match=words):
-        generate_artifacts(linear(), **arguments, artifact_directory=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_integers_do_not_train(tmp_path: Path) -> None:
-    given = linear()
-    given.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 2]), "ints"))
-    given.graph.node.append(helper.make_node("Gather", ["b", "ints"], ["picked"]))
-    given.graph.output.append(value("picked", [2], TensorProto.FLOAT))
-    with pytest.raises(NotDifferentiableError, match="'ints'"):
-        generate_artifacts(given, ["ints"], artifact_directory=tmp_path)
-
-
-def test_a_weight_that_the_loss_does_not_depend_on(tmp_path: Path) -> None:
-    given = linear()
-    given.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2, np.float32), "far"))
-    given.graph.node.append(helper.make_node("Neg", ["far"], ["minus"]))
-    given.graph.output.append(value("minus", [2]))
-    with pytest.raises(NotDifferentiableError, match="'far'"):
-        generate_artifacts(given, ["far"], artifact_directory=tmp_path)
-
-
-def test_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no model file"):
-        generate_artifacts("nowhere.onnx", artifact_directory=tmp_path)
-    with pytest.raises(ModelError, match="ModelProto"):
-        generate_artifacts(3, artifact_directory=tmp_path)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(stat.S_IREAD | stat.S_IEXEC)
-    with pytest.raises(OnnxTrainError, match="cannot be written"):
-        generate_artifacts(linear(), artifact_directory=tmp_path / "out")
-
-
-def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("in the way")
-    with pytest.raises(OnnxTrainError, match="cannot be written"):
-        generate_artifacts(linear(), artifact_directory=tmp_path / "out")
-
-
-def test_old_artifacts_survive_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full when the last file is moved into place."""
-    generate_artifacts(linear(), artifact_directory=tmp_path)
-    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
-    replace, calls = os.replace, []
-
-    def full(source, target):
-        calls.append(target)
-        if len(calls) == 6:
-            raise OSError(28, "No space left on device")
-        return replace(source, target)
-
-    monkeypatch.setattr("onnxtrain.artifact_folder.os.replace", full)
-    with pytest.raises(OnnxTrainError, match="No space left"):
-        generate_artifacts(linear(), ["w"], artifact_directory=tmp_path)
-    monkeypatch.undo()
-    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before

@@ -70,10 +70,15 @@ def translated(action: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            reason += " (the disk is full or a limit on file sizes is reached)"
-        raise CheckpointError(f"cannot {action} {path}: {reason}") from error
+        raise CheckpointError(f"cannot {action} {path}: {reason_of(error)}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """Say what the operating system reports."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        reason += " (the disk is full or a limit on file sizes is reached)"
+    return reason
 
 
 def open_bytes(path: Path) -> memoryview:
@@ -143,13 +148,13 @@ def store(
         try:
             _settle(path, live_identifier)
             if data is not None:
-                _write(staged, data, final)
-            _write(temporary, main, path)
+                write_synced(staged, data, final)
+            write_synced(temporary, main, path)
             if data is not None:
                 if final.exists():
                     os.replace(final, old)
                     aside = True
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
             os.replace(temporary, path)
         except BaseException:
             if aside:
@@ -157,10 +162,10 @@ def store(
             for leftover in (temporary, staged):
                 leftover.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         if data is not None:
             os.replace(staged, final)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         elif _is_ours(final):
             final.unlink()
         old.unlink(missing_ok=True)
@@ -178,7 +183,8 @@ def _settle(path: Path, live_identifier: str | None) -> None:
         os.replace(old, final)
 
 
-def _write(path: Path, write: Write, successor_of: Path) -> None:
+def write_synced(path: Path, write: Write, successor_of: Path) -> None:
+    """Write a new file that will take the place of another, and wait until it is on the disk."""
     with open(path, "xb") as file:
         # The new file may be read and written by whom the old one may be.
         with contextlib.suppress(OSError):
@@ -188,7 +194,7 @@ def _write(path: Path, write: Write, successor_of: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make renames durable, where the system can."""
     if os.name != "posix":
         return

@@ -6,7 +6,7 @@ its updates into a graph that has the gradients (`Optimizer.write`).
 
 from onnxtrain.onnxblock.optim.clip import ClipGradNorm, ClipGradValue, GradientClip
 from onnxtrain.onnxblock.optim.groups import ParameterGroup
-from onnxtrain.onnxblock.optim.inplace import late_readers
+from onnxtrain.onnxblock.optim.inplace import late_readers, order_updates
 from onnxtrain.onnxblock.optim.optimizer import (
     Optimizer,
     Slot,
@@ -33,6 +33,7 @@ __all__ = [
     "State",
     "Updated",
     "late_readers",
+    "order_updates",
     "write_optimizer",
     "write_update",
 ]

@@ -1,12 +1,96 @@
-"""Whether an output may be written into the memory of an input."""
+"""Whether an output may be written into the memory of an input, and how to make it so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.shapes import static_dims
+
 _VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())  # share memory
+# What only rearranges its input may be computed as a part of what reads it.
+_REARRANGING = _VIEWS | frozenset("Cast Expand Gather Slice Transpose".split())
+
+
+def order_updates(
+    op: Ops, graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Return the gradients as values that are there when nobody reads their parameter any more.
+
+    A gradient of a weight does not wait for the gradient of the layer's input, which still needs
+    the weight. It is made to: through a Reshape to its own shape, where the shape is computed from
+    one element of each of those results. No runtime can know that the element does not matter, and
+    no data are copied. What is updated with such a gradient may be written over the parameter.
+    """
+    owners = _owners(graph)
+    needed = (*graph.outputs, *gradients.values())
+    live = _ancestors([p for v in needed if (p := v.producer()) is not None])
+    ends = {
+        p: [node for node in _ends((n for n, _ in p.uses()), owners) if node in live]
+        for p in gradients
+    }
+    before = _marks_before(graph, {node for nodes in ends.values() for node in nodes})
+    ordered = {}
+    for parameter, gradient in gradients.items():
+        seen = before.get(gradient.producer(), ())
+        late = [node for node in ends[parameter] if node not in seen]
+        ordered[parameter] = _wait(op, parameter, gradient, late)
+    return ordered
+
+
+def _wait(op: Ops, parameter: ir.Value, gradient: ir.Value, nodes: Sequence[ir.Node]) -> ir.Value:
+    dims = static_dims(parameter)
+    assert dims is not None, "the shape of a parameter is known"
+    if not nodes or 0 in dims:
+        return gradient
+    shape = op.Max(op.int64(list(dims)), *(_flag(op, node.outputs[0]) for node in nodes))
+    return op.type_as(op.Reshape(gradient, shape), parameter)
+
+
+class _Marks:
+    """Which of some nodes come before a node, as a number with one bit for each."""
+
+    def __init__(self, bits: int, place: Mapping[ir.Node, int]) -> None:
+        self._bits = bits
+        self._place = place
+
+    def __contains__(self, node: ir.Node) -> bool:
+        return bool(self._bits >> self._place[node] & 1)
+
+
+def _marks_before(graph: ir.Graph, marked: set[ir.Node]) -> dict[ir.Node | None, _Marks]:
+    """Tell for every node which of the marked ones it depends on, or is."""
+    place = {node: i for i, node in enumerate(marked)}
+    bits: dict[ir.Node, int] = {}
+    for node in graph:  # in topological order
+        own = 1 << place[node] if node in place else 0
+        for source in _sources(node):
+            own |= bits.get(source, 0)
+        bits[node] = own
+    return {node: _Marks(number, place) for node, number in bits.items()}
+
+
+def _flag(op: Ops, value: ir.Value) -> ir.Value:
+    """Return a vector of one number, 0 or 1, from the first element of a tensor of any type."""
+    first = op.Slice(op.Reshape(value, [-1]), [0], [1], [0])
+    number = op.Cast(op.Cast(first, to=ir.DataType.BOOL), to=ir.DataType.INT64)
+    return op.ReduceSum(number, [0], keepdims=1)  # 0 where there is no element
+
+
+def _ends(readers: Iterable[ir.Node], owners: Mapping[ir.Node, ir.Node]) -> list[ir.Node]:
+    """Return the nodes that compute with what the readers read or rearrange."""
+    found: dict[ir.Node, None] = {}
+    waiting = list(readers)
+    while waiting:
+        node = waiting.pop()
+        users = [user for user, _ in node.outputs[0].uses()]
+        if node.op_type in _REARRANGING and node.domain == "" and users:
+            waiting.extend(users)
+        else:
+            found[owners.get(node, node)] = None
+    return list(found)
 
 
 def late_readers(value: ir.Value, updated: ir.Value) -> list[ir.Node]:
@@ -18,11 +102,16 @@ def late_readers(value: ir.Value, updated: ir.Value) -> list[ir.Node]:
     """
     writer = updated.producer()
     assert writer is not None
-    before = _ancestors(writer)
+    before = _ancestors([writer])
     # A body reads while the node that owns it runs.
-    owners = {inner: node for node in writer.graph or () for inner in _inside(node)}
+    owners = _owners(writer.graph or ())
     readers = (owners.get(node, node) for node in _readers(value))
     return [node for node in readers if node not in before]
+
+
+def _owners(graph: Iterable[ir.Node]) -> dict[ir.Node, ir.Node]:
+    """Map the nodes in bodies to the node of the graph that they are a part of."""
+    return {inner: node for node in graph for inner in _inside(node)}
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
@@ -38,9 +127,10 @@ def _inside(node: ir.Node) -> Iterator[ir.Node]:
             yield from attribute.value.all_nodes()
 
 
-def _ancestors(node: ir.Node) -> set[ir.Node]:
-    found = {node}
-    waiting = [node]
+def _ancestors(nodes: Iterable[ir.Node]) -> set[ir.Node]:
+    """Return the nodes and all that they depend on."""
+    waiting = list(nodes)
+    found = set(waiting)
     while waiting:
         for source in _sources(waiting.pop()):
             if source not in found:

@@ -1,0 +1,117 @@
+"""All parameters in one buffer, one behind the other: how federated learning passes them on.
+
+The order is that of the training graph's inputs for what trains, then running statistics in the
+same order, then frozen parameters as the graph's notes list them (by name where it has none).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain.api.checkpoint import CheckpointState
+from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, Array
+from onnxtrain.api.model_file import ModelFile
+from onnxtrain.api.roles import Roles
+from onnxtrain.errors import ArgumentError, StateError
+
+_FLOAT = 1
+
+
+class Buffers:
+    """Reads and writes the parameters of a module as one vector."""
+
+    def __init__(self, state: CheckpointState, model: ModelFile, roles: Roles) -> None:
+        self._state = state
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        trained = set(state.trainable_names())
+        inputs = {v.name: v.dims for v in roles.parameters}
+        self._trainable = [name for name in inputs if name in trained]
+        rest = [name for name in inputs if name not in trained]
+        noted = [n for n in model.notes.get("frozen", []) if state.has(n) and n not in inputs]
+        others = sorted(set(state.names()) - set(inputs) - set(noted))
+        self._all = [*self._trainable, *rest, *noted, *others]
+        for name in self._all:
+            external = model.external.get(name)
+            dims = inputs.get(name) or (None if external is None else external.dims)
+            if dims is not None and all(isinstance(d, int) for d in dims):
+                self._shapes[name] = tuple(int(d) for d in dims if isinstance(d, int))
+            elif not state.nominal:
+                self._shapes[name] = state.type_of(name)[0]
+
+    def _names(self, trainable_only: bool) -> list[str]:
+        return self._trainable if trainable_only else self._all
+
+    def size(self, trainable_only: bool) -> int:
+        """Return the number of elements."""
+        return sum(math.prod(self._shape(name)) for name in self._names(trainable_only))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._shapes:
+            raise StateError(
+                f"the shape of {name!r} is neither in the training graph nor in the nominal "
+                "checkpoint: use a complete checkpoint"
+            )
+        return self._shapes[name]
+
+    def read(self, trainable_only: bool) -> Any:
+        """Return a copy of the parameters as an OrtValue of float32."""
+        buffer = np.empty(self.size(trainable_only), np.float32)
+        start = 0
+        for name in self._names(trainable_only):
+            self._require_float(name)
+            values = self._state.value_of(name).reshape(-1)
+            buffer[start : start + values.size] = values
+            start += values.size
+        return ort.OrtValue.ortvalue_from_numpy(buffer)
+
+    def write(self, buffer: Any, trainable_only: bool) -> None:
+        """Set the parameters from a buffer; nothing is changed if it does not fit."""
+        if self._state.nominal and trainable_only:
+            raise StateError(
+                "Please load the model parameters first. A nominal state needs all of them: "
+                "trainable_only=False"
+            )
+        values = _elements(buffer)
+        wanted = self.size(trainable_only)
+        if values.size != wanted:
+            raise ArgumentError(f"the buffer has {values.size} numbers, and {wanted} are needed")
+        names = self._names(trainable_only)
+        for name in names:
+            self._require_float(name)
+        parts, start = {}, 0
+        for name in names:
+            shape = self._shape(name)
+            parts[name] = values[start : start + math.prod(shape)].reshape(shape)
+            start += math.prod(shape)
+        if self._state.nominal:
+            self._state.complete({name: part.copy() for name, part in parts.items()})
+            return
+        for name, part in parts.items():
+            self._state.set_value(name, part)
+
+    def _require_float(self, name: str) -> None:
+        code = self._state.code_of(name)
+        if code != _FLOAT:
+            raise StateError(
+                f"the parameter {name!r} is {ELEMENT_TYPES[code].name.lower()}; only float32 goes "
+                "into a buffer"
+            )
+
+
+def _elements(buffer: Any) -> Array:
+    """Return the numbers of a buffer, whatever it is held in."""
+    if isinstance(buffer, np.ndarray):
+        array: Array = buffer
+    elif callable(getattr(buffer, "numpy", None)):  # OrtValue, or onnxruntime's inner value
+        array = np.asarray(buffer.numpy())
+    else:
+        raise ArgumentError(
+            f"a buffer is a numpy array or an OrtValue, not {type(buffer).__name__}"
+        )
+    if array.dtype != np.float32:
+        raise ArgumentError(f"a buffer is of type float32, not {array.dtype.name}")
+    return array.reshape(-1)

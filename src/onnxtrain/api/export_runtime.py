@@ -1,0 +1,95 @@
+"""What the export leaves to onnxruntime: types of values, optimisation, the ORT format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from onnxtrain.api.checkpoint_content import ELEMENT_TYPES
+from onnxtrain.api.export_layout import tensor_type
+from onnxtrain.api.wire import bytes_field, text_field
+from onnxtrain.errors import ModelError, OnnxTrainError
+
+_CODES = {element.name.lower(): code for code, element in ELEMENT_TYPES.items()}
+_FATAL = 4
+
+
+def infer_types(model: bytes, names: Sequence[str], source: str) -> dict[str, bytes]:
+    """Ask onnxruntime for the types of outputs that a model does not state.
+
+    Returns the ValueInfoProto of each.
+    """
+    options = _quiet(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds of errors and no common one
+        raise ModelError(
+            f"{source} does not say of which type {', '.join(map(repr, names))} is, and "
+            f"onnxruntime cannot tell: {error}"
+        ) from None
+    found = {output.name: output for output in session.get_outputs()}
+    return {name: _value_info(found[name], source) for name in names}
+
+
+def _value_info(output: Any, source: str) -> bytes:
+    kind: str = output.type
+    sequence = kind.startswith("seq(")
+    element = kind.removeprefix("seq(").removeprefix("tensor(").rstrip(")")
+    if element not in _CODES:
+        raise ModelError(f"{source}: {output.name!r} is a {kind}, which cannot be exported")
+    # An empty list stands for a scalar and for an unknown shape alike.
+    typed = tensor_type(_CODES[element], output.shape or None)
+    if sequence:
+        typed = bytes_field(4, bytes_field(1, typed))
+    return text_field(1, output.name) + bytes_field(2, typed)
+
+
+def optimise(model: Path, target: Path, data_name: str | None) -> None:
+    """Let onnxruntime simplify a model and write the result.
+
+    The level is "basic": it computes what is constant and folds neighbours into each other, such as
+    a BatchNormalization into the Conv before it. The result consists of standard operators, which
+    any machine and any provider runs. Higher levels put in operators of `com.microsoft` that other
+    versions and providers may lack; the session that loads the file does so anyway, for the machine
+    that it is on. With `data_name`, large tensors go to a file of that name.
+    """
+    options = _quiet(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+    options.add_session_config_entry("session.save_model_format", "ONNX")
+    if data_name is not None:
+        prefix = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{prefix}_file_name", data_name)
+        options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "64")
+    _write_by_session(model, options, target, "optimise the exported model")
+
+
+def convert(model: Path, target: Path, optimised: bool) -> None:
+    """Let onnxruntime write a model in the ORT format.
+
+    Sessions change little of such a file when they load it, so that what is to be optimised must be
+    now. The level is then "extended": above it the layout is made for the processor that happens to
+    convert.
+    """
+    level = ort.GraphOptimizationLevel
+    options = _quiet(level.ORT_ENABLE_EXTENDED if optimised else level.ORT_DISABLE_ALL)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    _write_by_session(model, options, target, "write the exported model in the ORT format")
+
+
+def _quiet(level: Any) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = _FATAL
+    return options
+
+
+def _write_by_session(model: Path, options: ort.SessionOptions, target: Path, action: str) -> None:
+    options.optimized_model_filepath = str(target)
+    try:
+        ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds of errors and no common one
+        raise OnnxTrainError(f"onnxruntime could not {action}: {error}") from None
+    if not target.exists():
+        raise OnnxTrainError(f"onnxruntime could not {action}: it wrote no file")

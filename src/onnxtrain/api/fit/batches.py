@@ -1,0 +1,303 @@
+"""Where batches come from: arrays, an iterable, or a function that gives an iterator each epoch."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.errors import ArgumentError
+
+Array = npt.NDArray[Any]
+_PASS = "pass a list of batches, arrays, or a function that returns a new iterator each time"
+
+
+class Batch(NamedTuple):
+    """The values of all inputs in the order of the model, and how many samples they have.
+
+    `indices` says which samples of the arrays they are, where that is known.
+    """
+
+    values: Sequence[Any]
+    samples: int
+    indices: Array | None = None
+
+
+class Source(ABC):
+    """Gives the batches of an epoch.
+
+    `batches` is their number, if it is known before. `order` is what decides which batch comes when;
+    a run can be resumed within an epoch only if it is the same.
+    """
+
+    batches: int | None = None
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What decides which batch comes when."""
+        return {"kind": type(self).__name__, "batches": self.batches}
+
+    @abstractmethod
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """Give the batches of an epoch, which are counted from 0, without the first `skip`."""
+
+
+class ArraySource(Source):
+    """Batches of arrays, in an order that follows from the seed and the number of the epoch."""
+
+    def __init__(
+        self, arrays: Sequence[Array], batch_size: int, shuffle: bool, drop_last: bool, seed: int
+    ) -> None:
+        self._arrays = arrays
+        self._samples = len(arrays[0])
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+        self._seed = seed
+        whole, rest = divmod(self._samples, batch_size)
+        self.batches = whole + (1 if rest and not drop_last else 0)
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What decides which batch comes when."""
+        return super().order | {
+            "samples": self._samples,
+            "batch_size": self._batch_size,
+            "shuffle": self._shuffle,
+            "drop_last": self._drop_last,
+            "seed": self._seed if self._shuffle else None,
+        }
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """Give the batches of an epoch."""
+        order = shuffled(self._samples, self._seed, number) if self._shuffle else None
+        assert self.batches is not None
+        for index in range(skip, self.batches):
+            place = slice(index * self._batch_size, (index + 1) * self._batch_size)
+            if order is None:
+                values = [array[place] for array in self._arrays]
+                indices = np.arange(*place.indices(self._samples))
+            else:
+                indices = order[place]
+                # A memory-mapped array gives rows that are in memory, but still calls them a map.
+                values = [np.asarray(array[indices]) for array in self._arrays]
+            yield Batch(values, len(indices), indices)
+
+
+def shuffled(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the order of the samples in an epoch.
+
+    Sorted by random words of a generator whose stream numpy promises never to change, so that a run
+    can be resumed with another version of numpy.
+    """
+    generator = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    words = generator.random_raw(samples)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+
+
+class IterableSource(Source):
+    """Batches of something that can be iterated over again each epoch."""
+
+    def __init__(self, data: Iterable[Any], names: Sequence[str], what: str) -> None:
+        self._data = data
+        self._names = names
+        self._what = what
+        try:
+            self.batches = len(data)  # type: ignore[arg-type]
+        except TypeError:
+            self.batches = None
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """Give the batches of an epoch."""
+        return self._checked(self._open(number), number, skip)
+
+    def _open(self, number: int) -> Iterable[Any]:
+        return self._data
+
+    def _checked(self, data: Iterable[Any], number: int, skip: int) -> Iterator[Batch]:
+        index = -1
+        for index, item in enumerate(data):
+            if index >= skip:
+                where = f"batch {index + 1} of epoch {number + 1} of {self._what}"
+                yield to_batch(item, self._names, where)
+        if index + 1 < max(skip, 1):
+            raise ArgumentError(self._too_few(index + 1, number, skip))
+
+    def _too_few(self, found: int, number: int, skip: int) -> str:
+        if skip:
+            return (
+                f"epoch {number + 1} of {self._what} has {found} batches, but {skip} were done "
+                "before the run was interrupted: to resume, the same data are needed"
+            )
+        return f"{self._what} gave no batch in epoch {number + 1}"
+
+
+class IteratorSource(IterableSource):
+    """Batches of an iterator, which can be gone through once."""
+
+    _used = False
+
+    def _open(self, number: int) -> Iterable[Any]:
+        if self._used:
+            raise ArgumentError(
+                f"{self._what} is an iterator that is used up: for several epochs {_PASS}"
+            )
+        self._used = True
+        return self._data
+
+
+class FunctionSource(IterableSource):
+    """Batches of the iterator that a function returns each epoch.
+
+    The function is called without arguments, or, if it takes one, with the number of the epoch,
+    counted from 0.
+    """
+
+    def __init__(self, function: Callable[..., Any], names: Sequence[str], what: str) -> None:
+        super().__init__((), names, what)
+        self.batches = None
+        self._function = function
+        self._takes_epoch = _takes_argument(function)
+
+    def _open(self, number: int) -> Iterable[Any]:
+        given = self._function(number) if self._takes_epoch else self._function()
+        try:
+            return iter(given)
+        except TypeError:
+            raise ArgumentError(
+                f"the function that was passed as {self._what} must return an iterator of batches, "
+                f"not {type(given).__name__}"
+            ) from None
+
+
+def _takes_argument(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def to_batch(item: Any, names: Sequence[str], where: str) -> Batch:
+    """Return what an iterable gave as the values of all inputs."""
+    if isinstance(item, Mapping):
+        values = _in_order(item, names, where)
+    elif isinstance(item, tuple | list) and len(names) > 1:
+        values = list(item)
+    else:
+        # A model with one input takes the batch itself, too.
+        one = isinstance(item, tuple) or (isinstance(item, list) and len(item) == 1)
+        values = list(item) if one else [item]
+    if len(values) != len(names):
+        raise ArgumentError(
+            f"{where} has {len(values)} arrays, and the model has {len(names)} inputs: "
+            f"{', '.join(names)}"
+        )
+    samples = count_samples(values)
+    if samples == 0:
+        raise ArgumentError(f"{where} has no samples")
+    return Batch(values, samples)
+
+
+def count_samples(values: Sequence[Any]) -> int:
+    """Return the length of the first axis of the first value that has one."""
+    for value in values:
+        own = getattr(value, "shape", None)
+        shape = own() if callable(own) else np.shape(value) if own is None else own
+        if len(shape):
+            return int(shape[0])
+    return 1
+
+
+def _in_order(given: Mapping[str, Any], names: Sequence[str], where: str) -> list[Any]:
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
+    if missing or unknown:
+        wrong = [f"{word} {', '.join(map(repr, found))}" for word, found in
+                 (("lacks", missing), ("has unknown", unknown)) if found]
+        raise ArgumentError(
+            f"{where} {' and '.join(wrong)}: the inputs of the model are {', '.join(names)}"
+        )
+    return [given[name] for name in names]
+
+
+def make_source(
+    data: Any,
+    names: Sequence[str],
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    seed: int = 0,
+    what: str = "data",
+) -> Source:
+    """Return the source of batches that is meant by what a user passes as data."""
+    if isinstance(data, Mapping):
+        return _arrays(_in_order(data, names, what), names, batch_size, shuffle, drop_last, seed, what)
+    if isinstance(data, tuple | np.ndarray):
+        given = [data] if isinstance(data, np.ndarray) else data
+        return _arrays(given, names, batch_size, shuffle, drop_last, seed, what)
+    if isinstance(data, list) and data and all(isinstance(x, np.ndarray) for x in data):
+        if len(names) > 1:
+            raise ArgumentError(
+                f"{what} is a list of arrays. Pass a tuple of arrays, one for each input of the "
+                f"model ({', '.join(names)}), or a list of batches, each of which is a tuple"
+            )
+    if isinstance(data, Iterable):
+        one_shot = iter(data) is data
+        return (IteratorSource if one_shot else IterableSource)(data, names, what)
+    if callable(data):
+        return FunctionSource(data, names, what)
+    raise ArgumentError(
+        f"{what} must be a tuple or dictionary of arrays, an iterable of batches, or a function "
+        f"that returns one, not {type(data).__name__}"
+    )
+
+
+def _arrays(
+    given: Sequence[Any],
+    names: Sequence[str],
+    batch_size: int,
+    shuffle: bool,
+    drop_last: bool,
+    seed: int,
+    what: str,
+) -> ArraySource:
+    if len(given) != len(names):
+        raise ArgumentError(
+            f"{what} has {len(given)} arrays, and the model has {len(names)} inputs: "
+            f"{', '.join(names)}"
+        )
+    arrays = [value if isinstance(value, np.ndarray) else np.asarray(value) for value in given]
+    for name, array in zip(names, arrays, strict=True):
+        if array.ndim == 0:
+            raise ArgumentError(f"{what}: the array for {name!r} has no axis of samples")
+    if len({len(array) for array in arrays}) > 1:
+        lengths = ", ".join(f"{n!r} has {len(a)}" for n, a in zip(names, arrays, strict=True))
+        raise ArgumentError(f"the arrays of {what} differ in their number of samples: {lengths}")
+    source = ArraySource(arrays, batch_size, shuffle, drop_last, seed)
+    if not source.batches:
+        samples = len(arrays[0])
+        few = f"has {samples} samples, fewer than a batch of {batch_size}, and drop_last=True"
+        raise ArgumentError(f"{what} {few if samples else 'has no samples'}")
+    return source
+
+
+def steps_in_epoch(source: Source, accumulate: int) -> int | None:
+    """Return how many steps of the optimizer an epoch has, if that is known."""
+    return None if source.batches is None else math.ceil(source.batches / accumulate)
+
+
+def require_repeatable(source: Source, epochs: int, what: str) -> None:
+    """Refuse an iterator where several epochs are asked for."""
+    if epochs > 1 and isinstance(source, IteratorSource):
+        raise ArgumentError(
+            f"{what} is an iterator, which can be gone through once, and there are {epochs} "
+            f"epochs: {_PASS} (for a generator function f, pass f and not f())"
+        )

@@ -1,0 +1,245 @@
+"""Optimizer: updates the parameters of a module from their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.api.checkpoint import GROUP
+from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, Array, OptimizerGroup, RawTensor, Tensor
+from onnxtrain.api.graph import Binding
+from onnxtrain.api.model_file import ModelFile
+from onnxtrain.api.module import Model, Module, require_values
+from onnxtrain.api.roles import LEARNING_RATE, STEP, UPDATED, momentums_of
+from onnxtrain.api.variables import Variable
+from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, StateError
+
+DEFAULT_LEARNING_RATE = 0.001
+
+
+class Optimizer:
+    """Takes steps with the gradients that a module has accumulated.
+
+    It goes on from the optimizer state of the checkpoint, if that has one: moments, the number of
+    steps, the learning rate.
+
+    Args:
+        optimizer_uri: the optimizer graph: a path, or its bytes.
+        module: whose parameters are updated.
+
+    """
+
+    def __init__(self, optimizer_uri: Model, module: Module) -> None:
+        if not isinstance(module, Module):
+            raise TypeError(f"module is a Module, not {type(module).__name__}")
+        self._module = module
+        self._state = module.state
+        with self._state.lock:
+            self._graph = module.graph(optimizer_uri)
+            self._numbers = StepNumbers()
+            self._names = _updated_names(self._graph.model, self._state.trainable_names())
+            self._moments: dict[str, list[Variable]] = {}
+            self._binding: Binding | None = None
+            self._scheduler: Any = None
+            self._adopt_numbers()
+            if not self._state.nominal:
+                self.allocate()
+            self._state.optimizer = self
+
+    def _adopt_numbers(self) -> None:
+        group = self._state.groups.get(GROUP)
+        if self._state.saved_learning_rate is not None:
+            self._numbers.rate = self._state.saved_learning_rate
+        self.initial_lr = DEFAULT_LEARNING_RATE
+        if group is not None:
+            self._numbers.count = group.step
+            self.initial_lr = group.initial_learning_rate
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Update every parameter that trains, once."""
+        with self._state.lock:
+            require_values(self._state)
+            if self._binding is None:
+                self._binding = self._bind()
+            self._numbers.begin()
+            self._binding.run(())
+            self._numbers.finish()
+
+    def _bind(self) -> Binding:
+        self.allocate()
+        gradients = self._state.make_gradients(self._names)
+        state, results = self.bound()
+        state |= {f"{name}_grad": gradients[name] for name in self._names}
+        flags = [v for v in self._graph.model.outputs if v.name not in results]
+        return Binding(self._graph, state, results, (), flags)
+
+    def bound(self) -> tuple[dict[str, Variable], dict[str, Variable]]:
+        """Return what an update reads, and what it writes in place, by names in the graph."""
+        self.allocate()
+        state: dict[str, Variable] = {LEARNING_RATE: self._numbers.rates, STEP: self._numbers.steps}
+        results: dict[str, Variable] = {}
+        for name in self._names:
+            tensors = {name: self._state.variable(name)}
+            for k, moment in enumerate(self._moments[name]):
+                tensors[f"{name}.momentum{k}"] = moment
+            state |= tensors
+            results |= {f"{n}{UPDATED}": variable for n, variable in tensors.items()}
+        return state, results
+
+    @property
+    def numbers(self) -> StepNumbers:
+        """The number of steps taken and the learning rate."""
+        return self._numbers
+
+    @property
+    def step_count(self) -> int:
+        """How many steps were taken so far."""
+        return self._numbers.count
+
+    # ---- learning rate -------------------------------------------------------------------------
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the steps to come."""
+        try:
+            rate = float(np.float32(learning_rate))
+        except (TypeError, ValueError):
+            raise ArgumentError(f"a learning rate is a number, not {learning_rate!r}") from None
+        if not np.isfinite(rate):
+            raise ArgumentError(f"the learning rate {learning_rate!r} is not finite")
+        self._numbers.rate = rate
+
+    def get_learning_rate(self) -> float:
+        """Return the learning rate, as the float32 that the graph is given."""
+        return self._numbers.rate
+
+    def attach(self, scheduler: Any) -> dict[str, Any] | None:
+        """Remember the scheduler, whose state is saved with the optimizer's.
+
+        Returns what the checkpoint holds for a scheduler of its kind, once.
+        """
+        self._scheduler = scheduler
+        saved, self._state.saved_scheduler = self._state.saved_scheduler, None
+        if saved is None or saved.get("kind") != scheduler.kind:
+            return None
+        state = saved.get("state")
+        if not isinstance(state, dict):
+            raise CheckpointError("the checkpoint holds a damaged state of a scheduler")
+        return state
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler that sets the learning rate, if any."""
+        return self._scheduler
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    def allocate(self) -> None:
+        """Make the moments: those of the checkpoint, or zeros."""
+        if self._moments or self._state.nominal:
+            return
+        group = self._state.groups.pop(GROUP, None)
+        saved = {} if group is None else group.states
+        made = {}
+        for name in self._names:
+            wanted = momentums_of(self._graph.model, name)
+            held = saved.get(name)
+            if group is not None and (held is None or len(held) != len(wanted)):
+                _refuse(name, len(wanted), None if held is None else len(held))
+            made[name] = [
+                _moment(f"{name}.momentum{k}", value, None if held is None else held[k],
+                        self._state.type_of(name)[0], self._state.place)
+                for k, value in enumerate(wanted)
+            ]  # fmt: skip
+        self._moments = made
+
+    def group(self) -> OptimizerGroup:
+        """Return the state of the optimizer as a checkpoint holds it."""
+        self.allocate()
+        states: dict[str, list[Tensor]] = {
+            name: [moment.array for moment in moments] for name, moments in self._moments.items()
+        }
+        return OptimizerGroup(self._numbers.count, self.initial_lr, states)
+
+    def scheduler_state(self) -> dict[str, Any] | None:
+        """Return the state of the scheduler as a checkpoint holds it."""
+        if self._scheduler is None:
+            return self._state.saved_scheduler
+        return {"kind": self._scheduler.kind, "state": self._scheduler.state()}
+
+
+class StepNumbers:
+    """The number of steps and the learning rate, in the memory that graphs are bound to."""
+
+    def __init__(self) -> None:
+        self.rates = Variable(np.array([DEFAULT_LEARNING_RATE], np.float32))
+        self.steps = Variable(np.array([0], np.int64))
+        self.count = 0
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return float(self.rates.array[0])
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self.rates.array[0] = rate
+
+    def begin(self) -> None:
+        """Tell the graph which step it takes; the first one is 1."""
+        self.steps.array[0] = self.count + 1
+
+    def finish(self) -> None:
+        """Count the step, which has been taken."""
+        self.count += 1
+
+
+def _updated_names(model: ModelFile, trainable: list[str]) -> list[str]:
+    inputs = {value.name for value in model.inputs}
+    names = [n for n in trainable if n in inputs and f"{n}{UPDATED}" in _outputs(model)]
+    absent = [n for n in trainable if n not in names]
+    if absent or not {LEARNING_RATE, STEP} <= inputs:
+        raise ModelError(
+            f"{model.source_name} does not update {absent[0]!r}: it is not the optimizer of these "
+            "parameters"
+            if absent
+            else f"{model.source_name} is not an optimizer graph: it has no input "
+            f"{LEARNING_RATE!r} or {STEP!r}"
+        )
+    return names
+
+
+def _outputs(model: ModelFile) -> set[str]:
+    return {value.name for value in model.outputs}
+
+
+def _moment(
+    label: str, declared: Any, held: Tensor | None, shape: tuple[int, ...], place: Any
+) -> Variable:
+    dtype = ELEMENT_TYPES[declared.element_type].dtype
+    if dtype is None:
+        raise StateError(f"{label!r} is of a type that numpy does not have")
+    if held is None:
+        return Variable.zeros(shape, dtype, place)
+    array: Array | None = None if isinstance(held, RawTensor) else held
+    if array is None or array.dtype != dtype or array.shape != shape:
+        raise CheckpointError(
+            f"the checkpoint has {label!r} with another shape or type than the parameter: its "
+            "optimizer state is of another model"
+        )
+    return Variable(array, place)
+
+
+def _refuse(name: str, wanted: int, held: int | None) -> None:
+    if held is None:
+        raise CheckpointError(
+            f"the checkpoint has an optimizer state, but none for the parameter {name!r}: it is of "
+            "another model"
+        )
+    raise CheckpointError(
+        f"the optimizer keeps {wanted} tensors for each parameter, and the checkpoint has {held} "
+        f"for {name!r}: it was saved with another optimizer. Load the checkpoint without its "
+        "optimizer state (save it with include_optimizer_state=False), or use that optimizer"
+    )

@@ -1,0 +1,136 @@
+"""Which input and output of a graph plays which part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from onnxtrain.api.checkpoint import CheckpointState
+from onnxtrain.api.checkpoint_content import ELEMENT_TYPES
+from onnxtrain.api.model_file import ModelFile, ValueType
+from onnxtrain.errors import CheckpointError, ModelError
+
+LAZY_RESET, RANDOM_SEED = "lazy_reset_grad", "random_seed"
+LEARNING_RATE, STEP = "learning_rate", "step"
+BUFFER, ACCUMULATED = "_grad.accumulation.buffer", "_grad.accumulation.out"
+UPDATED, MOMENTUM = ".updated", ".momentum"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The inputs and outputs of a graph by what they are for.
+
+    `parameters` are inputs that the checkpoint has; `trained` are names whose gradient the graph
+    accumulates, or which it updates; `updated` has names of what it gives a new value to.
+    """
+
+    inputs: tuple[ValueType, ...]
+    outputs: tuple[ValueType, ...]
+    parameters: tuple[ValueType, ...]
+    trained: tuple[str, ...]
+    updated: tuple[str, ...]
+    has_seed: bool
+
+
+def roles_of(model: ModelFile, state: CheckpointState, *, fused: bool = False) -> Roles:
+    """Sort the inputs and outputs of a training or evaluation graph, or of a `fused` step."""
+    names = {value.name for value in model.inputs}
+    trained = tuple(
+        name.removesuffix(BUFFER)
+        for value in model.inputs
+        if (name := value.name).endswith(BUFFER) and name.removesuffix(BUFFER) in names
+    )
+    parameters = tuple(v for v in model.inputs if state.has(v.name))
+    internal = {LAZY_RESET, RANDOM_SEED} | {f"{name}{BUFFER}" for name in trained}
+    held = {value.name for value in parameters}
+    if fused:
+        internal |= {STEP, LEARNING_RATE}
+        internal |= {v.name for v in model.inputs if _parameter_of_momentum(v.name) in held}
+    known = held | internal
+    updated = tuple(
+        v.name.removesuffix(UPDATED)
+        for v in model.outputs
+        if v.name.endswith(UPDATED) and v.name.removesuffix(UPDATED) in known
+    )
+    results = {f"{n}{UPDATED}" for n in updated} | {f"{n}{ACCUMULATED}" for n in trained}
+    return Roles(
+        inputs=tuple(v for v in model.inputs if v.name not in known),
+        outputs=tuple(v for v in model.outputs if v.name not in results),
+        parameters=parameters,
+        trained=trained,
+        updated=updated,
+        has_seed=RANDOM_SEED in names,
+    )
+
+
+def _parameter_of_momentum(name: str) -> str | None:
+    parameter, found, number = name.rpartition(MOMENTUM)
+    return parameter if found and number.isdecimal() else None
+
+
+def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
+    """Return the states that an optimizer keeps for a parameter, in the order of their numbers."""
+    prefix = f"{parameter}{MOMENTUM}"
+    found = [v for v in model.inputs if _parameter_of_momentum(v.name) == parameter]
+    return sorted(found, key=lambda value: int(value.name.removeprefix(prefix)))
+
+
+def check_belongs(model: ModelFile, state: CheckpointState, roles: Roles) -> None:
+    """Refuse a graph and a checkpoint that were not made for each other."""
+    listed = _noted(model, "trainable", "frozen", "statistics")
+    missing = [n for n in (*listed, *model.external) if not state.has(n)]
+    if missing:
+        raise CheckpointError(
+            f"{model.source_name} has the parameter {missing[0]!r}, and the checkpoint does not: "
+            "they do not belong together"
+        )
+    user_inputs = {value.name for value in roles.inputs}
+    trainable = set(state.trainable_names())
+    for name in roles.trained:
+        if name not in trainable and name not in user_inputs:
+            raise CheckpointError(
+                f"{model.source_name} trains {name!r}, which the checkpoint has as frozen: they do "
+                "not belong together"
+            )
+    for value in roles.parameters:
+        _check_type(model, state, value.name, value.element_type, value.dims)
+    for name, tensor in model.external.items():
+        _check_type(model, state, name, tensor.element_type, tensor.dims)
+
+
+def check_trains(model: ModelFile, state: CheckpointState, roles: Roles) -> None:
+    """Refuse a training graph that does not train what the checkpoint says it should."""
+    absent = [n for n in state.trainable_names() if n not in set(roles.trained)]
+    if absent:
+        raise CheckpointError(
+            f"the checkpoint has {absent[0]!r} as a parameter that trains, and "
+            f"{model.source_name} has no gradient of it: they do not belong together"
+        )
+
+
+def _noted(model: ModelFile, *keys: str) -> Iterable[str]:
+    for key in keys:
+        names = model.notes.get(key, [])
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise ModelError(f"{model.source_name}: the note {key!r} is not a list of names")
+        yield from names
+
+
+def _check_type(
+    model: ModelFile,
+    state: CheckpointState,
+    name: str,
+    code: int,
+    dims: Sequence[int | str | None] | None,
+) -> None:
+    held_code = state.code_of(name)
+    shape = () if state.nominal else state.type_of(name)[0]
+    if code != held_code or (not state.nominal and dims is not None and tuple(dims) != shape):
+        raise CheckpointError(
+            f"the parameter {name!r} is {_type(code)} {list(dims or ())} in {model.source_name} "
+            f"and {_type(held_code)} {list(shape)} in the checkpoint: they do not belong together"
+        )
+
+
+def _type(code: int) -> str:
+    return ELEMENT_TYPES[code].name.lower() if code in ELEMENT_TYPES else f"type {code}"

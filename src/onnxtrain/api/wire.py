@@ -1,0 +1,187 @@
+"""Protobuf's wire format, as far as ONNX files need it, with the standard library alone.
+
+A message is a sequence of fields; each is a tag (number and kind) and a value. Reading yields the
+fields as views of the message, so that what nobody looks into is neither parsed nor copied and can
+be written out again byte for byte. The bytes may be broken or hostile: each number and length is
+checked before it is used, and the number of fields that one reader visits is bounded. Whatever is
+wrong is a `ModelError` that names the file, the object and the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, NoReturn
+
+from onnxtrain.errors import ModelError
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+# Far more than the largest models have; a file that needs more was made to keep a reader busy.
+MAX_FIELDS = 4_000_000
+# Tensors of more dimensions exist nowhere; numpy and onnxruntime hold fewer.
+MAX_RANK = 64
+
+_KIND_NAMES = {VARINT: "a number", FIXED64: "8 bytes", BYTES: "a length", FIXED32: "4 bytes"}
+_EMPTY = memoryview(b"")
+
+
+class Field(NamedTuple):
+    """One field of a message: its number, its value, and where it is in the message."""
+
+    number: int
+    kind: int
+    value: int  # of a number; 0 otherwise
+    data: memoryview  # of strings, bytes, messages and packed lists; empty otherwise
+    start: int
+    end: int
+
+
+class Reader:
+    """Reads messages of one file; `source` is what errors call the file."""
+
+    def __init__(self, source: str, max_fields: int = MAX_FIELDS) -> None:
+        self.source = source
+        self._left = max_fields
+
+    def fail(self, what: str, where: str, position: int | None = None) -> NoReturn:
+        """Raise the error that `what` is wrong with the object called `where`."""
+        at = "" if position is None else f" at byte {position} of it"
+        raise ModelError(f"{self.source}: {where}{at}: {what}")
+
+    def varint(self, data: memoryview, position: int, where: str) -> tuple[int, int]:
+        """Read a number of variable length; return it and the position behind it."""
+        result = 0
+        for index in range(10):
+            if position + index >= len(data):
+                self.fail("a number is cut off: the file is truncated or damaged", where, position)
+            byte = data[position + index]
+            result |= (byte & 0x7F) << (7 * index)
+            if byte < 0x80:
+                return result & 0xFFFFFFFFFFFFFFFF, position + index + 1
+        return self.fail("a number has more than ten bytes", where, position)
+
+    def fields(self, message: memoryview, where: str) -> Iterator[Field]:
+        """The fields of a message, in the order of the file."""
+        position, size = 0, len(message)
+        while position < size:
+            self._count(where)
+            start = position
+            tag = message[position]
+            if tag < 0x80:
+                position += 1
+            else:
+                tag, position = self.varint(message, position, where)
+            number, kind = tag >> 3, tag & 7
+            if number == 0 or number > 0x1FFFFFFF:
+                self.fail("a field has an impossible number", where, start)
+            if kind == BYTES:
+                length, position = self.varint(message, position, where)
+                end = position + length
+                if end > size:
+                    self.fail(_too_long(length, size - position), where, start)
+                yield Field(number, kind, 0, message[position:end], start, end)
+                position = end
+            elif kind == VARINT:
+                value, position = self.varint(message, position, where)
+                yield Field(number, kind, value, _EMPTY, start, position)
+            elif kind in (FIXED32, FIXED64):
+                end = position + (4 if kind == FIXED32 else 8)
+                if end > size:
+                    self.fail(_too_long(end - position, size - position), where, start)
+                value = int.from_bytes(message[position:end], "little")
+                yield Field(number, kind, value, _EMPTY, start, end)
+                position = end
+            else:
+                self.fail(f"a field is of the kind {kind}, which ONNX does not have", where, start)
+
+    def _count(self, where: str) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self.fail("there are more fields than any real model has", where)
+
+    # ---- values of fields --------------------------------------------------------------------
+
+    def message(self, field: Field, where: str) -> memoryview:
+        """The bytes of a field that is a message, a string or bytes."""
+        if field.kind != BYTES:
+            self._wrong_kind(field, BYTES, where)
+        return field.data
+
+    def text(self, field: Field, where: str) -> str:
+        """The value of a field that is a string."""
+        data = self.message(field, where)
+        try:
+            return str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            self.fail("a text is not valid UTF-8", where, field.start + error.start)
+
+    def int64(self, field: Field, where: str) -> int:
+        """The value of a field that is a signed number."""
+        if field.kind != VARINT:
+            self._wrong_kind(field, VARINT, where)
+        return signed(field.value)
+
+    def int64s(self, fields: Iterable[Field], where: str, most: int = MAX_RANK) -> tuple[int, ...]:
+        """The numbers of a repeated field, packed or not; more than `most` is an error."""
+        result: list[int] = []
+        for field in fields:
+            if field.kind == VARINT:
+                result.append(signed(field.value))
+            else:
+                data, position = self.message(field, where), 0
+                while position < len(data) and len(result) <= most:
+                    value, position = self.varint(data, position, where)
+                    result.append(signed(value))
+            if len(result) > most:
+                self.fail(f"there are more than {most} numbers", where)
+        return tuple(result)
+
+    def _wrong_kind(self, field: Field, wanted: int, where: str) -> NoReturn:
+        self.fail(
+            f"field {field.number} should have {_KIND_NAMES[wanted]} and has "
+            f"{_KIND_NAMES[field.kind]}",
+            where,
+            field.start,
+        )
+
+
+def signed(value: int) -> int:
+    """The signed number that is stored as this unsigned one."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _too_long(length: int, left: int) -> str:
+    return f"a field of {length} bytes, but {left} are left: the file is truncated or damaged"
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def varint_bytes(value: int) -> bytes:
+    """Encode a number; negative ones as ONNX does, in ten bytes."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    result = bytearray()
+    while value >= 0x80:
+        result.append((value & 0x7F) | 0x80)
+        value >>= 7
+    result.append(value)
+    return bytes(result)
+
+
+def number_field(number: int, value: int) -> bytes:
+    """A field with a number."""
+    return varint_bytes(number << 3 | VARINT) + varint_bytes(value)
+
+
+def header(number: int, size: int) -> bytes:
+    """What stands before the `size` bytes of a string, a message or bytes."""
+    return varint_bytes(number << 3 | BYTES) + varint_bytes(size)
+
+
+def bytes_field(number: int, data: bytes | bytearray | memoryview) -> bytes:
+    """A field with bytes or a message."""
+    return header(number, len(data)) + data
+
+
+def text_field(number: int, text: str) -> bytes:
+    """A field with a string."""
+    return bytes_field(number, text.encode("utf-8"))
