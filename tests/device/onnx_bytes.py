@@ -1,4 +1,4 @@
-"""Writes small ONNX models without `onnx`: the device half is tested where that is not installed."""
+"""Writes small ONNX models without `onnx`, which a device does not have."""
 
 from __future__ import annotations
 

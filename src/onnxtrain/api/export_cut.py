@@ -17,10 +17,11 @@ from onnxtrain.api.checkpoint_content import (
     tensor_dims,
 )
 from onnxtrain.api.export_layout import Buffer, ModelLayout, StoredTensor, value_info
-from onnxtrain.api.export_runtime import infer_types
+from onnxtrain.api.export_runtime import Inferred, infer
 from onnxtrain.api.model_file import (
     ExternalTensor,
     ModelFile,
+    has_shape,
     has_type,
     map_file,
     read_value_type,
@@ -147,10 +148,23 @@ class Cut:
     # ---- types -------------------------------------------------------------------------------
 
     def _output_types(self) -> list[Buffer]:
-        known = {name: self._stated_type(name) for name in self._outputs}
-        open_ = [name for name, data in known.items() if data is None]
-        found = self._infer(open_) if open_ else {}
-        return [data if data is not None else found[name] for name, data in known.items()]
+        """The types of the outputs: as the model states them, else as onnxruntime infers them."""
+        stated = {name: self._stated_type(name) for name in self._outputs}
+        unsure = [
+            name
+            for name, data in stated.items()
+            if data is None or not has_shape(self._reader, data)
+        ]
+        try:
+            inferred = self._infer(unsure)
+        except ModelError:
+            if None in stated.values():
+                raise
+            inferred = {}  # a type without a shape will do
+        for name, found in inferred.items():
+            if stated[name] is None or found.dims is not None:
+                stated[name] = found.value_info(name, self._model.source_name)
+        return [data for data in stated.values() if data is not None]
 
     def _stated_type(self, name: str) -> Buffer | None:
         """The type of a value as the model states it, or None."""
@@ -166,8 +180,10 @@ class Cut:
         stored: TensorType = read_tensor_type(self._reader, self._parts.initializers[name], name)
         return value_info(name, stored.element_type, stored.dims)
 
-    def _infer(self, names: Sequence[str]) -> dict[str, bytes]:
+    def _infer(self, names: Sequence[str]) -> dict[str, Inferred]:
         """Let onnxruntime find types; parameters stay inputs, so that no data are needed."""
+        if not names:
+            return {}
         inputs: list[Buffer] = [data for _, data in self._kept(self._parts.inputs)]
         copied: list[Buffer] = []
         for name, data in self._kept(self._parts.initializers):
@@ -175,9 +191,14 @@ class Cut:
                 copied.append(data)
             elif name not in self._parts.inputs:
                 inputs.append(self._initializer_type(name))
-        outputs = [text_field(1, name) for name in names]
-        model = self._assemble(inputs, outputs, copied, []).file().join()
-        return infer_types(model, names, self._model.source_name)
+
+        def model(nodes: Sequence[bytes], outputs: Sequence[str]) -> bytes:
+            untyped = [text_field(1, name) for name in outputs]
+            layout = self._assemble(inputs, untyped, copied, [])
+            layout.nodes = [*layout.nodes, *nodes]
+            return layout.file().join()
+
+        return infer(model, names, self._model.source_name)
 
 
 def stored_tensor(name: str, value: Tensor, code: int, dims: Dims | None) -> StoredTensor:

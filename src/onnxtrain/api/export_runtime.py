@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnxruntime as ort
 
@@ -17,11 +17,47 @@ _CODES = {element.name.lower(): code for code, element in ELEMENT_TYPES.items()}
 _FATAL = 4
 
 
-def infer_types(model: bytes, names: Sequence[str], source: str) -> dict[str, bytes]:
-    """Ask onnxruntime for the types of outputs that a model does not state.
+class Inferred(NamedTuple):
+    """What onnxruntime knows of an output: its kind, and its dimensions or None."""
 
-    Returns the ValueInfoProto of each.
+    kind: str
+    dims: list[int | str | None] | None
+
+    def value_info(self, name: str, source: str) -> bytes:
+        """Write it as a ValueInfoProto."""
+        element = self.kind.removeprefix("seq(").removeprefix("tensor(").rstrip(")")
+        if element not in _CODES:
+            raise ModelError(f"{source}: {name!r} is a {self.kind}, which cannot be exported")
+        typed = tensor_type(_CODES[element], self.dims)
+        if self.kind.startswith("seq("):
+            typed = bytes_field(4, bytes_field(1, typed))
+        return text_field(1, name) + bytes_field(2, typed)
+
+
+def infer(
+    model: Callable[[Sequence[bytes], Sequence[str]], bytes], names: Sequence[str], source: str
+) -> dict[str, Inferred]:
+    """Ask onnxruntime for the types of values.
+
+    `model` makes a model with additional nodes and outputs of unknown type.
     """
+    found = _outputs(model([], names), names, source)
+    # A scalar and an unknown shape look alike. Of Shape's result, the shape says which it is.
+    flat = [n for n in names if not found[n].shape and found[n].type.startswith("tensor(")]
+    ranks = {name: f"rank of {name}" for name in flat}
+    nodes = [
+        text_field(1, name) + text_field(2, rank) + text_field(4, "Shape")
+        for name, rank in ranks.items()
+    ]
+    asked = _outputs(model(nodes, list(ranks.values())), flat, source) if flat else {}
+    scalars = {name for name in flat if list(asked[ranks[name]].shape) == [0]}
+    return {
+        name: Inferred(output.type, list(output.shape) if output.shape or name in scalars else None)
+        for name, output in found.items()
+    }
+
+
+def _outputs(model: bytes, names: Sequence[str], source: str) -> dict[str, Any]:
     options = _quiet(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     try:
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -30,21 +66,7 @@ def infer_types(model: bytes, names: Sequence[str], source: str) -> dict[str, by
             f"{source} does not say of which type {', '.join(map(repr, names))} is, and "
             f"onnxruntime cannot tell: {error}"
         ) from None
-    found = {output.name: output for output in session.get_outputs()}
-    return {name: _value_info(found[name], source) for name in names}
-
-
-def _value_info(output: Any, source: str) -> bytes:
-    kind: str = output.type
-    sequence = kind.startswith("seq(")
-    element = kind.removeprefix("seq(").removeprefix("tensor(").rstrip(")")
-    if element not in _CODES:
-        raise ModelError(f"{source}: {output.name!r} is a {kind}, which cannot be exported")
-    # An empty list stands for a scalar and for an unknown shape alike.
-    typed = tensor_type(_CODES[element], output.shape or None)
-    if sequence:
-        typed = bytes_field(4, bytes_field(1, typed))
-    return text_field(1, output.name) + bytes_field(2, typed)
+    return {output.name: output for output in session.get_outputs()}
 
 
 def optimise(model: Path, target: Path, data_name: str | None) -> None:

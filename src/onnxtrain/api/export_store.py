@@ -97,7 +97,8 @@ def _replace_pair(path: Path, final: Path, model: Callable[[str], Chunks], data:
         # No links on this file system, or the disk is full: the new model is in force and goes on
         # with the other name of its data.
         return staged
-    staged.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        staged.unlink()
     return final
 
 
@@ -109,7 +110,7 @@ def _link(staged: Path, final: Path) -> None:
         final.unlink()  # nothing refers to the old data any more
         raise
     os.replace(link, final)
-    sync_folder(final.parent)
+    _sync(final.parent)
 
 
 def _replace(path: Path, content: Chunks) -> None:
@@ -120,7 +121,13 @@ def _replace(path: Path, content: Chunks) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename durable; it has been made, so that no error may speak against it."""
+    with contextlib.suppress(OSError):
+        sync_folder(folder)
 
 
 def _remove_stale(path: Path, in_use: str = "") -> None:

@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from onnxtrain.api.checkpoint_content import (
     ELEMENT_TYPES,
+    STRING,
     Array,
     RawTensor,
     Tensor,
@@ -188,35 +189,28 @@ class Binding:
     ) -> None:
         self._graph = graph
         self._state, self._results = dict(state), dict(results)
-        self._inputs = [value.name for value in inputs]
-        self._outputs = list(outputs)
-        self._place = graph.settings.place
-        self._scalars: dict[int, Array] = {}
-        self._binding: Any = None
+        self._inputs = list(inputs)
+        self._outputs = [_Output(value) for value in outputs]
         self._session: Any = None
+        self._binding: Any = None
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run the graph; return an array, or an OrtValue, for each output that is asked for."""
         if not self._graph.is_current or self._session is not self._graph.session:
             self._bind()
         binding = self._binding
-        for name, value in zip(self._inputs, values, strict=True):
-            binding.bind_ortvalue_input(name, value)
-        for index, output in enumerate(self._outputs):
-            if index not in self._scalars:
-                binding.bind_output(output.name)
+        for declared, value in zip(self._inputs, values, strict=True):
+            binding.bind_ortvalue_input(declared.name, value)
+        symbols = self._symbols(values)
+        made = [output.bind(binding, symbols) for output in self._outputs]
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
-            self._binding = self._session = None
+            self._session = None
             raise RunError(f"onnxruntime failed to run {self._graph.name}: {error}") from None
-        if len(self._scalars) == len(self._outputs):
-            return [self._scalars[i].copy() for i in range(len(self._outputs))]
-        made = binding.get_outputs()
-        return [
-            self._scalars[i].copy() if i in self._scalars else made[len(self._results) + i]
-            for i in range(len(self._outputs))
-        ]
+        if any(array is None for array in made):
+            self._collect(made, symbols)
+        return made
 
     def _bind(self) -> None:
         self._session = self._graph.session
@@ -225,16 +219,58 @@ class Binding:
             self._binding.bind_ortvalue_input(name, variable.value)
         for name, variable in self._results.items():
             self._binding.bind_ortvalue_output(name, variable.value)
-        self._scalars = {}
-        for index, output in enumerate(self._outputs):
-            dtype = ELEMENT_TYPES[output.element_type].dtype if output.element_type else None
-            if output.dims == () and dtype is not None and dtype.kind == "f":
-                self._scalars[index] = np.zeros((), dtype)
-                self._binding.bind_ortvalue_output(
-                    output.name, ort.OrtValue.ortvalue_from_numpy(self._scalars[index])
-                )
-            else:
-                self._binding.bind_output(output.name)
+
+    def _symbols(self, values: Sequence[Any]) -> dict[str, int]:
+        """What the symbolic dimensions are in this run."""
+        return {
+            dim: size
+            for declared, value in zip(self._inputs, values, strict=True)
+            for dim, size in zip(declared.dims or (), value.shape(), strict=False)
+            if isinstance(dim, str)
+        }
+
+    def _collect(self, made: list[Any], symbols: Mapping[str, int]) -> None:
+        """Take what onnxruntime has allocated, and learn whether that was as declared."""
+        found = self._binding.get_outputs()[len(self._results) :]
+        for index, (output, value) in enumerate(zip(self._outputs, found, strict=True)):
+            if made[index] is None:
+                made[index] = value
+                output.learn(tuple(value.shape()), symbols)
+
+
+class _Output:
+    """An output that each run gives back.
+
+    Asking onnxruntime for its outputs takes time for every parameter. So once an output has had
+    the shape that the graph declares, memory of that shape is bound to it before the run.
+    """
+
+    def __init__(self, value: ValueType) -> None:
+        element = ELEMENT_TYPES.get(value.element_type)
+        self._name = value.name
+        self._dims = value.dims
+        self._dtype = None if element is None or value.element_type == STRING else element.dtype
+        self._declared_right = value.dims == ()
+
+    def _shape(self, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+        sizes = [symbols.get(d, -1) if isinstance(d, str) else d for d in self._dims or ()]
+        if self._dims is None or any(size is None or size < 0 for size in sizes):
+            return None
+        return tuple(size for size in sizes if size is not None)
+
+    def bind(self, binding: Any, symbols: Mapping[str, int]) -> Array | None:
+        """Bind memory for the next run, and return it if it is ours."""
+        shape = self._shape(symbols) if self._declared_right else None
+        if shape is None or self._dtype is None:
+            binding.bind_output(self._name)
+            return None
+        array = np.empty(shape, self._dtype)
+        binding.bind_ortvalue_output(self._name, ort.OrtValue.ortvalue_from_numpy(array))
+        return array
+
+    def learn(self, shape: tuple[int, ...], symbols: Mapping[str, int]) -> None:
+        """Remember whether the declared shape is the one that the output has had."""
+        self._declared_right = self._shape(symbols) == shape
 
 
 def as_array(value: Any) -> Array:

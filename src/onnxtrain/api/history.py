@@ -27,7 +27,7 @@ class EpochRecord:
 
     `epoch` counts from 1. `steps` is the number of optimizer steps of the run up to its end,
     `samples` the number of samples of the epoch, `loss` their mean loss during training, and
-    `learning_rate` that of its last step. `values` has what evaluation found: `eval_loss` and the
+    `learning_rate` that at its end. `values` has what evaluation found: `eval_loss` and the
     metrics by name; what is not one number is a list.
     """
 

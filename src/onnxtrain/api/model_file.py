@@ -302,6 +302,15 @@ def has_type(reader: Reader, message: memoryview) -> bool:
     return read_value_type(reader, message, "value").element_type != 0
 
 
+def has_shape(reader: Reader, message: bytes | memoryview) -> bool:
+    """Whether a ValueInfoProto says the shape too, or is of something that is not a tensor."""
+    view = memoryview(message)
+    declared = only(reader, view, 2, "value")
+    if declared is None or only(reader, declared, 1, "value") is None:
+        return declared is not None
+    return read_value_type(reader, view, "value").dims is not None
+
+
 def _dims(reader: Reader, shape: memoryview, where: str) -> tuple[int | str | None, ...]:
     result: list[int | str | None] = []
     for part in reader.fields(shape, where):

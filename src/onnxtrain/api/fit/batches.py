@@ -31,8 +31,8 @@ class Batch(NamedTuple):
 class Source(ABC):
     """Gives the batches of an epoch.
 
-    `batches` is their number, if it is known before. `order` is what decides which batch comes when;
-    a run can be resumed within an epoch only if it is the same.
+    `batches` is their number, if it is known before. `order` is what decides which batch comes
+    when; a run can be resumed within an epoch only if it is the same.
     """
 
     batches: int | None = None
@@ -167,7 +167,8 @@ class FunctionSource(IterableSource):
     def _open(self, number: int) -> Iterable[Any]:
         given = self._function(number) if self._takes_epoch else self._function()
         try:
-            return iter(given)
+            batches: Iterator[Any] = iter(given)
+            return batches
         except TypeError:
             raise ArgumentError(
                 f"the function that was passed as {self._what} must return an iterator of batches, "
@@ -215,12 +216,21 @@ def count_samples(values: Sequence[Any]) -> int:
     return 1
 
 
+def as_array(value: Any) -> Array:
+    """Return a value as a numpy array; onnxruntime's have a method for that."""
+    own = getattr(value, "numpy", None)
+    return np.asarray(own() if callable(own) else value)
+
+
 def _in_order(given: Mapping[str, Any], names: Sequence[str], where: str) -> list[Any]:
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names]
     if missing or unknown:
-        wrong = [f"{word} {', '.join(map(repr, found))}" for word, found in
-                 (("lacks", missing), ("has unknown", unknown)) if found]
+        wrong = [
+            f"{word} {', '.join(map(repr, found))}"
+            for word, found in (("lacks", missing), ("has unknown", unknown))
+            if found
+        ]
         raise ArgumentError(
             f"{where} {' and '.join(wrong)}: the inputs of the model are {', '.join(names)}"
         )
@@ -239,16 +249,18 @@ def make_source(
 ) -> Source:
     """Return the source of batches that is meant by what a user passes as data."""
     if isinstance(data, Mapping):
-        return _arrays(_in_order(data, names, what), names, batch_size, shuffle, drop_last, seed, what)
+        return _arrays(
+            _in_order(data, names, what), names, batch_size, shuffle, drop_last, seed, what
+        )
     if isinstance(data, tuple | np.ndarray):
         given = [data] if isinstance(data, np.ndarray) else data
         return _arrays(given, names, batch_size, shuffle, drop_last, seed, what)
-    if isinstance(data, list) and data and all(isinstance(x, np.ndarray) for x in data):
-        if len(names) > 1:
-            raise ArgumentError(
-                f"{what} is a list of arrays. Pass a tuple of arrays, one for each input of the "
-                f"model ({', '.join(names)}), or a list of batches, each of which is a tuple"
-            )
+    bare = isinstance(data, list) and any(isinstance(item, np.ndarray) for item in data)
+    if bare and len(names) > 1:
+        raise ArgumentError(
+            f"{what} is a list of arrays. Pass a tuple of arrays, one for each input of the model "
+            f"({', '.join(names)}), or a list of batches, each of which is a tuple"
+        )
     if isinstance(data, Iterable):
         one_shot = iter(data) is data
         return (IteratorSource if one_shot else IterableSource)(data, names, what)

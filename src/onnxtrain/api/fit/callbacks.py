@@ -18,9 +18,9 @@ _EVENTS = ("on_train_begin", "on_step_end", "on_epoch_end", "on_evaluate", "on_t
 class Run:
     """A run of `fit`, as callbacks see it.
 
-    `epoch` is the number of the epoch, from 1, of `epochs`; `step` the number of steps of the run so
-    far and `loss` the loss of the last one. `record` is that of the last epoch that is over, and
-    `values` are what the last evaluation found.
+    `epoch` is the number of the epoch, from 1, of `epochs`; `step` the number of steps of the run
+    so far and `loss` the loss of the last one. `record` is that of the last epoch that is over,
+    and `values` are what the last evaluation found.
     """
 
     def __init__(

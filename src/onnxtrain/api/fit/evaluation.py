@@ -110,7 +110,8 @@ def _places(
         )
     if metric.output is not None and metric.output not in outputs:
         raise ArgumentError(
-            f"the metric {name!r} looks at the output {metric.output!r}; there is {', '.join(beside)}"
+            f"the metric {name!r} looks at the output {metric.output!r}; there is "
+            f"{', '.join(beside)}"
         )
     if metric.labels is not None and metric.labels not in inputs:
         raise ArgumentError(

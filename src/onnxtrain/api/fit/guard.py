@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.api.fit.batches import Batch
+from onnxtrain.api.fit.batches import Batch, as_array
 from onnxtrain.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ _SHOWN = 5
 class Guard:
     """Looks for numbers that are not finite in what training changes.
 
-    The loss is looked at in each step. Parameters are looked at each `every` steps: in each step up to
-    250 000 trained elements, and more rarely in larger models, unless told otherwise.
+    The loss is looked at in each step. Parameters are looked at each `every` steps: in each step
+    up to 250 000 trained elements, and more rarely in larger models, unless told otherwise.
     """
 
     def __init__(self, session: TrainingSession, every: int | None) -> None:
@@ -40,8 +40,8 @@ class Guard:
         if bad:
             raise NonFiniteError(
                 f"{where}: the loss is finite, but after the step {_listed(bad)}. "
-                f"{self._since(step)}The gradient or the update overflowed: lower the learning rate "
-                f"({self._session.get_learning_rate():.3g}) or clip the gradients. {kept}",
+                f"{self._since(step)}The gradient or the update overflowed: lower the learning "
+                f"rate ({self._session.get_learning_rate():.3g}) or clip the gradients. {kept}",
                 step=step,
                 parameters=[name for name, _, _ in bad],
             )
@@ -52,8 +52,8 @@ class Guard:
         bad = _bad(_gradients(self._session))
         if bad:
             raise NonFiniteError(
-                f"{where}: the loss is finite, but {_listed(bad, 'the gradient of ')}. The parameters "
-                f"were not updated. {kept}",
+                f"{where}: the loss is finite, but {_listed(bad, 'the gradient of ')}. The "
+                f"parameters were not updated. {kept}",
                 step=step,
                 parameters=[name for name, _, _ in bad],
             )
@@ -73,11 +73,13 @@ class Guard:
     def explain_loss(
         self, where: str, step: int, loss: float, batch: Batch, before: Sequence[float], kept: str
     ) -> NonFiniteError:
-        """Return the error for a loss that is not finite: the data, or training itself?"""
+        """Return the error for a loss that is not finite: the data, or training itself."""
         names = self._session.input_names(True)
         cause = _bad_data(names, batch)
         if cause:
-            return NonFiniteError(f"{where}: the loss is {loss}, because {cause}. {kept}", step=step)
+            return NonFiniteError(
+                f"{where}: the loss is {loss}, because {cause}. {kept}", step=step
+            )
         bad = _bad(_changing(self._session))
         parts = [f"{where}: the loss is {loss}, and the data of the batch are finite."]
         if bad:
@@ -86,9 +88,9 @@ class Guard:
         if before:
             parts.append(f"The last losses were {', '.join(f'{x:.4g}' for x in before[-3:])}.")
         parts.append(
-            f"Lower the learning rate ({self._session.get_learning_rate():.3g}), clip the gradients, "
-            f"or look at the labels{_label_range(names, batch)}: one that is no class makes the loss "
-            f"NaN. {kept}"
+            f"Lower the learning rate ({self._session.get_learning_rate():.3g}), clip the "
+            f"gradients, or look at the labels{_label_range(names, batch)}: one that is no class "
+            f"makes the loss NaN. {kept}"
         )
         text = " ".join(part for part in parts if part)
         return NonFiniteError(text, step=step, parameters=[name for name, _, _ in bad])
@@ -155,15 +157,10 @@ def _listed(bad: Sequence[tuple[str, int, int]], what: str = "") -> str:
     return ", ".join(shown)
 
 
-def _as_array(value: Any) -> Array:
-    own = getattr(value, "numpy", None)
-    return np.asarray(own() if callable(own) else value)
-
-
 def _bad_data(names: Sequence[str], batch: Batch) -> str:
     """Say which sample of which input is not finite; nothing if all are."""
     for name, value in zip(names, batch.values, strict=True):
-        array = _as_array(value)
+        array = as_array(value)
         if array.dtype.kind != "f" or is_finite(array):
             continue
         count = int(array.size - np.count_nonzero(np.isfinite(array)))
@@ -180,7 +177,7 @@ def _bad_data(names: Sequence[str], batch: Batch) -> str:
 
 def _label_range(names: Sequence[str], batch: Batch) -> str:
     """Say from where to where the integers of the last input go: they may be labels."""
-    last = _as_array(batch.values[-1])
+    last = as_array(batch.values[-1])
     if last.dtype.kind not in "iu" or not last.size:
         return ""
     return f" ({names[-1]!r} is from {last.min()} to {last.max()} in this batch)"

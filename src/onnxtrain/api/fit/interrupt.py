@@ -10,8 +10,8 @@ from typing import Any
 class Interrupts:
     """Lets Ctrl-C end a run between two steps and not in the middle of one.
 
-    While `busy`, the signal is only noted (`asked`). Otherwise, and if it comes a second time, it is
-    a KeyboardInterrupt as ever. Outside the main thread, and in programs that have a handler of
+    While `busy`, the signal is only noted (`asked`). Otherwise, and if it comes a second time, it
+    is a KeyboardInterrupt as ever. Outside the main thread, and in programs that have a handler of
     their own, nothing is changed.
     """
 
@@ -24,6 +24,12 @@ class Interrupts:
         if not self.busy or self.asked:
             raise KeyboardInterrupt
         self.asked = True
+
+    def end(self) -> None:
+        """The state is whole again: let an interrupt that was asked for happen."""
+        self.busy = False
+        if self.asked:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

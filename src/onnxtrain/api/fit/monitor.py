@@ -17,9 +17,10 @@ class EarlyStopping:
     """Stop training when a value has not become better for `patience` epochs in a row.
 
     `monitor` is "loss" (during training), "eval_loss" or the name of a metric; without it, the loss
-    of the evaluation, or where there is none, that of training. A value is better if it is below the
-    best by more than `min_delta`, or above with `mode="max"`; "auto" knows which for the metrics of
-    this package. With `restore_best` the parameters are those of the best epoch when training ends.
+    of the evaluation, or where there is none, that of training. A value is better if it is below
+    the best by more than `min_delta`, or above with `mode="max"`; "auto" knows which for the
+    metrics of this package. With `restore_best` the parameters are those of the best epoch when
+    training ends.
     """
 
     monitor: str | None = None

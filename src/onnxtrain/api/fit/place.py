@@ -22,9 +22,9 @@ _FORMAT = 1
 class Place:
     """Where a run stands.
 
-    `epoch` epochs are over, and of the next one `batch` batches, with `samples` samples, whose losses
-    add up to `loss_sum`, within `seconds`. `first_step` is the optimizer's step at which the run
-    began, and `scheduler` the settings that its scheduler was made with.
+    `epoch` epochs are over, and of the next one `batch` batches, with `samples` samples, whose
+    losses add up to `loss_sum`, within `seconds`. `first_step` is the optimizer's step at which the
+    run began, and `scheduler` the name and the rate that its scheduler was made with.
     """
 
     seed: int
@@ -108,11 +108,13 @@ def check_order(saved: Any, order: Mapping[str, Any], place: Place) -> None:
     before = saved if isinstance(saved, dict) else {}
     changed = [key for key in order if before.get(key) != order[key]]
     if changed:
-        details = ", ".join(f"{key} {order[key]!r} (before: {before.get(key)!r})" for key in changed)
+        details = ", ".join(
+            f"{key} {order[key]!r} (before: {before.get(key)!r})" for key in changed
+        )
         raise ArgumentError(
             f"the run stopped within epoch {place.epoch + 1}, after {place.batch} batches, and "
-            f"cannot go on there with other batches: {details}. Resume with what it was, or start a "
-            "new run with resume=False"
+            f"cannot go on there with other batches: {details}. Resume with what it was, or start "
+            "a new run with resume=False"
         )
 
 

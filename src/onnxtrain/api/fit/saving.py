@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +85,3 @@ class Snapshot:
         for name, value in self._values.items():
             session.state.parameters[name].data = value
         return bool(self._values)
-
-
-@contextmanager
-def private_record(session: TrainingSession, key: str, record: dict[str, Any]) -> Iterator[None]:
-    """Put a record in the state while it is saved, and leave it there."""
-    session.state.private[key] = record
-    yield

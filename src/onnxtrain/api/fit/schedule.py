@@ -65,8 +65,9 @@ def make_schedule(
     else:
         monitor = None
         settings = _filled(name, settings, session, place, steps, epochs)
-    place.scheduler = {"name": name, **settings}
-    return Schedule(SCHEDULERS[name](session.optimizer, **_checked(name, settings)), monitor)
+    assert session.optimizer is not None
+    make: Any = SCHEDULERS[name]
+    return Schedule(make(session.optimizer, **_checked(name, settings)), monitor)
 
 
 def _own(scheduler: Any, metrics: Mapping[str, Metric], evaluates: bool) -> Schedule:
@@ -123,6 +124,7 @@ def _filled(
     rate = "max_lr" if "max_lr" in takes else "initial_lr"
     if settings.get(rate) is None:
         settings[rate] = saved.get(rate, session.get_learning_rate())
+    place.scheduler = {"name": name, rate: float(settings[rate])}
     return settings
 
 

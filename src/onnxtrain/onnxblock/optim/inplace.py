@@ -46,7 +46,11 @@ def _wait(op: Ops, parameter: ir.Value, gradient: ir.Value, nodes: Sequence[ir.N
     if not nodes or 0 in dims:
         return gradient
     shape = op.Max(op.int64(list(dims)), *(_flag(op, node.outputs[0]) for node in nodes))
-    return op.type_as(op.Reshape(gradient, shape), parameter)
+    waiting = op.Reshape(gradient, shape)
+    # onnxruntime replaces a chain of Reshapes whose last shape it knows by one that waits for
+    # nothing. So this one's is not told.
+    waiting.dtype, waiting.shape = gradient.dtype, None
+    return waiting
 
 
 class _Marks:
