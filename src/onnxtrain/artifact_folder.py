@@ -21,7 +21,7 @@ class Folder:
 
     def __init__(self, directory: str | bytes | os.PathLike[Any] | None, prefix: str) -> None:
         self.directory = Path(os.fsdecode(directory)) if directory is not None else Path.cwd()
-        self.prefix = prefix
+        self.prefix = _checked(prefix)
         self._created: Path | None = None
         self._staging: Path | None = None
         self._names: list[str] = []
@@ -92,6 +92,21 @@ class Folder:
                 final.unlink(missing_ok=True)
             if (backup / name).exists():
                 os.replace(backup / name, final)
+
+
+def _checked(prefix: str) -> str:
+    """Return the prefix if file names can begin with it; it may name folders inside of the folder.
+
+    One that leads elsewhere would put files where nothing takes them back.
+    """
+    if not isinstance(prefix, str):
+        raise OnnxTrainError(f"prefix is the beginning of file names, not {prefix!r}")
+    if os.path.isabs(prefix) or ".." in Path(prefix).parts:
+        raise OnnxTrainError(
+            f"the prefix {prefix!r} leads out of the artifact directory: give another "
+            "artifact_directory instead"
+        )
+    return prefix
 
 
 def _first_missing(directory: Path) -> Path | None:

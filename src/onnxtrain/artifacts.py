@@ -7,30 +7,29 @@ graphs and the checkpoint, all of them or none.
 from __future__ import annotations
 
 import copy
-import fnmatch
-import json
 import logging
+import math
 import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import TensorProto
 
 from onnxtrain import onnxblock
-from onnxtrain.api.checkpoint_file import WrittenCheckpoint, write_checkpoint
+from onnxtrain.artifact_files import write_files, write_ort
 from onnxtrain.artifact_folder import Folder
 from onnxtrain.autodiff.load import ModelLike
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.errors import ModelError, OnnxTrainError, UnknownNameError
-from onnxtrain.inspection import Role, roles
+from onnxtrain.memory import Activations, estimate_proto
 from onnxtrain.onnxblock.block import names_of
-from onnxtrain.onnxblock.checkpoint import content_of
 from onnxtrain.onnxblock.external import locate
+from onnxtrain.onnxblock.values import skeleton as without_weights
+from onnxtrain.roles import Survey, choose, survey
 from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
 
 USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
@@ -58,28 +57,69 @@ Loss = LossType | onnxblock.Block | Callable[..., Any] | onnx.ModelProto | str |
 
 @dataclass(frozen=True)
 class Artifacts:
-    """What `generate_artifacts` wrote."""
+    """What `generate_artifacts` wrote.
+
+    Attributes:
+        directory: where it is.
+        files: the size of each file, in bytes.
+        trainable: how many numbers each tensor has that trains.
+        frozen: the same for those in the checkpoint that never change.
+        statistics: the same for running statistics, which are updated.
+        unreached: what looks like a weight, but has no gradient.
+        without_gradient: operators that would have to be passed if more were trained, and cannot.
+        loss: the name of the loss.
+        outputs: the names of what is given out beside it.
+
+    """
 
     directory: Path
     files: dict[str, int]
     trainable: dict[str, int]
     frozen: dict[str, int]
     statistics: dict[str, int]
+    unreached: tuple[str, ...]
+    without_gradient: tuple[str, ...]
     loss: str
     outputs: tuple[str, ...]
+    _graph: onnx.ModelProto = field(repr=False, compare=False)
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers train."""
+        return sum(self.trainable.values())
+
+    @cached_property
+    def activations(self) -> Activations:
+        """What a training step takes beside the parameters, estimated from the graph."""
+        return self.estimate_memory()
+
+    @property
+    def activation_bytes_per_sample(self) -> int:
+        """How much memory each sample of a batch takes at the peak, as far as can be told."""
+        return self.activations.bytes_per_sample
+
+    def estimate_memory(self, sizes: Mapping[str, int] | None = None) -> Activations:
+        """Estimate what a step takes, with numbers for symbolic dimensions by their names."""
+        return estimate_proto(self._graph, sizes)
 
     def __str__(self) -> str:
         """Return the summary as a few lines of text."""
         size = sum(self.files.values())
-        return "\n".join(
-            [
-                f"{self.directory}: {len(self.files)} files, {size:,} bytes",
-                *(f"  {name}  {bytes_:,}" for name, bytes_ in self.files.items()),
-                f"trains {len(self.trainable)} tensors ({sum(self.trainable.values()):,} numbers), "
-                f"{len(self.frozen)} frozen, {len(self.statistics)} running statistics",
-                f"loss {self.loss!r}, outputs {', '.join(map(repr, self.outputs))}",
-            ]
+        lines = [
+            f"{self.directory}: {len(self.files)} files, {size:,} bytes",
+            *(f"  {name}  {bytes_:,}" for name, bytes_ in self.files.items()),
+            f"trains        {len(self.trainable)} tensors, {self.parameter_count:,} numbers",
+            f"frozen        {len(self.frozen)} tensors, {sum(self.frozen.values()):,} numbers",
+            f"statistics    {len(self.statistics)} tensors (BatchNormalization)",
+            f"activations   {self.activations}",
+            f"loss          {self.loss}",
+        ]
+        more = (
+            ("outputs", ", ".join(self.outputs)),
+            ("not reached", ", ".join(self.unreached)),
+            ("no gradient", "; ".join(self.without_gradient)),
         )
+        return "\n".join([*lines, *(f"{name:14}{text}" for name, text in more if text)])
 
 
 def generate_artifacts(
@@ -102,16 +142,18 @@ def generate_artifacts(
 
     Args:
         model: the forward model, or the path to its file; it is not changed.
-        requires_grad: names or patterns (`"classifier.*"`) of what trains. Where neither this nor
-            `frozen_params` is given, every weight that the loss depends on trains.
-        frozen_params: names or patterns of parameters that are in the checkpoint and do not train.
+        requires_grad: names or patterns (`"classifier.*"`) of what trains. By default every weight
+            does that the loss depends on and that `frozen_params` does not name.
+        frozen_params: names or patterns of parameters that do not train. Other weights that do not
+            train are frozen as well.
         loss: a `LossType`, a Block, a function over block operators, or an ONNX model; None where
             the first output is the loss already.
         optimizer: an `OptimType` or an optimizer Block; None for no optimizer graph.
         artifact_directory: where to write; the working directory by default. It is created.
         prefix: put before each file name.
         ort_format: write each graph in the ORT format too.
-        custom_op_library: the library of the model's own operators.
+        custom_op_library: the library of the model's own operators, by default that of the context
+            `onnxblock.custom_op_library`.
         additional_output_names: values to give out behind the loss.
         nominal_checkpoint: write a checkpoint without data too.
         loss_input_names: what the loss is called with, instead of the outputs of the model.
@@ -121,14 +163,14 @@ def generate_artifacts(
         A description of what was written.
 
     """
-    if custom_op_library is not None and not Path(os.fsdecode(custom_op_library)).exists():
-        raise OnnxTrainError(f"there is no custom_op_library at {custom_op_library!r}")
+    library = _library(custom_op_library)
     forward, path = _forward_model(model)
     with_loss, outputs = _add_loss(forward, path, loss, loss_input_names)
     outputs += _additional(additional_output_names, outputs)
     if path is not None:
         locate(with_loss, path)
-    trains, frozen = _decide(with_loss, outputs[0], requires_grad, frozen_params, bn)
+    found = _survey(with_loss, outputs[0], bn)
+    trains, frozen = choose(found, requires_grad, frozen_params)
     chosen = _optimizer(optimizer)
     if chosen is not None and not trains:
         raise OnnxTrainError("there is an optimizer but nothing trains: requires_grad is empty")
@@ -138,20 +180,34 @@ def generate_artifacts(
         models["optimizer_model"] = _optimizer_model(chosen, graphs)
         models["step_model"] = graphs.step
     with Folder(artifact_directory, prefix) as folder:
-        _write(folder, models, graphs, outputs, nominal_checkpoint)
+        write_files(folder, models, graphs, outputs, nominal_checkpoint)
         if ort_format:
-            _write_ort(folder, models, custom_op_library)
+            write_ort(folder, models, library)
         files = folder.publish()
     _log.info("wrote %d files to %s", len(files), folder.directory)
+    running = set(graphs.statistics)
     return Artifacts(
         directory=folder.directory,
         files=files,
-        trainable={t.name: _count(t) for t in graphs.trainable},
-        frozen={t.name: _count(t) for t in graphs.frozen if t.name not in graphs.statistics},
-        statistics={t.name: _count(t) for t in graphs.frozen if t.name in graphs.statistics},
+        trainable=_counts(graphs.trainable),
+        frozen=_counts(t for t in graphs.frozen if t.name not in running),
+        statistics=_counts(t for t in graphs.frozen if t.name in running),
+        unreached=found.unreached,
+        without_gradient=found.without_gradient(),
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
+        _graph=without_weights(graphs.training),
     )
+
+
+def _library(given: str | bytes | os.PathLike[Any] | None) -> str | None:
+    library = onnxblock.accessor.current_library() if given is None else given
+    if library is None:
+        return None
+    path = os.fsdecode(library)
+    if not Path(path).exists():
+        raise OnnxTrainError(f"there is no custom_op_library at {path!r}")
+    return path
 
 
 # ---- the model and its loss ----------------------------------------------------------------------
@@ -227,60 +283,13 @@ def _additional(names: Sequence[str] | None, outputs: Sequence[str]) -> list[str
 # ---- what trains ---------------------------------------------------------------------------------
 
 
-def _decide(
-    model: onnx.ModelProto,
-    loss: str,
-    requires_grad: Sequence[str] | None,
-    frozen_params: Sequence[str] | None,
-    bn: BatchNormMode | None,
-) -> tuple[list[str], list[str]]:
-    """Return the names of what trains and of what is frozen."""
+def _survey(model: onnx.ModelProto, loss: str, bn: BatchNormMode | None) -> Survey:
     prepared = prepare(model, "frozen" if bn is None else bn)
     graph = prepared.graph
     values = {v.name: v for v in (*graph.inputs, *(o for n in graph for o in n.outputs))}
     if loss not in values:
         raise UnknownNameError(f"the model has no value {loss!r} to take as the loss")
-    found = roles(graph, [values[loss]], prepared.opset_imports[""])
-    frozen = _matching(frozen_params or (), found)
-    if requires_grad is None:
-        trains = [n for n, role in found.items() if role is Role.WEIGHT and n not in frozen]
-        frozen += [n for n, role in found.items() if role is Role.STATISTIC and n not in frozen]
-    else:
-        trains = _listed(requires_grad, found, {v.name for v in graph.inputs})
-    both = sorted(set(trains) & set(frozen))
-    if both:
-        raise OnnxTrainError(
-            f"{_some(both)} cannot both train and be frozen: requires_grad and frozen_params "
-            "overlap"
-        )
-    return trains, frozen
-
-
-def _listed(
-    requires_grad: Sequence[str], found: Mapping[str, Role], inputs: Container[str | None]
-) -> list[str]:
-    """Return what is named to train; a name or pattern that nothing has is an error."""
-    for name in requires_grad:
-        if name not in inputs and not _matching([name], found):
-            weights = _some(n for n, role in found.items() if role is Role.WEIGHT)
-            raise UnknownNameError(
-                f"requires_grad names {name!r}, and no initializer or input of the model is called "
-                f"that; its weights are {weights}"
-            )
-    return _matching(requires_grad, found) + [n for n in requires_grad if n in inputs]
-
-
-def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that are listed, or that match a listed pattern, in their own order."""
-    listed = set(patterns)
-    globs = [p for p in listed if any(c in p for c in "*?[")]
-    return [n for n in names if n in listed or any(fnmatch.fnmatchcase(n, g) for g in globs)]
-
-
-def _some(names: Iterable[str], most: int = 12) -> str:
-    listed = [repr(n) for n in names]
-    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + rest
+    return survey(prepared, values[loss])
 
 
 # ---- optimizer -----------------------------------------------------------------------------------
@@ -310,102 +319,5 @@ def _optimizer_model(
     return model
 
 
-# ---- files ---------------------------------------------------------------------------------------
-
-
-def _write(
-    folder: Folder,
-    models: Mapping[str, onnx.ModelProto],
-    graphs: TrainingGraphs,
-    outputs: Sequence[str],
-    nominal: bool,
-) -> None:
-    """Write the checkpoint, then the graphs that point into it for what is frozen."""
-    parameters = (graphs.trainable, graphs.frozen)
-    written = write_checkpoint(folder.file("checkpoint"), content_of(parameters), sort=False)
-    if written.data_path is not None:
-        folder.file("checkpoint.data")
-    if nominal:
-        content = content_of(parameters, nominal=True)
-        write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    notes = _notes(graphs, outputs, folder.prefix)
-    for name, model in models.items():
-        _point_to_checkpoint(model, written)
-        del model.metadata_props[:]
-        model.metadata_props.add(key="onnxtrain", value=notes)
-        file = folder.file(f"{name}.onnx")
-        try:
-            file.write_bytes(model.SerializeToString())
-        except OSError as error:
-            raise OnnxTrainError(f"{file.name!r} cannot be written: {error}") from None
-
-
-def _notes(graphs: TrainingGraphs, outputs: Sequence[str], prefix: str) -> str:
-    """Describe the artifacts for the runtimes that read them, as JSON in each graph file."""
-    return json.dumps(
-        {
-            "format": 1,
-            "checkpoint": f"{prefix}checkpoint",
-            "loss": outputs[0],
-            "outputs": list(outputs[1:]),
-            "trainable": [t.name for t in graphs.trainable],
-            "frozen": [t.name for t in graphs.frozen if t.name not in graphs.statistics],
-            "statistics": list(graphs.statistics),
-        }
-    )
-
-
-def _point_to_checkpoint(model: onnx.ModelProto, written: WrittenCheckpoint) -> None:
-    """Let the graph take frozen parameters from the checkpoint file, where they are stored once."""
-    for tensor in model.graph.initializer:
-        place = written.locations.get(tensor.name)
-        if place is None or _is_read_by_shape_inference(tensor, place.length):
-            continue
-        stub = TensorProto(
-            name=tensor.name,
-            dims=tensor.dims,
-            data_type=tensor.data_type,
-            data_location=TensorProto.EXTERNAL,
-        )
-        entries = {"location": place.path.name, "offset": place.offset, "length": place.length}
-        for key, entry in entries.items():
-            stub.external_data.add(key=key, value=str(entry))
-        tensor.CopyFrom(stub)
-
-
-def _is_read_by_shape_inference(tensor: onnx.TensorProto, size: int) -> bool:
-    """Tell small ones, such as shapes and scales, which onnxruntime wants in the graph itself."""
-    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-    return size <= (64 if tensor.data_type in floats else 1024)
-
-
-def _write_ort(
-    folder: Folder,
-    models: Iterable[str],
-    custom_op_library: str | bytes | os.PathLike[Any] | None,
-) -> None:
-    """Convert each graph to the ORT format, with the list of operators that a small build needs."""
-    import onnxruntime as ort
-    from onnxruntime.tools.ort_format_model import create_config_from_models
-
-    for name in models:
-        source, target = folder.file(f"{name}.onnx"), folder.file(f"{name}.ort")
-        options = ort.SessionOptions()
-        options.optimized_model_filepath = str(target)
-        # Beyond this level the layout is made for the CPU that happens to convert.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.add_session_config_entry("session.save_model_format", "ORT")
-        if custom_op_library is not None:
-            options.register_custom_ops_library(os.fsdecode(custom_op_library))
-        try:
-            ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-            config = folder.file(f"{name}.required_operators.config")
-            create_config_from_models([target], config, False)
-        except Exception as error:  # onnxruntime has many kinds of errors and no common one
-            raise OnnxTrainError(
-                f"onnxruntime could not convert {source.name!r} to the ORT format: {error}"
-            ) from None
-
-
-def _count(tensor: onnx.TensorProto) -> int:
-    return int(np.prod(tensor.dims, dtype=np.int64))
+def _counts(tensors: Iterable[onnx.TensorProto]) -> dict[str, int]:
+    return {tensor.name: math.prod(tensor.dims) for tensor in tensors}

@@ -1,116 +1,63 @@
-"""What a model holds, as training sees it: weights, running statistics, constants.
+"""What a model holds, as training sees it, before anything is written.
 
-`inspect` answers, before anything ships, what would train and whether it can.
+`inspect` answers what would train, what stands in the way, and how much memory a step takes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 import onnx_ir as ir
 
-import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
-from onnxtrain.autodiff.engine import ActivePath, operator_name
-from onnxtrain.autodiff.expand import expand_by_definition
+from onnxtrain.autodiff.emit import sweep
+from onnxtrain.autodiff.engine import differentiate
 from onnxtrain.autodiff.load import ModelLike
-from onnxtrain.autodiff.prepare import FROM_CONSTANT, BatchNormMode, prepare
-from onnxtrain.autodiff.registry import refusal
-from onnxtrain.autodiff.shapes import is_float
+from onnxtrain.autodiff.ops import Ops
+from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.errors import UnknownNameError
-
-
-class Role(Enum):
-    """What an initializer is to training."""
-
-    WEIGHT = "weight"
-    STATISTIC = "running statistic"
-    CONSTANT = "constant"
-
-
-# Inputs that only ever hold weights: a single number there is one too.
-_PARAMETER_INPUTS = {
-    "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gather": (0,),
-    "Gemm": (1, 2), "GroupNormalization": (1, 2), "GRU": (1, 2, 3), "InstanceNormalization": (1, 2),
-    "LayerNormalization": (1, 2), "LSTM": (1, 2, 3, 7), "MatMul": (0, 1), "PRelu": (1,),
-    "RMSNormalization": (1,), "RNN": (1, 2, 3),
-}  # fmt: skip
-
-
-def roles(graph: ir.Graph, outputs: Iterable[ir.Value], opset: int) -> dict[str, Role]:
-    """Sort the initializers of a prepared graph by what they are to the given outputs.
-
-    A weight is a float that the outputs have a gradient for. What cannot be told from the graph is
-    decided like this: single numbers are constants unless they stand where only weights do; what
-    was in a Constant node is a constant, unless the model keeps all its weights there.
-    """
-    statistics = set(running_statistics(graph))
-    candidates = [
-        v
-        for v in graph.initializers.values()
-        if is_float(v) and not v.is_graph_input() and v.name not in statistics
-    ]
-    lost = set(ActivePath(list(graph), candidates, outputs, opset).lost())
-    constants_hold_weights = not any(
-        FROM_CONSTANT not in v.meta and _elements(v) > 1 for v in candidates
-    )
-    found = {}
-    for name, value in graph.initializers.items():
-        if name in statistics:
-            found[name] = Role.STATISTIC
-        elif value in lost or value not in candidates:
-            found[name] = Role.CONSTANT
-        else:
-            weight = _is_weight(value, constants_hold_weights)
-            found[name] = Role.WEIGHT if weight else Role.CONSTANT
-    return found
-
-
-def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:
-    in_parameter_place = any(
-        node.domain == "" and index in _PARAMETER_INPUTS.get(node.op_type, ())
-        for node, index in value.uses()
-    )
-    if FROM_CONSTANT in value.meta:
-        return constants_hold_weights and (in_parameter_place or _elements(value) > 1)
-    rank = len(value.shape) if value.shape is not None else 0
-    return _elements(value) > 1 or in_parameter_place or rank > 0
-
-
-def running_statistics(graph: ir.Graph) -> list[str]:
-    """Return the initializers that BatchNormalization keeps its mean and variance in."""
-    return [
-        value.name
-        for node in graph.all_nodes()
-        if node.op_type == "BatchNormalization" and node.domain == ""
-        for value in node.inputs[3:5]
-        if value is not None and value.is_initializer() and value.name
-    ]
-
-
-def _elements(value: ir.Value) -> int:
-    return 0 if value.const_value is None else value.const_value.size
+from onnxtrain.memory import Activations, estimate
+from onnxtrain.roles import Role, Survey, survey
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `inspect` found: counts are numbers of elements, sizes are bytes."""
+    """What `inspect` found: counts are numbers of elements, sizes are bytes.
+
+    Attributes:
+        outputs: the outputs of the model.
+        weights: what would train.
+        statistics: mean and variance of each BatchNormalization.
+        constants: all other initializers.
+        unreached: those of the constants that look like weights, but that the output has no
+            gradient for: it does not depend on them, or the way leads through an operator whose
+            gradient is zero.
+        without_gradient: the operators that stand in the way of training.
+        parameter_bytes: the size of the weights.
+        activations: what a step takes beside the parameters; None where there is no gradient.
+        opset: the version of the operators, after what is old has been upgraded.
+
+    """
 
     outputs: tuple[str, ...]
     weights: dict[str, int]
     statistics: dict[str, int]
     constants: dict[str, int]
+    unreached: tuple[str, ...]
     without_gradient: tuple[str, ...]
     parameter_bytes: int
-    activation_bytes_per_sample: int
+    activations: Activations | None
     opset: int
 
     @property
     def parameter_count(self) -> int:
         """How many numbers would train."""
         return sum(self.weights.values())
+
+    @property
+    def activation_bytes_per_sample(self) -> int | None:
+        """How much memory each sample of a batch takes at the peak, as far as can be told."""
+        return None if self.activations is None else self.activations.bytes_per_sample
 
     @property
     def can_train(self) -> bool:
@@ -125,53 +72,54 @@ class Report:
             f"{self.parameter_bytes / 2**20:,.1f} MB",
             f"statistics    {len(self.statistics)} tensors (BatchNormalization)",
             f"constants     {len(self.constants)} tensors",
-            f"activations   about {self.activation_bytes_per_sample / 2**20:,.1f} MB per sample",
+            f"activations   {self.activations or 'not known: there is no gradient'}",
         ]
+        if self.unreached:
+            lines.append(f"not reached   {', '.join(self.unreached)}")
         if self.without_gradient:
             lines.append(f"no gradient   {'; '.join(self.without_gradient)}")
         return "\n".join(lines)
 
 
-def inspect(model: ModelLike, of: str | None = None, *, bn: BatchNormMode | None = None) -> Report:
+def inspect(
+    model: ModelLike,
+    of: str | None = None,
+    *,
+    bn: BatchNormMode | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Report:
     """Tell what of a model would train, and what stands in the way.
 
     Args:
         model: the model, or the path to its file.
         of: the output that the loss will be computed from; the first one by default.
         bn: the mode of BatchNormalization, as for training.
+        sizes: numbers for symbolic dimensions, by their names, for the estimate of memory. One
+            that is not given is assumed, and the report says so.
 
     Example:
         >>> print(onnxtrain.inspect("mobilenet.onnx"))
 
     """
     prepared = prepare(model, "frozen" if bn is None else bn)
-    graph, opset = prepared.graph, prepared.opset_imports[""]
-    output = _output(graph, of)
-    found = roles(graph, [output], opset)
-    by_role = {
-        role: {n: _elements(graph.initializers[n]) for n, r in found.items() if r is role}
-        for role in Role
-    }
-    weights = [graph.initializers[n] for n in by_role[Role.WEIGHT]]
-
-    def path() -> ActivePath:
-        return ActivePath(list(graph), weights, [output], opset)
-
-    expand_by_definition(prepared, path)
-    active = path()
+    graph = prepared.graph
+    found = survey(prepared, _output(graph, of))
+    outputs = tuple(value.name or "" for value in graph.outputs)
+    weights = [graph.initializers[n] for n in found.names(Role.WEIGHT)]
+    parameter_bytes = sum(v.const_value.nbytes for v in weights if v.const_value is not None)
+    counts = {role: found.counts(found.names(role)) for role in Role}
+    without_gradient = found.without_gradient()
+    can_train = bool(weights) and not without_gradient
     return Report(
-        outputs=tuple(v.name or "" for v in graph.outputs),
-        weights=by_role[Role.WEIGHT],
-        statistics=by_role[Role.STATISTIC],
-        constants=by_role[Role.CONSTANT],
-        without_gradient=tuple(
-            f"{operator_name(n)} (node {n.name!r}): "
-            f"{refusal(n.op_type, n.domain) or 'no gradient rule'}"
-            for n in active.without_rule()
-        ),
-        parameter_bytes=sum(v.const_value.nbytes for v in weights if v.const_value is not None),
-        activation_bytes_per_sample=_activation_bytes(active),
-        opset=opset,
+        outputs=outputs,
+        weights=counts[Role.WEIGHT],
+        statistics=counts[Role.STATISTIC],
+        constants=counts[Role.CONSTANT],
+        unreached=found.unreached,
+        without_gradient=without_gradient,
+        parameter_bytes=parameter_bytes,
+        activations=_activations(found, weights, sizes) if can_train else None,
+        opset=prepared.opset_imports[""],
     )
 
 
@@ -186,15 +134,16 @@ def _output(graph: ir.Graph, name: str | None) -> ir.Value:
     )
 
 
-def _activation_bytes(path: ActivePath) -> int:
-    """Estimate what the backward pass keeps of the forward pass, for one sample.
-
-    Every value on the path counts once, with symbolic dimensions taken as one.
-    """
-    total = 0
-    for node in path.nodes:
-        for value in node.outputs:
-            if value.shape is not None and value.dtype is not None:
-                sizes = [d if isinstance(d, int) else 1 for d in value.shape]
-                total += int(math.prod(sizes) * value.dtype.itemsize)
-    return total
+def _activations(
+    found: Survey, weights: list[ir.Value], sizes: Mapping[str, int] | None
+) -> Activations:
+    """Differentiate the model, which it is not needed for any more, and look at the result."""
+    graph = found.model.graph
+    op = Ops(graph, found.model.opset_imports[""])
+    with op.arithmetic():
+        seed = op.zeros_like(found.output)
+    gradients = differentiate(op, list(graph), {found.output: seed}, weights)
+    graph.outputs.clear()
+    graph.outputs.extend(v for v in gradients.values() if v is not None)
+    sweep(graph)
+    return estimate(found.model, sizes)

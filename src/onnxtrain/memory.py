@@ -1,14 +1,15 @@
 """How much memory a training step takes for what it computes, told from its graph alone.
 
-The nodes are walked in the order of the file, which is an order that they can run in. A value
-lives from the node that computes it to the last one that reads it; the sum over all that live at a
-time has a peak. That peak, for two sizes of the batch, gives what each sample takes and what is
-taken whatever the batch. Parameters, and what an operator needs inside of itself, are not in it.
+The nodes are walked in the order of the file, which is one that they can run in. A value lives
+from the node that computes it to the last one that reads it, and the sum over all that live at a
+time has a peak. What grows with the batch is walked by itself: its peak is what each sample takes.
+Parameters, and what an operator needs inside of itself, are not counted.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,9 +18,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.folding import fold_constants
 from onnxtrain.autodiff.infer import skeleton
+from onnxtrain.errors import UnknownNameError
 
-# What is assumed for symbolic dimensions that nobody gave a size for: sides of images and others.
-ASSUMED_SIDE, ASSUMED_LENGTH = 224, 128
+# What is assumed for symbolic dimensions that nobody gave a size for: sides of images, and others.
+_SIDE, _LENGTH = 224, 128
 _IMAGE_RANK = 4
 _BATCHES = (8, 16)
 
@@ -35,11 +37,11 @@ _IN_PLACE = frozenset(
 
 @dataclass(frozen=True)
 class Activations:
-    """An estimate of the memory of a training step, in bytes.
+    """An estimate of the memory of a training step beside its parameters, in bytes.
 
-    `assumed` has the sizes that were assumed for symbolic dimensions; `batch` is the name of the
-    one that counts samples, empty where the model has a fixed size. Then everything is in
-    `fixed_bytes`.
+    `batch` is the symbolic dimension that counts samples. Where there is none, all sizes are fixed
+    and everything is in `fixed_bytes`. `assumed` has the sizes that had to be assumed for other
+    symbolic dimensions.
     """
 
     bytes_per_sample: int
@@ -49,40 +51,51 @@ class Activations:
 
     def __str__(self) -> str:
         """Return the estimate as a line of text."""
-        size = f"about {megabytes(self.bytes_per_sample)} per sample"
-        if not self.batch:
-            size = "about"
+        parts = [f"{_megabytes(self.bytes_per_sample)} per sample"] if self.batch else []
+        parts.append(f"{_megabytes(self.fixed_bytes)} for any batch" if parts else
+                     _megabytes(self.fixed_bytes))  # fmt: skip
         sizes = ", ".join(f"{name} = {number}" for name, number in self.assumed.items())
-        return (
-            f"{size}{' and' if self.batch else ''} {megabytes(self.fixed_bytes)} besides"
-            f"{f', assuming {sizes}' if sizes else ''}"
-        )
+        return f"about {' and '.join(parts)}{f' (assuming {sizes})' if sizes else ''}"
 
 
-def megabytes(size: int) -> str:
-    """Write a number of bytes for people."""
+def _megabytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MB"
 
 
 def estimate(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Activations:
+    """Estimate what a step of a graph that computes gradients takes; see `estimate_proto`."""
+    return estimate_proto(skeleton(model), sizes)
+
+
+def estimate_proto(proto: onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> Activations:
     """Estimate what a step of a training graph takes beside its parameters.
 
     Args:
-        model: a graph that computes gradients.
+        proto: a graph that computes gradients, without its large tensors.
         sizes: numbers for symbolic dimensions, by their names.
 
     """
-    proto = skeleton(model)
-    symbols = _symbols(proto.graph)
-    batch = next(iter(symbols), "")
-    given = dict(sizes or {})
+    symbols, given = _symbols(proto.graph), dict(sizes or {})
+    unknown = [name for name in given if name not in symbols]
+    if unknown:
+        raise UnknownNameError(
+            f"the inputs have no symbolic dimension {', '.join(map(repr, unknown))}; they have "
+            f"{', '.join(map(repr, symbols)) or 'none'}"
+        )
+    batch = next((name for name in symbols if name not in given), "")
+    if batch != next(iter(symbols), ""):
+        batch = ""  # the number of samples is given
     assumed = {n: size for n, size in symbols.items() if n != batch and n not in given}
     known = {**assumed, **given}
-    if not batch or batch in given:
-        return Activations(0, _peak(proto, known), "", assumed)
-    few, many = (_peak(proto, {**known, batch: number}) for number in _BATCHES)
-    slope = (many - few) // (_BATCHES[1] - _BATCHES[0])
-    return Activations(slope, max(0, few - _BATCHES[0] * slope), batch, assumed)
+    if not batch:
+        graph, fixed = _with_sizes(proto, known)
+        return Activations(0, _peak(graph, fixed), "", assumed)
+    _, few = _with_sizes(proto, {**known, batch: _BATCHES[0]})
+    graph, many = _with_sizes(proto, {**known, batch: _BATCHES[1]})
+    growth = {n: many[n] - few.get(n, 0) for n in many}
+    fixed = {n: size for n, size in many.items() if not growth[n]}
+    per_sample = _peak(graph, growth) // (_BATCHES[1] - _BATCHES[0])
+    return Activations(per_sample, _peak(graph, fixed), batch, assumed)
 
 
 def _symbols(graph: onnx.GraphProto) -> dict[str, int]:
@@ -93,66 +106,74 @@ def _symbols(graph: onnx.GraphProto) -> dict[str, int]:
         for index, dim in enumerate(dims):
             if dim.dim_param:
                 is_side = len(dims) == _IMAGE_RANK and index > 1
-                found.setdefault(dim.dim_param, ASSUMED_SIDE if is_side else ASSUMED_LENGTH)
+                found.setdefault(dim.dim_param, _SIDE if is_side else _LENGTH)
     return found
 
 
-def _peak(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> int:
-    fixed = _with_sizes(proto, sizes)
-    try:
-        fixed = fold_constants(fixed)
-    except Exception:  # of the evaluator or of inference, on odd models: what is known must do
-        fixed = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
-    return _walk(fixed.graph)
-
-
-def _with_sizes(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
-    """Return the model with numbers for symbolic dimensions; others are forgotten."""
+def _with_sizes(
+    proto: onnx.ModelProto, numbers: Mapping[str, int]
+) -> tuple[onnx.GraphProto, dict[str, int]]:
+    """Return the graph with numbers for symbolic dimensions, and the bytes of its values."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
     for info in (*fixed.graph.input, *fixed.graph.value_info, *fixed.graph.output):
         for dim in info.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
+            if dim.dim_param in numbers:
+                dim.dim_value = numbers[dim.dim_param]
             elif not dim.HasField("dim_value"):
                 dim.Clear()
-    return fixed
+    inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
+    sizes = _sizes(inferred.graph)
+    if any(name and name not in sizes for node in inferred.graph.node for name in node.output):
+        try:
+            inferred = fold_constants(inferred)
+        except Exception:  # of the evaluator, on odd models: what is known has to do
+            return inferred.graph, sizes
+        sizes = _sizes(inferred.graph)
+    return inferred.graph, sizes
 
 
-def _walk(graph: onnx.GraphProto) -> int:
-    """Return the peak of what lives while the nodes run one after the other."""
-    sizes = _sizes(graph)
-    home: dict[str, str] = {}  # which memory a value is in: its own, or that of another value
-    users: dict[str, int] = {}
-    for node in graph.node:
-        for index, name in enumerate(node.output):
-            home[name] = name
-            if index == 0 and node.op_type in _VIEWS and node.input[0] in home:
-                home[name] = home[node.input[0]]
-        for name in _read(node):
-            if name in home:
-                users[home[name]] = users.get(home[name], 0) + 1
-    for info in graph.output:
-        if info.name in home:
-            users[home[info.name]] = users.get(home[info.name], 0) + 1
-    living: dict[str, int] = {}
+def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return the bytes of every value whose type and shape are known."""
+    found = {}
+    for info in (*graph.value_info, *graph.output):
+        kind = info.type.tensor_type
+        dims = kind.shape.dim
+        if kind.elem_type and kind.HasField("shape") and all(d.HasField("dim_value") for d in dims):
+            count = math.prod(d.dim_value for d in dims)
+            found[info.name] = math.ceil(count * ir.DataType(kind.elem_type).itemsize)
+    return found
+
+
+def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
+    """Return the most bytes that live at a time while the nodes run one after the other."""
+    home = _homes(graph)
+    readers = Counter(home[n] for node in graph.node for n in _read(node) if n in home)
+    readers.update(home[info.name] for info in graph.output if info.name in home)
     total = peak = 0
     for node in graph.node:
-        own = [n for n in node.output if n and home[n] == n]
-        for name in own:
-            living[name] = sizes.get(name, 0)
-            total += living[name]
-        dying = [home[n] for n in _read(node) if n in home]
-        for name in dying:
-            users[name] -= 1
-        over = {n for n in dying if users[n] == 0 and n in living}
-        reused = 0
-        if node.op_type in _IN_PLACE and own:
-            reused = living[own[0]] if living[own[0]] in {living[n] for n in over} else 0
-        peak = max(peak, total - reused)
-        for name in (*over, *(n for n in own if not users.get(n))):
-            total -= living.pop(name, 0)
+        made = [name for name in node.output if name and home[name] == name]
+        total += sum(sizes.get(name, 0) for name in made)
+        read = [home[name] for name in _read(node) if name in home]
+        readers.subtract(read)
+        done = {name for name in (*read, *made) if readers[name] == 0}
+        size = sizes.get(node.output[0], 0)
+        in_place = node.op_type in _IN_PLACE and any(
+            sizes.get(name) == size for name in done if name not in made
+        )
+        peak = max(peak, total - (size if in_place else 0))
+        total -= sum(sizes.get(name, 0) for name in done)
     return peak
+
+
+def _homes(graph: onnx.GraphProto) -> dict[str, str]:
+    """Say for each value that is computed which value's memory it is in: mostly its own."""
+    home: dict[str, str] = {}
+    for node in graph.node:
+        home.update((name, name) for name in node.output)
+        if node.op_type in _VIEWS and node.input[0] in home:
+            home[node.output[0]] = home[node.input[0]]
+    return home
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
@@ -163,14 +184,3 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
             for inner in attribute.g.node:
                 yield from _read(inner)
             yield from (info.name for info in attribute.g.output)
-
-
-def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
-    """Return the bytes of every value whose type and shape are known."""
-    found = {}
-    for info in (*graph.value_info, *graph.output):
-        kind = info.type.tensor_type
-        if kind.elem_type and kind.HasField("shape"):
-            count = math.prod(dim.dim_value for dim in kind.shape.dim)
-            found[info.name] = math.ceil(count * ir.DataType(kind.elem_type).itemsize)
-    return found

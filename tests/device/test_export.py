@@ -1,7 +1,5 @@
 """Export for inference: what is kept, what is written, and what is refused."""
 
-import errno
-import json
 import os
 import subprocess
 import sys
@@ -436,6 +434,17 @@ def test_wrong_targets(tmp_path) -> None:
     assert source.read_bytes() == evaluation_model()
 
 
+def test_what_is_too_large_for_one_file_is_refused_at_once(tmp_path) -> None:
+    count = (1 << 29) + 1
+    values = {"p": np.zeros(count, np.float32)}  # takes no memory until somebody looks at it
+    body = graph([node("Relu", ["p"], ["y"])], [value("p", FLOAT, [count])], [value("y", FLOAT)])
+    with pytest.raises(OnnxTrainError, match="without other files holds less than 2,147,483,647"):
+        export(["y"], source=model(body), values=values)
+    with pytest.raises(OnnxTrainError, match="the ORT format holds less than"):
+        export(["y"], tmp_path / "m.ort", model(body), values, format="ort")
+    assert os.listdir(tmp_path) == []
+
+
 def test_operators_that_onnxruntime_does_not_know(tmp_path) -> None:
     nodes = [node("Magic", ["x"], ["a"], domain="mine"), node("Relu", ["a"], ["y"])]
     body = graph(nodes, [value("x", FLOAT, [1])], [value("y", FLOAT)])
@@ -452,164 +461,6 @@ def test_operators_that_onnxruntime_does_not_know(tmp_path) -> None:
             target = tmp_path / ("m.ort" if "format" in options else "m.onnx")
             export(["y"], target, source, **options)
     assert os.listdir(tmp_path) == []
-
-
-# ---- the old model or the new --------------------------------------------------------------------
-
-
-def save(path: Path, scale: float, threshold: int = 0) -> None:
-    """A model with the weights `scale`."""
-    values = {"p": np.full(32, scale, np.float32), "q": np.full(2, scale, np.float32)}
-    inputs = [value(name, FLOAT, [len(array)]) for name, array in values.items()]
-    body = graph([node("Concat", ["p", "q"], ["y"], axis=0)], inputs, [value("y", FLOAT, [34])])
-    read = ModelFile.read(model(body))
-    export_model(read, ["y"], values, path, external_data_threshold=threshold)
-
-
-def scale_of(path: Path) -> float:
-    """Which of the models `save` wrote is there; it must be whole."""
-    found = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {})[0]
-    assert (found == found[0]).all()
-    return float(found[0])
-
-
-DIE_AT_EVERY_STEP = """
-import json, os, shutil, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import test_export as t
-folder, before, after = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-path = folder / "m.onnx"
-calls = 0
-def counted(function, limit):
-    def call(*arguments, **keywords):
-        global calls
-        calls += 1
-        if calls == limit:
-            os._exit(9)
-        return function(*arguments, **keywords)
-    return call
-limit, lines = 0, []
-while True:
-    limit += 1
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    t.save(path, 1.0, before)
-    child = os.fork()
-    if child == 0:
-        for name in ("replace", "fsync", "chmod", "unlink", "open", "link"):
-            setattr(os, name, counted(getattr(os, name), limit))
-        t.save(path, 2.0, after)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    folder.rename(folder.with_name("moved"))  # nothing depends on where it is
-    folder.with_name("moved").rename(folder)
-    found = t.scale_of(path)
-    t.save(path, 3.0, after)
-    lines.append([found, t.scale_of(path)])
-    if status == 0:
-        break
-print(json.dumps([lines, sorted(os.listdir(folder))]))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("before", [0, 2**40], ids=["external", "inside"])
-@pytest.mark.parametrize("after", [0, 2**40], ids=["external", "inside"])
-def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path, before, after) -> None:
-    arguments = [str(HERE), str(tmp_path / "folder"), str(before), str(after)]
-    result = subprocess.run(
-        [sys.executable, "-c", DIE_AT_EVERY_STEP, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    lines, files = json.loads(result.stdout)
-    found = [line[0] for line in lines]
-    assert found == sorted(found) and set(found) == {1.0, 2.0}
-    assert all(line[1] == 3.0 for line in lines)
-    assert len(lines) > (6 if after == 0 else 3)
-    assert set(files) - {"m.onnx.data"} == {"m.onnx"}
-
-
-@pytest.mark.parametrize("threshold", [0, 2**40], ids=["external", "inside"])
-@pytest.mark.parametrize("call", ["replace", "fsync", "open", "link", "chmod", "unlink"])
-def test_an_error_leaves_the_old_or_the_new(tmp_path, monkeypatch, threshold, call) -> None:
-    path = tmp_path / "m.onnx"
-    for limit in range(1, 20):
-        for file in tmp_path.iterdir():
-            file.unlink()
-        save(path, 1.0)
-        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-        calls = 0
-        original = getattr(os, call)
-
-        def failing(*arguments, original=original, limit=limit, **keywords):
-            nonlocal calls
-            calls += 1
-            if calls == limit:
-                raise OSError(errno.EACCES, "Permission denied")
-            return original(*arguments, **keywords)
-
-        failed = False
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, failing)
-            try:
-                save(path, 2.0, threshold)
-            except OnnxTrainError as error:
-                failed = True
-                assert "Permission denied" in str(error) and str(path) in str(error)
-        if failed:
-            assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-        assert scale_of(path) == (1.0 if failed else 2.0)
-        if calls < limit:
-            break
-    else:
-        pytest.fail("the call never stopped failing")
-
-
-DISK_FULL = """
-import resource, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import test_export as t
-from onnxtrain.errors import OnnxTrainError
-for limit in (0, 100):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    try:
-        t.save(Path(sys.argv[2]), 2.0, int(sys.argv[3]))
-    except OnnxTrainError as error:
-        assert "disk is full" in str(error) and "nothing was changed" in str(error), error
-    else:
-        sys.exit("no error")
-"""
-
-
-@pytest.mark.parametrize("threshold", [0, 2**40], ids=["external", "inside"])
-def test_a_full_disk(tmp_path, threshold) -> None:
-    """A limit on the size of files stands for a full disk."""
-    pytest.importorskip("resource")
-    path = tmp_path / "m.onnx"
-    save(path, 1.0, threshold)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    arguments = [str(HERE), str(path), str(threshold)]
-    subprocess.run([sys.executable, "-c", DISK_FULL, *arguments], check=True)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-def test_leftovers_of_killed_processes_are_removed_after_an_hour(tmp_path) -> None:
-    mark = "0123456789abcdef"
-    leftovers = [f".m.onnx.{mark}.tmp", f".m.onnx.data.{mark}.tmp", f"m.onnx.data.{mark}"]
-    bystanders = ["m.onnx.data.mine", f".n.onnx.{mark}.tmp", f"mXonnx.data.{mark}"]
-    for name in [*leftovers, *bystanders]:
-        (tmp_path / name).touch()
-    save(tmp_path / "m.onnx", 1.0)
-    assert set(leftovers) < set(os.listdir(tmp_path))
-    for file in tmp_path.iterdir():
-        os.utime(file, (0, 0))
-    save(tmp_path / "m.onnx", 1.0)
-    assert sorted(os.listdir(tmp_path)) == sorted([*bystanders, "m.onnx", "m.onnx.data"])
 
 
 NO_ONNX = """

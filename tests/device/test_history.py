@@ -28,7 +28,7 @@ def test_values_by_name() -> None:
     assert history["accuracy"] == [0.25, 0.75]
     assert history["loss"] == [0.9, 0.2]
     assert history.epochs[0]["eval_loss"] == 1.0
-    with pytest.raises(UnknownNameError, match="no 'f1'; it has .*accuracy"):
+    with pytest.raises(UnknownNameError, match=r"no 'f1'; it has .*accuracy"):
         history["f1"]
 
 

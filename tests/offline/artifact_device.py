@@ -1,5 +1,6 @@
 """The least that a device has to do with an artifact folder, and what torch says to it."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -8,24 +9,28 @@ import torch
 
 from onnxtrain.api.checkpoint_file import read_checkpoint
 
+GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
+TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint32)": np.uint32}
+
 
 class Device:
     """The least that a device has to do, with a stock onnxruntime and numpy."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, only: Collection[str] = GRAPHS) -> None:
+        # Frozen parameters come out of the checkpoint file beside the graphs.
         self.sessions = {
-            f.stem: ort.InferenceSession(f) for f in folder.glob("*.onnx")
-        }  # frozen parameters come out of the checkpoint file beside the graphs
+            f.stem: ort.InferenceSession(f) for f in folder.glob("*.onnx") if f.stem in only
+        }
         content = read_checkpoint(folder / "checkpoint")
-        self.values = {n: np.array(v) for n, v in {**content.trainable, **content.frozen}.items()}
+        self.values = {**content.trainable, **content.frozen}
         self.trainable = list(content.trainable)
 
     def run(self, graph: str, **feeds: np.ndarray) -> dict[str, np.ndarray]:
         session = self.sessions[graph]
-        wanted = {i.name: i.shape for i in session.get_inputs()}
+        wanted = {i.name: i for i in session.get_inputs()}
         given = {**self.values, **feeds}
         for name in set(wanted) - set(given):
-            given[name] = np.zeros(wanted[name], np.float32)
+            given[name] = np.zeros(wanted[name].shape, TYPES[wanted[name].type])
         results = session.run(None, {n: given[n] for n in wanted})
         return dict(zip([o.name for o in session.get_outputs()], results, strict=True))
 

@@ -15,6 +15,7 @@ import onnxruntime as ort
 from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, Array
 from onnxtrain.api.model_file import ModelFile
+from onnxtrain.api.rewrite import stored_shapes
 from onnxtrain.api.roles import Roles
 from onnxtrain.errors import ArgumentError, StateError
 
@@ -34,9 +35,9 @@ class Buffers:
         noted = [n for n in model.notes.get("frozen", []) if state.has(n) and n not in inputs]
         others = sorted(set(state.names()) - set(inputs) - set(noted))
         self._all = [*self._trainable, *rest, *noted, *others]
+        constants = stored_shapes(model, [*noted, *others]) if state.nominal else {}
         for name in self._all:
-            external = model.external.get(name)
-            dims = inputs.get(name) or (None if external is None else external.dims)
+            dims = inputs.get(name, constants.get(name))
             if dims is not None and all(isinstance(d, int) for d in dims):
                 self._shapes[name] = tuple(int(d) for d in dims if isinstance(d, int))
             elif not state.nominal:
@@ -90,6 +91,7 @@ class Buffers:
         if self._state.nominal:
             self._state.complete({name: part.copy() for name, part in parts.items()})
             return
+        self._state.require_changeable(parts)
         for name, part in parts.items():
             self._state.set_value(name, part)
 

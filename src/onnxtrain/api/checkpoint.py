@@ -193,8 +193,13 @@ class CheckpointState:
             if name in self._trainable or name in self._variables:
                 self.variable(name).assign(array)
             else:
-                self.frozen.values[name] = array.copy()
-                self.frozen.version += 1
+                self.frozen.change(name, array)
+
+    def require_changeable(self, values: Mapping[str, Array]) -> None:
+        """Refuse values for constants that graphs would go on without."""
+        for name, array in values.items():
+            if name not in self._trainable and name not in self._variables:
+                self.frozen.require_changeable(name, array)
 
     def gradient_of(self, name: str) -> Array | None:
         """Return the live gradient of a parameter, if it has one."""
@@ -259,6 +264,7 @@ class CheckpointState:
 
     def complete(self, values: Mapping[str, Array]) -> None:
         """Give a nominal state its values."""
+        self.require_changeable(values)
         for name, array in values.items():
             own = self._trainable if name in self._trainable else self.frozen.values
             own[name] = array

@@ -62,13 +62,14 @@ def export_model(
     parts = take_apart(model)
     names = _checked_names(graph_output_names, parts, model.source_name)
     layout = Cut(model, parts, names, values).layout()
+    _check_size(layout, path, format)
     if not optimize and format == "onnx":
         return _write(layout, path, external_data_threshold)
     with _scratch_folder(path) as folder:
         plain = Path(folder, "plain.onnx")
         _write(layout, plain, external_data_threshold)
         if format == "ort":
-            return _write_ort(layout, plain, path, optimize)
+            return _write_ort(plain, path, optimize)
         layout = _optimised(plain, names)
         return _write(layout, path, external_data_threshold)
 
@@ -92,12 +93,7 @@ def _optimised(plain: Path, names: Sequence[str]) -> ModelLayout:
     return Cut(model, take_apart(model), names, {}).layout()
 
 
-def _write_ort(layout: ModelLayout, plain: Path, path: Path | None, optimize: bool) -> bytes | None:
-    if layout.tensor_size() > MAX_FILE_SIZE:
-        raise OnnxTrainError(
-            f"the tensors have {layout.tensor_size():,} bytes, and a file in the ORT format holds "
-            f"less than {MAX_FILE_SIZE:,}: export in the format 'onnx'"
-        )
+def _write_ort(plain: Path, path: Path | None, optimize: bool) -> bytes | None:
     made = plain.with_name("model.ort")
     export_runtime.convert(plain, made, optimize)
     content = Chunks([map_file(made)])
@@ -105,6 +101,17 @@ def _write_ort(layout: ModelLayout, plain: Path, path: Path | None, optimize: bo
         return content.join()
     export_store.store(path, content)
     return None
+
+
+def _check_size(layout: ModelLayout, path: Path | None, format: Format) -> None:
+    """Say at once what could only be found out after long work."""
+    size = layout.tensor_size()
+    if size > MAX_FILE_SIZE and (path is None or format == "ort"):
+        what = "a file in the ORT format" if format == "ort" else "a model without other files"
+        raise OnnxTrainError(
+            f"the parameters have {size:,} bytes, and {what} holds less than "
+            f"{MAX_FILE_SIZE:,}: export to a file in the format 'onnx'"
+        )
 
 
 def _scratch_folder(path: Path | None) -> tempfile.TemporaryDirectory[str]:

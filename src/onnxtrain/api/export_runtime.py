@@ -97,7 +97,10 @@ def convert(model: Path, target: Path, optimised: bool) -> None:
     level = ort.GraphOptimizationLevel
     options = _quiet(level.ORT_ENABLE_EXTENDED if optimised else level.ORT_DISABLE_ALL)
     options.add_session_config_entry("session.save_model_format", "ORT")
-    _write_by_session(model, options, target, "write the exported model in the ORT format")
+    action = "write the exported model in the ORT format"
+    _write_by_session(model, options, target, action)
+    # Nothing but loading it tells whether all of it was written.
+    _load(target, _quiet(level.ORT_DISABLE_ALL), action)
 
 
 def _quiet(level: Any) -> ort.SessionOptions:
@@ -109,9 +112,13 @@ def _quiet(level: Any) -> ort.SessionOptions:
 
 def _write_by_session(model: Path, options: ort.SessionOptions, target: Path, action: str) -> None:
     options.optimized_model_filepath = str(target)
+    _load(model, options, action)
+    if not target.exists():
+        raise OnnxTrainError(f"onnxruntime could not {action}: it wrote no file")
+
+
+def _load(model: Path, options: ort.SessionOptions, action: str) -> None:
     try:
         ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has many kinds of errors and no common one
         raise OnnxTrainError(f"onnxruntime could not {action}: {error}") from None
-    if not target.exists():
-        raise OnnxTrainError(f"onnxruntime could not {action}: it wrote no file")

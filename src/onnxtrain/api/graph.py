@@ -22,14 +22,16 @@ from onnxtrain.api.checkpoint_content import (
     Tensor,
     tensor_bytes,
 )
-from onnxtrain.api.model_file import ModelFile, ValueType
+from onnxtrain.api.model_file import NOTES_KEY, ModelFile, ValueType, read_notes
 from onnxtrain.api.rewrite import stored_data, with_initializers
-from onnxtrain.api.variables import Place, Variable
-from onnxtrain.errors import ArgumentError, ModelError, RunError
+from onnxtrain.api.variables import Place
+from onnxtrain.api.wire import Reader
+from onnxtrain.errors import ArgumentError, ModelError, StateError
 
 Options = Any  # ort.SessionOptions, or a function that makes one
 # A larger file is given to onnxruntime by its path, which spares a copy.
 _LARGE = 1 << 26
+_LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
 
 
 @dataclass
@@ -37,47 +39,95 @@ class Settings:
     """How sessions are made.
 
     `options` is the user's own SessionOptions, a function that makes one, or None. `batch` fixes
-    the symbolic dimension that all inputs begin with.
+    the symbolic dimension that all inputs begin with; it may change if `automatic`.
     """
 
     providers: Sequence[Any]
     place: Place
     options: Options = None
     batch: int | None = None
+    automatic: bool = False
+    _made: Any = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.options is None or callable(self.options):
+            return
+        _require_options(self.options, "session_options is an onnxruntime.SessionOptions, or a "
+                         "function that makes one")  # fmt: skip
+        if self.automatic:
+            # onnxruntime keeps the first size that it is told for a dimension.
+            raise ArgumentError(
+                "with batch_size='auto', session_options has to be a function that makes new "
+                "options for each session"
+            )
 
     def new_options(self) -> tuple[Any, bool]:
         """Return the options for a session, and whether they are this session's own."""
         if self.options is None:
             return default_options(), True
-        if callable(self.options):
-            return self.options(), True
-        if not isinstance(self.options, ort.SessionOptions):
+        if not callable(self.options):
+            return self.options, False
+        made = self.options()
+        _require_options(made, "the function session_options makes onnxruntime.SessionOptions")
+        if made is self._made:
             raise ArgumentError(
-                "session_options is an onnxruntime.SessionOptions, or a function that makes one, "
-                f"not {type(self.options).__name__}"
+                "the function session_options gave the same options for two sessions: it has to "
+                "make new ones each time, or give the options themselves instead of a function"
             )
-        return self.options, False
+        self._made = made
+        return made, True
+
+
+def _require_options(options: Any, wanted: str) -> None:
+    if not isinstance(options, ort.SessionOptions):
+        raise ArgumentError(f"{wanted}, not {type(options).__name__}")
 
 
 def default_options() -> Any:
-    """Options for training: nodes run in the order of the file, memory is used again at once.
+    """Options for training: memory is used again as soon as it is free.
 
-    In its own order, onnxruntime computes all gradients of activations before those of weights
-    and keeps everything for them: twice the memory.
+    A plan of the memory made beforehand (onnxruntime's memory pattern) takes up to twice as much,
+    because shapes of several runs are kept apart in it. The order of execution is onnxruntime's
+    own: it begins with what is last in the file, and a step ends with the update of the last layer,
+    so each gradient is used up before the next one is computed. In the order of the file
+    (PRIORITY_BASED) nodes that onnxruntime has fused come late, and what they need piles up.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.enable_mem_pattern = False
-    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     return options
 
 
 @dataclass
 class Frozen:
-    """The values that graphs take for constants; `version` counts how often they changed."""
+    """The values that graphs take for constants.
+
+    `version` counts how often they changed. `baked` maps those that are inside of a graph file
+    where nothing can change them, to that file.
+    """
 
     values: dict[str, Tensor] = field(default_factory=dict)
     version: int = 0
+    baked: dict[str, str] = field(default_factory=dict)
+
+    def change(self, name: str, array: Array) -> None:
+        """Set a value; graphs are made anew with it if it is another one."""
+        self.require_changeable(name, array)
+        if not self._holds(name, array):
+            self.values[name] = array.copy()
+            self.version += 1
+
+    def require_changeable(self, name: str, array: Array) -> None:
+        """Refuse to change what a graph would go on without."""
+        if name in self.baked and not self._holds(name, array):
+            raise StateError(
+                f"the frozen parameter {name!r} is a constant of {self.baked[name]}, which is in "
+                "the ORT format and cannot be changed: use the graphs in the ONNX format"
+            )
+
+    def _holds(self, name: str, array: Array) -> bool:
+        held = tensor_bytes(self.values[name])
+        return array.nbytes == len(held) and _same(array, held)
 
 
 class Graph:
@@ -92,6 +142,7 @@ class Graph:
         self._batch: int | None = None
         if model.is_ort:
             self._take_interface()
+        self._has_batch = batch_symbol(model.inputs) is not None
 
     @property
     def name(self) -> str:
@@ -99,10 +150,26 @@ class Graph:
         return self.model.source_name
 
     def _take_interface(self) -> None:
-        """Ask the session for what a file in the ORT format does not tell us."""
-        session = self.session
-        self.model.inputs = tuple(_value_type(v) for v in session.get_inputs())
-        self.model.outputs = tuple(_value_type(v) for v in session.get_outputs())
+        """Ask onnxruntime for what a file in the ORT format does not tell us."""
+        model, session = self.model, self._make_session(None)
+        model.inputs = tuple(_value_type(v) for v in session.get_inputs())
+        model.outputs = tuple(_value_type(v) for v in session.get_outputs())
+        notes = session.get_modelmeta().custom_metadata_map.get(NOTES_KEY)
+        if notes is not None:
+            model.notes = read_notes(Reader(self.name), notes)
+        if self.settings.batch is None:
+            self._session, self._version = session, self._frozen.version
+
+    def note_constants(self) -> None:
+        """Remember which frozen parameters cannot change, as they are inside of the graph."""
+        if self.model.is_ort:
+            inputs = {value.name for value in self.model.inputs}
+            constants = (name for name in self._frozen.values if name not in inputs)
+            self._frozen.baked.update(dict.fromkeys(constants, self.name))
+
+    @property
+    def _wanted_batch(self) -> int | None:
+        return self.settings.batch if self._has_batch else None
 
     @property
     def is_current(self) -> bool:
@@ -110,22 +177,22 @@ class Graph:
         return (
             self._session is not None
             and self._version == self._frozen.version
-            and self._batch == self.settings.batch
+            and self._batch == self._wanted_batch
         )
 
     @property
     def session(self) -> Any:
-        """The session, made anew where a constant has changed."""
+        """The session, made anew where a constant or the fixed size of a batch has changed."""
         if not self.is_current:
             self._session = None  # free the memory of the old one first
-            self._session = self._make_session()
-            self._version, self._batch = self._frozen.version, self.settings.batch
+            self._session = self._make_session(self._wanted_batch)
+            self._version, self._batch = self._frozen.version, self._wanted_batch
         return self._session
 
-    def _make_session(self) -> Any:
+    def _make_session(self, batch: int | None) -> Any:
         options, own = self.settings.new_options()
-        if self.settings.batch is not None:
-            _fix_batch(options, self.model.inputs, self.settings.batch)
+        if batch is not None:
+            options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)
         inline = self._inline_changes()
         external = {name: self._value(name) for name in self.model.external}
         if external and own:
@@ -133,6 +200,7 @@ class Graph:
             options.add_external_initializers(names, [_ortvalue(external[n], n) for n in names])
         elif external:
             # The user's options serve several graphs, and each would have to have all of these.
+            _require_small(external)
             inline.update(external)
         try:
             return ort.InferenceSession(
@@ -167,133 +235,11 @@ class Graph:
         return bytes(self.model.data)
 
 
-class Binding:
-    """A graph with everything bound to it that stays the same from run to run.
-
-    Args:
-        graph: the graph to run.
-        state: what it reads that is kept in memory, by the name of the input.
-        results: what it writes in place, by the name of the output.
-        inputs: what is given with each run.
-        outputs: what each run gives back.
-
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        state: Mapping[str, Variable],
-        results: Mapping[str, Variable],
-        inputs: Sequence[ValueType],
-        outputs: Sequence[ValueType],
-    ) -> None:
-        self._graph = graph
-        self._state, self._results = dict(state), dict(results)
-        self._inputs = list(inputs)
-        self._outputs = [_Output(value) for value in outputs]
-        self._session: Any = None
-        self._binding: Any = None
-
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """Run the graph; return an array, or an OrtValue, for each output that is asked for."""
-        if not self._graph.is_current or self._session is not self._graph.session:
-            self._bind()
-        binding = self._binding
-        for declared, value in zip(self._inputs, values, strict=True):
-            binding.bind_ortvalue_input(declared.name, value)
-        symbols = self._symbols(values)
-        made = [output.bind(binding, symbols) for output in self._outputs]
-        try:
-            self._session.run_with_iobinding(binding)
-        except Exception as error:  # onnxruntime has many kinds of errors and no common one
-            self._session = None
-            raise RunError(f"onnxruntime failed to run {self._graph.name}: {error}") from None
-        if any(array is None for array in made):
-            self._collect(made, symbols)
-        return made
-
-    def _bind(self) -> None:
-        self._session = self._graph.session
-        self._binding = self._session.io_binding()
-        for name, variable in self._state.items():
-            self._binding.bind_ortvalue_input(name, variable.value)
-        for name, variable in self._results.items():
-            self._binding.bind_ortvalue_output(name, variable.value)
-
-    def _symbols(self, values: Sequence[Any]) -> dict[str, int]:
-        """What the symbolic dimensions are in this run."""
-        return {
-            dim: size
-            for declared, value in zip(self._inputs, values, strict=True)
-            for dim, size in zip(declared.dims or (), value.shape(), strict=False)
-            if isinstance(dim, str)
-        }
-
-    def _collect(self, made: list[Any], symbols: Mapping[str, int]) -> None:
-        """Take what onnxruntime has allocated, and learn whether that was as declared."""
-        found = self._binding.get_outputs()[len(self._results) :]
-        for index, (output, value) in enumerate(zip(self._outputs, found, strict=True)):
-            if made[index] is None:
-                made[index] = value
-                output.learn(tuple(value.shape()), symbols)
-
-
-class _Output:
-    """An output that each run gives back.
-
-    Asking onnxruntime for its outputs takes time for every parameter. So once an output has had
-    the shape that the graph declares, memory of that shape is bound to it before the run.
-    """
-
-    def __init__(self, value: ValueType) -> None:
-        element = ELEMENT_TYPES.get(value.element_type)
-        self._name = value.name
-        self._dims = value.dims
-        self._dtype = None if element is None or value.element_type == STRING else element.dtype
-        self._declared_right = value.dims == ()
-
-    def _shape(self, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
-        sizes = [symbols.get(d, -1) if isinstance(d, str) else d for d in self._dims or ()]
-        if self._dims is None or any(size is None or size < 0 for size in sizes):
-            return None
-        return tuple(size for size in sizes if size is not None)
-
-    def bind(self, binding: Any, symbols: Mapping[str, int]) -> Array | None:
-        """Bind memory for the next run, and return it if it is ours."""
-        shape = self._shape(symbols) if self._declared_right else None
-        if shape is None or self._dtype is None:
-            binding.bind_output(self._name)
-            return None
-        array = np.empty(shape, self._dtype)
-        binding.bind_ortvalue_output(self._name, ort.OrtValue.ortvalue_from_numpy(array))
-        return array
-
-    def learn(self, shape: tuple[int, ...], symbols: Mapping[str, int]) -> None:
-        """Remember whether the declared shape is the one that the output has had."""
-        self._declared_right = self._shape(symbols) == shape
-
-
-def as_array(value: Any) -> Array:
-    """Return what a run gave as an array of its own."""
-    return value if isinstance(value, np.ndarray) else np.array(value.numpy())
-
-
-def as_ortvalue(value: Any) -> Any:
-    """Return what a run gave as onnxruntime's value."""
-    return ort.OrtValue.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
-
-
 def batch_symbol(inputs: Sequence[ValueType]) -> str | None:
     """Return the symbolic dimension that the inputs begin with, if it is one and has a name."""
     first = {v.dims[0] for v in inputs if v.dims}
     symbols = {dim for dim in first if isinstance(dim, str)}
     return symbols.pop() if len(symbols) == 1 else None
-
-
-def _fix_batch(options: Any, inputs: Sequence[ValueType], size: int) -> None:
-    symbol = batch_symbol(inputs)
-    if symbol is not None:
-        options.add_free_dimension_override_by_name(symbol, size)
 
 
 def _ortvalue(tensor: Tensor, name: str) -> Any:
@@ -311,20 +257,32 @@ def _ortvalue(tensor: Tensor, name: str) -> Any:
     return make(tensor.bits(), tensor.code)
 
 
-def _same(tensor: Tensor, data: memoryview | None) -> bool:
-    if data is None:
-        return False
+def _require_small(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what does not fit into one file."""
+    size = sum(len(tensor_bytes(tensor)) for tensor in tensors.values())
+    if size > _LARGEST:
+        raise ArgumentError(
+            f"the frozen parameters have {size:,} bytes, which one SessionOptions for all graphs "
+            "cannot pass on: give session_options as a function that makes new ones each time"
+        )
+
+
+def _same(tensor: Tensor, data: memoryview) -> bool:
     held = np.frombuffer(tensor_bytes(tensor), np.uint8)
     return np.array_equal(held, np.frombuffer(data, np.uint8))
 
 
-_ORT_TYPES = {
-    "tensor(float)": 1, "tensor(uint8)": 2, "tensor(int8)": 3, "tensor(uint16)": 4,
-    "tensor(int16)": 5, "tensor(int32)": 6, "tensor(int64)": 7, "tensor(string)": 8,
-    "tensor(bool)": 9, "tensor(float16)": 10, "tensor(double)": 11, "tensor(uint32)": 12,
-    "tensor(uint64)": 13, "tensor(bfloat16)": 16,
+# What onnxruntime calls the types of tensors.
+ORT_TYPES = {
+    code: f"tensor({name})"
+    for code, name in (
+        (1, "float"), (2, "uint8"), (3, "int8"), (4, "uint16"), (5, "int16"), (6, "int32"),
+        (7, "int64"), (STRING, "string"), (9, "bool"), (10, "float16"), (11, "double"),
+        (12, "uint32"), (13, "uint64"), (16, "bfloat16"),
+    )
 }  # fmt: skip
+_CODES = {name: code for code, name in ORT_TYPES.items()}
 
 
 def _value_type(value: Any) -> ValueType:
-    return ValueType(value.name, _ORT_TYPES.get(value.type, 0), tuple(value.shape))
+    return ValueType(value.name, _CODES.get(value.type, 0), tuple(value.shape))

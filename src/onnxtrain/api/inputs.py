@@ -6,17 +6,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
 from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, STRING, Array
+from onnxtrain.api.graph import ORT_TYPES
 from onnxtrain.api.model_file import ValueType
 from onnxtrain.errors import InputError
+
+_INNER_VALUE = ort.capi.onnxruntime_pybind11_state.OrtValue
+
+
+class Strings:
+    """An array of strings, with as much of OrtValue as is asked of it: there is none of strings."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions."""
+        return self._array.shape
+
+    def numpy(self) -> Array:
+        """The elements."""
+        return self._array
 
 
 def arranged(
     inputs: Sequence[ValueType], given: Sequence[Any], named: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """Put what was given by position and by name in the order of the inputs."""
+    """Put what was given by position and by name in the order of the inputs.
+
+    One dictionary is inputs by name, too: some names cannot be those of arguments.
+    """
+    if len(given) == 1 and not named and isinstance(given[0], Mapping):
+        named, given = given[0], []
     if not named:
         if len(given) != len(inputs):
             raise InputError(_wrong_number(inputs, given))
@@ -37,7 +61,7 @@ def arranged(
 
 def is_ortvalue(value: Any) -> bool:
     """Whether a value is onnxruntime's, as its users know it or as it is inside."""
-    return isinstance(value, ort.OrtValue)
+    return isinstance(value, ort.OrtValue | _INNER_VALUE)
 
 
 def prepared(inputs: Sequence[ValueType], given: Sequence[Any]) -> list[Any]:
@@ -46,14 +70,44 @@ def prepared(inputs: Sequence[ValueType], given: Sequence[Any]) -> list[Any]:
     result = []
     for value, data in zip(inputs, given, strict=True):
         if is_ortvalue(data):
-            result.append(data)
-            shape = tuple(data.shape())
+            held = data if isinstance(data, ort.OrtValue) else ort.OrtValue(data)
+            _check_type(value, held, inputs, given)
+        elif value.element_type == STRING:
+            held = Strings(_strings(value, data, inputs, given))
         else:
             array = _converted(value, data, inputs, given)
-            result.append(ort.OrtValue.ortvalue_from_numpy(array))
-            shape = array.shape
-        _check_shape(value, shape, symbols, inputs, given)
+            held = ort.OrtValue.ortvalue_from_numpy(array)
+        result.append(held)
+        _check_shape(value, tuple(held.shape()), symbols, inputs, given)
     return result
+
+
+def _check_type(
+    value: ValueType, held: Any, inputs: Sequence[ValueType], given: Sequence[Any]
+) -> None:
+    """Refuse an OrtValue of another type; what is in it cannot be converted without a copy."""
+    wanted = ORT_TYPES.get(value.element_type)
+    if wanted is not None and held.data_type() != wanted:
+        raise InputError(
+            f"the input {value.name!r} is {wanted}, but the OrtValue is {held.data_type()}. "
+            f"{_order_hint(inputs, given)}"
+        )
+
+
+def _strings(
+    value: ValueType, data: Any, inputs: Sequence[ValueType], given: Sequence[Any]
+) -> Array:
+    array = np.asarray(data)
+    if array.dtype.kind == "O":
+        text = all(isinstance(item, str) for item in array.flat)
+    else:
+        text = array.dtype.kind == "U"
+    if not text:
+        raise InputError(
+            f"the input {value.name!r} takes strings, but the array is {array.dtype.name}. "
+            f"{_order_hint(inputs, given)}"
+        )
+    return array.astype(object)
 
 
 def _converted(
@@ -61,24 +115,26 @@ def _converted(
 ) -> Array:
     if data is None:
         raise InputError(f"the input {value.name!r} is None. {_expected(inputs)}")
-    if value.element_type == STRING:
-        raise InputError(
-            f"the input {value.name!r} takes strings, which onnxruntime does not bind to a graph: "
-            "turn them into numbers first"
-        )
     element = ELEMENT_TYPES.get(value.element_type)
     wanted = None if element is None else element.dtype
+    if wanted is None:
+        raise InputError(
+            f"the input {value.name!r} is of a type that numpy does not have: give an OrtValue"
+        )
     if isinstance(data, np.ndarray):
-        if wanted is None or data.dtype == wanted:
+        if data.dtype == wanted:
             return np.ascontiguousarray(data).reshape(data.shape)
         return _cast(value, data, wanted, inputs, given)
     try:
-        # Numbers without a type of their own take that of the input.
-        return np.asarray(data, dtype=wanted)
+        array = np.asarray(data)
+        # Numbers without a type of their own take that of the input, if that has fractions.
+        if wanted.kind == "f" and array.dtype.kind in "biuf":
+            return array.astype(wanted)
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(
             f"the input {value.name!r} is not an array: {error}. {_expected(inputs)}"
         ) from None
+    return _cast(value, array, wanted, inputs, given)
 
 
 def _cast(
@@ -94,9 +150,7 @@ def _cast(
             cast = np.ascontiguousarray(data, dtype=wanted).reshape(data.shape)
             if np.can_cast(data.dtype, wanted, "safe"):
                 return cast
-            same = cast.astype(data.dtype) == data
-            if data.dtype.kind == "f" and wanted.kind == "f":
-                same |= np.isnan(data)
+            same = _survives(data, cast)
         if same.all():
             return cast
         place = tuple(int(i) for i in np.argwhere(~same)[0])
@@ -110,6 +164,20 @@ def _cast(
         f"the input {value.name!r} is {wanted.name}, but the array is {data.dtype.name}, {lost}. "
         f"{_order_hint(inputs, given)}"
     )
+
+
+def _survives(data: Array, cast: Array) -> npt.NDArray[np.bool_]:
+    """Tell for each number whether a conversion has kept it."""
+    same: npt.NDArray[np.bool_] = cast.astype(data.dtype) == data
+    if data.dtype.kind == cast.dtype.kind == "f":
+        return same | np.isnan(data)
+    if data.dtype.kind == "f" or cast.dtype.kind != "f":
+        # What is too large wraps around, and may come back as it was.
+        kept: npt.NDArray[np.bool_] = (cast < 0) == (data < 0)
+    else:
+        # A float that is too large for the integer is made the largest one by some processors.
+        kept = cast < (2.0 if data.dtype.kind == "b" else float(np.iinfo(data.dtype).max) + 1.0)
+    return same & kept
 
 
 def _check_shape(
@@ -178,5 +246,7 @@ def _kind(data: Any) -> str:
     if isinstance(data, np.ndarray):
         return f"{data.dtype.name} {list(data.shape)}"
     if is_ortvalue(data):
-        return f"OrtValue of {data.data_type()} {list(data.shape())}"
+        return f"OrtValue of {data.data_type()}" + (
+            f" {list(data.shape())}" if data.is_tensor() else ""
+        )
     return type(data).__name__

@@ -168,7 +168,7 @@ def _read_model(model: ModelFile) -> ModelFile:
             f"there are {len(graphs)} graphs instead of one: this is not an ONNX model", "model"
         )
     if notes is not None:
-        model.notes = _read_notes(reader, notes)
+        model.notes = read_notes(reader, notes)
     _read_graph(model, reader, graphs[0])
     return model
 
@@ -213,7 +213,8 @@ def _require_unique(reader: Reader, what: str, names: list[str]) -> None:
         seen.add(name)
 
 
-def _read_notes(reader: Reader, text: str) -> dict[str, Any]:
+def read_notes(reader: Reader, text: str) -> dict[str, Any]:
+    """Read the note that graph files bear, which may come from anywhere."""
     try:
         notes = json.loads(text)
     except (ValueError, RecursionError):

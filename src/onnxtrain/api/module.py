@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from onnxtrain.api.binding import Binding, as_array, as_ortvalue
 from onnxtrain.api.buffers import Buffers
 from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, Array
-from onnxtrain.api.graph import Binding, Graph, Settings, as_array, as_ortvalue, batch_symbol
+from onnxtrain.api.checks import at_least
+from onnxtrain.api.graph import Graph, Settings, batch_symbol
 from onnxtrain.api.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.api.model_file import ModelFile, ValueType
 from onnxtrain.api.roles import (
@@ -63,19 +65,19 @@ class Module:
     ) -> None:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
-        providers, place = providers_of(device if isinstance(device, str) else list(device))
+        providers, place = providers_of(device)
         self.training = True
         self.state = state
-        self._automatic = batch_size == "auto"
-        fixed = batch_size if isinstance(batch_size, int) else None
-        self.settings = Settings(providers, place, session_options, fixed)
+        automatic = batch_size == "auto"
+        fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
+        self.settings = Settings(providers, place, session_options, fixed, automatic)
         with state.lock:
             state.move_to(place)
             train = self.graph(train_model_uri)
             self._train = _TrainPass(train, state)
             evaluation = None if eval_model_uri is None else self.graph(eval_model_uri)
             self._eval = None if evaluation is None else _EvalPass(evaluation, state)
-            self._check_batch(batch_size)
+            self._check_batch()
             self._buffers = Buffers(state, self._train.graph.model, self._train.roles)
             if not state.nominal:
                 self._train.allocate()
@@ -84,12 +86,9 @@ class Module:
         """Open a graph file that belongs to this module."""
         return Graph(ModelFile.read(source), self.settings, self.state.frozen)
 
-    def _check_batch(self, batch_size: Batch) -> None:
-        if batch_size is None:
+    def _check_batch(self) -> None:
+        if self.settings.batch is None and not self.settings.automatic:
             return
-        valid = batch_size == "auto" or (type(batch_size) is int and batch_size > 0)
-        if not valid:
-            raise ArgumentError(f"batch_size is a positive number, 'auto' or None: {batch_size!r}")
         if batch_symbol(self._train.roles.inputs) is None:
             raise ArgumentError(
                 "batch_size needs inputs that begin with one symbolic dimension, which has a name; "
@@ -124,7 +123,7 @@ class Module:
         return convert(made[0]) if len(made) == 1 else tuple(convert(v) for v in made)
 
     def _adapt_batch(self, inputs: Sequence[ValueType], values: Sequence[Any]) -> None:
-        if self.settings.batch is None and not self._automatic:
+        if self.settings.batch is None and not self.settings.automatic:
             return
         symbol = batch_symbol(inputs)
         size = next(
@@ -132,7 +131,7 @@ class Module:
             for declared, value in zip(inputs, values, strict=True)
             if declared.dims and declared.dims[0] == symbol
         )
-        if self._automatic:
+        if self.settings.automatic:
             self.settings.batch = size
         elif size != self.settings.batch:
             raise InputError(
@@ -247,6 +246,7 @@ class _Pass:
         self.state = state
         self.roles: Roles = roles_of(graph.model, state)
         check_belongs(graph.model, state, self.roles)
+        graph.note_constants()
 
     def _parameters(self) -> dict[str, Variable]:
         return {value.name: self.state.variable(value.name) for value in self.roles.parameters}

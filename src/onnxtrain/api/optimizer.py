@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.api.binding import Binding
 from onnxtrain.api.checkpoint import GROUP
 from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, Array, OptimizerGroup, RawTensor, Tensor
-from onnxtrain.api.graph import Binding
 from onnxtrain.api.model_file import ModelFile
 from onnxtrain.api.module import Model, Module, require_values
-from onnxtrain.api.roles import LEARNING_RATE, STEP, UPDATED, momentums_of
+from onnxtrain.api.roles import LEARNING_RATE, STEP, UPDATED, check_updates, momentums_of
 from onnxtrain.api.variables import Variable
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, StateError
 
@@ -38,13 +38,14 @@ class Optimizer:
         with self._state.lock:
             self._graph = module.graph(optimizer_uri)
             self._numbers = StepNumbers()
-            self._names = _updated_names(self._graph.model, self._state.trainable_names())
+            self._names = check_updates(self._graph.model, self._state)
             self._moments: dict[str, list[Variable]] = {}
             self._binding: Binding | None = None
             self._scheduler: Any = None
             self._adopt_numbers()
-            if not self._state.nominal:
-                self.allocate()
+            if self._state.optimizer is not None:
+                self._share(self._state.optimizer)
+            self.allocate()
             self._state.optimizer = self
 
     def _adopt_numbers(self) -> None:
@@ -55,6 +56,15 @@ class Optimizer:
         if group is not None:
             self._numbers.count = group.step
             self.initial_lr = group.initial_learning_rate
+
+    def _share(self, earlier: Optimizer) -> None:
+        """Keep one state with an earlier optimizer of the same parameters."""
+        for name, moments in earlier._moments.items():
+            wanted = len(momentums_of(self._graph.model, name))
+            if wanted != len(moments):
+                _refuse(name, wanted, len(moments))
+        self._moments, self._numbers = earlier._moments, earlier._numbers
+        self._scheduler, self.initial_lr = earlier._scheduler, earlier.initial_lr
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -73,6 +83,13 @@ class Optimizer:
         gradients = self._state.make_gradients(self._names)
         state, results = self.bound()
         state |= {f"{name}_grad": gradients[name] for name in self._names}
+        if not {f"{name}_grad" for name in self._names} <= {
+            v.name for v in self._graph.model.inputs
+        }:
+            raise StateError(
+                f"{self._graph.name} is the graph of a whole step, which takes no gradients: give "
+                "optimizer_model.onnx, or call TrainingSession.step"
+            )
         flags = [v for v in self._graph.model.outputs if v.name not in results]
         return Binding(self._graph, state, results, (), flags)
 
@@ -140,12 +157,14 @@ class Optimizer:
         """Make the moments: those of the checkpoint, or zeros."""
         if self._moments or self._state.nominal:
             return
-        group = self._state.groups.pop(GROUP, None)
+        group = self._state.groups.get(GROUP)
         saved = {} if group is None else group.states
         made = {}
         for name in self._names:
             wanted = momentums_of(self._graph.model, name)
             held = saved.get(name)
+            if held is not None and not wanted and _is_unused(held):
+                held = []
             if group is not None and (held is None or len(held) != len(wanted)):
                 _refuse(name, len(wanted), None if held is None else len(held))
             made[name] = [
@@ -153,7 +172,9 @@ class Optimizer:
                         self._state.type_of(name)[0], self._state.place)
                 for k, value in enumerate(wanted)
             ]  # fmt: skip
-        self._moments = made
+        self._moments.update(made)
+        # They are in memory that changes now; those of the file are out of date.
+        self._state.groups.pop(GROUP, None)
 
     def group(self) -> OptimizerGroup:
         """Return the state of the optimizer as a checkpoint holds it."""
@@ -162,6 +183,16 @@ class Optimizer:
             name: [moment.array for moment in moments] for name, moments in self._moments.items()
         }
         return OptimizerGroup(self._numbers.count, self.initial_lr, states)
+
+    def require_same_states(self, model: ModelFile) -> None:
+        """Refuse the graph of another optimizer."""
+        for name in self._names:
+            wanted, own = (len(momentums_of(m, name)) for m in (model, self._graph.model))
+            if wanted != own:
+                raise ModelError(
+                    f"{model.source_name} keeps {wanted} tensors for {name!r}, and "
+                    f"{self._graph.name} {own}: they are of different optimizers"
+                )
 
     def scheduler_state(self) -> dict[str, Any] | None:
         """Return the state of the scheduler as a checkpoint holds it."""
@@ -196,23 +227,9 @@ class StepNumbers:
         self.count += 1
 
 
-def _updated_names(model: ModelFile, trainable: list[str]) -> list[str]:
-    inputs = {value.name for value in model.inputs}
-    names = [n for n in trainable if n in inputs and f"{n}{UPDATED}" in _outputs(model)]
-    absent = [n for n in trainable if n not in names]
-    if absent or not {LEARNING_RATE, STEP} <= inputs:
-        raise ModelError(
-            f"{model.source_name} does not update {absent[0]!r}: it is not the optimizer of these "
-            "parameters"
-            if absent
-            else f"{model.source_name} is not an optimizer graph: it has no input "
-            f"{LEARNING_RATE!r} or {STEP!r}"
-        )
-    return names
-
-
-def _outputs(model: ModelFile) -> set[str]:
-    return {value.name for value in model.outputs}
+def _is_unused(held: list[Tensor]) -> bool:
+    """Whether this is what ONNX Runtime saves for SGD, which has no state: one tensor of zeros."""
+    return len(held) == 1 and not isinstance(held[0], RawTensor) and not held[0].any()
 
 
 def _moment(

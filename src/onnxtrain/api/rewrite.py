@@ -30,6 +30,20 @@ def stored_data(model: ModelFile, names: Iterable[str]) -> dict[str, memoryview]
     return found
 
 
+def stored_shapes(model: ModelFile, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of those of the names that are initializers, inside or external."""
+    wanted, reader = set(names), Reader(model.source_name)
+    found: dict[str, tuple[int, ...]] = {}
+    if not wanted or model.is_ort:
+        return found
+    for part in reader.fields(graph_of(model, reader), "graph"):
+        if part.number == GraphField.INITIALIZER:
+            name, _ = read_initializer(reader, part.data)
+            if name in wanted:
+                found[name] = read_tensor_type(reader, part.data, name).dims
+    return found
+
+
 def with_initializers(model: ModelFile, values: Mapping[str, Tensor]) -> bytes:
     """Return the model with other values for some initializers, inside or external so far.
 

@@ -14,6 +14,7 @@ LAZY_RESET, RANDOM_SEED = "lazy_reset_grad", "random_seed"
 LEARNING_RATE, STEP = "learning_rate", "step"
 BUFFER, ACCUMULATED = "_grad.accumulation.buffer", "_grad.accumulation.out"
 UPDATED, MOMENTUM = ".updated", ".momentum"
+FORMAT = 1  # of the artifact folder
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,11 @@ def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
 
 def check_belongs(model: ModelFile, state: CheckpointState, roles: Roles) -> None:
     """Refuse a graph and a checkpoint that were not made for each other."""
+    if model.notes.get("format", FORMAT) != FORMAT:
+        raise ModelError(
+            f"{model.source_name} is of format {model.notes['format']}, and this version of "
+            f"onnxtrain knows format {FORMAT}: use a newer one"
+        )
     listed = _noted(model, "trainable", "frozen", "statistics")
     missing = [n for n in (*listed, *model.external) if not state.has(n)]
     if missing:
@@ -106,6 +112,37 @@ def check_trains(model: ModelFile, state: CheckpointState, roles: Roles) -> None
             f"the checkpoint has {absent[0]!r} as a parameter that trains, and "
             f"{model.source_name} has no gradient of it: they do not belong together"
         )
+
+
+def check_updates(model: ModelFile, state: CheckpointState) -> list[str]:
+    """Refuse a graph that does not update what trains, and that alone; return the names."""
+    inputs = {value.name: value for value in model.inputs}
+    outputs = {value.name for value in model.outputs}
+    for number in (LEARNING_RATE, STEP):
+        if number not in inputs:
+            raise ModelError(
+                f"{model.source_name} is not an optimizer graph: it has no input {number!r}"
+            )
+    names = state.trainable_names()
+    for name in names:
+        if name not in inputs or f"{name}{UPDATED}" not in outputs:
+            raise CheckpointError(
+                f"{model.source_name} does not update {name!r}, which the checkpoint has as a "
+                "parameter that trains: they do not belong together"
+            )
+        _check_type(model, state, name, inputs[name].element_type, inputs[name].dims)
+    for value in model.outputs:
+        updated = value.name.removesuffix(UPDATED)
+        if updated != value.name and updated in inputs and not _is_known(updated, state):
+            raise CheckpointError(
+                f"{model.source_name} updates {updated!r}, which the checkpoint does not have: "
+                "they do not belong together"
+            )
+    return names
+
+
+def _is_known(name: str, state: CheckpointState) -> bool:
+    return state.has(name) or state.has(_parameter_of_momentum(name))
 
 
 def _noted(model: ModelFile, *keys: str) -> Iterable[str]:

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain.api.binding import Binding
 from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import Array
 from onnxtrain.api.checkpoint_file import Source
-from onnxtrain.api.graph import Binding, Graph
+from onnxtrain.api.graph import Graph
 from onnxtrain.api.module import Batch, Model, Module, names_of, require_values
 from onnxtrain.api.optimizer import Optimizer
-from onnxtrain.api.roles import RANDOM_SEED, UPDATED, check_belongs, roles_of
+from onnxtrain.api.roles import RANDOM_SEED, UPDATED, check_belongs, check_updates, roles_of
 from onnxtrain.api.schedulers import LinearLRScheduler
 from onnxtrain.api.variables import Variable
 from onnxtrain.errors import ArgumentError, ModelError, StateError
@@ -253,6 +254,9 @@ class _FusedStep:
         self.graph = graph
         self.roles = roles_of(graph.model, state, fused=True)
         check_belongs(graph.model, state, self.roles)
+        check_updates(graph.model, state)
+        optimizer.require_same_states(graph.model)
+        graph.note_constants()
         self._state = state
         self._optimizer = optimizer
         self._seed = Variable(np.zeros(2, np.uint32))

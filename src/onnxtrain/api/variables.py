@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,29 +82,30 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return array
 
 
-def providers_of(device: str | list[Any] | tuple[Any, ...]) -> tuple[list[Any], Place]:
+def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Place]:
     """Return onnxruntime's providers for a device, and where its tensors are kept.
 
     `device` is "cpu", "cuda", "cuda:1", or a list of providers as onnxruntime takes it.
     """
-    available = ort.get_available_providers()
-    if not isinstance(device, str):
+    if isinstance(device, list | tuple) and device:
         named = list(device)
-        _require(available, [p if isinstance(p, str) else p[0] for p in named])
-        return named, _place_of(named[0]) if named else CPU
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        _require([provider if isinstance(provider, str) else provider[0] for provider in named])
+        return named, _place_of(named[0])
+    kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
+    valid = kind in ("cpu", "cuda") and (not index or index.isdecimal())
+    if not valid or (kind == "cpu" and int(index or 0) > 0):
         raise ArgumentError(
             f"device is 'cpu', 'cuda', 'cuda:<number>' or a list of providers, not {device!r}"
         )
     if kind == "cpu":
         return ["CPUExecutionProvider"], CPU
     place = Place("cuda", int(index or 0))
-    _require(available, ["CUDAExecutionProvider"])
+    _require(["CUDAExecutionProvider"])
     return [("CUDAExecutionProvider", {"device_id": place.number}), "CPUExecutionProvider"], place
 
 
-def _require(available: list[str], wanted: list[str]) -> None:
+def _require(wanted: list[str]) -> None:
+    available = ort.get_available_providers()
     for provider in wanted:
         if provider not in available:
             raise ArgumentError(

@@ -63,7 +63,9 @@ class Reader:
         """The fields of a message, in the order of the file."""
         position, size = 0, len(message)
         while position < size:
-            self._count(where)
+            self._left -= 1
+            if self._left < 0:
+                self.fail("there are more fields than any real model has", where)
             start = position
             tag = message[position]
             if tag < 0x80:
@@ -74,7 +76,11 @@ class Reader:
             if number == 0 or number > 0x1FFFFFFF:
                 self.fail("a field has an impossible number", where, start)
             if kind == BYTES:
-                length, position = self.varint(message, position, where)
+                length = message[position] if position < size else 0x80
+                if length < 0x80:
+                    position += 1
+                else:
+                    length, position = self.varint(message, position, where)
                 end = position + length
                 if end > size:
                     self.fail(_too_long(length, size - position), where, start)
@@ -92,11 +98,6 @@ class Reader:
                 position = end
             else:
                 self.fail(f"a field is of the kind {kind}, which ONNX does not have", where, start)
-
-    def _count(self, where: str) -> None:
-        self._left -= 1
-        if self._left < 0:
-            self.fail("there are more fields than any real model has", where)
 
     # ---- values of fields --------------------------------------------------------------------
 

@@ -172,6 +172,11 @@ def custom_op_library(
         _library.reset(token)
 
 
+def current_library() -> str | os.PathLike[str] | None:
+    """Return the library of the context `custom_op_library` that the caller is in, or None."""
+    return _library.get()
+
+
 def _read_small_tensors(model: onnx.ModelProto, folder: Path) -> None:
     """Read what shape inference may need; the rest stays in the files beside the model."""
     for tensor in model.graph.initializer:

@@ -63,6 +63,8 @@ class Loop:
         self._steps_of_epoch = 0
         self._saved_at: tuple[int, int] | None = None
         self._kept = "No checkpoint was saved: pass checkpoint= to keep one."
+        if self._history.losses and parts.rule.path is not None and parts.rule.path.exists():
+            self._note_kept(parts.rule.path)
 
     def run(self) -> History:
         """Train, and return the history."""
@@ -89,13 +91,14 @@ class Loop:
             if self._run.stopped is None:
                 self._end_epoch()
         self._history.stopped = self._run.stopped or self._is_over()
+        # From here on, an interrupt has nothing left to interrupt.
         self._interrupts.busy = True
         if self._parts.rule.path is None:
             self._remember()
         elif self._saved_at != self._position():
             self._save(self._parts.rule.path)
         self._restore_best()
-        self._interrupts.end()
+        self._history.interrupted = self._interrupts.asked
         if self._history.stopped:
             self._parts.progress.say(self._history.stopped)
 
@@ -283,6 +286,9 @@ class Loop:
             self._parts.rule.path
         ):
             self._saved_at = self._position()
+        self._note_kept(path)
+
+    def _note_kept(self, path: str | os.PathLike[str]) -> None:
         self._kept = f"The last good checkpoint is {os.fspath(path)}, of step {self._run.step}."
 
     def _remember(self) -> None:
