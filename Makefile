@@ -3,20 +3,24 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 UPSTREAM := $(VENV)-upstream
+OLDEST := $(VENV)-oldest
 # The tests compare with torch. On Linux the plain name of this version may bring CUDA with it;
 # TORCH="torch==2.13.0+cpu --extra-index-url …" takes another build.
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: test lint types docs bench-differentiate clean help
+.PHONY: test lint types docs bench-differentiate bench-artifacts clean help
 
 help:
 	@echo "make test                 lint, type check and run all tests"
 	@echo "make docs                 write docs/ops.md anew"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
+	@echo "make bench-artifacts      time the making of training artifacts"
 
-test: lint types $(VENV)/models $(UPSTREAM)/ready
-	ONNXTRAIN_UPSTREAM_PYTHON=$(abspath $(UPSTREAM)/bin/python) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+test: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready
+	ONNXTRAIN_UPSTREAM_PYTHON=$(abspath $(UPSTREAM)/bin/python) \
+	ONNXTRAIN_OLDEST_PYTHON=$(abspath $(OLDEST)/bin/python) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -30,6 +34,9 @@ docs: $(VENV)/dev
 
 bench-differentiate: $(VENV)/dev
 	$(BIN)/python benchmarks/differentiate.py
+
+bench-artifacts: $(VENV)/dev
+	$(BIN)/python benchmarks/generate_artifacts.py
 
 $(VENV)/dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -55,5 +62,12 @@ $(UPSTREAM)/ready: Makefile
 	    onnx==1.16.2 'numpy<2'
 	@touch $@
 
+# The oldest onnxruntime that artifacts are to run on, with a numpy of its time.
+$(OLDEST)/ready: Makefile
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
+	$(OLDEST)/bin/python -m pip install --quiet onnxruntime==1.19.2 'numpy<2'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(UPSTREAM) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(UPSTREAM) $(OLDEST) dist build .mypy_cache .pytest_cache .ruff_cache

@@ -41,6 +41,7 @@ export interface ExternalTensor {
 }
 
 export interface Notes {
+  readonly format?: number;
   readonly checkpoint?: string;
   readonly loss?: string;
   readonly outputs?: readonly string[];
@@ -153,6 +154,7 @@ const isText = (found: unknown): boolean => typeof found === "string";
 const areTexts = (found: unknown): boolean => Array.isArray(found) && found.every(isText);
 
 const NOTES: Record<string, (found: unknown) => boolean> = {
+  format: (found) => Number.isInteger(found),
   checkpoint: (found) => isText(found) && staysInFolder(found as string),
   loss: isText,
   outputs: areTexts,

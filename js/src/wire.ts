@@ -28,7 +28,7 @@ export interface Field {
   readonly end: number;
 }
 
-const EMPTY = new Uint8Array(0);
+const EMPTY: Uint8Array = new Uint8Array(0);
 
 /** Reads messages of one file; `source` is what errors call the file. */
 export class WireReader {

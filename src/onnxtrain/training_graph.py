@@ -129,7 +129,7 @@ class _Parts:
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
         ordered = order_updates(op, graph, gradients)
-        graph.outputs.extend(write_update(op, graph, optimizer, targets, ordered))
+        graph.outputs.extend(write_update(op, graph, optimizer, targets, ordered, in_pieces=True))
         graph.outputs.extend(updates)
         seed_random_nodes(op, graph)
         return _finish(made)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxtrain.api import CheckpointState, Module
 from onnxtrain.api.session import TrainingSession
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -16,6 +17,19 @@ def open_session(model="mlp", checkpoint=None, learning_rate=None):
     if learning_rate is not None:
         session.set_learning_rate(learning_rate)
     return session
+
+
+def open_module(model="mlp", checkpoint="checkpoint", evaluation=True, **options):
+    """A module of a golden folder, with or without its evaluation graph."""
+    folder = GOLDEN / model
+    state = CheckpointState.load_checkpoint(folder / checkpoint)
+    eval_model = folder / "eval_model.onnx" if evaluation else None
+    return Module(folder / "training_model.onnx", state, eval_model, **options)
+
+
+def gradients(module):
+    """Copies of the accumulated gradients, by name of the parameter."""
+    return {n: p.grad.copy() for n, p in module.state.parameters if p.requires_grad}
 
 
 def samples(count=64, model="mlp", seed=0):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from small_runs import GOLDEN, assert_same, open_session, parameters, samples
 
+from onnxtrain.api import random_state
 from onnxtrain.api.fit import EarlyStopping, evaluate, fit
 from onnxtrain.api.fit.batches import make_source
 from onnxtrain.api.metrics import Accuracy, FunctionMetric
@@ -126,7 +127,8 @@ def test_means_are_over_samples() -> None:
     assert history["samples"] == [45]
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
+def test_the_same_seed_gives_the_same_run(monkeypatch) -> None:
+    monkeypatch.setattr(random_state, "_process_seed", None)
     losses = []
     for seed in (1, 1, 2):
         set_seed(seed)
@@ -262,6 +264,24 @@ def test_metrics_choose_output_and_labels() -> None:
         evaluate(session, data, Accuracy(output="logits"))
     with pytest.raises(ArgumentError, match="takes 'y' for labels; the inputs are input, labels"):
         evaluate(session, data, Accuracy(labels="y"))
+
+
+def test_metrics_start_anew_with_each_evaluation() -> None:
+    session = open_session(learning_rate=0.0)
+    data = samples(20)
+    metrics = [Accuracy(), "confusion"]
+    history = fit(session, data, 2, evaluate=data, metrics=metrics, **QUIET)
+    assert history["confusion"][0] == history["confusion"][1]
+    assert evaluate(session, data, metrics)["accuracy"] == history["accuracy"][1]
+
+
+def test_values_of_metrics_are_numbers() -> None:
+    class Words(Accuracy):
+        def value(self):
+            return "good"
+
+    with pytest.raises(ArgumentError, match="'accuracy' is not made of numbers: 'good'"):
+        evaluate(open_session(), samples(4), Words())
 
 
 def test_a_metric_that_fails_says_where() -> None:

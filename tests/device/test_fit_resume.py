@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from small_runs import assert_same, open_session, parameters, samples
 
+from onnxtrain.api import random_state
 from onnxtrain.api.fit import EarlyStopping, fit
 from onnxtrain.api.random_state import set_seed
 from onnxtrain.errors import ArgumentError, CheckpointError, StateError
@@ -18,6 +19,12 @@ from onnxtrain.errors import ArgumentError, CheckpointError, StateError
 # 23 samples in batches of 4 are 6 steps an epoch, the last of them with 3 samples.
 STEPS = 18
 COMMON = {"epochs": 3, "batch_size": 4, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def own_seed(monkeypatch) -> None:
+    """What a test sets as seed of the process ends with it."""
+    monkeypatch.setattr(random_state, "_process_seed", None)
 
 
 class StopAt:
@@ -136,6 +143,16 @@ def test_resuming_in_memory() -> None:
                       callbacks=callbacks)  # fmt: skip
     assert_same(session, again)
     assert without_times(resumed) == history
+
+
+def test_the_time_before_an_interruption_counts() -> None:
+    session = open_session()
+    fit(session, samples(23), **COMMON, callbacks=StopAt(8))
+    saved = session.state.private["fit"]
+    assert saved["seconds"] > 0
+    saved["seconds"] += 100
+    history = fit(session, samples(23), **COMMON, resume=True)
+    assert history["seconds"][1] > 100 > history["seconds"][2]
 
 
 def test_more_epochs_can_be_added(tmp_path) -> None:
@@ -327,6 +344,9 @@ def test_parameters_and_place_of_different_steps_are_told_apart(tmp_path) -> Non
         lambda record: record.update(format=2),
         lambda record: record.update(epoch="two"),
         lambda record: record.update(batch=-1),
+        lambda record: record.update(batch=3),
+        lambda record: record.update(batch=3, samples=12),
+        lambda record: record.update(loss_sum=float("nan")),
         lambda record: record.update(history=[]),
         lambda record: record["history"]["losses"].update(data="!"),
         lambda record: record["history"]["losses"].update(type="O"),
@@ -355,12 +375,22 @@ def test_a_long_history_is_kept_in_little_room(tmp_path) -> None:
 # ---- interruptions ---------------------------------------------------------------------------
 
 
+@pytest.fixture
+def control_c():
+    """Let Ctrl-C be what it is in a terminal; where tests run in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
 class InterruptAt(StopAt):
     def on_step_end(self, run) -> None:
         if run.step == self.step:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("control_c")
 @pytest.mark.parametrize("step", [1, 6, 8])
 def test_control_c_saves_and_returns(step, tmp_path, capfd) -> None:
     path = tmp_path / "run"
@@ -371,13 +401,13 @@ def test_control_c_saves_and_returns(step, tmp_path, capfd) -> None:
     assert history.interrupted
     assert len(history.losses) == step
     assert f"interrupted; saved to {path}" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     again = open_session(checkpoint=path)
     resumed = fit(again, samples(23), **COMMON, resume=True)
     assert not resumed.interrupted
     assert_same(one, again)
 
 
+@pytest.mark.usefixtures("control_c")
 def test_control_c_in_the_middle_of_a_step_waits_for_its_end() -> None:
     def batches():
         for number, (x, y) in enumerate(zip(*samples(12), strict=True)):
@@ -391,6 +421,7 @@ def test_control_c_in_the_middle_of_a_step_waits_for_its_end() -> None:
     assert len(history.losses) == session.optimizer.step_count == 2
 
 
+@pytest.mark.usefixtures("control_c")
 def test_control_c_twice_does_not_wait(tmp_path) -> None:
     def batches():
         for number, (x, y) in enumerate(zip(*samples(12), strict=True)):
@@ -402,9 +433,9 @@ def test_control_c_twice_does_not_wait(tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(open_session(), batches, 2, accumulate=3, progress=False, checkpoint=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("control_c")
 def test_control_c_during_evaluation() -> None:
     data = samples(23)
     calls = []

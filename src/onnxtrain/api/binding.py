@@ -42,6 +42,7 @@ class Binding:
         self._has_strings = any(value.element_type == STRING for value in (*self._inputs, *outputs))
         self._session: Any = None
         self._binding: Any = None
+        self._copied: dict[str, Variable] = {}  # what is not written in place
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run the graph; return an array, or an OrtValue, for each output that is asked for."""
@@ -61,6 +62,8 @@ class Binding:
             raise self._failed(error) from None
         if any(array is None for array in made):
             self._collect(made, symbols)
+        if self._copied:
+            self._copy_results()
         return made
 
     def _run_copied(self, values: Sequence[Any]) -> list[Any]:
@@ -73,7 +76,7 @@ class Binding:
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             raise self._failed(error) from None
         for variable, array in zip(self._results.values(), made, strict=False):
-            variable.assign(array)
+            variable.assign(array.reshape(variable.shape))
         return list(made[len(self._results) :])
 
     def _failed(self, error: Exception) -> RunError:
@@ -91,8 +94,28 @@ class Binding:
         self._binding = self._session.io_binding()
         for name, variable in self._state.items():
             self._binding.bind_ortvalue_input(name, variable.value)
+        self._copied = {}
         for name, variable in self._results.items():
-            self._binding.bind_ortvalue_output(name, variable.value)
+            memory = variable.in_shape(self._declared_shape(name, variable.shape))
+            if memory is None:
+                self._copied[name] = variable
+                self._binding.bind_output(name)
+            else:
+                self._binding.bind_ortvalue_output(name, memory)
+
+    def _declared_shape(self, name: str, otherwise: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an output: a large tensor is updated as a list of pieces of it."""
+        dims = self._graph.model.output_dims(name)
+        if dims is None or not all(isinstance(dim, int) for dim in dims):
+            return otherwise
+        return tuple(dim for dim in dims if isinstance(dim, int))
+
+    def _copy_results(self) -> None:
+        """Take over what could not be written in place: pieces, on another device than the CPU."""
+        made = dict(zip(self._results, self._binding.get_outputs(), strict=False))
+        for name, variable in self._copied.items():
+            variable.assign(made[name].numpy().reshape(variable.shape))
+            self._binding.bind_output(name)
 
     def _symbols(self, values: Sequence[Any]) -> dict[str, int]:
         """What the symbolic dimensions are in this run."""

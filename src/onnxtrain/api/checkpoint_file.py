@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,8 +209,18 @@ class _CheckpointReader:
                 "checkpoint.version",
             )
 
+    def _check_sum(self) -> None:
+        """Compare the checksum, where there is one: ONNX Runtime writes none."""
+        data, size = self._reader.data, disk.CHECKSUM_SIZE
+        found = bytes(data[-size:])
+        if found.startswith(disk.CHECKSUM_MARK):
+            wanted = disk.checksum(zlib.crc32(data[:-size]))
+            if found != wanted:
+                self._reader.fail("the checksum is another: the file is damaged", "checkpoint")
+
     def read(self) -> _Parsed:
         """Read all."""
+        self._check_sum()
         properties = self.properties()
         bond = properties.pop(_DATA_ID, None)
         content = CheckpointContent(properties=properties)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import BinaryIO, NamedTuple, TypeVar
 
@@ -21,7 +22,7 @@ from onnxtrain.api.checkpoint_content import (
     tensor_code,
     tensor_dims,
 )
-from onnxtrain.api.checkpoint_store import footer
+from onnxtrain.api.checkpoint_store import checksum, footer
 from onnxtrain.api.flat_writer import Bulk, Int64s, Node, Table, Text, Vector, lay_out
 from onnxtrain.errors import CheckpointError
 
@@ -47,6 +48,23 @@ class _Placed(NamedTuple):
     length: int
     external_offset: int
     bulk: Bulk | None
+
+
+class _Summed:
+    """A file that computes the checksum of what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._sum = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write on."""
+        self._file.write(data)
+        self._sum = zlib.crc32(data, self._sum)
+
+    def checksum(self) -> bytes:
+        """The last bytes of the file."""
+        return checksum(self._sum)
 
 
 class CheckpointLayout:
@@ -87,8 +105,9 @@ class CheckpointLayout:
             for item in self._parameters
         }
 
-    def write_main(self, file: BinaryIO) -> None:
+    def write_main(self, target: BinaryIO) -> None:
         """Write the file itself."""
+        file = _Summed(target)
         file.write(self._main.front)
         end = len(self._main.front)
         tensors = {id(item.bulk): item.tensor for item in self._placed if item.bulk is not None}
@@ -97,6 +116,7 @@ class CheckpointLayout:
             if bulk.length:
                 file.write(tensor_bytes(tensors[id(bulk)]))
             end = bulk.offset + bulk.length
+        target.write(file.checksum())
 
     def write_data(self, file: BinaryIO) -> None:
         """Write the external data."""

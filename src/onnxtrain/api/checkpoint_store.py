@@ -35,6 +35,9 @@ from onnxtrain.errors import CheckpointDataError, CheckpointError
 FOOTER_MARK = b"ODTCDATA"
 _IDENTIFIER_SIZE = 16
 FOOTER_SIZE = len(FOOTER_MARK) + _IDENTIFIER_SIZE
+# The last bytes of a checkpoint file are this and eight hexadecimal digits: the CRC-32 of all before.
+CHECKSUM_MARK = b"ODTCCRC="
+CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
 # What a killed process left behind is removed by the first save after this time.
 _STALE_SECONDS = 3600
 
@@ -49,6 +52,11 @@ def new_identifier() -> str:
 def footer(identifier: str) -> bytes:
     """The last bytes of the data file."""
     return FOOTER_MARK + identifier.encode("ascii")
+
+
+def checksum(number: int) -> bytes:
+    """The last bytes of the checkpoint file itself, from the CRC-32 of those before them."""
+    return CHECKSUM_MARK + b"%08x" % number
 
 
 def data_path(path: Path) -> Path:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, STRING, Array
-from onnxtrain.api.graph import ORT_TYPES
+from onnxtrain.api.graph import ORT_TYPES, batch_symbol
 from onnxtrain.api.model_file import ValueType
 from onnxtrain.errors import InputError
 
@@ -67,7 +67,7 @@ def is_ortvalue(value: Any) -> bool:
 def prepared(inputs: Sequence[ValueType], given: Sequence[Any]) -> list[Any]:
     """Return what is to be bound to each input, checked and converted."""
     symbols: dict[str, tuple[int, str]] = {}
-    result = []
+    result: list[Any] = []
     for value, data in zip(inputs, given, strict=True):
         if is_ortvalue(data):
             held = data if isinstance(data, ort.OrtValue) else ort.OrtValue(data)
@@ -79,7 +79,16 @@ def prepared(inputs: Sequence[ValueType], given: Sequence[Any]) -> list[Any]:
             held = ort.OrtValue.ortvalue_from_numpy(array)
         result.append(held)
         _check_shape(value, tuple(held.shape()), symbols, inputs, given)
+    if any(size == 0 for size, _ in symbols.values()):
+        _require_samples(inputs, symbols)
     return result
+
+
+def _require_samples(inputs: Sequence[ValueType], symbols: Mapping[str, tuple[int, str]]) -> None:
+    """Refuse a batch of nothing: the mean of its losses is not a number."""
+    size, name = symbols.get(batch_symbol(inputs) or "", (1, ""))
+    if size == 0:
+        raise InputError(f"the input {name!r} has no samples. {_expected(inputs)}")
 
 
 def _check_type(
@@ -123,7 +132,8 @@ def _converted(
         )
     if isinstance(data, np.ndarray):
         if data.dtype == wanted:
-            return np.ascontiguousarray(data).reshape(data.shape)
+            usable = data.flags.c_contiguous and data.flags.aligned
+            return data if usable else data.copy()
         return _cast(value, data, wanted, inputs, given)
     try:
         array = np.asarray(data)

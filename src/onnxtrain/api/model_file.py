@@ -71,6 +71,10 @@ class ModelFile:
     node_count: int = 0
     opsets: dict[str, int] = field(default_factory=dict)
 
+    def output_dims(self, name: str) -> tuple[int | str | None, ...] | None:
+        """The declared shape of an output, if the file says it."""
+        return next((value.dims for value in self.outputs if value.name == name), None)
+
     @classmethod
     def read(cls, source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> ModelFile:
         """Read a model from a path, which is mapped, or from memory."""

@@ -121,7 +121,8 @@ class Optimizer:
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the steps to come."""
         try:
-            rate = float(np.float32(learning_rate))
+            with np.errstate(over="ignore"):
+                rate = float(np.float32(learning_rate))
         except (TypeError, ValueError):
             raise ArgumentError(f"a learning rate is a number, not {learning_rate!r}") from None
         if not np.isfinite(rate):

@@ -116,6 +116,7 @@ class Properties:
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str) or not name:
             raise TypeError(f"the name of a property is a text, not {name!r}")
+        _text(name, name)
         if name.startswith(RESERVED_PREFIX):
             raise ValueError(f"names that begin with {RESERVED_PREFIX!r} are reserved")
         self._values[name] = _property(name, value)
@@ -143,18 +144,31 @@ def _property(name: str, value: Any) -> Property:
     if isinstance(value, bool | np.bool_ | int | np.integer):
         number = int(value)
         # The file has integers of 64 bits; larger ones are kept as floats, as upstream does.
-        return number if -(2**63) <= number < 2**63 else float(np.float32(number))
+        return number if -(2**63) <= number < 2**63 else _rounded(name, number)
     if isinstance(value, float | np.floating):
-        with np.errstate(over="ignore"):
-            return float(np.float32(value))
-    if isinstance(value, bytes):
-        return value.decode("utf-8")
-    if isinstance(value, str):
-        return str(value)
+        return _rounded(name, value)
+    if isinstance(value, bytes | str):
+        return _text(name, value)
     raise TypeError(
         f"the property {name!r} is of type {type(value).__name__}; properties are integers, "
         "floats and strings"
     )
+
+
+def _rounded(name: str, value: Any) -> float:
+    try:
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+    except OverflowError:
+        raise ValueError(f"the property {name!r} is too large a number") from None
+
+
+def _text(name: str, value: bytes | str) -> str:
+    """Return a text that can be written to a file."""
+    try:
+        return (value if isinstance(value, bytes) else value.encode("utf-8")).decode("utf-8")
+    except UnicodeError:
+        raise ValueError(f"the property {name!r} is not a text in UTF-8") from None
 
 
 def checked(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -90,14 +90,14 @@ def check_belongs(model: ModelFile, state: CheckpointState, roles: Roles) -> Non
             f"{model.source_name} has the parameter {missing[0]!r}, and the checkpoint does not: "
             "they do not belong together"
         )
-    user_inputs = {value.name for value in roles.inputs}
-    trainable = set(state.trainable_names())
-    for name in roles.trained:
-        if name not in trainable and name not in user_inputs:
+    for name in (*model.initializer_names, *_noted(model, "frozen")):
+        if state.is_trainable(name):
             raise CheckpointError(
-                f"{model.source_name} trains {name!r}, which the checkpoint has as frozen: they do "
-                "not belong together"
+                f"{name!r} is a constant in {model.source_name}, and the checkpoint has it as a "
+                "parameter that trains: they do not belong together"
             )
+    user_inputs = {value.name for value in roles.inputs}
+    _check_trainable(model, state, [n for n in roles.trained if n not in user_inputs])
     for value in roles.parameters:
         _check_type(model, state, value.name, value.element_type, value.dims)
     for name, tensor in model.external.items():
@@ -131,18 +131,20 @@ def check_updates(model: ModelFile, state: CheckpointState) -> list[str]:
                 "parameter that trains: they do not belong together"
             )
         _check_type(model, state, name, inputs[name].element_type, inputs[name].dims)
-    for value in model.outputs:
-        updated = value.name.removesuffix(UPDATED)
-        if updated != value.name and updated in inputs and not _is_known(updated, state):
-            raise CheckpointError(
-                f"{model.source_name} updates {updated!r}, which the checkpoint does not have: "
-                "they do not belong together"
-            )
+    moments = (_parameter_of_momentum(name) for name in inputs)
+    _check_trainable(model, state, [name for name in moments if name and state.has(name)])
     return names
 
 
-def _is_known(name: str, state: CheckpointState) -> bool:
-    return state.has(name) or state.has(_parameter_of_momentum(name))
+def _check_trainable(model: ModelFile, state: CheckpointState, names: Sequence[str]) -> None:
+    """Refuse a graph that trains what the checkpoint does not."""
+    for name in (*names, *_noted(model, "trainable")):
+        if not state.is_trainable(name):
+            held = "has as frozen" if state.has(name) else "does not have"
+            raise CheckpointError(
+                f"{model.source_name} trains {name!r}, which the checkpoint {held}: they do not "
+                "belong together"
+            )
 
 
 def _noted(model: ModelFile, *keys: str) -> Iterable[str]:

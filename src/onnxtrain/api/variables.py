@@ -65,6 +65,14 @@ class Variable:
         """The elements: the memory itself on the CPU, a copy from elsewhere."""
         return self._array if self.place.is_cpu else np.asarray(self.value.numpy())
 
+    def in_shape(self, shape: tuple[int, ...]) -> Any:
+        """Return the same memory as an OrtValue of another shape; None where that cannot be."""
+        if shape == self.shape:
+            return self.value
+        if not self.place.is_cpu or math.prod(shape) != math.prod(self.shape):
+            return None
+        return ort.OrtValue.ortvalue_from_numpy(self._array.reshape(shape))
+
     def assign(self, array: Array) -> None:
         """Replace the elements; shape and type have to be the same."""
         if self.place.is_cpu:

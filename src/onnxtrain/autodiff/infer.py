@@ -80,8 +80,14 @@ def _infer_forwards(model: ir.Model) -> None:
     _adopt(model.graph, infer_proto(skeleton(model)).graph)
 
 
-def infer_proto(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a skeleton with the type and shape of every value; contradictions are errors."""
+def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
+    """Return a skeleton with the type and shape of every value; contradictions are errors.
+
+    Where a graph computes no shapes, `shape_arithmetic` is better off: onnx takes each vector for a
+    possible shape, and a hundred bytes for each of its elements.
+    """
+    if not shape_arithmetic:
+        return _infer_once(proto)
     attempts = (
         (proto, True),
         # Exporters get declared shapes wrong, and runtimes only warn of it: what counts is what
@@ -96,9 +102,20 @@ def infer_proto(proto: onnx.ModelProto) -> onnx.ModelProto:
             return _infer(attempt, follow_shape_arithmetic)
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
-    raise ShapeInferenceError(
+    raise _contradiction(failure) from None
+
+
+def _infer_once(proto: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return _infer(proto, follow_shape_arithmetic=False)
+    except Exception as error:
+        raise _contradiction(error) from None
+
+
+def _contradiction(failure: Exception | None) -> ShapeInferenceError:
+    return ShapeInferenceError(
         f"the shapes or types of the model contradict each other: {_first_sentence(failure)}"
-    ) from None
+    )
 
 
 def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:

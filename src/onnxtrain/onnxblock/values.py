@@ -48,15 +48,15 @@ def known_type(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
     return next((_info(name, t).type for t in graph.initializer if t.name == name), None)
 
 
-def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+def inferred(model: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
     """Return the model without its weights, with the type of every value that one follows for."""
-    return infer_proto(skeleton(model))
+    return infer_proto(skeleton(model), shape_arithmetic=shape_arithmetic)
 
 
-def check(model: onnx.ModelProto) -> onnx.ModelProto:
+def check(model: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
     """Raise an error if the model is not valid ONNX; return what `inferred` returns."""
     check_proto(skeleton(model))
-    return inferred(model)
+    return inferred(model, shape_arithmetic=shape_arithmetic)
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:

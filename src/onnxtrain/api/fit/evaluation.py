@@ -70,7 +70,7 @@ class Evaluation:
             samples += batch.samples
         values: dict[str, Any] = {"eval_loss": total / samples}
         for name, metric in self._metrics.items():
-            values[name] = to_plain(metric.value())
+            values[name] = to_plain(name, metric.value())
         return values
 
     def _measure(self, batch: Batch, where: str) -> float:
@@ -123,7 +123,9 @@ def _places(
     return output, labels
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(name: str, value: Any) -> Any:
     """Return the value of a metric as a number, or a list of lists of numbers."""
     array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ArgumentError(f"the value of the metric {name!r} is not made of numbers: {value!r}")
     return float(array) if array.ndim == 0 else array.tolist()

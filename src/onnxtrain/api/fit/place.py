@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,8 +87,10 @@ def read_place(saved: Any, step: int) -> Place:
         )
         at_step = int(saved["step"])
         counts = (place.seed, place.epoch, place.batch, place.samples, place.first_step)
-        if min(counts) < 0:
-            raise ValueError("a count is negative")
+        if min(counts) < 0 or bool(place.batch) != bool(place.samples):
+            raise ValueError("its counts make no sense")
+        if not math.isfinite(place.loss_sum + place.seconds):
+            raise ValueError("its sums are not finite")
     except (KeyError, TypeError, ValueError, AttributeError) as wrong:
         raise CheckpointError(
             f"the checkpoint's record of where the run stood cannot be read: {wrong!r}"
@@ -115,6 +118,12 @@ def check_order(saved: Any, order: Mapping[str, Any], place: Place) -> None:
             f"the run stopped within epoch {place.epoch + 1}, after {place.batch} batches, and "
             f"cannot go on there with other batches: {details}. Resume with what it was, or start "
             "a new run with resume=False"
+        )
+    batches = order.get("batches")
+    if batches is not None and place.batch > batches:
+        raise CheckpointError(
+            f"the checkpoint's record of where the run stood has {place.batch} batches of an epoch "
+            f"done, which has {batches}"
         )
 
 

@@ -1,8 +1,8 @@
 """Measures of a model's outputs, taken batch by batch.
 
 A metric is updated with the outputs and labels of each batch and then asked for its value over all
-of them. `onnxtrain.fit` and `onnxtrain.evaluate` take metrics as objects, by name (`"accuracy"`,
-`"top5"`, `"mae"`), or as functions of outputs and labels.
+of them. `fit` and `evaluate` take metrics as objects, by name (`"accuracy"`, `"top5"`, `"mae"`), or
+as functions of outputs and labels.
 """
 
 from __future__ import annotations

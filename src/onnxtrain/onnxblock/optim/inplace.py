@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import static_dims
 
+WAITS_FOR = "waits for"  # in the meta of a gradient: a number that is there when it may be used
 _VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())  # share memory
 # What only rearranges its input may be computed as a part of what reads it.
 _REARRANGING = _VIEWS | frozenset("Cast Expand Gather Slice Transpose".split())
@@ -45,11 +46,13 @@ def _wait(op: Ops, parameter: ir.Value, gradient: ir.Value, nodes: Sequence[ir.N
     assert dims is not None, "the shape of a parameter is known"
     if not nodes or 0 in dims:
         return gradient
-    shape = op.Max(op.int64(list(dims)), *(_flag(op, node.outputs[0]) for node in nodes))
-    waiting = op.Reshape(gradient, shape)
+    flags = [_flag(op, node.outputs[0]) for node in nodes]
+    flag = flags[0] if len(flags) == 1 else op.Max(*flags)
+    waiting = op.Reshape(gradient, op.Max(op.int64(list(dims)), flag))
     # onnxruntime replaces a chain of Reshapes whose last shape it knows by one that waits for
     # nothing. So this one's is not told.
-    waiting.dtype, waiting.shape = gradient.dtype, None
+    waiting.type, waiting.shape = gradient.type, None
+    waiting.meta[WAITS_FOR] = flag
     return waiting
 
 

@@ -192,6 +192,8 @@ class Optimizer(ForwardBlock):
         made = formula(*tensors) if cut is None else cut
         for old, new in zip((parameter, *slot.states), made, strict=True):
             new.name = _reserve(op, f"{old.name}{UPDATED}")
+            if cut is None:
+                op.type_as(new, old)
         return Updated(made[0], tuple(made[1:]))
 
     # ---- as a block ----------------------------------------------------------------------------
@@ -213,6 +215,7 @@ class Optimizer(ForwardBlock):
             self,
             [(t.name, ir.DataType(t.data_type), list(t.dims)) for t in trainable],
             flag_name,
+            in_pieces=True,
         )
         append(model, op.target)
         return flag_name
@@ -221,7 +224,7 @@ class Optimizer(ForwardBlock):
         """Build the optimizer graph into the model of the context, and check it."""
         flag_name = self.build(*args, **kwargs)
         model = current().model
-        check(model)
+        check(model, shape_arithmetic=False)
         self._model = onnx.ModelProto()
         self._model.CopyFrom(model)
         return flag_name

@@ -37,6 +37,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import static_dims
+from onnxtrain.onnxblock.optim.inplace import WAITS_FOR
 
 PIECE = 262_144  # elements; see the table for what is known of it
 
@@ -54,21 +55,35 @@ def update_in_pieces(
     if dims is None or piece is None:
         return None
     count = math.prod(dims) // piece
+    carried, tensors = _what_it_waits_for(tensors)
     cut = [op.reshape(tensor, [count, piece]) for tensor in tensors]
     labels = ["parameter", "gradient", *(f"momentum{i}" for i in range(len(tensors) - 2))]
-    body = op.body(
-        [
-            (label, t.dtype or ir.DataType.FLOAT, [piece])
-            for label, t in zip(labels, tensors, strict=True)
-        ],
-        update,
-        "piece",
-    )
-    results = op.call("Scan", *cut, outputs=len(body.outputs), body=body, num_scan_inputs=len(cut))
-    for result, inner in zip(results, body.outputs, strict=True):
+    inputs = [
+        *(("wait", ir.DataType.INT64, [1]) for _ in carried),
+        *((n, t.dtype or ir.DataType.FLOAT, [piece]) for n, t in zip(labels, tensors, strict=True)),
+    ]
+    body = op.body(inputs, lambda *v: [*v[: len(carried)], *update(*v[len(carried) :])], "piece")
+    results = op.call(
+        "Scan", *carried, *cut, outputs=len(body.outputs), body=body, num_scan_inputs=len(cut)
+    )[len(carried) :]
+    for result, inner in zip(results, body.outputs[len(carried) :], strict=True):
         result.type = inner.type
         op.with_dims(result, [count, piece])
     return results
+
+
+def _what_it_waits_for(
+    tensors: Sequence[ir.Value],
+) -> tuple[list[ir.Value], Sequence[ir.Value]]:
+    """Return what the Scan is to carry along, so that it waits for it, and the tensors to cut.
+
+    The Reshape that makes a gradient wait would be merged with the one that cuts it.
+    """
+    flag = tensors[1].meta.get(WAITS_FOR)
+    reshape = tensors[1].producer()
+    if flag is None or reshape is None or reshape.inputs[0] is None:
+        return [], tensors
+    return [flag], [tensors[0], reshape.inputs[0], *tensors[2:]]
 
 
 def piece_of(elements: int) -> int | None:

@@ -1,0 +1,297 @@
+/**
+ * Export a trained model for inference.
+ *
+ * The evaluation graph is cut down to what the asked outputs need, and the parameters, which are
+ * inputs of that graph, become initializers with their current values. Nodes are copied byte for
+ * byte, so that the exported model computes what evaluation computes.
+ */
+
+import type { Stored } from "./checkpoint-file.js";
+import { codeOf, typeName } from "./elements.js";
+import {
+  ArgumentError,
+  CheckpointError,
+  messageOf,
+  ModelError,
+  quoted,
+  UnknownNameError,
+} from "./errors.js";
+import {
+  type Dim,
+  GraphField,
+  isTyped,
+  ModelField,
+  type ModelFile,
+  readTensorType,
+  readValueType,
+} from "./model-file.js";
+import { findNeeded, type ModelParts, type Needed, takeApart, valueNames } from "./model-parts.js";
+import { tensorMessage } from "./rewrite.js";
+import type { Ort } from "./runtime.js";
+import { Chunks, WireReader } from "./wire.js";
+
+type Values = ReadonlyMap<string, Stored>;
+const MAX_FILE_SIZE = 2 ** 31 - 1;
+
+/**
+ * The bytes of an evaluation model as one for inference, with its parameters inside.
+ *
+ * @param names which values of the graph to give out, in this order.
+ */
+export async function exportModel(
+  model: ModelFile,
+  names: readonly string[],
+  values: Values,
+  ort: Ort,
+): Promise<Uint8Array> {
+  const parts = takeApart(model);
+  checkNames(names, parts, model.source);
+  return new Cut(model, parts, names, values, ort).file();
+}
+
+class Cut {
+  private readonly reader: WireReader;
+  private readonly needed: Needed;
+
+  constructor(
+    private readonly model: ModelFile,
+    private readonly parts: ModelParts,
+    private readonly names: readonly string[],
+    private readonly values: Values,
+    private readonly ort: Ort,
+  ) {
+    this.reader = new WireReader(model.source);
+    this.needed = findNeeded(parts, names, model.source);
+    const known = valueNames(parts);
+    const lost = [...this.needed.values].filter((name) => !known.has(name)).sort();
+    if (lost.length) {
+      throw new ModelError(
+        `${model.source}: nothing in the graph makes ${lost.slice(0, 8).map(quoted).join(", ")}, ` +
+          "which it reads",
+      );
+    }
+  }
+
+  async file(): Promise<Uint8Array> {
+    const parameters = [...this.parts.inputs.keys()].filter((name) => this.isParameter(name));
+    const replaced = new Set(parameters);
+    const inputs = this.kept(this.parts.inputs).filter(([name]) => !replaced.has(name));
+    const tensors = parameters.map((name) => this.parameter(name));
+    const copied: Uint8Array[] = [];
+    for (const [name, data] of this.kept(this.parts.initializers)) {
+      if (replaced.has(name)) continue;
+      const value = this.values.get(name);
+      if (value) {
+        const where = `initializer ${quoted(name)}`;
+        const { code, dims } = readTensorType(this.reader, this.reader.fields(data, where), where);
+        tensors.push(checkedTensor(name, value, code, dims));
+      } else if (this.model.external.has(name)) {
+        throw new CheckpointError(
+          `there is no value for ${quoted(name)}, which ${this.model.source} takes from another file`,
+        );
+      } else copied.push(data);
+    }
+    const outputs = await this.outputTypes();
+    const file = this.assemble(inputs.map(([, data]) => data), outputs, copied, tensors);
+    if (file.size > MAX_FILE_SIZE) {
+      throw new ModelError(
+        `the model has ${file.size} bytes and an ONNX file cannot have more than ${MAX_FILE_SIZE}`,
+      );
+    }
+    return file.join();
+  }
+
+  private assemble(
+    inputs: readonly Uint8Array[],
+    outputs: readonly Uint8Array[],
+    copied: readonly Uint8Array[],
+    tensors: readonly Chunks[],
+  ): Chunks {
+    const { parts, needed } = this;
+    const givenOut = new Set(this.names);
+    const made = new Set(
+      needed.nodes.flatMap((node) => node.outputs).filter((name) => !givenOut.has(name)),
+    );
+    const graph = new Chunks(...parts.graphHead);
+    const pieces = (entries: readonly (readonly [string, Uint8Array])[]): Uint8Array[] =>
+      entries.map(([, data]) => data);
+    for (const [field, messages] of [
+      [GraphField.NODE, needed.nodes.map((node) => node.data)],
+      [GraphField.INITIALIZER, copied],
+      [GraphField.SPARSE, pieces(this.kept(parts.sparse))],
+      [GraphField.INPUT, inputs],
+      [GraphField.OUTPUT, outputs],
+      [GraphField.VALUE_INFO, pieces([...parts.valueInfos].filter(([name]) => made.has(name)))],
+      [GraphField.QUANTIZATION, pieces(this.kept(parts.quantization))],
+    ] as const) {
+      for (const message of messages) graph.bytes(field, message);
+    }
+    for (const tensor of tensors) graph.message(GraphField.INITIALIZER, tensor);
+    const file = new Chunks(...parts.head);
+    for (const [domain, data] of parts.opsets) {
+      if (needed.domains.has(domain)) file.bytes(ModelField.OPSET_IMPORT, data);
+    }
+    file.message(ModelField.GRAPH, graph);
+    for (const data of needed.functions) file.bytes(ModelField.FUNCTIONS, data);
+    return file;
+  }
+
+  private kept(pieces: ReadonlyMap<string, Uint8Array>): [string, Uint8Array][] {
+    return [...pieces].filter(([name]) => this.needed.values.has(name));
+  }
+
+  private isParameter(name: string): boolean {
+    if (!this.needed.values.has(name)) return false;
+    const { trainable = [], statistics = [] } = this.model.notes;
+    return this.values.has(name) || trainable.includes(name) || statistics.includes(name);
+  }
+
+  private parameter(name: string): Chunks {
+    const value = this.values.get(name);
+    if (!value) {
+      throw new CheckpointError(
+        `there is no value for the parameter ${quoted(name)} of ${this.model.source}: load the ` +
+          "checkpoint that belongs to the model",
+      );
+    }
+    const wanted = readValueType(this.reader, this.parts.inputs.get(name)!, "input");
+    return checkedTensor(name, value, wanted.code, wanted.dims);
+  }
+
+  // ---- types of outputs --------------------------------------------------------------------------
+
+  /** The types of the outputs: as the model states them, else as onnxruntime infers them. */
+  private async outputTypes(): Promise<Uint8Array[]> {
+    const stated = this.names.map((name) => this.statedType(name));
+    const unsure = this.names.filter((_, index) => {
+      const data = stated[index];
+      return !data || !isTyped(this.reader, data).shape;
+    });
+    const inferred = await this.infer(unsure);
+    return this.names.map((name, index) => {
+      const data = inferred.get(name) ?? stated[index];
+      if (!data) {
+        throw new ModelError(
+          `${this.model.source} does not say of which type ${quoted(name)} is, and onnxruntime ` +
+            "cannot tell here: export an output of the model instead",
+        );
+      }
+      return data;
+    });
+  }
+
+  private statedType(name: string): Uint8Array | null {
+    const { outputs, valueInfos, inputs, initializers } = this.parts;
+    for (const pieces of [outputs, valueInfos, inputs]) {
+      const data = pieces.get(name);
+      if (data && isTyped(this.reader, data).type) return data;
+    }
+    const tensor = initializers.get(name);
+    return tensor ? this.initializerType(name, tensor) : null;
+  }
+
+  private initializerType(name: string, tensor: Uint8Array): Uint8Array {
+    const where = `initializer ${quoted(name)}`;
+    const { code, dims } = readTensorType(this.reader, this.reader.fields(tensor, where), where);
+    return valueInfo(name, code, dims).join();
+  }
+
+  /** Let onnxruntime find types; parameters stay inputs, so that no data are needed. */
+  private async infer(names: readonly string[]): Promise<Map<string, Uint8Array>> {
+    const found = new Map<string, Uint8Array>();
+    if (!names.length) return found;
+    const inputs = this.kept(this.parts.inputs).map(([, data]) => data);
+    const copied: Uint8Array[] = [];
+    for (const [name, data] of this.kept(this.parts.initializers)) {
+      if (!this.model.external.has(name)) copied.push(data);
+      else if (!this.parts.inputs.has(name)) inputs.push(this.initializerType(name, data));
+    }
+    const untyped = names.map((name) => new Chunks().text(1, name).join());
+    const model = this.assemble(inputs, untyped, copied, []).join();
+    let metadata: readonly OutputMetadata[] = [];
+    try {
+      const session = await this.ort.InferenceSession.create(model, {
+        graphOptimizationLevel: "disabled",
+        executionProviders: ["cpu"],
+        logSeverityLevel: 4,
+      });
+      metadata = (session as { outputMetadata?: readonly OutputMetadata[] }).outputMetadata ?? [];
+      await session.release?.();
+    } catch (error) {
+      if (names.some((name) => !this.statedType(name))) {
+        throw new ModelError(
+          `${this.model.source} does not say of which type ${names.map(quoted).join(", ")} is, and ` +
+            `onnxruntime cannot tell: ${messageOf(error)}`,
+        );
+      }
+    }
+    for (const { name, isTensor, type, shape } of metadata) {
+      // An empty shape may be that of a scalar, or one that is not known: then it is left out.
+      if (isTensor && codeOf(type ?? "")) {
+        const dims = shape?.length ? shape.map((dim) => (dim === "" ? null : dim)) : null;
+        found.set(name, valueInfo(name, codeOf(type ?? ""), dims).join());
+      }
+    }
+    return found;
+  }
+}
+
+interface OutputMetadata {
+  readonly name: string;
+  readonly isTensor: boolean;
+  readonly type?: string;
+  readonly shape?: readonly (number | string)[];
+}
+
+function valueInfo(name: string, code: number, dims: readonly Dim[] | null): Chunks {
+  const tensor = new Chunks().number(1, code);
+  if (dims) {
+    const shape = new Chunks();
+    for (const dim of dims) {
+      const item = new Chunks();
+      if (typeof dim === "number") item.number(1, dim);
+      else if (dim) item.text(2, dim);
+      shape.message(1, item);
+    }
+    tensor.message(2, shape);
+  }
+  return new Chunks().text(1, name).message(2, new Chunks().message(1, tensor));
+}
+
+/** The value of a parameter, which must be of the type that the model wants. */
+function checkedTensor(
+  name: string,
+  value: Stored,
+  code: number,
+  dims: readonly Dim[] | null,
+): Chunks {
+  const fits =
+    dims === null ||
+    (dims.length === value.dims.length &&
+      dims.every((dim, index) => typeof dim !== "number" || dim === value.dims[index]));
+  if (value.code !== code || !fits) {
+    throw new CheckpointError(
+      `the parameter ${quoted(name)} is ${typeName(value.code)} [${value.dims.join(", ")}] and the ` +
+        `model wants ${typeName(code)} [${dims?.join(", ") ?? ""}]: the values are of another model`,
+    );
+  }
+  return tensorMessage(name, value);
+}
+
+function checkNames(names: readonly string[], parts: ModelParts, source: string): void {
+  if (!Array.isArray(names) || !names.every((name) => typeof name === "string")) {
+    throw new ArgumentError("the outputs of an exported model are given as a list of names");
+  }
+  if (!names.length) throw new ArgumentError("name at least one value to give out");
+  if (new Set(names).size !== names.length) {
+    throw new ArgumentError(`a name is there twice: ${names.map(quoted).join(", ")}`);
+  }
+  const known = valueNames(parts);
+  const unknown = names.filter((name) => !known.has(name));
+  if (unknown.length) {
+    throw new UnknownNameError(
+      `${source} has no value ${unknown.map(quoted).join(", ")} to give out; its outputs are ` +
+        [...parts.outputs.keys()].map(quoted).join(", "),
+    );
+  }
+}

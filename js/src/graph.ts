@@ -1,0 +1,183 @@
+/**
+ * A graph of the artifacts, and the onnxruntime session that runs it.
+ *
+ * The session is made when the graph runs for the first time: a program that takes fused steps never
+ * pays for the graphs that it does not use.
+ */
+
+import type { Stored } from "./checkpoint-file.js";
+import { messageOf, ModelError, quoted, RunError, StateError } from "./errors.js";
+import type { Dim, ModelFile, ValueType } from "./model-file.js";
+import { storedData, withInitializers } from "./rewrite.js";
+import type { Ort, OrtSession, OrtTensor, RunOptions, SessionOptions } from "./runtime.js";
+import type { Frozen } from "./state.js";
+
+/** How sessions are made. `batch` fixes the symbolic dimension that all inputs begin with. */
+export interface Settings {
+  readonly ort: Ort;
+  readonly options: SessionOptions;
+  batch: number | null;
+}
+
+export type Tensors = Record<string, OrtTensor>;
+
+/** One graph file of the artifacts. */
+export class Graph {
+  private session: OrtSession | null = null;
+  private version = -1;
+  private batch: number | null = null;
+  private released = false;
+
+  constructor(
+    readonly model: ModelFile,
+    private readonly settings: Settings,
+    private readonly frozen: Frozen,
+    /** The outputs that are read by graphs alone, and may stay on the device. */
+    private readonly kept: ReadonlySet<string> = new Set(),
+  ) {}
+
+  get name(): string {
+    return this.model.source;
+  }
+
+  /** Run the graph, and return the outputs that are asked for. */
+  async run(
+    feeds: Tensors,
+    fetches: readonly string[],
+    options: RunOptions = {},
+  ): Promise<Tensors> {
+    const session = await this.current();
+    try {
+      return (await session.run(feeds, fetches, options)) as Tensors;
+    } catch (error) {
+      throw new RunError(`onnxruntime failed to run ${this.name}: ${messageOf(error)}`);
+    }
+  }
+
+  async release(): Promise<void> {
+    this.released = true;
+    await this.drop();
+  }
+
+  private async drop(): Promise<void> {
+    const { session } = this;
+    this.session = null;
+    await session?.release?.();
+  }
+
+  /** The session, made anew where a constant or the size of the batch has changed. */
+  private async current(): Promise<OrtSession> {
+    if (this.released) throw new StateError("the session was released");
+    const { batch } = this.settings;
+    if (this.session && this.version === this.frozen.version && this.batch === batch) {
+      return this.session;
+    }
+    await this.drop(); // free the memory of the old one first
+    this.session = await this.make();
+    this.version = this.frozen.version;
+    this.batch = batch;
+    return this.session;
+  }
+
+  private async make(): Promise<OrtSession> {
+    const { ort, options, batch } = this.settings;
+    const changes = this.inlineChanges();
+    const data = changes.size ? withInitializers(this.model, changes) : this.model.data;
+    const symbol = batch === null ? null : batchSymbol(this.model.inputs);
+    const external = this.externalData();
+    const own: SessionOptions = {
+      ...DEFAULTS,
+      ...options,
+      ...(external.length ? { externalData: external } : {}),
+      ...(symbol === null
+        ? {}
+        : {
+            freeDimensionOverrides: {
+              ...(options["freeDimensionOverrides"] as object | undefined),
+              [symbol]: batch,
+            },
+          }),
+      ...this.outputLocations(options),
+    };
+    try {
+      return await ort.InferenceSession.create(data, own);
+    } catch (error) {
+      throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error)}`);
+    }
+  }
+
+  /** On a GPU, what the next step reads again stays there. */
+  private outputLocations(options: SessionOptions): SessionOptions {
+    const providers = (options["executionProviders"] ?? []) as (string | { name: string })[];
+    const first = typeof providers[0] === "string" ? providers[0] : providers[0]?.name;
+    if (first !== "webgpu" || "preferredOutputLocation" in options) return {};
+    return {
+      preferredOutputLocation: Object.fromEntries(
+        this.model.outputs.map(({ name }) => [name, this.kept.has(name) ? "gpu-buffer" : "cpu"]),
+      ),
+    };
+  }
+
+  /** The files that the graph takes frozen parameters from, laid out as it expects them. */
+  private externalData(): { path: string; data: Uint8Array }[] {
+    const files = new Map<string, { size: number; tensors: [number, Stored][] }>();
+    for (const [name, tensor] of this.model.external) {
+      const value = this.frozen.values.get(name);
+      if (!value) {
+        throw new ModelError(
+          `${this.name} takes the frozen parameter ${quoted(name)} from the checkpoint, which does ` +
+            "not have it: they do not belong together",
+        );
+      }
+      const file = files.get(tensor.location) ?? { size: 0, tensors: [] };
+      file.size = Math.max(file.size, tensor.offset + tensor.length);
+      file.tensors.push([tensor.offset, value]);
+      files.set(tensor.location, file);
+    }
+    return [...files].map(([path, { size, tensors }]) => {
+      const { file } = this.frozen;
+      const isFile = file && tensors.every(([offset, value]) => liesAt(value.data, file, offset));
+      if (isFile) return { path, data: file };
+      // A saved checkpoint has another layout than the one that the graphs were written for.
+      const data = new Uint8Array(size);
+      for (const [offset, value] of tensors) data.set(value.data, offset);
+      return { path, data };
+    });
+  }
+
+  /** The small constants that are in the graph itself, with a value that no longer holds. */
+  private inlineChanges(): Map<string, Stored> {
+    const { values } = this.frozen;
+    const shared = new Set(this.model.initializers.filter((name) => values.has(name)));
+    const changed = new Map<string, Stored>();
+    for (const [name, data] of storedData(this.model, shared)) {
+      const value = values.get(name)!;
+      if (!sameBytes(value.data, data)) changed.set(name, value);
+    }
+    return changed;
+  }
+}
+
+const DEFAULTS: SessionOptions = {
+  // Memory is used again at once: training needs much of it.
+  enableMemPattern: false,
+  logSeverityLevel: 3,
+  // In onnxruntime 1.30 this one breaks a Reshape to a computed shape before another Reshape.
+  extra: { optimization: { disable_specified_optimizers: "ReshapeFusion" } },
+};
+
+function liesAt(data: Uint8Array, file: Uint8Array, offset: number): boolean {
+  return data.buffer === file.buffer && data.byteOffset - file.byteOffset === offset;
+}
+
+function sameBytes(a: Uint8Array, b: Uint8Array): boolean {
+  return a.length === b.length && a.every((byte, index) => byte === b[index]);
+}
+
+/** The symbolic dimension that the inputs begin with, if it is one and has a name. */
+export function batchSymbol(inputs: readonly ValueType[]): string | null {
+  const symbols = new Set<Dim | undefined>(
+    inputs.map(({ dims }) => dims?.[0]).filter((dim) => typeof dim === "string"),
+  );
+  return symbols.size === 1 ? ([...symbols][0] as string) : null;
+}

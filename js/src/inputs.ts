@@ -1,0 +1,227 @@
+/** What a user feeds: matched with the inputs of a graph, converted where nothing is lost. */
+
+import { codeOf, countOf, ELEMENT_TYPES, typeName, zerosOf } from "./elements.js";
+import { InputError, quoted } from "./errors.js";
+import type { Dim, ValueType } from "./model-file.js";
+import type { Ort, OrtTensor, TypedArray } from "./runtime.js";
+import { isOnCpu, ortType } from "./variables.js";
+
+/** Numbers, in an array of any kind. */
+export type Numbers = TypedArray | readonly number[] | readonly bigint[] | readonly boolean[];
+
+/**
+ * What an input can be given as: a tensor of onnxruntime; numbers with their shape; or numbers
+ * alone, whose shape follows from what the graph declares and from how many they are.
+ */
+export type Input = OrtTensor | { readonly data: Numbers; readonly dims: readonly number[] } | Numbers;
+
+/** Inputs by name, or in the order of the graph. */
+export type Feeds = Readonly<Record<string, Input>> | readonly Input[];
+
+/** Inputs in the order of the graph. */
+export function arranged(inputs: readonly ValueType[], given: Feeds): Input[] {
+  if (Array.isArray(given)) {
+    if (given.length !== inputs.length) {
+      throw new InputError(
+        `${given.length} inputs were given, and there are ${inputs.length}. ${expected(inputs)}`,
+      );
+    }
+    return [...(given as readonly Input[])];
+  }
+  if (typeof given !== "object" || given === null) {
+    throw new InputError(`inputs are given by name, or as a list. ${expected(inputs)}`);
+  }
+  const named = given as Readonly<Record<string, Input>>;
+  const names = inputs.map(({ name }) => name);
+  const unknown = Object.keys(named).filter((name) => !names.includes(name));
+  const missing = names.filter((name) => named[name] === undefined || named[name] === null);
+  if (unknown.length || missing.length) {
+    const parts = [
+      ...(unknown.length ? [`unknown: ${unknown.map(quoted).join(", ")}`] : []),
+      ...(missing.length ? [`missing: ${missing.map(quoted).join(", ")}`] : []),
+    ];
+    throw new InputError(`the inputs do not fit: ${parts.join("; ")}. ${expected(inputs)}`);
+  }
+  return names.map((name) => named[name]!);
+}
+
+/** Tensors for what was given, checked and converted. */
+export function prepared(ort: Ort, inputs: readonly ValueType[], given: Feeds): OrtTensor[] {
+  const symbols = new Map<string, number>();
+  const values = arranged(inputs, given);
+  return inputs.map((value, index) => {
+    const tensor = toTensor(ort, value, values[index]!, symbols, inputs);
+    checkShape(value, tensor.dims, symbols, inputs);
+    return tensor;
+  });
+}
+
+export function isTensor(value: unknown): value is OrtTensor {
+  return typeof value === "object" && value !== null && "type" in value && "dims" in value;
+}
+
+function toTensor(
+  ort: Ort,
+  value: ValueType,
+  given: Input,
+  symbols: ReadonlyMap<string, number>,
+  inputs: readonly ValueType[],
+): OrtTensor {
+  if (isTensor(given)) {
+    if (value.code === 0 || codeOf(given.type) === value.code || !isOnCpu(given)) return given;
+    return make(ort, value, given.data as Numbers, given.dims, inputs);
+  }
+  if (isShaped(given)) return make(ort, value, given.data, given.dims, inputs);
+  if (!isNumbers(given)) {
+    throw new InputError(
+      `the input ${quoted(value.name)} is neither a tensor nor numbers. ${expected(inputs)}`,
+    );
+  }
+  return make(ort, value, given, shapeOf(value, given.length, symbols, inputs), inputs);
+}
+
+export function isShaped(
+  given: unknown,
+): given is { readonly data: Numbers; readonly dims: readonly number[] } {
+  return (
+    typeof given === "object" &&
+    given !== null &&
+    Array.isArray((given as { dims?: unknown }).dims) &&
+    isNumbers((given as { data?: unknown }).data)
+  );
+}
+
+function isNumbers(given: unknown): given is Numbers {
+  return Array.isArray(given) || (ArrayBuffer.isView(given) && !(given instanceof DataView));
+}
+
+/** The shape of so many numbers, as far as the graph leaves one dimension open. */
+function shapeOf(
+  value: ValueType,
+  count: number,
+  symbols: ReadonlyMap<string, number>,
+  inputs: readonly ValueType[],
+): number[] {
+  const dims = (value.dims ?? [null, null]).map((dim) =>
+    typeof dim === "string" ? (symbols.get(dim) ?? dim) : dim,
+  );
+  const open = dims.filter((dim) => typeof dim !== "number");
+  const known = countOf(dims.filter((dim) => typeof dim === "number"));
+  const rest = count / known;
+  if (open.length > 1 || (open.length === 1 && !Number.isInteger(rest))) {
+    throw new InputError(
+      `the shape of ${count} numbers for the input ${quoted(value.name)} is not clear: give ` +
+        `{data, dims}. ${expected(inputs)}`,
+    );
+  }
+  if (open.length === 0 && count !== known) {
+    throw new InputError(
+      `the input ${quoted(value.name)} takes ${known} numbers, not ${count}. ${expected(inputs)}`,
+    );
+  }
+  return dims.map((dim) => (typeof dim === "number" ? dim : rest));
+}
+
+function make(
+  ort: Ort,
+  value: ValueType,
+  data: Numbers,
+  dims: readonly number[],
+  inputs: readonly ValueType[],
+): OrtTensor {
+  if (data.length !== countOf(dims)) {
+    throw new InputError(
+      `the input ${quoted(value.name)} was given ${data.length} numbers for the shape ` +
+        `[${dims.join(", ")}]. ${expected(inputs)}`,
+    );
+  }
+  return new ort.Tensor(ortType(value.code), converted(value, data, inputs), [...dims]);
+}
+
+/** Numbers in the array that an input takes, if every one of them survives that. */
+export function converted(
+  value: ValueType,
+  data: Numbers,
+  inputs: readonly ValueType[] = [value],
+): TypedArray {
+  const wanted = ELEMENT_TYPES.get(value.code)?.array;
+  if (!wanted) {
+    throw new InputError(
+      `the input ${quoted(value.name)} takes ${typeName(value.code)}, which is not supported here`,
+    );
+  }
+  const isArray = data instanceof (wanted as unknown as new () => object);
+  if (isArray || (data instanceof Uint8ClampedArray && value.code === 2)) return data as TypedArray;
+  const result = zerosOf(value.code, [data.length]);
+  const isBig = result instanceof BigInt64Array || result instanceof BigUint64Array;
+  const isFloat = result instanceof Float32Array || result instanceof Float64Array;
+  if (value.code === 10) {
+    throw new InputError(
+      `the input ${quoted(value.name)} is float16: give a tensor of onnxruntime. ${expected(inputs)}`,
+    );
+  }
+  for (let i = 0; i < data.length; i++) {
+    const item = data[i]!;
+    if (isBig) {
+      if (typeof item === "number" && !Number.isSafeInteger(item)) lost(value, item, i, inputs);
+      result[i] = BigInt(item);
+      if (result[i] !== BigInt(item)) lost(value, item, i, inputs);
+    } else {
+      const number = Number(item);
+      result[i] = number;
+      // Plain numbers are doubles without meaning it; only integers must stay what they are.
+      const isSame = isFloat
+        ? !Number.isNaN(number) || typeof item === "number"
+        : result[i] === number;
+      if (!isSame || (value.code === 9 && result[i]! > 1)) lost(value, item, i, inputs);
+    }
+  }
+  return result;
+}
+
+function lost(value: ValueType, item: unknown, at: number, inputs: readonly ValueType[]): never {
+  throw new InputError(
+    `the input ${quoted(value.name)} is ${typeName(value.code)}, and ${String(item)} at ${at} is ` +
+      `not. ${expected(inputs)}`,
+  );
+}
+
+function checkShape(
+  value: ValueType,
+  dims: readonly number[],
+  symbols: Map<string, number>,
+  inputs: readonly ValueType[],
+): void {
+  if (value.dims === null) return;
+  const fits =
+    dims.length === value.dims.length &&
+    value.dims.every((dim, index) => typeof dim !== "number" || dim === dims[index]);
+  if (!fits) {
+    throw new InputError(
+      `the input ${quoted(value.name)} has the shape ${shown(value.dims)}, and was given ` +
+        `[${dims.join(", ")}]. ${expected(inputs)}`,
+    );
+  }
+  value.dims.forEach((dim, index) => {
+    if (typeof dim !== "string") return;
+    const known = symbols.get(dim);
+    if (known === undefined) symbols.set(dim, dims[index]!);
+    else if (known !== dims[index]) {
+      throw new InputError(
+        `the dimension ${quoted(dim)} is ${known} in one input and ${dims[index]} in ` +
+          `${quoted(value.name)}: it is the same in all inputs`,
+      );
+    }
+  });
+}
+
+function shown(dims: readonly Dim[]): string {
+  return `[${dims.map((dim) => dim ?? "?").join(", ")}]`;
+}
+
+function expected(inputs: readonly ValueType[]): string {
+  const described = inputs.map(
+    ({ name, code, dims }) => `${name}: ${typeName(code)} ${dims ? shown(dims) : "of any shape"}`,
+  );
+  return `The inputs are, in this order: ${described.join("; ")}`;
+}

@@ -1,0 +1,97 @@
+/** Bytes from wherever they are: memory, an address, or in Node a file. */
+
+import { ArgumentError, LoadError, messageOf } from "./errors.js";
+
+/** The bytes of a file, or where it is: an address, or in Node a path. */
+export type Source = Uint8Array | ArrayBuffer | string | URL;
+
+/** Load bytes. Those in memory are used where they are, and must not change. */
+export async function loadBytes(source: Source, what: string): Promise<Uint8Array> {
+  if (source instanceof Uint8Array) return source;
+  if (source instanceof ArrayBuffer) return new Uint8Array(source);
+  if (ArrayBuffer.isView(source)) {
+    const view = source as ArrayBufferView;
+    return new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
+  }
+  if (typeof source !== "string" && !(source instanceof URL)) {
+    throw new ArgumentError(`${what} is the bytes of a file or its address, not ${typeof source}`);
+  }
+  const files = isWebAddress(source) ? null : nodeFiles();
+  return files ? readFile(files, source, what) : fetchBytes(source, what);
+}
+
+/** Load bytes, or null if there is no such file. */
+export async function loadIfThere(
+  source: Source,
+  what: string,
+): Promise<Uint8Array | null> {
+  try {
+    return await loadBytes(source, what);
+  } catch (error) {
+    if (error instanceof Missing) return null;
+    throw error;
+  }
+}
+
+class Missing extends LoadError {}
+
+function isWebAddress(source: string | URL): boolean {
+  return /^(https?|blob|data):/i.test(String(source));
+}
+
+interface NodeFiles {
+  readFile(path: string | URL): Promise<Uint8Array>;
+}
+
+function nodeFiles(): NodeFiles | null {
+  // Not an import: a bundler for the web would look for the module.
+  const node = (globalThis as { process?: { getBuiltinModule?(name: string): unknown } }).process;
+  return (node?.getBuiltinModule?.("node:fs/promises") as NodeFiles | undefined) ?? null;
+}
+
+async function readFile(
+  files: NodeFiles,
+  source: string | URL,
+  what: string,
+): Promise<Uint8Array> {
+  const path = String(source).startsWith("file:") ? new URL(source) : source;
+  try {
+    const bytes = await files.readFile(path);
+    return new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  } catch (error) {
+    const isMissing = (error as { code?: string }).code === "ENOENT";
+    throw new (isMissing ? Missing : LoadError)(`cannot read ${what}: ${messageOf(error)}`);
+  }
+}
+
+async function fetchBytes(source: string | URL, what: string): Promise<Uint8Array> {
+  let response: Response;
+  try {
+    response = await fetch(source);
+  } catch (error) {
+    throw new LoadError(`cannot load ${what} from ${source}: ${messageOf(error)}`);
+  }
+  if (!response.ok) {
+    const isMissing = response.status === 404 || response.status === 410;
+    throw new (isMissing ? Missing : LoadError)(
+      `cannot load ${what}: ${source} answered ${response.status} ${response.statusText}`,
+    );
+  }
+  let bytes: Uint8Array;
+  try {
+    bytes = new Uint8Array(await response.arrayBuffer());
+  } catch (error) {
+    throw new LoadError(
+      `the download of ${what} from ${source} broke off: ${messageOf(error)}. Try again`,
+    );
+  }
+  const size = response.headers.get("content-length");
+  // A compressed answer tells the compressed size.
+  if (size !== null && !response.headers.has("content-encoding") && bytes.length < Number(size)) {
+    throw new LoadError(
+      `the download of ${what} from ${source} is cut off after ${bytes.length} of ${size} bytes. ` +
+        "Try again",
+    );
+  }
+  return bytes;
+}

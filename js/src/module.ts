@@ -1,0 +1,372 @@
+/** Module: forward and backward passes on the parameters of a state. */
+
+import { Buffers } from "./buffers.js";
+import { BOOL, FLOAT, UINT32, zerosOf } from "./elements.js";
+import { ArgumentError, InputError, StateError } from "./errors.js";
+import { exportModel } from "./export.js";
+import { batchSymbol, Graph, type Settings, type Tensors } from "./graph.js";
+import { type Feeds, prepared } from "./inputs.js";
+import { loadBytes, type Source } from "./load.js";
+import { readModel, type ValueType } from "./model-file.js";
+import {
+  ACCUMULATED,
+  BUFFER,
+  checkBelongs,
+  checkTrains,
+  LAZY_RESET,
+  RANDOM_SEED,
+  type Roles,
+  rolesOf,
+  UPDATED,
+} from "./roles.js";
+import type { Ort, OrtTensor, RunOptions, SessionOptions, TypedArray } from "./runtime.js";
+import type { CheckpointState } from "./state.js";
+import { elementsOfTensor, ortType } from "./variables.js";
+
+/** What a module is made from. */
+export interface ModuleOptions {
+  /** The package of onnxruntime. */
+  readonly ort: Ort;
+  /** The parameters; they are changed. */
+  readonly state: CheckpointState;
+  /** The training graph: its bytes, its address or, in Node, its path. */
+  readonly trainModel: Source;
+  /** The evaluation graph, for evaluation and for export. */
+  readonly evalModel?: Source | undefined;
+  /** onnxruntime's options for all sessions. */
+  readonly sessionOptions?: SessionOptions | undefined;
+  /**
+   * Fix the dimension that all inputs begin with: onnxruntime then knows all shapes beforehand. A
+   * batch of another size is an error, or, with "auto", makes the sessions anew.
+   */
+  readonly batchSize?: number | "auto" | undefined;
+}
+
+/** What a run of a graph is asked for. */
+export interface RunRequest {
+  /** The outputs to return; all of the user's by default. */
+  readonly fetches?: readonly string[] | undefined;
+  readonly options?: RunOptions | undefined;
+}
+
+/**
+ * A model that can be trained and evaluated.
+ *
+ * `run` runs the graph of the present mode. In training mode it returns the loss (and the outputs
+ * beside it) and adds the gradients to `Parameter.grad`, until `lazyResetGrad`.
+ */
+export class Module {
+  /** Whether `run` trains. */
+  training = true;
+  /** @internal */ readonly settings: Settings;
+  private readonly buffers: Buffers;
+
+  private constructor(
+    readonly state: CheckpointState,
+    settings: Settings,
+    /** @internal */ readonly trainPass: TrainPass,
+    /** @internal */ readonly evalPass: EvalPass | null,
+    private readonly automatic: boolean,
+  ) {
+    this.settings = settings;
+    this.buffers = new Buffers(state, trainPass.graph.model, trainPass.roles);
+  }
+
+  static async create(options: ModuleOptions): Promise<Module> {
+    const { ort, state, batchSize } = options;
+    if (typeof ort?.InferenceSession?.create !== "function") {
+      throw new ArgumentError(
+        "ort is the package of onnxruntime: import * as ort from 'onnxruntime-web', and pass it",
+      );
+    }
+    const settings: Settings = {
+      ort,
+      options: options.sessionOptions ?? {},
+      batch: typeof batchSize === "number" ? batchSize : null,
+    };
+    const [train, evaluation] = await Promise.all([
+      loadBytes(options.trainModel, "the training model"),
+      options.evalModel === undefined ? null : loadBytes(options.evalModel, "the evaluation model"),
+    ]);
+    const trainPass = new TrainPass(train, nameOf(options.trainModel, "training model"), settings, state);
+    const evalPass =
+      evaluation &&
+      new EvalPass(evaluation, nameOf(options.evalModel!, "evaluation model"), settings, state);
+    checkBatch(batchSize, trainPass.roles.inputs);
+    return new Module(state, settings, trainPass, evalPass, batchSize === "auto");
+  }
+
+  /** Enter training mode, or (false) evaluation mode. */
+  train(mode = true): this {
+    this.training = mode;
+    return this;
+  }
+
+  /** Enter evaluation mode. */
+  eval(): this {
+    return this.train(false);
+  }
+
+  /** Run the graph of the present mode; inputs go by name, or as a list in their order. */
+  run(feeds: Feeds, request: RunRequest = {}): Promise<Tensors> {
+    return this.state.lock.run(() => this.runPass(this.present(), feeds, request));
+  }
+
+  private present(): Pass {
+    if (this.training) return this.trainPass;
+    if (this.evalPass) return this.evalPass;
+    throw new StateError("there is no evaluation graph: give evalModel, or call train()");
+  }
+
+  /** @internal Run a pass; the lock of the state is held. */
+  runPass(pass: Pass, feeds: Feeds, request: RunRequest = {}): Promise<Tensors> {
+    this.state.requireValues();
+    const { inputs, outputs } = pass.roles;
+    const values = prepared(this.settings.ort, inputs, feeds);
+    this.adaptBatch(inputs, values);
+    const names = outputs.map(({ name }) => name);
+    const wanted = request.fetches ?? names;
+    const unknown = wanted.filter((name) => !names.includes(name));
+    if (unknown.length) {
+      throw new ArgumentError(
+        `there is no output '${unknown[0]}'; the outputs are ${names.join(", ")}`,
+      );
+    }
+    return pass.run(values, wanted, request.options);
+  }
+
+  private adaptBatch(inputs: readonly ValueType[], values: readonly OrtTensor[]): void {
+    if (this.settings.batch === null && !this.automatic) return;
+    const symbol = batchSymbol(inputs);
+    const index = inputs.findIndex(({ dims }) => dims?.[0] === symbol);
+    const size = values[index]!.dims[0]!;
+    if (this.automatic) this.settings.batch = size;
+    else if (size !== this.settings.batch) {
+      throw new InputError(
+        `the batch has ${size} samples, and batchSize ${this.settings.batch} fixed it. With ` +
+          "batchSize 'auto' the sessions are made anew for another size",
+      );
+    }
+  }
+
+  /** Let the next training run start the gradients from zero. */
+  lazyResetGrad(): void {
+    this.trainPass.reset = true;
+  }
+
+  /** The names of what `run` takes, in the present mode. */
+  inputNames(): string[] {
+    return namesOf(this.training ? this.trainPass : this.evalPass, "inputs");
+  }
+
+  /** The names of what `run` returns, in the present mode. */
+  outputNames(): string[] {
+    return namesOf(this.training ? this.trainPass : this.evalPass, "outputs");
+  }
+
+  /** The gradients of inputs that were to have some, of the last training run. */
+  get inputGradients(): ReadonlyMap<string, OrtTensor> {
+    return this.trainPass.inputGradients;
+  }
+
+  /** How many numbers the parameters have. */
+  getParametersSize(trainableOnly = true): number {
+    return this.buffers.size(trainableOnly);
+  }
+
+  /** A copy of all parameters, one behind the other. */
+  getContiguousParameters(trainableOnly = false): Promise<OrtTensor> {
+    return this.state.lock.run(async () => {
+      this.state.requireValues();
+      for (const { name } of this.trainPass.roles.parameters) {
+        await this.state.variable(name).download();
+      }
+      const buffer = this.buffers.read(trainableOnly);
+      return new this.settings.ort.Tensor(ortType(FLOAT), buffer, [buffer.length]);
+    });
+  }
+
+  /** Set all parameters from a buffer as `getContiguousParameters` returns, or from its bytes. */
+  copyBufferToParameters(
+    buffer: Uint8Array | Float32Array | OrtTensor,
+    trainableOnly = true,
+  ): Promise<void> {
+    return this.state.lock.run(async () => this.buffers.write(buffer, trainableOnly));
+  }
+
+  /**
+   * The bytes of an ONNX model for inference, with the parameters as they are now.
+   *
+   * @param outputNames any values of the evaluation graph.
+   */
+  exportModelForInferencing(outputNames: readonly string[]): Promise<Uint8Array> {
+    return this.state.lock.run(async () => {
+      if (!this.evalPass) {
+        throw new StateError("there is no evaluation graph to export: give evalModel");
+      }
+      this.state.requireValues();
+      const values = new Map();
+      for (const name of this.state.names()) {
+        await this.state.variableIfThere(name)?.download();
+        values.set(name, this.state.held(name));
+      }
+      return exportModel(this.evalPass.graph.model, outputNames, values, this.settings.ort);
+    });
+  }
+
+  /** Free the sessions. */
+  async release(): Promise<void> {
+    await this.state.lock.run(async () => {
+      await this.trainPass.graph.release();
+      await this.evalPass?.graph.release();
+      this.state.release();
+    });
+  }
+}
+
+/** A graph, and what is fed to it beside the user's inputs. */
+export abstract class Pass {
+  readonly graph: Graph;
+  readonly roles: Roles;
+
+  protected constructor(
+    bytes: Uint8Array,
+    source: string,
+    protected readonly settings: Settings,
+    protected readonly state: CheckpointState,
+    fused = false,
+  ) {
+    const model = readModel(bytes, source);
+    this.roles = rolesOf(model, state, fused);
+    checkBelongs(model, state, this.roles);
+    const own = new Set(this.roles.outputs.map(({ name }) => name));
+    const kept = model.outputs.map(({ name }) => name).filter((name) => !own.has(name));
+    this.graph = new Graph(model, settings, state.frozen, new Set(kept));
+  }
+
+  abstract run(
+    values: readonly OrtTensor[],
+    fetches: readonly string[],
+    options?: RunOptions,
+  ): Promise<Tensors>;
+
+  /** The user's inputs, the parameters and the seed. */
+  protected feeds(values: readonly OrtTensor[]): Tensors {
+    const feeds: Tensors = {};
+    this.roles.inputs.forEach(({ name }, index) => (feeds[name] = values[index]!));
+    for (const { name } of this.roles.parameters) {
+      feeds[name] = this.state.variable(name).feed(this.settings.ort);
+    }
+    if (this.roles.hasSeed) {
+      feeds[RANDOM_SEED] = this.tensor(UINT32, this.state.random.next(), [2]);
+    }
+    return feeds;
+  }
+
+  protected tensor(code: number, data: TypedArray, dims: readonly number[]): OrtTensor {
+    return new this.settings.ort.Tensor(ortType(code), data, dims);
+  }
+
+  protected takeUpdates(made: Tensors): void {
+    for (const name of this.roles.updated) {
+      this.state.variableIfThere(name)?.replace(made[name + UPDATED]!);
+    }
+  }
+}
+
+/** Those of the outputs that were asked for. */
+export function picked(made: Tensors, names: readonly string[]): Tensors {
+  return Object.fromEntries(names.map((name) => [name, made[name]!]));
+}
+
+/** The evaluation graph. */
+export class EvalPass extends Pass {
+  constructor(bytes: Uint8Array, source: string, settings: Settings, state: CheckpointState) {
+    super(bytes, source, settings, state);
+  }
+
+  override run(
+    values: readonly OrtTensor[],
+    fetches: readonly string[],
+    options?: RunOptions,
+  ): Promise<Tensors> {
+    return this.graph.run(this.feeds(values), fetches, options);
+  }
+}
+
+/** The training graph, which adds gradients to buffers. */
+export class TrainPass extends Pass {
+  reset = true;
+  readonly inputGradients = new Map<string, OrtTensor>();
+  private readonly trained: readonly string[];
+  private readonly differentiatedInputs: readonly string[];
+
+  constructor(bytes: Uint8Array, source: string, settings: Settings, state: CheckpointState) {
+    super(bytes, source, settings, state);
+    checkTrains(this.graph.model, state, this.roles);
+    const inputs = new Set(this.roles.inputs.map(({ name }) => name));
+    this.trained = this.roles.trained.filter((name) => !inputs.has(name));
+    this.differentiatedInputs = this.roles.trained.filter((name) => inputs.has(name));
+  }
+
+  override async run(
+    values: readonly OrtTensor[],
+    fetches: readonly string[],
+    options?: RunOptions,
+  ): Promise<Tensors> {
+    const { ort } = this.settings;
+    const feeds = this.feeds(values);
+    for (const name of this.trained) feeds[name + BUFFER] = this.state.gradient(name).feed(ort);
+    for (const name of this.differentiatedInputs) {
+      feeds[name + BUFFER] = this.inputBuffer(name, feeds[name]!);
+    }
+    feeds[LAZY_RESET] = this.tensor(BOOL, Uint8Array.of(this.reset ? 1 : 0), [1]);
+    const results = [
+      ...this.roles.trained.map((name) => name + ACCUMULATED),
+      ...this.roles.updated.map((name) => name + UPDATED),
+    ];
+    const made = await this.graph.run(feeds, [...fetches, ...results], options);
+    this.reset = false;
+    for (const name of this.trained) this.state.gradient(name).replace(made[name + ACCUMULATED]!);
+    for (const name of this.differentiatedInputs) {
+      this.inputGradients.set(name, made[name + ACCUMULATED]!);
+    }
+    this.takeUpdates(made);
+    return picked(made, fetches);
+  }
+
+  /** What the gradient of an input is added to, in the shape that the input has. */
+  private inputBuffer(name: string, value: OrtTensor): OrtTensor {
+    const earlier = this.inputGradients.get(name);
+    const isSame = earlier && earlier.dims.join() === value.dims.join();
+    if (isSame) return earlier;
+    const { code } = this.roles.inputs.find((input) => input.name === name)!;
+    return this.tensor(code, zerosOf(code, value.dims), value.dims);
+  }
+}
+
+function namesOf(pass: Pass | null, what: "inputs" | "outputs"): string[] {
+  return pass ? pass.roles[what].map(({ name }) => name) : [];
+}
+
+function checkBatch(batchSize: unknown, inputs: readonly ValueType[]): void {
+  if (batchSize === undefined) return;
+  if (batchSize !== "auto" && !(Number.isInteger(batchSize) && (batchSize as number) > 0)) {
+    throw new ArgumentError(`batchSize is a positive number or 'auto', not ${String(batchSize)}`);
+  }
+  if (batchSymbol(inputs) === null) {
+    throw new ArgumentError(
+      "batchSize needs inputs that begin with one symbolic dimension, which has a name",
+    );
+  }
+}
+
+/** What messages call a file. */
+export function nameOf(source: Source, otherwise: string): string {
+  return typeof source === "string" || source instanceof URL ? String(source) : `the ${otherwise}`;
+}
+
+/** The number that a tensor of one element holds. */
+export function numberOf(tensor: OrtTensor): number {
+  return Number((elementsOfTensor(tensor) as ArrayLike<number | bigint>)[0]);
+}

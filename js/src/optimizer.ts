@@ -1,0 +1,251 @@
+/** Optimizer: updates the parameters of a module from their gradients. */
+
+import type { OptimizerGroup, Stored } from "./checkpoint-file.js";
+import { FLOAT, INT64, zerosOf } from "./elements.js";
+import { ArgumentError, CheckpointError, quoted } from "./errors.js";
+import { Graph, type Tensors } from "./graph.js";
+import { loadBytes, type Source } from "./load.js";
+import { readModel } from "./model-file.js";
+import { type Module, nameOf } from "./module.js";
+import type { JsonObject } from "./python-json.js";
+import { checkUpdates, LEARNING_RATE, momentumsOf, STEP, UPDATED } from "./roles.js";
+import type { RunOptions } from "./runtime.js";
+import type { LRScheduler } from "./schedulers.js";
+import { type CheckpointState, GROUP } from "./state.js";
+import { ortType, Variable } from "./variables.js";
+
+export const DEFAULT_LEARNING_RATE = 0.001;
+
+/**
+ * Takes steps with the gradients that a module has accumulated.
+ *
+ * It goes on from the optimizer state of the checkpoint, if that has one: moments, the number of
+ * steps, the learning rate.
+ */
+export class Optimizer {
+  /** What schedulers start from. */
+  initialLr = DEFAULT_LEARNING_RATE;
+  private readonly state: CheckpointState;
+  private readonly names: readonly string[];
+  private moments: Map<string, Variable[]> | null = null;
+  private rate = Math.fround(DEFAULT_LEARNING_RATE);
+  private count = 0;
+  private attached: LRScheduler | null = null;
+
+  private constructor(
+    private readonly module: Module,
+    private readonly graph: Graph,
+  ) {
+    const { state } = module;
+    this.state = state;
+    checkUpdates(graph.model, state);
+    this.names = state.trainableNames();
+    if (state.savedLearningRate !== null) this.rate = Math.fround(state.savedLearningRate);
+    const group = state.groups.get(GROUP);
+    if (group) {
+      this.count = Number(group.step);
+      this.initialLr = group.initialLearningRate;
+    }
+    if (!state.nominal) this.allocate();
+    state.optimizer = this;
+  }
+
+  /**
+   * @param optimizerModel the optimizer graph: its bytes, its address or, in Node, its path.
+   * @param module whose parameters are updated.
+   */
+  static async create(optimizerModel: Source, module: Module): Promise<Optimizer> {
+    const bytes = await loadBytes(optimizerModel, "the optimizer model");
+    const model = readModel(bytes, nameOf(optimizerModel, "optimizer model"));
+    const kept = model.outputs.map(({ name }) => name).filter((name) => name.endsWith(UPDATED));
+    return new Optimizer(
+      module,
+      new Graph(model, module.settings, module.state.frozen, new Set(kept)),
+    );
+  }
+
+  // ---- steps -------------------------------------------------------------------------------------
+
+  /** Update every parameter that trains, once. */
+  step(options?: RunOptions): Promise<void> {
+    return this.state.lock.run(() => this.stepNow(options));
+  }
+
+  /** @internal The same, while the lock of the state is held. */
+  async stepNow(options?: RunOptions): Promise<void> {
+    this.state.requireValues();
+    const { ort } = this.module.settings;
+    const feeds = this.feeds();
+    for (const name of this.names) {
+      const variable = this.state.variable(name);
+      feeds[name] = variable.feed(ort);
+      feeds[`${name}_grad`] = this.state.gradient(name).feed(ort);
+    }
+    const made = await this.graph.run(feeds, this.results(), options);
+    for (const name of this.names) this.state.variable(name).replace(made[name + UPDATED]!);
+    this.finish(made);
+  }
+
+  /** @internal What an update reads beside parameters and gradients. */
+  feeds(): Tensors {
+    const { ort } = this.module.settings;
+    const feeds: Tensors = {
+      [LEARNING_RATE]: new ort.Tensor(ortType(FLOAT), Float32Array.of(this.rate), [1]),
+      [STEP]: new ort.Tensor(ortType(INT64), BigInt64Array.of(BigInt(this.count + 1)), [1]),
+    };
+    for (const [name, moments] of this.allocate()) {
+      moments.forEach((moment, k) => (feeds[`${name}.momentum${k}`] = moment.feed(ort)));
+    }
+    return feeds;
+  }
+
+  /** @internal The names of what an update makes. */
+  results(): string[] {
+    return [...this.allocate()].flatMap(([name, moments]) => [
+      name + UPDATED,
+      ...moments.map((_, k) => `${name}.momentum${k}${UPDATED}`),
+    ]);
+  }
+
+  /** @internal Take over the moments that a step has made, and count it. */
+  finish(made: Tensors): void {
+    for (const [name, moments] of this.allocate()) {
+      moments.forEach((moment, k) => moment.replace(made[`${name}.momentum${k}${UPDATED}`]!));
+    }
+    this.count += 1;
+  }
+
+  /** How many steps were taken so far. */
+  get stepCount(): number {
+    return this.count;
+  }
+
+  // ---- learning rate -----------------------------------------------------------------------------
+
+  /** The learning rate of the next step, as the float32 that the graph is given. */
+  get learningRate(): number {
+    return this.rate;
+  }
+
+  set learningRate(rate: number) {
+    this.setLearningRate(rate);
+  }
+
+  setLearningRate(learningRate: number): void {
+    const rate = Math.fround(learningRate);
+    if (typeof learningRate !== "number" || !Number.isFinite(rate)) {
+      throw new ArgumentError(`a learning rate is a finite number, not ${String(learningRate)}`);
+    }
+    this.rate = rate;
+  }
+
+  getLearningRate(): number {
+    return this.rate;
+  }
+
+  /** @internal Remember the scheduler; returns what the checkpoint holds for its kind, once. */
+  attach(scheduler: LRScheduler): JsonObject | null {
+    this.attached = scheduler;
+    const saved = this.state.savedScheduler;
+    this.state.savedScheduler = null;
+    if (saved === null || saved.get("kind") !== scheduler.kind) return null;
+    const state = saved.get("state");
+    if (!(state instanceof Map)) {
+      throw new CheckpointError("the checkpoint holds a damaged state of a scheduler");
+    }
+    return state;
+  }
+
+  /** The scheduler that sets the learning rate, if any. */
+  get scheduler(): LRScheduler | null {
+    return this.attached;
+  }
+
+  // ---- state -------------------------------------------------------------------------------------
+
+  /** The moments: those of the checkpoint, or zeros. */
+  private allocate(): Map<string, Variable[]> {
+    if (this.moments) return this.moments;
+    const group = this.state.groups.get(GROUP);
+    const moments = new Map<string, Variable[]>();
+    for (const name of this.names) {
+      const wanted = momentumsOf(this.graph.model, name);
+      const held = group?.states.get(name);
+      if (group && held?.length !== wanted.length) refuse(name, wanted.length, held?.length);
+      const { dims } = this.state.typeOf(name);
+      moments.set(
+        name,
+        wanted.map(({ code }, k) => momentOf(`${name}.momentum${k}`, code, dims, held?.[k])),
+      );
+    }
+    this.state.groups.delete(GROUP);
+    this.moments = moments;
+    return moments;
+  }
+
+  /** @internal The state of the optimizer as a checkpoint holds it. */
+  group(): OptimizerGroup {
+    return {
+      step: BigInt(this.count),
+      initialLearningRate: this.initialLr,
+      states: new Map(
+        [...this.allocate()].map(([name, moments]) => [name, moments.map((m) => m.stored())]),
+      ),
+    };
+  }
+
+  /** @internal The state of the scheduler as a checkpoint holds it. */
+  schedulerState(): JsonObject | null {
+    if (!this.attached) return this.state.savedScheduler;
+    return new Map<string, string | JsonObject>([
+      ["kind", this.attached.kind],
+      ["state", this.attached.state()],
+    ]);
+  }
+
+  /** @internal */
+  async download(): Promise<void> {
+    for (const moments of this.moments?.values() ?? []) {
+      for (const moment of moments) await moment.download();
+    }
+  }
+
+  /** Free the session. */
+  async release(): Promise<void> {
+    await this.graph.release();
+    for (const moments of this.moments?.values() ?? []) {
+      for (const moment of moments) moment.release();
+    }
+  }
+}
+
+function momentOf(
+  label: string,
+  code: number,
+  dims: readonly number[],
+  held: Stored | undefined,
+): Variable {
+  if (!held) return new Variable(code, dims, zerosOf(code, dims));
+  const made = Variable.of(held);
+  if (!made.fits(code, dims)) {
+    throw new CheckpointError(
+      `the checkpoint has ${quoted(label)} with another shape or type than the parameter: its ` +
+        "optimizer state is of another model",
+    );
+  }
+  return made;
+}
+
+function refuse(name: string, wanted: number, held: number | undefined): never {
+  if (held === undefined) {
+    throw new CheckpointError(
+      `the checkpoint has an optimizer state, but none for the parameter ${quoted(name)}: it is of ` +
+        "another model",
+    );
+  }
+  throw new CheckpointError(
+    `the optimizer keeps ${wanted} tensors for each parameter, and the checkpoint has ${held} for ` +
+      `${quoted(name)}: it was saved with another optimizer. Load the checkpoint without its ` +
+      "optimizer state, or use that optimizer",
+  );
+}

@@ -1,0 +1,171 @@
+/** Parameters and properties of a checkpoint, as users see them. */
+
+import { RESERVED_PREFIX, type StoredProperty } from "./checkpoint-file.js";
+import { typeName } from "./elements.js";
+import { ArgumentError, quoted, StateError, UnknownNameError } from "./errors.js";
+import type { TypedArray } from "./runtime.js";
+import type { CheckpointState } from "./state.js";
+import { byCodePoints } from "./text.js";
+
+/** A tensor of the model. */
+export class Parameter {
+  /** @internal */
+  constructor(
+    private readonly state: CheckpointState,
+    /** The name of the parameter in the model. */
+    readonly name: string,
+  ) {}
+
+  /** Whether the parameter trains. */
+  get requiresGrad(): boolean {
+    return this.state.isTrainable(this.name);
+  }
+
+  /** The type of its elements, such as "float32". */
+  get type(): string {
+    return typeName(this.state.typeOf(this.name).code);
+  }
+
+  /** Its shape. */
+  get dims(): readonly number[] {
+    return this.state.typeOf(this.name).dims;
+  }
+
+  /** The values as they are now; a step of training makes new ones. To change them, set them. */
+  get data(): TypedArray {
+    return this.state.valueOf(this.name);
+  }
+
+  set data(values: TypedArray) {
+    this.state.setValue(this.name, values);
+  }
+
+  /** The accumulated gradient; null for what is frozen, and before the first training step. */
+  get grad(): TypedArray | null {
+    return this.state.gradientOf(this.name);
+  }
+
+  set grad(values: TypedArray) {
+    this.state.setGradient(this.name, values);
+  }
+}
+
+/** The parameters of a state, by name; iterating gives pairs of name and parameter. */
+export class Parameters {
+  /** @internal */
+  constructor(private readonly state: CheckpointState) {}
+
+  get(name: string): Parameter {
+    if (!this.state.has(name)) throw new UnknownNameError(`Parameter ${name} not found.`);
+    this.requireValues();
+    return new Parameter(this.state, name);
+  }
+
+  set(name: string, values: TypedArray): this {
+    this.get(name).data = values;
+    return this;
+  }
+
+  has(name: string): boolean {
+    return this.state.has(name);
+  }
+
+  get size(): number {
+    return this.state.names().length;
+  }
+
+  /** The names, sorted. */
+  names(): string[] {
+    return this.state.names();
+  }
+
+  *[Symbol.iterator](): Generator<[string, Parameter]> {
+    this.requireValues();
+    for (const name of this.state.names()) yield [name, new Parameter(this.state, name)];
+  }
+
+  private requireValues(): void {
+    if (this.state.nominal) {
+      throw new StateError(
+        "Please load the parameter states first: the checkpoint is nominal, it has names and no " +
+          "values. loadParametersBuffer(buffer, false) gives it all of them",
+      );
+    }
+  }
+}
+
+/** What a property can be. */
+export type Property = number | bigint | string;
+
+/**
+ * What a user keeps in a checkpoint beside the parameters: integers, floats and strings.
+ *
+ * Floats are rounded to 32 bits, as the file has them. An integer beyond 2⁵³ is a bigint.
+ */
+export class Properties {
+  /** @internal */
+  constructor(private readonly values: Map<string, StoredProperty>) {}
+
+  get(name: string): Property | undefined {
+    const value = this.values.get(name);
+    return value === undefined ? undefined : shown(value);
+  }
+
+  /**
+   * Set a property. A whole number is kept as an integer, unless the property is a float already or
+   * `kind` says that it is one.
+   */
+  set(name: string, value: Property | boolean, kind?: "int" | "float"): this {
+    if (typeof name !== "string" || !name) {
+      throw new ArgumentError(`the name of a property is a text, not ${quoted(name)}`);
+    }
+    if (name.startsWith(RESERVED_PREFIX)) {
+      throw new ArgumentError(`names that begin with ${quoted(RESERVED_PREFIX)} are reserved`);
+    }
+    this.values.set(name, this.kept(name, value, kind));
+    return this;
+  }
+
+  private kept(name: string, value: Property | boolean, kind?: "int" | "float"): StoredProperty {
+    if (typeof value === "boolean") return value ? 1n : 0n;
+    if (typeof value === "string") return value;
+    if (typeof value === "bigint") {
+      return BigInt.asIntN(64, value) === value ? value : Math.fround(Number(value));
+    }
+    if (typeof value !== "number") {
+      throw new ArgumentError(
+        `the property ${quoted(name)} is a ${typeof value}; properties are numbers and strings`,
+      );
+    }
+    const isFloat = kind === "float" || (!kind && typeof this.values.get(name) === "number");
+    if (isFloat || !Number.isInteger(value) || Math.abs(value) >= 2 ** 63) {
+      if (kind === "int") throw new ArgumentError(`${value} is not an integer of 64 bits`);
+      return Math.fround(value);
+    }
+    return BigInt(value);
+  }
+
+  has(name: string): boolean {
+    return this.values.has(name);
+  }
+
+  delete(name: string): boolean {
+    return this.values.delete(name);
+  }
+
+  get size(): number {
+    return this.values.size;
+  }
+
+  *[Symbol.iterator](): Generator<[string, Property]> {
+    for (const [name, value] of [...this.values].sort(([a], [b]) => byCodePoints(a, b))) {
+      yield [name, shown(value)];
+    }
+  }
+}
+
+function shown(value: StoredProperty): Property {
+  if (typeof value !== "bigint") return value;
+  const number = Number(value);
+  return Number.isSafeInteger(number) ? number : value;
+}

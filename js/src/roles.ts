@@ -1,0 +1,177 @@
+/** Which input and output of a graph plays which part. */
+
+import { sameDims, typeName } from "./elements.js";
+import { CheckpointError, ModelError, quoted } from "./errors.js";
+import type { Dim, ModelFile, ValueType } from "./model-file.js";
+import type { CheckpointState } from "./state.js";
+
+export const LAZY_RESET = "lazy_reset_grad";
+export const RANDOM_SEED = "random_seed";
+export const LEARNING_RATE = "learning_rate";
+export const STEP = "step";
+export const BUFFER = "_grad.accumulation.buffer";
+export const ACCUMULATED = "_grad.accumulation.out";
+export const UPDATED = ".updated";
+/** The version of the notes in the graphs. */
+const FORMAT = 1;
+const MOMENTUM = /^(.*)\.momentum(\d+)$/s;
+
+/**
+ * The inputs and outputs of a graph by what they are for.
+ *
+ * `parameters` are inputs that the checkpoint has; `trained` are names whose gradient the graph
+ * accumulates; `updated` has names of what it gives a new value to.
+ */
+export interface Roles {
+  readonly inputs: readonly ValueType[];
+  readonly outputs: readonly ValueType[];
+  readonly parameters: readonly ValueType[];
+  readonly trained: readonly string[];
+  readonly updated: readonly string[];
+  readonly hasSeed: boolean;
+}
+
+/** Sort the inputs and outputs of a training or evaluation graph, or of a `fused` step. */
+export function rolesOf(model: ModelFile, state: CheckpointState, fused = false): Roles {
+  const names = new Set(model.inputs.map((value) => value.name));
+  const trained = model.inputs
+    .filter(({ name }) => name.endsWith(BUFFER))
+    .map(({ name }) => name.slice(0, -BUFFER.length))
+    .filter((name) => names.has(name));
+  const parameters = model.inputs.filter(({ name }) => state.has(name));
+  const known = new Set([LAZY_RESET, RANDOM_SEED, ...trained.map((name) => name + BUFFER)]);
+  const held = new Set(parameters.map(({ name }) => name));
+  if (fused) {
+    known.add(STEP).add(LEARNING_RATE);
+    for (const { name } of model.inputs) {
+      const parameter = MOMENTUM.exec(name)?.[1];
+      if (parameter !== undefined && held.has(parameter)) known.add(name);
+    }
+  }
+  for (const name of held) known.add(name);
+  const updated = model.outputs
+    .filter(({ name }) => name.endsWith(UPDATED))
+    .map(({ name }) => name.slice(0, -UPDATED.length))
+    .filter((name) => known.has(name));
+  const results = new Set([
+    ...updated.map((name) => name + UPDATED),
+    ...trained.map((name) => name + ACCUMULATED),
+  ]);
+  return {
+    inputs: model.inputs.filter(({ name }) => !known.has(name)),
+    outputs: model.outputs.filter(({ name }) => !results.has(name)),
+    parameters,
+    trained,
+    updated,
+    hasSeed: names.has(RANDOM_SEED),
+  };
+}
+
+/** The states that an optimizer keeps for a parameter, in the order of their numbers. */
+export function momentumsOf(model: ModelFile, parameter: string): ValueType[] {
+  return model.inputs
+    .map((value) => ({ value, found: MOMENTUM.exec(value.name) }))
+    .filter(({ found }) => found?.[1] === parameter)
+    .sort((a, b) => Number(a.found![2]) - Number(b.found![2]))
+    .map(({ value }) => value);
+}
+
+const APART = "they do not belong together";
+
+/** Refuse a graph and a checkpoint that were not made for each other. */
+export function checkBelongs(model: ModelFile, state: CheckpointState, roles: Roles): void {
+  const { format = FORMAT, trainable = [], frozen = [], statistics = [] } = model.notes;
+  if (format !== FORMAT) {
+    throw new ModelError(
+      `${model.source} is of format ${format}, and this version of onnxtrain knows format ` +
+        `${FORMAT}: use a newer one`,
+    );
+  }
+  for (const name of [...trainable, ...frozen, ...statistics, ...model.external.keys()]) {
+    if (!state.has(name)) {
+      throw new CheckpointError(
+        `${model.source} has the parameter ${quoted(name)}, and the checkpoint does not: ${APART}`,
+      );
+    }
+  }
+  for (const name of [...model.initializers, ...frozen]) {
+    if (state.isTrainable(name)) {
+      throw new CheckpointError(
+        `${quoted(name)} is a constant in ${model.source}, and the checkpoint has it as a parameter ` +
+          `that trains: ${APART}`,
+      );
+    }
+  }
+  const userInputs = new Set(roles.inputs.map(({ name }) => name));
+  checkTrainable(model, state, roles.trained.filter((name) => !userInputs.has(name)));
+  for (const value of roles.parameters) checkType(model, state, value);
+  for (const value of model.external.values()) checkType(model, state, value);
+}
+
+/** Refuse a training graph that does not train what the checkpoint says it should. */
+export function checkTrains(model: ModelFile, state: CheckpointState, roles: Roles): void {
+  const trained = new Set(roles.trained);
+  for (const name of state.trainableNames()) {
+    if (!trained.has(name)) {
+      throw new CheckpointError(
+        `the checkpoint has ${quoted(name)} as a parameter that trains, and ${model.source} has no ` +
+          `gradient of it: ${APART}`,
+      );
+    }
+  }
+}
+
+/** Refuse a graph that does not update what trains, and that alone. */
+export function checkUpdates(model: ModelFile, state: CheckpointState): void {
+  const inputs = new Map(model.inputs.map((value) => [value.name, value]));
+  const outputs = new Set(model.outputs.map(({ name }) => name));
+  for (const number of [LEARNING_RATE, STEP]) {
+    if (!inputs.has(number)) {
+      throw new ModelError(
+        `${model.source} is not an optimizer graph: it has no input ${quoted(number)}`,
+      );
+    }
+  }
+  for (const name of state.trainableNames()) {
+    const input = inputs.get(name);
+    if (!input || !outputs.has(name + UPDATED)) {
+      throw new CheckpointError(
+        `${model.source} does not update ${quoted(name)}, which the checkpoint has as a parameter ` +
+          `that trains: ${APART}`,
+      );
+    }
+    checkType(model, state, input);
+  }
+  const moments = [...inputs.keys()].map((name) => MOMENTUM.exec(name)?.[1] ?? "");
+  checkTrainable(model, state, moments.filter((name) => state.has(name)));
+}
+
+/** Refuse a graph that trains what the checkpoint does not. */
+function checkTrainable(model: ModelFile, state: CheckpointState, names: readonly string[]): void {
+  for (const name of [...names, ...(model.notes.trainable ?? [])]) {
+    if (!state.isTrainable(name)) {
+      const held = state.has(name) ? "has as frozen" : "does not have";
+      throw new CheckpointError(
+        `${model.source} trains ${quoted(name)}, which the checkpoint ${held}: ${APART}`,
+      );
+    }
+  }
+}
+
+function checkType(
+  model: ModelFile,
+  state: CheckpointState,
+  value: { readonly name: string; readonly code: number; readonly dims: readonly Dim[] | null },
+): void {
+  const { code, dims } = state.typeOf(value.name);
+  const wanted = value.dims;
+  const fits =
+    state.nominal || wanted === null || sameDims(wanted.map((dim) => Number(dim ?? NaN)), dims);
+  if (code !== value.code || !fits) {
+    throw new CheckpointError(
+      `the parameter ${quoted(value.name)} is ${typeName(value.code)} ` +
+        `[${(wanted ?? []).join(", ")}] in ${model.source} and ${typeName(code)} ` +
+        `[${dims.join(", ")}] in the checkpoint: ${APART}`,
+    );
+  }
+}

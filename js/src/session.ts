@@ -1,0 +1,384 @@
+/** TrainingSession: module, optimizer and scheduler in one, as users of upstream's web API know it. */
+
+import { ArgumentError, LoadError, StateError } from "./errors.js";
+import type { Feeds } from "./inputs.js";
+import type { Settings, Tensors } from "./graph.js";
+import { loadBytes, loadIfThere, type Source } from "./load.js";
+import { Module, nameOf, numberOf, Pass, picked } from "./module.js";
+import { Optimizer } from "./optimizer.js";
+import type { Property } from "./parameters.js";
+import { UPDATED } from "./roles.js";
+import type { Ort, OrtTensor, RunOptions, SessionOptions, TypedArray } from "./runtime.js";
+import { LinearLRScheduler } from "./schedulers.js";
+import { CheckpointState } from "./state.js";
+
+/** What a session is made from. Sources are bytes, an address or, in Node, a path. */
+export interface TrainingSessionOptions {
+  /** The package of onnxruntime: `onnxruntime-web`, `onnxruntime-node` or another. */
+  readonly ort: Ort;
+  /** A `CheckpointState`, or where one is to be loaded from. */
+  readonly checkpointState: CheckpointState | Source;
+  /** The training graph. */
+  readonly trainModel: Source;
+  /** The evaluation graph, if there is to be evaluation or export. */
+  readonly evalModel?: Source | undefined;
+  /** The optimizer graph, if there are to be updates. */
+  readonly optimizerModel?: Source | undefined;
+  /** The graph of a whole step, which makes `step` faster. */
+  readonly stepModel?: Source | undefined;
+  /** As for `Module`. */
+  readonly batchSize?: number | "auto" | undefined;
+}
+
+/** Where a folder of artifacts is. */
+export interface FolderOptions {
+  readonly ort: Ort;
+  /** The address of the folder or, in Node, its path. */
+  readonly folder: string | URL;
+  /** What the names of the files begin with. */
+  readonly prefix?: string | undefined;
+  /** Another checkpoint than that of the folder, such as one to go on from. */
+  readonly checkpoint?: CheckpointState | Source | undefined;
+  readonly batchSize?: number | "auto" | undefined;
+}
+
+/** What a step comes to: the loss, and all outputs by name. */
+export interface StepResult {
+  readonly loss: number;
+  readonly outputs: Tensors;
+}
+
+/** Which outputs a run returns, as upstream has it: their names, alone or as keys. */
+export type Fetches = readonly string[] | Readonly<Record<string, unknown>>;
+
+/**
+ * All of training: steps, evaluation, learning rate, checkpoints, export.
+ *
+ * ```js
+ * const session = await TrainingSession.fromFolder({ ort, folder: "artifacts" });
+ * const { loss } = await session.step({ input, labels });
+ * const checkpoint = await session.saveCheckpoint();
+ * ```
+ */
+export class TrainingSession {
+  private canUpdateAlone = false;
+  private fused: FusedPass | null = null;
+
+  private constructor(
+    /** The parameters and properties. */
+    readonly state: CheckpointState,
+    readonly module: Module,
+    /** The optimizer, for schedulers; null if there is none. */
+    readonly optimizer: Optimizer | null,
+  ) {}
+
+  /** Make a session; what does not fit together is an error now, graphs are loaded when they run. */
+  static async create(
+    options: TrainingSessionOptions,
+    sessionOptions?: SessionOptions,
+  ): Promise<TrainingSession> {
+    const { checkpointState, optimizerModel, stepModel } = options;
+    const state =
+      checkpointState instanceof CheckpointState
+        ? checkpointState
+        : await CheckpointState.load(checkpointState);
+    const module = await Module.create({ ...options, state, sessionOptions });
+    const step = stepModel === undefined ? undefined : await loadBytes(stepModel, "the step model");
+    const updates = optimizerModel ?? step;
+    const optimizer = updates === undefined ? null : await Optimizer.create(updates, module);
+    const session = new TrainingSession(state, module, optimizer);
+    session.canUpdateAlone = optimizerModel !== undefined;
+    if (step && optimizer) {
+      const name = nameOf(stepModel!, "step model");
+      session.fused = new FusedPass(step, name, module.settings, state, optimizer);
+    }
+    return session;
+  }
+
+  /** Make a session from a folder of artifacts, with whatever graphs are in it. */
+  static async fromFolder(
+    options: FolderOptions,
+    sessionOptions?: SessionOptions,
+  ): Promise<TrainingSession> {
+    const { ort, folder, prefix = "", batchSize } = options;
+    const file = (name: string): string => `${String(folder).replace(/\/+$/, "")}/${prefix}${name}`;
+    const graph = async (stem: string): Promise<Uint8Array | undefined> =>
+      (await loadIfThere(file(`${stem}.onnx`), `${prefix}${stem}.onnx`)) ?? undefined;
+    const [trainModel, evalModel, optimizerModel, stepModel, own] = await Promise.all([
+      graph("training_model"),
+      graph("eval_model"),
+      graph("optimizer_model"),
+      graph("step_model"),
+      options.checkpoint === undefined ? checkpointOf(file) : options.checkpoint,
+    ]);
+    if (!trainModel) {
+      throw new LoadError(
+        `there is no '${prefix}training_model.onnx' in ${folder}: it is not a folder of training ` +
+          "artifacts",
+      );
+    }
+    return TrainingSession.create(
+      { ort, checkpointState: own, trainModel, evalModel, optimizerModel, stepModel, batchSize },
+      sessionOptions,
+    );
+  }
+
+  // ---- steps -------------------------------------------------------------------------------------
+
+  /**
+   * The loss (and outputs beside it) by name; gradients are added to those that are there, until
+   * `lazyResetGrad`.
+   */
+  runTrainStep(feeds: Feeds, options?: RunOptions): Promise<Tensors>;
+  runTrainStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Tensors>;
+  runTrainStep(feeds: Feeds, second?: unknown, third?: RunOptions): Promise<Tensors> {
+    return this.state.lock.run(() =>
+      this.module.runPass(this.module.trainPass, feeds, this.request(true, second, third)),
+    );
+  }
+
+  /** The loss (and outputs beside it) of the model in inference mode, by name. */
+  runEvalStep(feeds: Feeds, options?: RunOptions): Promise<Tensors>;
+  runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Tensors>;
+  runEvalStep(feeds: Feeds, second?: unknown, third?: RunOptions): Promise<Tensors> {
+    return this.state.lock.run(() => {
+      const pass = this.module.evalPass;
+      if (!pass) throw new StateError("there is no evaluation graph: give evalModel");
+      return this.module.runPass(pass, feeds, this.request(false, second, third));
+    });
+  }
+
+  private request(
+    training: boolean,
+    second: unknown,
+    third?: RunOptions,
+  ): { fetches?: readonly string[]; options?: RunOptions } {
+    if (second === undefined) return {};
+    if (Array.isArray(second)) return { fetches: second as string[], ...(third && { options: third }) };
+    const keys = Object.keys(second as object);
+    const outputs = this.outputNames(training);
+    // As upstream decides it: options have no key that is the name of an output.
+    if (third !== undefined || (keys.length && keys.every((key) => outputs.includes(key)))) {
+      return { fetches: keys, ...(third && { options: third }) };
+    }
+    return { options: second as RunOptions };
+  }
+
+  /** Update the parameters from the accumulated gradients. */
+  runOptimizerStep(options?: RunOptions): Promise<void> {
+    return this.state.lock.run(() => this.updateNow(options));
+  }
+
+  private updateNow(options?: RunOptions): Promise<void> {
+    if (!this.canUpdateAlone || !this.optimizer) {
+      throw new StateError("there is no optimizer graph: give optimizerModel, or call step");
+    }
+    return this.optimizer.stepNow(options);
+  }
+
+  /** Let the next training step start the gradients from zero. */
+  async lazyResetGrad(): Promise<void> {
+    this.module.lazyResetGrad();
+  }
+
+  /**
+   * Update the parameters with a batch, in one run; the result has the loss and the outputs.
+   *
+   * Does what `runTrainStep`, `runOptimizerStep` and `lazyResetGrad` do, without accumulating:
+   * gradients of earlier training steps are not used.
+   */
+  step(feeds: Feeds): Promise<StepResult> {
+    return this.state.lock.run(async () => {
+      if (this.fused) return this.result(await this.module.runPass(this.fused, feeds));
+      this.module.lazyResetGrad();
+      const made = await this.module.runPass(this.module.trainPass, feeds);
+      await this.updateNow();
+      this.module.lazyResetGrad();
+      return this.result(made);
+    });
+  }
+
+  /** Evaluate a batch; the result has the loss and the outputs. */
+  async evaluate(feeds: Feeds): Promise<StepResult> {
+    return this.result(await this.runEvalStep(feeds));
+  }
+
+  private result(outputs: Tensors): StepResult {
+    return { loss: numberOf(outputs[this.lossName]!), outputs };
+  }
+
+  /** The name of the output that is the loss. */
+  get lossName(): string {
+    return this.module.trainPass.roles.outputs[0]!.name;
+  }
+
+  // ---- learning rate -----------------------------------------------------------------------------
+
+  /** @internal */
+  requireOptimizer(): Optimizer {
+    if (!this.optimizer) {
+      throw new StateError("there is no optimizer: give optimizerModel or stepModel");
+    }
+    return this.optimizer;
+  }
+
+  setLearningRate(learningRate: number): void {
+    this.requireOptimizer().setLearningRate(learningRate);
+  }
+
+  getLearningRate(): number {
+    return this.requireOptimizer().getLearningRate();
+  }
+
+  /** Let the learning rate rise for some steps and then fall to zero. */
+  registerLinearLRScheduler(
+    warmupStepCount: number,
+    totalStepCount: number,
+    initialLr: number,
+  ): void {
+    new LinearLRScheduler(this.requireOptimizer(), { warmupStepCount, totalStepCount, initialLr });
+  }
+
+  /** Let the scheduler set the learning rate of the next step; `metric` is for a plateau. */
+  schedulerStep(metric?: number): void {
+    const { scheduler } = this.requireOptimizer();
+    if (!scheduler) {
+      throw new StateError(
+        "there is no scheduler: call registerLinearLRScheduler, or make one with session.optimizer",
+      );
+    }
+    scheduler.step(metric);
+  }
+
+  // ---- parameters --------------------------------------------------------------------------------
+
+  /** How many numbers the parameters have. */
+  async getParametersSize(trainableOnly = true): Promise<number> {
+    return this.module.getParametersSize(trainableOnly);
+  }
+
+  /** A copy of all parameters, one behind the other. */
+  getContiguousParameters(trainableOnly = true): Promise<OrtTensor> {
+    return this.module.getContiguousParameters(trainableOnly);
+  }
+
+  /** Set all parameters from one buffer, or its bytes. */
+  loadParametersBuffer(
+    buffer: Uint8Array | Float32Array | OrtTensor,
+    trainableOnly = true,
+  ): Promise<void> {
+    return this.module.copyBufferToParameters(buffer, trainableOnly);
+  }
+
+  /** A copy of a parameter. */
+  getParameter(name: string): TypedArray {
+    return this.state.parameters.get(name).data.slice();
+  }
+
+  /** Set a parameter. */
+  updateParameter(name: string, values: TypedArray): void {
+    this.state.parameters.set(name, values);
+  }
+
+  /** Keep a value in the checkpoint. */
+  addProperty(name: string, value: Property): void {
+    this.state.properties.set(name, value);
+  }
+
+  /** A value that is kept in the checkpoint. */
+  getProperty(name: string): Property | undefined {
+    return this.state.properties.get(name);
+  }
+
+  // ---- interface, files --------------------------------------------------------------------------
+
+  /** The names of what a step takes: the inputs of the model, then labels. */
+  inputNames(training = true): string[] {
+    return this.pass(training)?.roles.inputs.map(({ name }) => name) ?? [];
+  }
+
+  /** The names of what a step returns; the first is the loss. */
+  outputNames(training = true): string[] {
+    return this.pass(training)?.roles.outputs.map(({ name }) => name) ?? [];
+  }
+
+  private pass(training: boolean): Pass | null {
+    return training ? this.module.trainPass : this.module.evalPass;
+  }
+
+  get trainingInputNames(): string[] {
+    return this.inputNames(true);
+  }
+
+  get trainingOutputNames(): string[] {
+    return this.outputNames(true);
+  }
+
+  get evalInputNames(): string[] {
+    return this.inputNames(false);
+  }
+
+  get evalOutputNames(): string[] {
+    return this.outputNames(false);
+  }
+
+  /** The bytes of a checkpoint, from which training can go on as if it had never stopped. */
+  saveCheckpoint(includeOptimizerState = true): Promise<Uint8Array> {
+    return this.state.toBytes(includeOptimizerState);
+  }
+
+  /** The bytes of an ONNX model for inference, with the parameters as they are now. */
+  exportModelForInferencing(outputNames: readonly string[]): Promise<Uint8Array> {
+    return this.module.exportModelForInferencing(outputNames);
+  }
+
+  /** Free the sessions; nothing can run afterwards. */
+  async release(): Promise<void> {
+    await this.module.release();
+    await this.optimizer?.release();
+    await this.fused?.graph.release();
+  }
+}
+
+async function checkpointOf(file: (name: string) => string): Promise<CheckpointState> {
+  for (const name of ["checkpoint", "nominal_checkpoint"]) {
+    const bytes = await loadIfThere(file(name), name);
+    if (!bytes) continue;
+    try {
+      return await CheckpointState.load(bytes);
+    } catch (error) {
+      const data = /has external data/.test(String(error))
+        ? await loadIfThere(file(`${name}.data`), `${name}.data`)
+        : null;
+      if (!data) throw error;
+      return CheckpointState.load(bytes, { externalData: data });
+    }
+  }
+  throw new ArgumentError(`there is no checkpoint at ${file("checkpoint")}`);
+}
+
+/** The graph that computes the loss and what the optimizer makes of the parameters. */
+class FusedPass extends Pass {
+  constructor(
+    bytes: Uint8Array,
+    source: string,
+    settings: Settings,
+    state: CheckpointState,
+    private readonly optimizer: Optimizer,
+  ) {
+    super(bytes, source, settings, state, true);
+  }
+
+  override async run(
+    values: readonly OrtTensor[],
+    fetches: readonly string[],
+    options?: RunOptions,
+  ): Promise<Tensors> {
+    const feeds = { ...this.feeds(values), ...this.optimizer.feeds() };
+    const results = this.roles.updated.map((name) => name + UPDATED);
+    const made = await this.graph.run(feeds, [...fetches, ...results], options);
+    this.takeUpdates(made);
+    this.optimizer.finish(made);
+    return picked(made, fetches);
+  }
+}

@@ -1,0 +1,371 @@
+/** CheckpointState: all that training changes, and what it takes to go on with it. */
+
+import {
+  type CheckpointContent,
+  elementsOf,
+  type OptimizerGroup,
+  readCheckpoint,
+  RESERVED_PREFIX,
+  type Stored,
+  type StoredProperty,
+  writeCheckpoint,
+} from "./checkpoint-file.js";
+import { bytesOf, ELEMENT_TYPES, typeName, zerosOf } from "./elements.js";
+import { ArgumentError, CheckpointError, quoted, StateError } from "./errors.js";
+import { loadBytes, type Source } from "./load.js";
+import { fromJson, type Json, type JsonObject, toJson } from "./python-json.js";
+import { Parameters, Properties } from "./parameters.js";
+import { RandomState } from "./random.js";
+import type { TypedArray } from "./runtime.js";
+import { byCodePoints } from "./text.js";
+import { Lock, Variable } from "./variables.js";
+
+export const GROUP = "group0";
+const TRAINING = "training"; // the reserved property for what the format has no field for
+
+/** What a state asks of the optimizer that works on it. */
+export interface SavedOptimizer {
+  readonly learningRate: number;
+  group(): OptimizerGroup;
+  schedulerState(): JsonObject | null;
+  download(): Promise<void>;
+}
+
+/** The values that graphs take for constants; `version` counts how often they changed. */
+export interface Frozen {
+  readonly values: Map<string, Stored>;
+  version: number;
+  /** The file that the values are views of, if they are. */
+  readonly file: Uint8Array | null;
+}
+
+/**
+ * The state of a training: parameters, properties, and what the optimizer keeps.
+ *
+ * One state serves one module and one optimizer, which change it.
+ */
+export class CheckpointState {
+  /** @internal */ readonly lock = new Lock();
+  /** @internal */ readonly frozen: Frozen;
+  /** @internal */ readonly groups: Map<string, OptimizerGroup>;
+  /** @internal */ optimizer: SavedOptimizer | null = null;
+  /** @internal */ readonly random: RandomState;
+  /** @internal */ readonly privateRecord: JsonObject;
+  /** @internal */ savedLearningRate: number | null;
+  /** @internal */ savedScheduler: JsonObject | null;
+  private isNominal: boolean;
+  private readonly userProperties = new Map<string, StoredProperty>();
+  private readonly reserved = new Map<string, StoredProperty>();
+  private readonly trainable: Map<string, Stored>;
+  private readonly variables = new Map<string, Variable>();
+  private readonly gradients = new Map<string, Variable>();
+
+  /** @internal Use `CheckpointState.load`. */
+  constructor(content: CheckpointContent, file: Uint8Array | null = null) {
+    for (const [name, value] of content.properties) {
+      if (name.startsWith(RESERVED_PREFIX)) {
+        this.reserved.set(name.slice(RESERVED_PREFIX.length), value);
+      } else this.userProperties.set(name, value);
+    }
+    const saved = trainingOf(this.reserved.get(TRAINING));
+    this.reserved.delete(TRAINING);
+    this.isNominal = content.nominal;
+    this.trainable = new Map(content.trainable);
+    this.frozen = { values: new Map(content.frozen), version: 0, file };
+    this.groups = new Map(content.groups);
+    this.random = new RandomState(saved.get("random") as JsonObject | undefined);
+    this.privateRecord = (saved.get("private") as JsonObject | undefined) ?? new Map();
+    this.savedLearningRate = (saved.get("learning_rate") as number | undefined) ?? null;
+    this.savedScheduler = (saved.get("scheduler") as JsonObject | undefined) ?? null;
+  }
+
+  // ---- loading and saving ------------------------------------------------------------------------
+
+  /**
+   * Load a checkpoint, complete or nominal, from its bytes, its address or, in Node, its path.
+   *
+   * @param options.externalData the second file of a checkpoint that has one (`checkpoint.data`).
+   */
+  static async load(
+    source: Source,
+    options: { externalData?: Source } = {},
+  ): Promise<CheckpointState> {
+    const what = typeof source === "string" || source instanceof URL ? String(source) : "checkpoint";
+    const bytes = await loadBytes(source, what);
+    const external =
+      options.externalData === undefined
+        ? undefined
+        : await loadBytes(options.externalData, "the external data of the checkpoint");
+    return new CheckpointState(readCheckpoint(bytes, external, what), bytes);
+  }
+
+  /** The same as `load`, by the name that Python has. */
+  static loadCheckpoint(
+    source: Source,
+    options: { externalData?: Source } = {},
+  ): Promise<CheckpointState> {
+    return CheckpointState.load(source, options);
+  }
+
+  /** The same as `state.toBytes`, by the name that Python has. */
+  static saveCheckpoint(
+    state: CheckpointState,
+    includeOptimizerState = false,
+  ): Promise<Uint8Array> {
+    return state.toBytes(includeOptimizerState);
+  }
+
+  /**
+   * The bytes of a checkpoint file with the state as it is now.
+   *
+   * With the state of the optimizer, training can go on from them as if it had never stopped.
+   */
+  toBytes(includeOptimizerState = false): Promise<Uint8Array> {
+    return this.lock.run(async () => {
+      await this.downloadAll();
+      return writeCheckpoint(this.content(includeOptimizerState));
+    });
+  }
+
+  /** Fetch from the GPU what is there, so that `parameters` can be read. */
+  download(): Promise<void> {
+    return this.lock.run(() => this.downloadAll());
+  }
+
+  private async downloadAll(): Promise<void> {
+    for (const variable of [...this.variables.values(), ...this.gradients.values()]) {
+      await variable.download();
+    }
+    await this.optimizer?.download();
+  }
+
+  private content(includeOptimizerState: boolean): CheckpointContent {
+    const properties = new Map(this.userProperties);
+    const reserved = new Map(this.reserved);
+    let groups = new Map<string, OptimizerGroup>();
+    if (includeOptimizerState && !this.isNominal) {
+      groups = this.optimizer ? new Map([[GROUP, this.optimizer.group()]]) : this.groups;
+      reserved.set(TRAINING, toJson(this.training()));
+    }
+    for (const [name, value] of reserved) properties.set(RESERVED_PREFIX + name, value);
+    const held = (names: Iterable<string>): Map<string, Stored> =>
+      new Map([...names].map((name) => [name, this.held(name)]));
+    return {
+      trainable: held(this.trainable.keys()),
+      frozen: held(this.frozen.values.keys()),
+      nominal: this.isNominal,
+      groups,
+      properties,
+    };
+  }
+
+  private training(): JsonObject {
+    const { optimizer } = this;
+    const saved: [string, Json][] = [
+      ["random", this.random.saved()],
+      ["private", this.privateRecord],
+      ["learning_rate", optimizer ? optimizer.learningRate : this.savedLearningRate],
+      ["scheduler", optimizer ? optimizer.schedulerState() : this.savedScheduler],
+    ];
+    return new Map(
+      saved.filter(([, value]) => value !== null && !(value instanceof Map && value.size === 0)),
+    );
+  }
+
+  // ---- as users see it ---------------------------------------------------------------------------
+
+  /** The parameters by name. */
+  get parameters(): Parameters {
+    return new Parameters(this);
+  }
+
+  /** What the user keeps beside the parameters. */
+  get properties(): Properties {
+    return new Properties(this.userProperties);
+  }
+
+  /** Whether the state has names and no values yet. */
+  get nominal(): boolean {
+    return this.isNominal;
+  }
+
+  // ---- what others of this package ask -------------------------------------------------------------
+
+  /** @internal The names of all parameters, sorted. */
+  names(): string[] {
+    return [...this.trainable.keys(), ...this.frozen.values.keys()].sort(byCodePoints);
+  }
+
+  /** @internal The names of what trains, in the order of the checkpoint. */
+  trainableNames(): string[] {
+    return [...this.trainable.keys()];
+  }
+
+  /** @internal */
+  has(name: string): boolean {
+    return this.trainable.has(name) || this.frozen.values.has(name);
+  }
+
+  /** @internal */
+  isTrainable(name: string): boolean {
+    return this.trainable.has(name);
+  }
+
+  /** @internal Element type and shape of a parameter. */
+  typeOf(name: string): { readonly code: number; readonly dims: readonly number[] } {
+    return this.stored(name);
+  }
+
+  private stored(name: string): Stored {
+    const tensor = this.trainable.get(name) ?? this.frozen.values.get(name);
+    if (!tensor) throw new CheckpointError(`there is no parameter ${quoted(name)}`);
+    return tensor;
+  }
+
+  /** @internal The present value of a parameter, as it is stored. */
+  held(name: string): Stored {
+    return this.variables.get(name)?.stored() ?? this.stored(name);
+  }
+
+  /** @internal */
+  valueOf(name: string): TypedArray {
+    return this.variables.get(name)?.array ?? elementsOf(this.stored(name));
+  }
+
+  /** @internal Set a parameter; the graphs see it with their next run. */
+  setValue(name: string, value: unknown): void {
+    const { code, dims } = this.stored(name);
+    const array = checked(name, value, code, dims);
+    const variable = this.variables.get(name);
+    if (variable) variable.assign(array);
+    else {
+      const copy: Stored = { code, dims, data: bytesOf(array).slice() };
+      if (this.trainable.has(name)) this.trainable.set(name, copy);
+      else {
+        this.frozen.values.set(name, copy);
+        this.frozen.version += 1;
+      }
+    }
+  }
+
+  /** @internal The gradient of a parameter; null if it has none. */
+  gradientOf(name: string): TypedArray | null {
+    return this.gradients.get(name)?.array ?? null;
+  }
+
+  /** @internal */
+  setGradient(name: string, value: unknown): void {
+    const gradient = this.gradients.get(name);
+    if (!gradient) {
+      throw new StateError(
+        `the parameter ${quoted(name)} has no gradient, or there was no training step yet`,
+      );
+    }
+    gradient.assign(checked(`${name}_grad`, value, gradient.code, gradient.dims));
+  }
+
+  /** @internal What a parameter is kept in; from then on graphs read and write it. */
+  variable(name: string): Variable {
+    let variable = this.variables.get(name);
+    if (!variable) {
+      variable = Variable.of(this.stored(name));
+      this.variables.set(name, variable);
+    }
+    return variable;
+  }
+
+  /** @internal */
+  variableIfThere(name: string): Variable | null {
+    return this.variables.get(name) ?? null;
+  }
+
+  /** @internal The gradient of a parameter, all zero where there was none yet. */
+  gradient(name: string): Variable {
+    let gradient = this.gradients.get(name);
+    if (!gradient) {
+      const { code, dims } = this.stored(name);
+      gradient = new Variable(code, dims, zerosOf(code, dims));
+      this.gradients.set(name, gradient);
+    }
+    return gradient;
+  }
+
+  /** @internal Give a nominal state its values. */
+  complete(values: ReadonlyMap<string, Stored>): void {
+    for (const [name, value] of values) {
+      (this.trainable.has(name) ? this.trainable : this.frozen.values).set(name, value);
+    }
+    this.isNominal = false;
+    this.frozen.version += 1;
+  }
+
+  /** @internal Refuse to go on with a nominal state. */
+  requireValues(): void {
+    if (this.isNominal) {
+      throw new StateError(
+        "Please load the model parameters first. The checkpoint is nominal, it has names and no " +
+          "values: loadParametersBuffer(buffer, false) gives it some",
+      );
+    }
+  }
+
+  /** @internal Free what is not in the memory of JavaScript. */
+  release(): void {
+    for (const variable of this.variables.values()) variable.release();
+    for (const gradient of this.gradients.values()) gradient.release();
+  }
+}
+
+/** What a parameter is set to, which has to be an array of its type and size. */
+function checked(
+  name: string,
+  value: unknown,
+  code: number,
+  dims: readonly number[],
+): TypedArray {
+  const wanted = ELEMENT_TYPES.get(code)?.array;
+  if (!wanted || !(value instanceof (wanted as unknown as new () => object))) {
+    throw new ArgumentError(
+      `the parameter ${quoted(name)} is set to a ${wanted?.name ?? "value"} of ${typeName(code)}, ` +
+        `not to ${(value as object | null)?.constructor?.name ?? typeof value}`,
+    );
+  }
+  const size = dims.reduce((product, dim) => product * dim, 1);
+  const array = value as TypedArray;
+  if (array.length !== size) {
+    throw new ArgumentError(
+      `the parameter ${quoted(name)} has the shape [${dims.join(", ")}], ${size} numbers, not ` +
+        `${array.length}`,
+    );
+  }
+  return array;
+}
+
+/** What was saved of training beside the optimizer's tensors; it may come from anywhere. */
+function trainingOf(text: StoredProperty | undefined): JsonObject {
+  if (text === undefined) return new Map();
+  let saved: Json = null;
+  try {
+    saved = typeof text === "string" ? fromJson(text) : null;
+  } catch {
+    // Told below.
+  }
+  const isObject = (value: Json | undefined): boolean => value instanceof Map;
+  const kinds: Record<string, (value: Json | undefined) => boolean> = {
+    random: isObject,
+    private: isObject,
+    learning_rate: (value) => typeof value === "number",
+    scheduler: isObject,
+  };
+  const record = saved instanceof Map ? saved : null;
+  const valid = record && [...record].every(([key, value]) => kinds[key]?.(value) ?? true);
+  const random = (valid && (record.get("random") as JsonObject | undefined)) || null;
+  const counts = random === null || ["seed", "draws"].every((key) => typeof random.get(key) === "bigint");
+  if (!record || !valid || !counts) {
+    throw new CheckpointError(
+      "the checkpoint holds a damaged record of the learning rate, the scheduler or the random " +
+        "numbers",
+    );
+  }
+  return record;
+}

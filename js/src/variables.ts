@@ -1,0 +1,123 @@
+/** Tensors that training changes, and the lock that lets one thing happen at a time. */
+
+import { bytesOf, ELEMENT_TYPES, sameDims, typeName } from "./elements.js";
+import { StateError } from "./errors.js";
+import type { Ort, OrtTensor, TypedArray } from "./runtime.js";
+import { elementsOf, type Stored } from "./checkpoint-file.js";
+
+/** A tensor whose value is replaced from run to run. */
+export class Variable {
+  private tensor: OrtTensor | null = null;
+
+  constructor(
+    readonly code: number,
+    readonly dims: readonly number[],
+    private elements: TypedArray | null,
+  ) {}
+
+  static of(tensor: Stored): Variable {
+    return new Variable(tensor.code, tensor.dims, elementsOf(tensor));
+  }
+
+  /** The elements as they are now. */
+  get array(): TypedArray {
+    if (this.elements === null) {
+      throw new StateError("the values are on the GPU: await state.download() before reading them");
+    }
+    return this.elements;
+  }
+
+  /** The tensor that a session is fed with. */
+  feed(ort: Ort): OrtTensor {
+    this.tensor ??= new ort.Tensor(ortType(this.code), this.elements, this.dims);
+    return this.tensor;
+  }
+
+  /** Go on with what a run has made. */
+  replace(tensor: OrtTensor): void {
+    if (tensor === this.tensor) return;
+    const old = this.tensor;
+    this.elements = isOnCpu(tensor) ? elementsOfTensor(tensor) : null;
+    // A large tensor is updated as a list of pieces of it: the same elements in another shape.
+    const isSame = sameDims(tensor.dims, this.dims);
+    this.tensor = isSame ? tensor : this.elements ? null : onGpuInShape(tensor, this.dims);
+    if (old !== null && !isOnCpu(old)) old.dispose?.();
+  }
+
+  /** Set the elements; they are copied. */
+  assign(array: TypedArray): void {
+    const old = this.tensor;
+    this.tensor = null;
+    this.elements = array.slice();
+    if (old !== null && !isOnCpu(old)) old.dispose?.();
+  }
+
+  /** Fetch the elements from the GPU, if they are there. */
+  async download(): Promise<void> {
+    if (this.elements !== null || this.tensor === null) return;
+    const data = (await this.tensor.getData?.()) as TypedArray;
+    this.elements = data;
+  }
+
+  stored(): Stored {
+    return { code: this.code, dims: this.dims, data: bytesOf(this.array) };
+  }
+
+  /** Free what is not in the memory of JavaScript. */
+  release(): void {
+    if (this.tensor !== null && !isOnCpu(this.tensor)) this.tensor.dispose?.();
+    this.tensor = null;
+  }
+
+  fits(code: number, dims: readonly number[]): boolean {
+    return code === this.code && sameDims(dims, this.dims);
+  }
+}
+
+/** The same memory of the GPU in another shape. */
+function onGpuInShape(tensor: OrtTensor, dims: readonly number[]): OrtTensor {
+  const { gpuBuffer } = tensor as { gpuBuffer?: unknown };
+  const make = tensor.constructor as unknown as {
+    fromGpuBuffer(buffer: unknown, options: object): OrtTensor;
+  };
+  return make.fromGpuBuffer(gpuBuffer, {
+    dataType: tensor.type,
+    dims,
+    download: () => tensor.getData?.(),
+    dispose: () => tensor.dispose?.(),
+  });
+}
+
+export function isOnCpu(tensor: OrtTensor): boolean {
+  return tensor.location === undefined || tensor.location.startsWith("cpu");
+}
+
+/** The elements of a tensor in memory; half floats as their bits. */
+export function elementsOfTensor(tensor: OrtTensor): TypedArray {
+  const data = tensor.data as TypedArray;
+  if (tensor.type !== "float16" || data instanceof Uint16Array) return data;
+  return new Uint16Array(data.buffer, data.byteOffset, data.length);
+}
+
+/** What onnxruntime calls a type, for tensors that it is given. */
+export function ortType(code: number): string {
+  const type = ELEMENT_TYPES.get(code);
+  if (!type?.ort || !type.array) {
+    throw new StateError(
+      `onnxruntime has no tensors of type ${typeName(code)} in JavaScript: such a parameter cannot ` +
+        "change in training here",
+    );
+  }
+  return type.ort;
+}
+
+/** Lets calls that were made at once happen one after the other. */
+export class Lock {
+  private last: Promise<unknown> = Promise.resolve();
+
+  run<T>(work: () => Promise<T>): Promise<T> {
+    const result = this.last.then(work);
+    this.last = result.catch(() => undefined);
+    return result;
+  }
+}
