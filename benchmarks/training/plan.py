@@ -22,7 +22,8 @@ class Workload:
     """A network, its data and what of it trains.
 
     `shape` is that of one sample; with `words` it is made of tokens, else of normal numbers.
-    `trains` is "all", or "head": then the body is frozen and runs in inference mode.
+    `trains` is "all", or "head": then the body is frozen and runs in inference mode. `generate`
+    has more arguments for our `generate_artifacts`.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Workload:
     trains: str = "all"
     has_batch_norm: bool = False
     is_image: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    generate: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def statistics(self) -> str:
@@ -85,7 +86,6 @@ COMPILED = Peer("torch.compile", "torch.compile", "torch_peer", "torch")
 UPSTREAM = Peer("upstream", "onnxruntime-training", "upstream", "upstream")
 ONNXSIM = Peer("onnxsim", "onnxsim", "onnxsim_peer", "onnxsim")
 PEERS = (OURS, EAGER, COMPILED, UPSTREAM, ONNXSIM)
-TORCH = (EAGER.name, COMPILED.name)
 
 
 _MOBILENET = Workload(
@@ -163,7 +163,10 @@ class Curve:
 CURVES = (
     Curve("batch", "BERT-like", "batch size", tuple((n, bert(batch=n)) for n in (1, 4, 16, 64))),
     Curve(
-        "batch-resnet", "ResNet-18", "batch size", tuple((n, resnet(batch=n)) for n in (1, 4, 16, 64))
+        "batch-resnet",
+        "ResNet-18",
+        "batch size",
+        tuple((n, resnet(batch=n)) for n in (1, 4, 16, 64)),
     ),
     Curve(
         "length",
@@ -177,8 +180,24 @@ CURVES = (
         "layers",
         tuple((n, bert(batch=4, layers=n)) for n in (2, 8, 24, 48)),
     ),
-)  # fmt: skip
+)
 CURVE_PEERS = (OURS, EAGER, UPSTREAM)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Lines of a table of their own: a label, a workload, the peer and its setting.
+
+    All of them are measured together, in turns. For variants of our own, use `replace` with another
+    name and `generate`.
+    """
+
+    name: str
+    title: str
+    lines: tuple[tuple[str, Workload, Peer, Setting], ...]
+
+
+COMPARISONS: tuple[Comparison, ...] = ()
 
 
 # glibc gives large blocks back to the system whenever they are freed, and torch then pays for
@@ -197,7 +216,7 @@ def settings(peer: Peer, workload: Workload) -> Sequence[Setting]:
         return list(_upstream(workload))
     if peer is ONNXSIM:
         return [Setting("step graph", {"run": "session"}), Setting("loop", {"run": "loop"})]
-    return [Setting("default", workload.settings)]
+    return [Setting("default")]
 
 
 def _eager(workload: Workload) -> Iterator[Setting]:
@@ -247,6 +266,7 @@ class Effort:
 
 FULL = Effort(5, 1.0, 3, 5, 20, 0.7)
 QUICK = Effort(3, 0.4, 2, 1, 6, 0.0)
+CURVE_EFFORT = Effort(3, 0.5, 2, 0, 0, 0.0)
 
 
 def folder_of(root: Path, workload: Workload) -> Path:

@@ -1,7 +1,7 @@
-"""Prepares the files of the workloads: weights, exported models and our artifacts.
+"""Prepares the files of a workload: weights, exported models and our artifacts.
 
-Runs where torch, onnx and onnxtrain are installed; called by `prepare_all` in other processes for
-what has to be made in a peer's own environment.
+Runs where torch, onnx and onnxtrain are installed. The arguments are the folder of all workloads
+and the workload.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+import sys
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch import nn
 import nets
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.onnxblock.optim import AdamW
-from plan import BETAS, EPSILON, WEIGHT_DECAY, Workload, folder_of
+from plan import BETAS, EPSILON, WEIGHT_DECAY, Workload, folder_of, read_workload, write_workload
 
 HERE = Path(__file__).parent
 OURS = HERE.parents[1] / "src" / "onnxtrain"
@@ -29,19 +31,21 @@ def prepare(root: Path, workload: Workload) -> None:
     """Write what the peers need, unless it is there and was made from the same sources."""
     folder = folder_of(root, workload)
     folder.mkdir(parents=True, exist_ok=True)
-    _once(folder / "exported.stamp", _digest(HERE / "nets.py", HERE / "prepare.py"), lambda: _export(folder, workload))
-    _once(folder / "ours.stamp", _digest(HERE / "prepare.py", *sorted(OURS.rglob("*.py"))), lambda: _ours(folder, workload))
+    sources = [*sorted(HERE.glob("prepare*.py")), HERE / "nets.py"]
+    _once(folder / "exported.stamp", _digest(workload, sources), lambda: _export(folder, workload))
+    sources += sorted(OURS.rglob("*.py"))
+    _once(folder / "ours.stamp", _digest(workload, sources), lambda: _ours(folder, workload))
 
 
-def _once(stamp: Path, digest: str, make: Any) -> None:
+def _once(stamp: Path, digest: str, make: Callable[[], None]) -> None:
     if stamp.exists() and stamp.read_text() == digest:
         return
     make()
     stamp.write_text(digest)
 
 
-def _digest(*files: Path) -> str:
-    sums = hashlib.sha256(torch.__version__.encode())
+def _digest(workload: Workload, files: Sequence[Path]) -> str:
+    sums = hashlib.sha256(f"{torch.__version__} {write_workload(workload)}".encode())
     for file in files:
         sums.update(file.read_bytes())
     return sums.hexdigest()
@@ -134,4 +138,9 @@ def _ours(folder: Path, workload: Workload) -> None:
         optimizer=AdamW(betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, flavour="torch"),
         artifact_directory=folder / "ours",
         bn="batch" if workload.statistics == "batch" else None,
+        **workload.generate,
     )
+
+
+if __name__ == "__main__":
+    prepare(Path(sys.argv[1]), read_workload(sys.argv[2]))

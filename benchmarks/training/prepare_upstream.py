@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx
 from onnxruntime.training import artifacts, onnxblock
+
 from plan import BETAS, EPSILON, WEIGHT_DECAY
 
 

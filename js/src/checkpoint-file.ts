@@ -5,6 +5,7 @@
  * version 2 is written.
  */
 
+import { CHECKSUM_SIZE, isChecksumRight, writeChecksum } from "./checksum.js";
 import {
   arrayOf,
   BOOL,
@@ -100,6 +101,9 @@ class CheckpointReader {
   }
 
   read(): CheckpointContent {
+    if (!isChecksumRight(this.reader.data)) {
+      this.reader.fail("the checksum is another: the file is damaged", "checkpoint");
+    }
     const properties = this.properties();
     const bond = properties.get(DATA_ID);
     properties.delete(DATA_ID);
@@ -312,7 +316,7 @@ export function writeCheckpoint(content: CheckpointContent): Uint8Array {
   const root = new Table().set(0, { kind: "i32", value: VERSION }).refer(1, module);
   root.refer(2, new Vector(sorted(groups).map(([name, group]) => groupTable(name, group))));
   if (properties.size) root.refer(3, propertyBag(properties));
-  return layOut(root, IDENTIFIER);
+  return writeChecksum(layOut(root, IDENTIFIER, CHECKSUM_SIZE));
 }
 
 function sorted<T>(entries: ReadonlyMap<string, T>): [string, T][] {

@@ -176,8 +176,12 @@ class Front {
   }
 }
 
-/** Give each object of the tree its place; an object is always behind its owner. */
-export function layOut(root: Table, identifier: string): Uint8Array {
+/**
+ * Give each object of the tree its place; an object is always behind its owner.
+ *
+ * @param tail how many zeros to leave behind all of them.
+ */
+export function layOut(root: Table, identifier: string, tail: number): Uint8Array {
   const front = new Front(identifier);
   const waiting: [reference: number, bulk: Bulk][] = [];
   front.open.push([0, root]);
@@ -202,7 +206,7 @@ export function layOut(root: Table, identifier: string): Uint8Array {
       `the checkpoint would need more than ${MAX_SIZE} bytes, which is the limit of its format`,
     );
   }
-  const file = new Uint8Array(end);
+  const file = new Uint8Array(end + tail);
   const view = new DataView(file.buffer);
   file.set(front.bytes.written());
   for (const [, bulk] of waiting) {

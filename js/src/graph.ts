@@ -8,7 +8,7 @@
 import type { Stored } from "./checkpoint-file.js";
 import { messageOf, ModelError, quoted, RunError, StateError } from "./errors.js";
 import type { Dim, ModelFile, ValueType } from "./model-file.js";
-import { storedData, withInitializers } from "./rewrite.js";
+import { rewritten, storedData } from "./rewrite.js";
 import type { Ort, OrtSession, OrtTensor, RunOptions, SessionOptions } from "./runtime.js";
 import type { Frozen } from "./state.js";
 
@@ -82,21 +82,14 @@ export class Graph {
   private async make(): Promise<OrtSession> {
     const { ort, options, batch } = this.settings;
     const changes = this.inlineChanges();
-    const data = changes.size ? withInitializers(this.model, changes) : this.model.data;
     const symbol = batch === null ? null : batchSymbol(this.model.inputs);
+    const isChanged = changes.size > 0 || symbol !== null;
+    const data = isChanged ? rewritten(this.model, changes, symbol, batch ?? 0) : this.model.data;
     const external = this.externalData();
     const own: SessionOptions = {
       ...DEFAULTS,
       ...options,
       ...(external.length ? { externalData: external } : {}),
-      ...(symbol === null
-        ? {}
-        : {
-            freeDimensionOverrides: {
-              ...(options["freeDimensionOverrides"] as object | undefined),
-              [symbol]: batch,
-            },
-          }),
       ...this.outputLocations(options),
     };
     try {

@@ -17,3 +17,17 @@ export {
 } from "./session.js";
 export * from "./schedulers.js";
 export { setSeed } from "./random.js";
+export { accuracy, type EarlyStopping, evaluate, fit, type FitOptions, type Metric, type ProgressEvent } from "./fit.js";
+export type { Batches, FitData } from "./fit-data.js";
+export type { EpochRecord, History } from "./fit-place.js";
+export { CheckpointStore, type StoredCheckpoint } from "./store.js";
+export {
+  connect,
+  type PlainTensor,
+  type WorkerFitOptions,
+  type WorkerLike,
+  type WorkerOptions,
+  WorkerSession,
+  type WorkerStepResult,
+} from "./worker-client.js";
+export { serve } from "./worker.js";

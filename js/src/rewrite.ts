@@ -28,29 +28,60 @@ function graphParts(model: ModelFile, reader: WireReader): Field[] {
   return reader.fields(graph!.data, "graph");
 }
 
-/** The model with other values for some initializers; `values` has the name of each. */
-export function withInitializers(
+/**
+ * The model with other values for some initializers, and with a symbolic dimension of the inputs
+ * fixed: not every package of onnxruntime has an option for that.
+ */
+export function rewritten(
   model: ModelFile,
   values: ReadonlyMap<string, Stored>,
+  symbol: string | null,
+  size: number,
 ): Uint8Array {
   const reader = new WireReader(model.source);
+  return replaced(reader, model.data, (part) =>
+    part.number === ModelField.GRAPH
+      ? replaced(reader, part.data, (item) => {
+          if (item.number === GraphField.INPUT && symbol !== null) {
+            return fixed(reader, item.data, symbol, size);
+          }
+          if (item.number !== GraphField.INITIALIZER) return null;
+          const { name } = readInitializer(reader, item.data);
+          const value = values.get(name);
+          return value ? tensorMessage(name, value) : null;
+        })
+      : null,
+  ).join();
+}
+
+/** A message with other content for some fields; null leaves one as it is. */
+function replaced(
+  reader: WireReader,
+  message: Uint8Array,
+  change: (field: Field) => Chunks | null,
+): Chunks {
   const result = new Chunks();
-  for (const part of reader.fields(model.data, "model")) {
-    if (part.number !== ModelField.GRAPH) {
-      result.add(model.data.subarray(part.start, part.end));
-      continue;
-    }
-    const graph = new Chunks();
-    for (const item of reader.fields(part.data, "graph")) {
-      const name =
-        item.number === GraphField.INITIALIZER ? readInitializer(reader, item.data).name : "";
-      const value = values.get(name);
-      if (value) graph.message(item.number, tensorMessage(name, value));
-      else graph.add(part.data.subarray(item.start, item.end));
-    }
-    result.message(part.number, graph);
+  for (const field of reader.fields(message, "model")) {
+    const other = change(field);
+    if (other) result.message(field.number, other);
+    else result.add(message.subarray(field.start, field.end));
   }
-  return result.join();
+  return result;
+}
+
+/** A ValueInfoProto with a size for a symbolic dimension: type, tensor, shape, dimensions. */
+function fixed(reader: WireReader, value: Uint8Array, symbol: string, size: number): Chunks {
+  const into = (
+    number: number,
+    change: (message: Uint8Array) => Chunks | null,
+  ): ((message: Uint8Array) => Chunks) =>
+    (message) =>
+      replaced(reader, message, (field) => (field.number === number ? change(field.data) : null));
+  const dim = (message: Uint8Array): Chunks | null => {
+    const name = reader.fields(message, "dim").find((field) => field.number === 2);
+    return name && reader.text(name, "dim") === symbol ? new Chunks().number(1, size) : null;
+  };
+  return into(2, into(1, into(2, into(1, dim))))(value);
 }
 
 /** A TensorProto with its elements inside. */

@@ -1,6 +1,6 @@
 /** TrainingSession: module, optimizer and scheduler in one, as users of upstream's web API know it. */
 
-import { ArgumentError, LoadError, StateError } from "./errors.js";
+import { LoadError, StateError } from "./errors.js";
 import type { Feeds } from "./inputs.js";
 import type { Settings, Tensors } from "./graph.js";
 import { loadBytes, loadIfThere, type Source } from "./load.js";
@@ -117,6 +117,7 @@ export class TrainingSession {
           "artifacts",
       );
     }
+    if (!own) throw new LoadError(`there is no '${prefix}checkpoint' in ${folder}`);
     return TrainingSession.create(
       { ort, checkpointState: own, trainModel, evalModel, optimizerModel, stepModel, batchSize },
       sessionOptions,
@@ -340,7 +341,7 @@ export class TrainingSession {
   }
 }
 
-async function checkpointOf(file: (name: string) => string): Promise<CheckpointState> {
+async function checkpointOf(file: (name: string) => string): Promise<CheckpointState | null> {
   for (const name of ["checkpoint", "nominal_checkpoint"]) {
     const bytes = await loadIfThere(file(name), name);
     if (!bytes) continue;
@@ -354,7 +355,7 @@ async function checkpointOf(file: (name: string) => string): Promise<CheckpointS
       return CheckpointState.load(bytes, { externalData: data });
     }
   }
-  throw new ArgumentError(`there is no checkpoint at ${file("checkpoint")}`);
+  return null;
 }
 
 /** The graph that computes the loss and what the optimizer makes of the parameters. */

@@ -75,7 +75,8 @@ export class CheckpointState {
     this.groups = new Map(content.groups);
     this.random = new RandomState(saved.get("random") as JsonObject | undefined);
     this.privateRecord = (saved.get("private") as JsonObject | undefined) ?? new Map();
-    this.savedLearningRate = (saved.get("learning_rate") as number | undefined) ?? null;
+    const rate = saved.get("learning_rate");
+    this.savedLearningRate = rate === undefined ? null : Number(rate);
     this.savedScheduler = (saved.get("scheduler") as JsonObject | undefined) ?? null;
   }
 
@@ -350,18 +351,9 @@ function trainingOf(text: StoredProperty | undefined): JsonObject {
   } catch {
     // Told below.
   }
-  const isObject = (value: Json | undefined): boolean => value instanceof Map;
-  const kinds: Record<string, (value: Json | undefined) => boolean> = {
-    random: isObject,
-    private: isObject,
-    learning_rate: (value) => typeof value === "number",
-    scheduler: isObject,
-  };
   const record = saved instanceof Map ? saved : null;
-  const valid = record && [...record].every(([key, value]) => kinds[key]?.(value) ?? true);
-  const random = (valid && (record.get("random") as JsonObject | undefined)) || null;
-  const counts = random === null || ["seed", "draws"].every((key) => typeof random.get(key) === "bigint");
-  if (!record || !valid || !counts) {
+  const isRight = ([key, value]: [string, Json]): boolean => TRAINING_RECORD[key]?.(value) ?? true;
+  if (!record || ![...record].every(isRight)) {
     throw new CheckpointError(
       "the checkpoint holds a damaged record of the learning rate, the scheduler or the random " +
         "numbers",
@@ -369,3 +361,17 @@ function trainingOf(text: StoredProperty | undefined): JsonObject {
   }
   return record;
 }
+
+const TRAINING_RECORD: Record<string, (value: Json) => boolean> = {
+  random: (value) =>
+    value instanceof Map &&
+    ["seed", "draws"].every((key) => {
+      const count = value.get(key);
+      return typeof count === "bigint" && count >= 0n;
+    }),
+  private: (value) => value instanceof Map,
+  learning_rate: (value) =>
+    (typeof value === "number" || typeof value === "bigint") &&
+    Number.isFinite(Math.fround(Number(value))),
+  scheduler: (value) => value instanceof Map,
+};

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -96,7 +98,6 @@ def _take_in(tensor: onnx.TensorProto) -> None:
 def write_ort(folder: Folder, models: Iterable[str], custom_op_library: Any | None) -> None:
     """Convert each graph to the ORT format, with the list of operators that a small build needs."""
     import onnxruntime as ort
-    from onnxruntime.tools.ort_format_model import create_config_from_models
 
     for name in models:
         source, target = folder.file(f"{name}.onnx"), folder.file(f"{name}.ort")
@@ -110,8 +111,21 @@ def write_ort(folder: Folder, models: Iterable[str], custom_op_library: Any | No
                 options.register_custom_ops_library(os.fsdecode(custom_op_library))
             ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
             config = folder.file(f"{name}.required_operators.config")
-            create_config_from_models([target], config, False)
+            _list_operators(target, config)
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             raise OnnxTrainError(
                 f"onnxruntime could not convert {source.name!r} to the ORT format: {error}"
             ) from None
+
+
+def _list_operators(model: Path, config: Path) -> None:
+    """Write the list of operators with onnxruntime's own tool, which is talkative."""
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    try:
+        from onnxruntime.tools.ort_format_model import create_config_from_models
+
+        logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
+        create_config_from_models([model], config, False)
+    finally:
+        root.handlers[:] = handlers  # it sets up logging for the whole program

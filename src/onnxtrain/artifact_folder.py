@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from onnxtrain.errors import OnnxTrainError
+from onnxtrain.errors import ArgumentTypeError, OnnxTrainError
 
 
 class Folder:
     """An artifact folder in the making; use it in a `with` statement and `publish` at the end."""
 
     def __init__(self, directory: str | bytes | os.PathLike[Any] | None, prefix: str) -> None:
-        self.directory = Path(os.fsdecode(directory)) if directory is not None else Path.cwd()
+        self.directory = _as_path(directory)
         self.prefix = _checked(prefix)
         self._created: Path | None = None
         self._staging: Path | None = None
@@ -55,43 +56,61 @@ class Folder:
         if full not in self._names:
             self._names.append(full)
         file = self._staging / full
-        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._cannot_write(error) from None
         return file
 
     def publish(self) -> dict[str, int]:
         """Move all files into place and return their sizes by name."""
         assert self._staging is not None
         backup = self._staging / "replaced"
-        backup.mkdir()
         present = [n for n in self._names if (self._staging / n).exists()]
         done: list[str] = []
+        made: list[Path] = []
         try:
             for name in present:
                 _sync(self._staging / name)
             for name in present:
-                final = self.directory / name
-                final.parent.mkdir(parents=True, exist_ok=True)
+                final, saved = self.directory / name, backup / name
+                made += _make_folder(final.parent)
                 if final.exists():
-                    saved = backup / name
                     saved.parent.mkdir(parents=True, exist_ok=True)
                     os.replace(final, saved)
                 os.replace(self._staging / name, final)
                 done.append(name)
-        except OSError as error:
-            self._undo(present, done, backup)
-            raise OnnxTrainError(
-                f"the artifacts cannot be written to {str(self.directory)!r}: {error}; nothing "
-                "was changed"
-            ) from None
+        except BaseException as error:
+            self._undo(present, done, backup, made)
+            if isinstance(error, OSError):
+                raise self._cannot_write(error) from None
+            raise
         return {name: (self.directory / name).stat().st_size for name in present}
 
-    def _undo(self, present: list[str], done: list[str], backup: Path) -> None:
+    def _undo(self, present: list[str], done: list[str], backup: Path, made: list[Path]) -> None:
         for name in present:
             final = self.directory / name
             if name in done:
                 final.unlink(missing_ok=True)
             if (backup / name).exists():
                 os.replace(backup / name, final)
+        for folder in made:
+            folder.rmdir()
+
+    def _cannot_write(self, error: OSError) -> OnnxTrainError:
+        return OnnxTrainError(
+            f"the artifacts cannot be written to {str(self.directory)!r}: {error}; nothing was "
+            "changed"
+        )
+
+
+def _as_path(directory: str | bytes | os.PathLike[Any] | None) -> Path:
+    if directory is None:
+        return Path.cwd()
+    try:
+        return Path(os.fsdecode(directory))
+    except TypeError:
+        raise ArgumentTypeError(f"artifact_directory is a path, not {directory!r}") from None
 
 
 def _checked(prefix: str) -> str:
@@ -100,7 +119,7 @@ def _checked(prefix: str) -> str:
     One that leads elsewhere would put files where nothing takes them back.
     """
     if not isinstance(prefix, str):
-        raise OnnxTrainError(f"prefix is the beginning of file names, not {prefix!r}")
+        raise ArgumentTypeError(f"prefix is the beginning of file names, not {prefix!r}")
     if os.path.isabs(prefix) or ".." in Path(prefix).parts:
         raise OnnxTrainError(
             f"the prefix {prefix!r} leads out of the artifact directory: give another "
@@ -109,14 +128,17 @@ def _checked(prefix: str) -> str:
     return prefix
 
 
+def _make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those around it; return the new ones, the innermost first."""
+    missing = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
 def _first_missing(directory: Path) -> Path | None:
     """Return the outermost folder that has to be created, or None."""
-    missing = None
-    for folder in (directory, *directory.parents):
-        if folder.exists():
-            break
-        missing = folder
-    return missing
+    missing = list(takewhile(lambda f: not f.exists(), (directory, *directory.parents)))
+    return missing[-1] if missing else None
 
 
 def _sync(file: Path) -> None:

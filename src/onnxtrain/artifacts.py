@@ -7,6 +7,7 @@ graphs and the checkpoint, all of them or none.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import math
 import os
@@ -24,12 +25,12 @@ from onnxtrain.artifact_files import write_files, write_ort
 from onnxtrain.artifact_folder import Folder
 from onnxtrain.autodiff.load import ModelLike
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
-from onnxtrain.errors import ModelError, OnnxTrainError, UnknownNameError
+from onnxtrain.errors import ArgumentTypeError, ModelError, OnnxTrainError, UnknownNameError
 from onnxtrain.memory import Activations, estimate_proto
 from onnxtrain.onnxblock.block import names_of
 from onnxtrain.onnxblock.external import locate
 from onnxtrain.onnxblock.values import skeleton as without_weights
-from onnxtrain.roles import Survey, choose, survey
+from onnxtrain.roles import Survey, choose, list_of_names, survey
 from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
 
 USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
@@ -169,11 +170,11 @@ def generate_artifacts(
     outputs += _additional(additional_output_names, outputs)
     if path is not None:
         locate(with_loss, path)
-    found = _survey(with_loss, outputs[0], bn)
+    found = _survey(with_loss, outputs[0])
     trains, frozen = choose(found, requires_grad, frozen_params)
     chosen = _optimizer(optimizer)
-    if chosen is not None and not trains:
-        raise OnnxTrainError("there is an optimizer but nothing trains: requires_grad is empty")
+    if not trains and (chosen is not None or (requires_grad is None and not frozen_params)):
+        raise OnnxTrainError(_nothing_trains(outputs[0], requires_grad, frozen_params))
     graphs = build_training_graphs(with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen)
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if chosen is not None and graphs.step is not None:
@@ -241,15 +242,29 @@ def _add_loss(
     """Add the loss to the model; return it with the names of the loss and of what goes with it."""
     given = [output.name for output in forward.graph.output]
     block = _loss_block(loss)
-    names = list(loss_input_names) if loss_input_names else given
+    names = list_of_names(loss_input_names, "loss_input_names") or given
     if isinstance(loss, LossType) and not loss_input_names and len(given) > 1:
         raise OnnxTrainError(
             f"the model has {len(given)} outputs ({', '.join(map(repr, given))}) and "
             f"{loss.name} takes one: say which with loss_input_names=[...]"
         )
+    _require_taken(block, names)
+    if loss_input_names and isinstance(block, onnxblock.loss.ModelLoss):
+        block = block.by_position(names)
     with onnxblock.base(forward, path) as accessor:
         outputs = names_of(block(*names))
         return accessor.model, outputs
+
+
+def _require_taken(block: onnxblock.Block, names: Sequence[str]) -> None:
+    """Refuse names that the loss has no parameters for, or lacks."""
+    try:
+        inspect.signature(block.build).bind(*names)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"the loss {type(block).__name__} cannot be called with {', '.join(map(repr, names))} "
+            f"({error}): say what it is to be called with in loss_input_names=[...]"
+        ) from None
 
 
 def _loss_block(loss: Loss | None) -> onnxblock.Block:
@@ -273,23 +288,28 @@ def _loss_block(loss: Loss | None) -> onnxblock.Block:
 
 
 def _additional(names: Sequence[str] | None, outputs: Sequence[str]) -> list[str]:
-    if names is None:
-        return []
-    if not isinstance(names, list | tuple):
-        raise OnnxTrainError(f"additional_output_names is a list of names, not {names!r}")
-    return [name for name in names if name not in outputs]
+    listed = list_of_names(names, "additional_output_names") or []
+    return [name for name in dict.fromkeys(listed) if name not in outputs]
 
 
 # ---- what trains ---------------------------------------------------------------------------------
 
 
-def _survey(model: onnx.ModelProto, loss: str, bn: BatchNormMode | None) -> Survey:
-    prepared = prepare(model, "frozen" if bn is None else bn)
+def _survey(model: onnx.ModelProto, loss: str) -> Survey:
+    prepared = prepare(model, "frozen")
     graph = prepared.graph
     values = {v.name: v for v in (*graph.inputs, *(o for n in graph for o in n.outputs))}
     if loss not in values:
         raise UnknownNameError(f"the model has no value {loss!r} to take as the loss")
     return survey(prepared, values[loss])
+
+
+def _nothing_trains(loss: str, requires_grad: Any, frozen_params: Any) -> str:
+    if requires_grad is not None:
+        return "there is an optimizer but nothing trains: requires_grad is empty"
+    if frozen_params:
+        return "there is an optimizer but nothing trains: frozen_params names every weight"
+    return f"nothing trains: the loss {loss!r} depends on no weight of the model"
 
 
 # ---- optimizer -----------------------------------------------------------------------------------
@@ -303,7 +323,7 @@ def _optimizer(optimizer: OptimType | onnxblock.Block | None) -> onnxblock.optim
         return made
     if isinstance(optimizer, onnxblock.optim.Optimizer):
         return optimizer
-    raise TypeError(
+    raise ArgumentTypeError(
         f"optimizer is an OptimType or an optimizer of onnxblock.optim, not {optimizer!r}"
     )
 

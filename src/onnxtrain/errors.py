@@ -26,6 +26,10 @@ class ArgumentError(OnnxTrainError, ValueError):
     """An argument is not of a kind, or not one of the choices, that the function takes."""
 
 
+class ArgumentTypeError(OnnxTrainError, TypeError):
+    """An argument is of a type that the function does not take."""
+
+
 class UnknownNameError(OnnxTrainError, LookupError):
     """A name that was asked for is not in the model."""
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.autodiff.emit import sweep
-from onnxtrain.autodiff.engine import differentiate
+from onnxtrain.autodiff.engine import ActivePath, differentiate
+from onnxtrain.autodiff.expand import expand_by_definition
 from onnxtrain.autodiff.load import ModelLike
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.errors import UnknownNameError
 from onnxtrain.memory import Activations, estimate
-from onnxtrain.roles import Role, Survey, survey
+from onnxtrain.roles import Role, survey
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def inspect(
         >>> print(onnxtrain.inspect("mobilenet.onnx"))
 
     """
-    prepared = prepare(model, "frozen" if bn is None else bn)
+    prepared = prepare(model, "frozen")
     graph = prepared.graph
     found = survey(prepared, _output(graph, of))
     outputs = tuple(value.name or "" for value in graph.outputs)
@@ -118,7 +119,7 @@ def inspect(
         unreached=found.unreached,
         without_gradient=without_gradient,
         parameter_bytes=parameter_bytes,
-        activations=_activations(found, weights, sizes) if can_train else None,
+        activations=_activations(prepare(model, bn), of, counts, sizes) if can_train else None,
         opset=prepared.opset_imports[""],
     )
 
@@ -135,15 +136,21 @@ def _output(graph: ir.Graph, name: str | None) -> ir.Value:
 
 
 def _activations(
-    found: Survey, weights: list[ir.Value], sizes: Mapping[str, int] | None
+    model: ir.Model,
+    of: str | None,
+    counts: Mapping[Role, Mapping[str, int]],
+    sizes: Mapping[str, int] | None,
 ) -> Activations:
-    """Differentiate the model, which it is not needed for any more, and look at the result."""
-    graph = found.model.graph
-    op = Ops(graph, found.model.opset_imports[""])
+    """Differentiate a prepared model, and look at what that is."""
+    graph, opset = model.graph, model.opset_imports[""]
+    output = _output(graph, of)
+    weights = [graph.initializers[name] for name in counts[Role.WEIGHT]]
+    expand_by_definition(model, lambda: ActivePath(list(graph), weights, [output], opset))
+    op = Ops(graph, opset)
     with op.arithmetic():
-        seed = op.zeros_like(found.output)
-    gradients = differentiate(op, list(graph), {found.output: seed}, weights)
+        seed = op.zeros_like(output)
+    gradients = differentiate(op, list(graph), {output: seed}, weights)
     graph.outputs.clear()
-    graph.outputs.extend(v for v in gradients.values() if v is not None)
+    graph.outputs.extend(value for value in gradients.values() if value is not None)
     sweep(graph)
-    return estimate(found.model, sizes)
+    return estimate(model, sizes)

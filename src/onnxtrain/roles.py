@@ -17,9 +17,14 @@ import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.autodiff.engine import ActivePath, operator_name
 from onnxtrain.autodiff.expand import expand_by_definition
 from onnxtrain.autodiff.prepare import FROM_CONSTANT
-from onnxtrain.autodiff.registry import refusal
+from onnxtrain.autodiff.registry import lookup, refusal
 from onnxtrain.autodiff.shapes import is_float
-from onnxtrain.errors import NotDifferentiableError, OnnxTrainError, UnknownNameError
+from onnxtrain.errors import (
+    ArgumentTypeError,
+    NotDifferentiableError,
+    OnnxTrainError,
+    UnknownNameError,
+)
 
 # Initializers that do not train are stored once, in the checkpoint, from this size on; smaller ones
 # that are not weights stay in the graphs.
@@ -49,6 +54,7 @@ class Survey:
 
     Attributes:
         roles: what each initializer is.
+        reached: the floats that have a gradient, be they weights or constants.
         unreached: what looks like a weight, but has no gradient.
 
     """
@@ -56,6 +62,7 @@ class Survey:
     model: ir.Model
     output: ir.Value
     roles: dict[str, Role]
+    reached: frozenset[str]
     unreached: tuple[str, ...]
 
     def names(self, role: Role) -> list[str]:
@@ -110,8 +117,11 @@ def survey(model: ir.Model, output: ir.Value) -> Survey:
         is_weight = value in weights and value in reached
         other = Role.WEIGHT if is_weight else Role.CONSTANT
         found[name] = Role.STATISTIC if name in statistics else other
-    unreached = tuple(v.name or "" for v in candidates if v in weights - reached)
-    return Survey(model, output, found, unreached)
+    opset = model.opset_imports[""]
+    unreached = tuple(
+        v.name or "" for v in candidates if v in weights - reached and not _is_setting(v, opset)
+    )
+    return Survey(model, output, found, frozenset(v.name or "" for v in reached), unreached)
 
 
 def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:
@@ -123,6 +133,15 @@ def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:
         return constants_hold_weights and (in_parameter_place or _elements(value) > 1)
     rank = len(value.shape) if value.shape is not None else 0
     return _elements(value) > 1 or in_parameter_place or rank > 0
+
+
+def _is_setting(value: ir.Value, opset: int) -> bool:
+    """Tell what is only used where no gradient ever flows, such as the scales of a Resize."""
+    for node, index in value.uses():
+        rule = lookup(node.op_type, node.domain, opset)
+        if rule is None or index not in rule.stops:
+            return False
+    return True
 
 
 def running_statistics(graph: ir.Graph) -> list[str]:
@@ -144,7 +163,7 @@ def _elements(value: ir.Value) -> int:
 
 
 def choose(
-    found: Survey, requires_grad: Sequence[str] | None, frozen_params: Sequence[str] | None
+    found: Survey, requires_grad: Iterable[str] | None, frozen_params: Iterable[str] | None
 ) -> tuple[list[str], list[str]]:
     """Return the names of what trains and of what is frozen.
 
@@ -152,13 +171,12 @@ def choose(
     whatever is large: it is stored once, in the checkpoint.
     """
     roles = found.roles
-    _require_names(requires_grad, "requires_grad")
-    _require_names(frozen_params, "frozen_params")
-    listed = _matching(frozen_params or (), roles)
-    if requires_grad is None:
+    listed = _matching(list_of_names(frozen_params, "frozen_params") or (), roles)
+    wanted = list_of_names(requires_grad, "requires_grad")
+    if wanted is None:
         trains = [n for n in found.names(Role.WEIGHT) if n not in set(listed)]
     else:
-        trains = _listed(requires_grad, found)
+        trains = _listed(wanted, found)
     both = sorted(set(trains) & set(listed))
     if both:
         raise OnnxTrainError(
@@ -177,21 +195,31 @@ def _is_stored_once(value: ir.Value) -> bool:
     return tensor is not None and tensor.nbytes >= _STORED_ONCE and not value.is_graph_input()
 
 
-def _require_names(names: Sequence[str] | None, argument: str) -> None:
+def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | None:
+    """Return an argument that lists names as a list; a single name is no list."""
     if names is None:
-        return
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise OnnxTrainError(f"{argument} is a list of names or patterns, not {names!r}")
+        return None
+    if isinstance(names, Iterable) and not isinstance(names, str | bytes):
+        given = list(names)
+        if all(isinstance(name, str) for name in given):
+            return given
+    raise ArgumentTypeError(f"{argument} is a list of names, not {names!r}")
 
 
 def _listed(requires_grad: Sequence[str], found: Survey) -> list[str]:
     """Return what is named to train; a name or pattern that nothing has is an error.
 
-    A pattern means the weights among what it matches; a name means what it names.
+    A pattern means the weights among what it matches, or if there are none, the other floats that
+    have a gradient; a name means what it names.
     """
     inputs = [value.name or "" for value in found.model.graph.inputs]
     chosen: set[str] = set()
     for name in requires_grad:
+        if found.roles.get(name) is Role.STATISTIC:
+            raise NotDifferentiableError(
+                f"requires_grad names {name!r}, which is a running statistic of "
+                "BatchNormalization: it is updated, never trained"
+            )
         if name in found.roles or name in inputs:
             chosen.add(name)
             continue
@@ -199,6 +227,7 @@ def _listed(requires_grad: Sequence[str], found: Survey) -> list[str]:
         if not matches:
             raise UnknownNameError(f"requires_grad names {name!r}, {_what_it_is(name, found)}")
         weights = [n for n in matches if found.roles[n] is Role.WEIGHT]
+        weights = weights or [n for n in matches if n in found.reached]
         if not weights:
             raise NotDifferentiableError(
                 f"requires_grad names {name!r}, which matches {_some(matches)}: none of these is a "

@@ -34,6 +34,8 @@ def seed_random_nodes(op: Ops, graph: ir.Graph) -> None:
     nodes = [n for n in graph if n.domain == "" and n.op_type in _DRAWN and _draws(n)]
     if not nodes:
         return
+    # A writer of its own: what the other one remembers was written behind these nodes.
+    op = Ops(graph, op.opset, op.names)
     seed = _seed_input(op, graph)
     for number, node in enumerate(nodes):
         op.scope = f"random/{node.name or node.outputs[0].name}"

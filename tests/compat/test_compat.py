@@ -36,9 +36,12 @@ from onnxruntime.training import api, artifacts
 from onnxruntime.training.artifacts import LossType, OptimType, generate_artifacts
 from onnxruntime.training.onnxblock import blocks, Block
 from onnxruntime.training.onnxblock.blocks import Add
-from onnxruntime.training.api.checkpoint_file import read_checkpoint
+from onnxruntime.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from onnxruntime.training.api.checkpoint_state import CheckpointState as again
+from onnxruntime.training.api.lr_scheduler import LinearLRScheduler as scheduler
+from onnxruntime.training.api.module import Module as module
 
-import onnxtrain.api.checkpoint_file
+import onnxtrain.api
 import onnxtrain.artifacts
 import onnxtrain.onnxblock
 
@@ -48,7 +51,9 @@ pairs = [
     (onnxruntime.training.onnxblock.loss, onnxtrain.onnxblock.loss),
     (training.artifacts, onnxtrain.artifacts), (Block, onnxtrain.onnxblock.Block),
     (Add, onnxtrain.onnxblock.blocks.Add), (LossType, onnxtrain.artifacts.LossType),
-    (read_checkpoint, onnxtrain.api.checkpoint_file.read_checkpoint),
+    (CheckpointState, onnxtrain.api.CheckpointState), (again, onnxtrain.api.CheckpointState),
+    (LinearLRScheduler, onnxtrain.api.LinearLRScheduler), (scheduler, LinearLRScheduler),
+    (Module, onnxtrain.api.Module), (module, Module), (Optimizer, onnxtrain.api.Optimizer),
 ]
 assert all(theirs is ours for theirs, ours in pairs)
 assert onnxblock.__name__ == onnxblock.__spec__.name == "onnxtrain.onnxblock"
@@ -74,7 +79,7 @@ def test_without_it_there_is_no_such_package(tmp_path: Path) -> None:
 
 def test_a_device_needs_no_onnx_for_the_api(tmp_path: Path) -> None:
     code = (
-        "import sys, onnxtrain.compat; import onnxruntime.training.api; "
+        "import sys, onnxtrain.compat; import onnxruntime.training.api as api; api.Module; "
         "print([m for m in ('onnx', 'google.protobuf', 'onnxtrain.artifacts') if m in sys.modules])"
     )
     assert python("-c", code, cwd=tmp_path).stdout == "[]\n"
@@ -194,8 +199,8 @@ def test_upstreams_own_package_is_hidden_with_a_warning(before: str, tmp_path: P
     """Also the test with numpy 1, which that environment has."""
     code = (
         f"{before}\nimport numpy, onnxtrain.compat, onnxtrain.api\n"
-        "import onnxruntime.training.api as api\n"
-        "print(api is onnxtrain.api, numpy.__version__[:2])"
+        "from onnxruntime.training.api import Module\n"
+        "print(Module is onnxtrain.api.Module, numpy.__version__[:2])"
     )
     result = python("-c", code, cwd=tmp_path, interpreter=UPSTREAM)
     assert result.stdout.splitlines()[-1:] == ["True 1."], result.stderr

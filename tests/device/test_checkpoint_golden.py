@@ -12,6 +12,7 @@ from checkpoints import GOLDEN, a_training_state, as_plain_data
 
 from onnxtrain.api.checkpoint_content import RawTensor
 from onnxtrain.api.checkpoint_file import locate_tensors, read_checkpoint, write_checkpoint
+from onnxtrain.api.checkpoint_store import CHECKSUM_MARK, CHECKSUM_SIZE
 from onnxtrain.errors import CheckpointError
 
 WEIGHT = np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 0.125]], np.float32)
@@ -107,10 +108,12 @@ def small_file(request, tmp_path):
 def test_a_file_that_ends_anywhere(small_file) -> None:
     whole = small_file.read_bytes()
     intact = outcome(whole)
+    end = whole.rfind(CHECKSUM_MARK)
+    content = whole[: end if end > 0 else len(whole)]
     for length in range(len(whole)):
         # What is missing of the last string may be the zeros that fill it up to four bytes.
         if outcome(whole[:length]) is not None:
-            assert outcome(whole[:length]) == intact and not any(whole[length:]), length
+            assert outcome(whole[:length]) == intact and not any(content[length:]), length
 
 
 def test_every_single_bit_flipped(small_file) -> None:
@@ -127,6 +130,19 @@ def test_every_single_bit_flipped(small_file) -> None:
     # Unnoticed is what has no meaning: padding, and sizes that are too generous.
     assert not elements & set(unnoticed)
     assert len(unnoticed) < len(whole)
+
+
+def test_a_checksum_notices_every_flipped_bit(tmp_path) -> None:
+    write_checkpoint(tmp_path / "c", a_training_state())
+    whole = (tmp_path / "c").read_bytes()
+    intact, content = outcome(whole), len(whole) - CHECKSUM_SIZE
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        if bit // 8 < content:
+            assert outcome(bytes(damaged)) is None, bit
+        else:  # what does not look like a checksum is not one
+            assert outcome(bytes(damaged)) in (None, intact)
 
 
 def test_random_damage(small_file) -> None:

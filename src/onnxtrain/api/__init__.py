@@ -1,11 +1,21 @@
-"""What runs on the device: numpy, onnxruntime and the standard library, and nothing else."""
+"""What runs on the device: numpy, onnxruntime and the standard library, and nothing else.
 
-from onnxtrain.api.checkpoint import CheckpointState
-from onnxtrain.api.module import Module
-from onnxtrain.api.optimizer import Optimizer
-from onnxtrain.api.parameters import Parameter, Parameters, Properties
-from onnxtrain.api.schedulers import LinearLRScheduler
-from onnxtrain.api.session import TrainingSession
+Each name is imported when it is first used: a program that only reads checkpoints needs no
+onnxruntime.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnxtrain.api.checkpoint import CheckpointState
+    from onnxtrain.api.module import Module
+    from onnxtrain.api.optimizer import Optimizer
+    from onnxtrain.api.parameters import Parameter, Parameters, Properties
+    from onnxtrain.api.schedulers import LinearLRScheduler
+    from onnxtrain.api.session import TrainingSession
 
 __all__ = [
     "CheckpointState",
@@ -17,3 +27,27 @@ __all__ = [
     "Properties",
     "TrainingSession",
 ]
+
+_HOMES = {
+    "CheckpointState": "checkpoint",
+    "LinearLRScheduler": "schedulers",
+    "Module": "module",
+    "Optimizer": "optimizer",
+    "Parameter": "parameters",
+    "Parameters": "parameters",
+    "Properties": "parameters",
+    "TrainingSession": "session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'onnxtrain.api' has no attribute {name!r}")
+    value = getattr(import_module(f"onnxtrain.api.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

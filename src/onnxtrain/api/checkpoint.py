@@ -6,7 +6,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -280,14 +280,33 @@ def _training_of(text: Property | None) -> dict[str, Any]:
         saved = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         saved = None
-    kinds = {"random": dict, "private": dict, "learning_rate": float, "scheduler": dict}
-    valid = isinstance(saved, dict) and all(
-        isinstance(value, kinds.get(key, object)) for key, value in saved.items()
-    )
-    random = saved.get("random", {"seed": 0, "draws": 0}) if valid and saved is not None else {}
-    if not valid or not all(type(random.get(key)) is int for key in ("seed", "draws")):
+    if not isinstance(saved, dict) or not all(
+        is_right(saved[key]) for key, is_right in _TRAINING_RECORD.items() if key in saved
+    ):
         raise CheckpointError(
             "the checkpoint holds a damaged record of the learning rate, the scheduler or the "
             "random numbers"
         )
-    return dict(saved or {})
+    return saved
+
+
+def _is_learning_rate(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= _LARGEST_RATE
+
+
+_LARGEST_RATE = float(np.finfo(np.float32).max)
+
+
+def _is_random_state(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        type(value.get(key)) is int and value[key] >= 0 for key in ("seed", "draws")
+    )
+
+
+_TRAINING_RECORD: dict[str, Callable[[Any], bool]] = {
+    "random": _is_random_state,
+    "private": lambda value: isinstance(value, dict),
+    "learning_rate": _is_learning_rate,
+    "scheduler": lambda value: isinstance(value, dict),
+}

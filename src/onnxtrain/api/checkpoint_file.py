@@ -182,11 +182,15 @@ def _live_identifier(path: Path) -> str | None:
     """The identifier that binds the checkpoint at `path` to its external data, if any."""
     try:
         reader = _CheckpointReader(disk.open_bytes(path), str(path), lambda identifier: None)
-        bond = reader.properties().get(_DATA_ID)
+        return _identifier(reader.properties().get(_DATA_ID))
     except CheckpointError:
         # Missing or damaged: there is nothing to preserve.
         return None
-    return bond if isinstance(bond, str) else None
+
+
+def _identifier(bond: Property | None) -> str | None:
+    """Return what binds two files, if it is what a file name can end with."""
+    return bond if isinstance(bond, str) and disk.is_identifier(bond) else None
 
 
 class _CheckpointReader:
@@ -222,7 +226,7 @@ class _CheckpointReader:
         """Read all."""
         self._check_sum()
         properties = self.properties()
-        bond = properties.pop(_DATA_ID, None)
+        bond = _identifier(properties.pop(_DATA_ID, None))
         content = CheckpointContent(properties=properties)
         module = self._root.table(1, "module_state")
         places: dict[str, _Place] = {}
@@ -230,7 +234,7 @@ class _CheckpointReader:
             content.nominal = module.flag(2, "is_nominal_state")
             content.has_external_data = module.flag(3, "has_external_data")
             if content.has_external_data:
-                self._data = self._open_data(bond if isinstance(bond, str) else None)
+                self._data = self._open_data(bond)
             for slot, field, tensors in (
                 (0, "requires_grad_params", content.trainable),
                 (1, "frozen_params", content.frozen),

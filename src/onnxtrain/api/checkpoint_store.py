@@ -35,7 +35,7 @@ from onnxtrain.errors import CheckpointDataError, CheckpointError
 FOOTER_MARK = b"ODTCDATA"
 _IDENTIFIER_SIZE = 16
 FOOTER_SIZE = len(FOOTER_MARK) + _IDENTIFIER_SIZE
-# The last bytes of a checkpoint file are this and eight hexadecimal digits: the CRC-32 of all before.
+# A checkpoint file ends with this and eight hexadecimal digits, the CRC-32 of all before.
 CHECKSUM_MARK = b"ODTCCRC="
 CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
 # What a killed process left behind is removed by the first save after this time.
@@ -47,6 +47,11 @@ Write = Callable[[BinaryIO], None]
 def new_identifier() -> str:
     """An identifier for a pair of files."""
     return secrets.token_hex(_IDENTIFIER_SIZE // 2)
+
+
+def is_identifier(text: str) -> bool:
+    """Whether a text is one; it may come from anywhere, and becomes a part of a file name."""
+    return re.fullmatch(rf"[0-9a-f]{{{_IDENTIFIER_SIZE}}}", text) is not None
 
 
 def footer(identifier: str) -> bytes:

@@ -16,6 +16,7 @@ from onnxtrain.api.variables import Variable
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, StateError
 
 DEFAULT_LEARNING_RATE = 0.001
+_MOST_STEPS = 2**53  # more than anybody takes; graphs compute with them as floats
 
 
 class Optimizer:
@@ -54,6 +55,11 @@ class Optimizer:
             self._numbers.rate = self._state.saved_learning_rate
         self.initial_lr = DEFAULT_LEARNING_RATE
         if group is not None:
+            if not np.isfinite(group.initial_learning_rate) or group.step >= _MOST_STEPS:
+                raise CheckpointError(
+                    f"the checkpoint has {group.initial_learning_rate} as initial learning rate "
+                    f"and {group.step} as number of steps: its optimizer state is damaged"
+                )
             self._numbers.count = group.step
             self.initial_lr = group.initial_learning_rate
 

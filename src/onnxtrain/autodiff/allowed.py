@@ -1,4 +1,4 @@
-"""The operators that a gradient may consist of.
+"""The operators that a gradient, and the random numbers of training, may consist of.
 
 A rule runs on models of any opset from the floor on, and what it writes is stamped with the lowest
 opset possible. So it may use an operator only if that is there from the floor on and has meant one
@@ -39,6 +39,9 @@ _GROUPS = {
     ),
     "control flow, backwards": (
         "If Scan"
+    ),
+    "random numbers that follow from a seed": (
+        "BitShift BitwiseXor"
     ),
 }  # fmt: skip
 

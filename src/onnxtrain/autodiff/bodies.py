@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -33,6 +33,26 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
             if value.graph not in inner and value not in seen:
                 seen.add(value)
                 yield value
+
+
+def sources(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the nodes that compute what a node, or a subgraph of it, reads."""
+    for value in (*node.inputs, *captured_values(node)):
+        producer = None if value is None else value.producer()
+        if producer is not None:
+            yield producer
+
+
+def ancestors(nodes: Iterable[ir.Node]) -> set[ir.Node]:
+    """Return the nodes and all that they depend on."""
+    waiting = list(nodes)
+    found = set(waiting)
+    while waiting:
+        for source in sources(waiting.pop()):
+            if source not in found:
+                found.add(source)
+                waiting.append(source)
+    return found
 
 
 def values_of(graph: ir.Graph) -> Iterator[ir.Value]:

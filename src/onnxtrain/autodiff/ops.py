@@ -53,6 +53,7 @@ class Ops:
         self._targets = [graph]
         self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
         self._shapes: dict[ir.Value, ir.Value] = {}
+        self._symbols: dict[str, ir.Value] = {}  # symbolic dimensions of the inputs
 
     # ---- writing nodes -------------------------------------------------------------------------
 
@@ -173,7 +174,8 @@ class Ops:
             made.append(value)
         graph = ir.Graph(made, [], nodes=[], name=self.names.fresh(f"{self.scope}/{name}"))
         self._targets.append(graph)
-        remembered, self._shapes = self._shapes, {}
+        remembered = self._shapes, self._symbols
+        self._shapes, self._symbols = {}, dict(self._symbols)
         try:
             results = [
                 v if _made_in(v, graph) and not v.is_graph_output() else self.Identity(v)
@@ -184,7 +186,7 @@ class Ops:
                     results[index] = self.Identity(result)
         finally:
             self._targets.pop()
-            self._shapes = remembered
+            self._shapes, self._symbols = remembered
         graph.outputs.extend(results)
         return graph
 
@@ -221,8 +223,37 @@ class Ops:
         if static is not None:
             return self.int64(static)
         if value not in self._shapes:
-            self._shapes[value] = self.Shape(value)
+            parts = self._known_sizes(value)
+            whole = self.Shape(value) if parts is None else self.dims_vector(*parts)
+            self._shapes[value] = whole
         return self._shapes[value]
+
+    def _known_sizes(self, value: ir.Value) -> list[int | ir.Value] | None:
+        """Return the dimensions from the inputs of the graph, if they have all of them.
+
+        A Shape of the value itself would keep the value in memory until it is read.
+        """
+        parts = []
+        for dim in dims_of(value) or (None,):
+            size = dim if isinstance(dim, int) else self._symbol(dim)
+            if size is None:
+                return None
+            parts.append(size)
+        return parts
+
+    def _symbol(self, dim: Dim | None) -> ir.Value | None:
+        """Return a symbolic dimension as a vector of length one, if an input has it."""
+        name = None if dim is None or isinstance(dim, int) else dim.value
+        if name is None:
+            return None
+        if name not in self._symbols:
+            for value in self._root.inputs:
+                dims = dims_of(value) or ()
+                axis = next((a for a, d in enumerate(dims) if same_dim(d, dim)), None)
+                if axis is not None:
+                    self._symbols[name] = self.Shape(value, start=axis, end=axis + 1)
+                    break
+        return self._symbols.get(name)
 
     def dim(self, value: ir.Value, axis: int) -> ir.Value:
         """Return one dimension as an int64 vector of length one."""
@@ -231,7 +262,8 @@ class Ops:
         size = dims[axis]
         if isinstance(size, int):
             return self.int64([size])
-        return self.Shape(value, start=axis, end=axis + 1)
+        known = self._symbol(size)
+        return self.Shape(value, start=axis, end=axis + 1) if known is None else known
 
     def dims_vector(self, *parts: int | ir.Value | Sequence[int]) -> ir.Value:
         """Concatenate numbers and int64 vectors into one shape vector, folding constants."""

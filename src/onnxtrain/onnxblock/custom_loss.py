@@ -85,6 +85,8 @@ class ModelLoss(Block):
     model that has its name; the only name that the loss is called with, for the first input, if
     that name matches none; otherwise a label, which becomes an input of the base model.
 
+    `by_position` names all of them at once, in the order of the inputs of the loss model.
+
     The outputs of the loss model are the loss and whatever else is to be given out. Its values keep
     their names unless the base model has them already.
 
@@ -110,21 +112,46 @@ class ModelLoss(Block):
         if not model.graph.output:
             raise BlockError("the loss model has no outputs; the first is to be the loss")
         self._loss, self._inputs = model, dict(inputs or {})
+        self._labels: dict[str, str] = {}
+
+    def by_position(self, names: Sequence[str]) -> ModelLoss:
+        """Return the loss with its first inputs given, in their order.
+
+        A name that the base model does not have becomes that of a label.
+        """
+        inputs = self._input_names()
+        if len(names) > len(inputs):
+            raise BlockError(
+                f"the loss model has {len(inputs)} input(s), {', '.join(map(repr, inputs))}, but "
+                f"{len(names)} names are given: {', '.join(map(repr, names))}"
+            )
+        given = ModelLoss(self._loss, self._inputs)
+        given._labels = dict(zip(inputs, names, strict=False))
+        return given
 
     def build(self, *output_names: str) -> str | tuple[str, ...]:
         """Add the nodes of the loss model, and inputs for its labels."""
         op = Writer()
         bound = self._bindings(op.model, output_names)
-        initializers = {tensor.name for tensor in self._loss.graph.initializer}
-        for info in self._loss.graph.input:
-            if info.name not in bound and info.name not in initializers:
-                bound[info.name] = op.input(info.name, info.type)
+        types = {info.name: info.type for info in self._loss.graph.input}
+        for name in self._input_names():
+            if name not in bound:
+                bound[name] = op.input(self._labels.get(name, name), types[name])
         outputs = tuple(merge(current(), self._loss, bound))
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _bindings(self, base: onnx.ModelProto, given: Sequence[str]) -> dict[str, str]:
+    def _input_names(self) -> list[str]:
         initializers = {tensor.name for tensor in self._loss.graph.initializer}
-        inputs = [i.name for i in self._loss.graph.input if i.name not in initializers]
+        return [i.name for i in self._loss.graph.input if i.name not in initializers]
+
+    def _bindings(self, base: onnx.ModelProto, given: Sequence[str]) -> dict[str, str]:
+        inputs = self._input_names()
+        if self._labels:
+            by_position = {n: v for n, v in self._labels.items() if is_defined(base, v)}
+            if not by_position:
+                names = ", ".join(map(repr, self._labels.values()))
+                raise BlockError(f"the model has none of the values {names} to compute a loss from")
+            return {**self._inputs, **by_position}
         unknown = [name for name in self._inputs if name not in inputs]
         if unknown:
             raise BlockError(f"the loss model has no input {', '.join(map(repr, unknown))}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.bodies import ancestors, sources
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import static_dims
 
@@ -27,7 +28,7 @@ def order_updates(
     """
     owners = _owners(graph)
     needed = (*graph.outputs, *gradients.values())
-    live = _ancestors([p for v in needed if (p := v.producer()) is not None])
+    live = ancestors([p for v in needed if (p := v.producer()) is not None])
     ends = {
         p: [node for node in _ends((n for n, _ in p.uses()), owners) if node in live]
         for p in gradients
@@ -73,7 +74,7 @@ def _marks_before(graph: ir.Graph, marked: set[ir.Node]) -> dict[ir.Node | None,
     bits: dict[ir.Node, int] = {}
     for node in graph:  # in topological order
         own = 1 << place[node] if node in place else 0
-        for source in _sources(node):
+        for source in sources(node):
             own |= bits.get(source, 0)
         bits[node] = own
     return {node: _Marks(number, place) for node, number in bits.items()}
@@ -109,7 +110,7 @@ def late_readers(value: ir.Value, updated: ir.Value) -> list[ir.Node]:
     """
     writer = updated.producer()
     assert writer is not None
-    before = _ancestors([writer])
+    before = ancestors([writer])
     # A body reads while the node that owns it runs.
     owners = _owners(writer.graph or ())
     readers = (owners.get(node, node) for node in _readers(value))
@@ -132,22 +133,3 @@ def _inside(node: ir.Node) -> Iterator[ir.Node]:
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield from attribute.value.all_nodes()
-
-
-def _ancestors(nodes: Iterable[ir.Node]) -> set[ir.Node]:
-    """Return the nodes and all that they depend on."""
-    waiting = list(nodes)
-    found = set(waiting)
-    while waiting:
-        for source in _sources(waiting.pop()):
-            if source not in found:
-                found.add(source)
-                waiting.append(source)
-    return found
-
-
-def _sources(node: ir.Node) -> Iterator[ir.Node]:
-    for value in (*node.inputs, *(v for inner in _inside(node) for v in inner.inputs)):
-        producer = None if value is None else value.producer()
-        if producer is not None:
-            yield producer

@@ -1,0 +1,483 @@
+/** The training loop: batches, epochs, evaluation, saving, and the ways in which a run ends. */
+
+import { ArgumentError, NonFiniteError, OnnxTrainError, quoted } from "./errors.js";
+import { type Batch, type BatchSource, type FitData, makeSource } from "./fit-data.js";
+import {
+  type Best,
+  checkOrder,
+  type EpochRecord,
+  type History,
+  KEY,
+  newPlace,
+  type Place,
+  readPlace,
+  writePlace,
+} from "./fit-place.js";
+import { arranged, type Input, isShaped, isTensor, type Numbers } from "./inputs.js";
+import { numberOf } from "./module.js";
+import type { Json } from "./python-json.js";
+import { startingSeed } from "./random.js";
+import type { OrtTensor, TypedArray } from "./runtime.js";
+import { type LRScheduler, PlateauLRScheduler, schedulerNames, SCHEDULERS } from "./schedulers.js";
+import type { TrainingSession } from "./session.js";
+
+/** A measure of an output against the labels of a batch: its mean over the samples. */
+export type Metric = (output: OrtTensor, labels: Numbers) => number;
+
+/** What a run tells while it goes on. */
+export type ProgressEvent =
+  | { readonly type: "step"; readonly epoch: number; readonly epochs: number; readonly step: number; readonly batch: number; readonly batches: number | null; readonly loss: number; readonly learningRate: number }
+  | { readonly type: "epoch"; readonly epochs: number; readonly record: EpochRecord }
+  | { readonly type: "saved"; readonly step: number; readonly bytes: number };
+
+export interface EarlyStopping {
+  /** "loss", "evalLoss" or the name of a metric; the loss of evaluation by default. */
+  readonly monitor?: string | undefined;
+  /** How many epochs to wait for a better value. */
+  readonly patience?: number | undefined;
+  readonly minDelta?: number | undefined;
+  readonly mode?: "min" | "max" | undefined;
+  /** Whether to end with the parameters of the best epoch. */
+  readonly restoreBest?: boolean | undefined;
+}
+
+interface Early {
+  readonly monitor: string;
+  readonly patience: number;
+  readonly minDelta: number;
+  readonly mode: "min" | "max";
+  readonly restoreBest: boolean;
+}
+
+export interface FitOptions {
+  /** How often to go through the data. A resumed run counts those that are over. */
+  readonly epochs?: number | undefined;
+  /** Samples in a batch, if data are arrays. */
+  readonly batchSize?: number | undefined;
+  /** Take samples of arrays in another order each epoch, which follows from the seed. */
+  readonly shuffle?: boolean | undefined;
+  readonly seed?: number | bigint | undefined;
+  readonly dropLast?: boolean | undefined;
+  /** How many batches there are to one update. */
+  readonly accumulate?: number | undefined;
+  /** Data to evaluate with after each epoch. */
+  readonly evaluate?: FitData | undefined;
+  /** What to measure in evaluation beside the loss, by name; "accuracy" is known. */
+  readonly metrics?: readonly "accuracy"[] | Readonly<Record<string, Metric | "accuracy">> | undefined;
+  /** A scheduler, or the name of one with its settings; what is left out follows from the data. */
+  readonly scheduler?: LRScheduler | string | ({ readonly name: string } & Readonly<Record<string, unknown>>) | undefined;
+  readonly earlyStopping?: EarlyStopping | number | undefined;
+  /** Called with the bytes of a checkpoint, such as `store.saver("my model")`. */
+  readonly save?: ((checkpoint: Uint8Array) => unknown) | undefined;
+  /** "epoch", or a number of steps. */
+  readonly saveEvery?: "epoch" | number | undefined;
+  /** Go on with the run that the checkpoint of the session was saved in, if it was. */
+  readonly resume?: boolean | undefined;
+  readonly onProgress?: ((event: ProgressEvent) => void) | undefined;
+  /** Ends the run after the step that is being taken; what was trained stays, and is saved. */
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** Train with data for some epochs. Resolves when the run is over, also after an abort. */
+export async function fit(
+  session: TrainingSession,
+  data: FitData,
+  options: FitOptions = {},
+): Promise<History> {
+  return new Run(session, data, options).run();
+}
+
+/** The mean loss (`evalLoss`) and metrics over data. */
+export async function evaluate(
+  session: TrainingSession,
+  data: FitData,
+  options: Pick<FitOptions, "batchSize" | "metrics"> = {},
+): Promise<Record<string, number>> {
+  return new Evaluation(session, data, options).run(0);
+}
+
+/** Longer than this no other work of the thread has to wait, if steps are shorter. */
+const TURN = 20; // milliseconds
+
+class Run {
+  private readonly source: BatchSource;
+  private readonly place: Place;
+  private readonly history: History;
+  private readonly evaluation: Evaluation | null;
+  private readonly scheduler: LRScheduler | null;
+  private readonly order: ReadonlyMap<string, Json>;
+  private readonly early: Early | null;
+  private best: Best | null = null;
+  private snapshot: Map<string, TypedArray> | null = null;
+  private readonly epochs: number;
+  private readonly accumulate: number;
+  /** What was accumulated: the sum of the gradients, each times its samples, divided by `unit`. */
+  private pending: { batches: number; samples: number; lossSum: number; unit: number } | null = null;
+  private began = 0;
+  private paused = performance.now();
+  private savedAt = "";
+
+  constructor(
+    private readonly session: TrainingSession,
+    data: FitData,
+    private readonly options: FitOptions,
+  ) {
+    const optimizer = session.requireOptimizer();
+    this.epochs = whole("epochs", options.epochs ?? 1, 0);
+    this.accumulate = whole("accumulate", options.accumulate ?? 1, 1);
+    if (typeof options.saveEvery === "number") whole("saveEvery", options.saveEvery, 1);
+    this.evaluation = options.evaluate ? new Evaluation(session, options.evaluate, options) : null;
+    if (!this.evaluation && options.metrics) {
+      throw new ArgumentError("metrics are measured in evaluation: pass the data as evaluate");
+    }
+    this.early = this.earlyStopping();
+    const record = options.resume ? session.state.privateRecord.get(KEY) : undefined;
+    const saved = record === undefined ? null : readPlace(record, optimizer.stepCount);
+    const seed = options.seed === undefined ? null : BigInt(options.seed);
+    this.place =
+      saved?.place ?? newPlace(seed ?? startingSeed() & ((1n << 63n) - 1n), optimizer.stepCount);
+    if (saved && seed !== null) this.place.seed = seed;
+    // A new run has a schedule of its own.
+    session.state.savedScheduler = saved ? optimizer.schedulerState() : null;
+    this.history = this.place.history;
+    this.source = makeSource(data, session.module.trainPass.roles.inputs, {
+      batchSize: whole("batchSize", options.batchSize ?? 32, 1),
+      shuffle: options.shuffle ?? true,
+      dropLast: options.dropLast ?? false,
+      seed: this.place.seed,
+    });
+    this.order = new Map([...this.source.order, ["accumulate", BigInt(this.accumulate)]]);
+    if (saved) checkOrder(saved.order, this.order, this.place);
+    if (this.early) {
+      const { monitor } = this.early;
+      const earlier = saved?.best ?? null;
+      this.best = earlier?.monitor === monitor ? earlier : { monitor, value: null, epoch: null, waited: 0 };
+    }
+    this.scheduler = this.makeScheduler();
+  }
+
+  async run(): Promise<History> {
+    while (this.place.epoch < this.epochs && !this.reasonToStop()) {
+      await this.trainEpoch();
+      if (!this.isAborted()) await this.endEpoch();
+    }
+    this.history.aborted = this.isAborted();
+    this.history.stopped = this.reasonToStop();
+    this.remember();
+    if (this.options.save && this.savedAt !== this.position()) await this.save();
+    if (this.early?.restoreBest && this.snapshot) {
+      for (const [name, values] of this.snapshot) this.session.state.setValue(name, values);
+    }
+    return this.history;
+  }
+
+  private isAborted(): boolean {
+    return this.options.signal?.aborted ?? false;
+  }
+
+  private reasonToStop(): string {
+    if (this.isAborted()) return "aborted";
+    if (!this.early || !this.best || this.best.waited < this.early.patience) return "";
+    return `no better ${this.best.monitor} for ${this.best.waited} epochs`;
+  }
+
+  // ---- steps -------------------------------------------------------------------------------------
+
+  private async trainEpoch(): Promise<void> {
+    const { place } = this;
+    this.began = performance.now() - 1000 * place.seconds;
+    for await (const batch of this.source.epoch(place.epoch, place.batch)) {
+      try {
+        if (this.accumulate === 1) {
+          const { loss } = await this.session.step(batch.feeds);
+          await this.endStep(this.checked(loss), 1, batch.samples);
+        } else await this.addBatch(batch);
+      } catch (error) {
+        if (error instanceof OnnxTrainError && !(error instanceof NonFiniteError)) {
+          error.message += ` (epoch ${place.epoch + 1}, batch ${place.batch + 1}, ${batch.samples} samples)`;
+        }
+        throw error;
+      }
+      await this.takeTurns();
+      if (this.isAborted()) return;
+    }
+    if (this.pending) await this.update();
+  }
+
+  /** Add the gradients of a batch to those of others, so that their mean is over samples. */
+  private async addBatch(batch: Batch): Promise<void> {
+    if (!this.pending) this.session.module.lazyResetGrad();
+    else if (this.pending.unit !== batch.samples) {
+      await this.scaleGradients(this.pending.unit / batch.samples);
+    }
+    const made = await this.session.runTrainStep(batch.feeds);
+    const loss = this.checked(numberOf(made[this.session.lossName]!));
+    this.pending ??= { batches: 0, samples: 0, lossSum: 0, unit: 0 };
+    this.pending.unit = batch.samples;
+    this.pending.batches += 1;
+    this.pending.samples += batch.samples;
+    this.pending.lossSum += loss * batch.samples;
+    if (this.pending.batches === this.accumulate) await this.update();
+  }
+
+  private async update(): Promise<void> {
+    const { batches, samples, lossSum, unit } = this.pending!;
+    this.pending = null;
+    if (unit !== samples) await this.scaleGradients(unit / samples);
+    await this.session.runOptimizerStep();
+    this.session.module.lazyResetGrad();
+    await this.endStep(lossSum / samples, batches, samples);
+  }
+
+  private async scaleGradients(factor: number): Promise<void> {
+    await this.session.state.download();
+    const scale = Math.fround(factor);
+    for (const [, parameter] of this.session.state.parameters) {
+      const gradient = parameter.requiresGrad ? (parameter.grad as Float32Array | null) : null;
+      if (gradient) parameter.grad = gradient.map((value) => value * scale);
+    }
+  }
+
+  private checked(loss: number): number {
+    if (!Number.isFinite(loss)) {
+      throw new NonFiniteError(
+        `epoch ${this.place.epoch + 1}, step ${this.history.losses.length + 1} of the run: the loss ` +
+          `is ${loss}. A lower learning rate usually helps; what was saved before is not touched`,
+      );
+    }
+    return loss;
+  }
+
+  private async endStep(loss: number, batches: number, samples: number): Promise<void> {
+    const { place, history, options } = this;
+    place.batch += batches;
+    place.samples += samples;
+    place.lossSum += loss * samples;
+    history.losses.push(loss);
+    if (this.scheduler && !(this.scheduler instanceof PlateauLRScheduler)) this.scheduler.step();
+    if (typeof options.saveEvery === "number" && history.losses.length % options.saveEvery === 0) {
+      await this.save();
+    }
+    options.onProgress?.({
+      type: "step",
+      epoch: place.epoch + 1,
+      epochs: this.epochs,
+      step: history.losses.length,
+      batch: place.batch,
+      batches: this.source.batches,
+      loss,
+      learningRate: this.session.getLearningRate(),
+    });
+  }
+
+  /** Let the thread do other things from time to time: draw, hear of an abort. */
+  private async takeTurns(): Promise<void> {
+    if (performance.now() - this.paused < TURN) return;
+    await new Promise((resolve) => setTimeout(resolve));
+    this.paused = performance.now();
+  }
+
+  // ---- the end of an epoch -----------------------------------------------------------------------
+
+  private async endEpoch(): Promise<void> {
+    const { place, history } = this;
+    const values = this.evaluation ? await this.evaluation.run(place.epoch) : {};
+    const record: EpochRecord = {
+      epoch: place.epoch + 1,
+      steps: history.losses.length,
+      samples: place.samples,
+      loss: place.lossSum / place.samples,
+      learningRate: this.session.getLearningRate(),
+      seconds: (performance.now() - this.began) / 1000,
+      values,
+    };
+    history.epochs.push(record);
+    if (this.scheduler instanceof PlateauLRScheduler) {
+      this.scheduler.step(values["evalLoss"] ?? record.loss);
+    }
+    if (this.best && this.early) this.judge(values[this.best.monitor] ?? record.loss, record.epoch);
+    place.epoch += 1;
+    place.batch = place.samples = place.lossSum = place.seconds = 0;
+    if (this.options.save && typeof this.options.saveEvery !== "number") await this.save();
+    this.options.onProgress?.({ type: "epoch", epochs: this.epochs, record });
+  }
+
+  private judge(value: number, epoch: number): void {
+    const best = this.best!;
+    const { mode, minDelta, restoreBest } = this.early!;
+    const sign = mode === "min" ? 1 : -1;
+    if (best.value === null || sign * value < sign * best.value - minDelta) {
+      Object.assign(best, { value, epoch, waited: 0 });
+      this.history.bestEpoch = epoch;
+      if (restoreBest) {
+        const { state } = this.session;
+        this.snapshot = new Map(
+          this.session.module.trainPass.roles.parameters.map(({ name }) => [name, state.valueOf(name).slice()]),
+        );
+      }
+    } else best.waited += 1;
+  }
+
+  // ---- saving ------------------------------------------------------------------------------------
+
+  private position(): string {
+    return `${this.place.epoch}/${this.history.losses.length}`;
+  }
+
+  private remember(): void {
+    const { place, session } = this;
+    if (place.batch) place.seconds = (performance.now() - this.began) / 1000;
+    const step = session.requireOptimizer().stepCount;
+    session.state.privateRecord.set(KEY, writePlace(place, step, this.order, this.best));
+  }
+
+  private async save(): Promise<void> {
+    this.remember();
+    const bytes = await this.session.saveCheckpoint();
+    await this.options.save?.(bytes);
+    this.savedAt = this.position();
+    this.options.onProgress?.({ type: "saved", step: this.history.losses.length, bytes: bytes.length });
+  }
+
+  // ---- arguments ---------------------------------------------------------------------------------
+
+  private earlyStopping(): Early | null {
+    const given = this.options.earlyStopping;
+    if (given === undefined) return null;
+    const { monitor, patience = 3, minDelta = 0, mode, restoreBest = false } =
+      typeof given === "number" ? { patience: given } : given;
+    const watched = monitor ?? (this.evaluation ? "evalLoss" : "loss");
+    const known = ["loss", ...(this.evaluation ? ["evalLoss", ...this.evaluation.names] : [])];
+    if (!known.includes(watched)) {
+      throw new ArgumentError(`earlyStopping cannot watch ${quoted(watched)}: there is ${known.join(", ")}`);
+    }
+    const isLoss = watched === "loss" || watched === "evalLoss";
+    if (!mode && !isLoss && watched !== "accuracy") {
+      throw new ArgumentError(`earlyStopping needs mode: whether a high ${quoted(watched)} is good`);
+    }
+    return {
+      monitor: watched,
+      patience: whole("patience", patience, 1),
+      minDelta,
+      mode: mode ?? (isLoss ? "min" : "max"),
+      restoreBest,
+    };
+  }
+
+  private makeScheduler(): LRScheduler | null {
+    const given = this.options.scheduler;
+    if (given === undefined) return null;
+    if (typeof given === "object" && "kind" in given && typeof given.step === "function") {
+      return given as LRScheduler;
+    }
+    const { name, ...settings } = (typeof given === "string" ? { name: given } : given) as {
+      name: string;
+    } & Record<string, unknown>;
+    if (!(name in SCHEDULERS)) {
+      throw new ArgumentError(`there is no scheduler ${quoted(name)}: there are ${schedulerNames()}`);
+    }
+    const kind = name as keyof typeof SCHEDULERS;
+    const make = SCHEDULERS[kind] as unknown as new (optimizer: unknown, settings: object) => LRScheduler;
+    if (kind === "plateau") return new make(this.session.optimizer, settings);
+    if (["linear", "cosine", "onecycle"].includes(kind) && settings["totalStepCount"] === undefined) {
+      if (this.source.batches === null) {
+        throw new ArgumentError(`the scheduler ${quoted(name)} needs totalStepCount: the data have no length`);
+      }
+      settings["totalStepCount"] = this.epochs * Math.ceil(this.source.batches / this.accumulate);
+    }
+    settings["firstStep"] ??= this.place.firstStep;
+    const [rate, pythonRate] = kind === "onecycle" ? ["maxLr", "max_lr"] : ["initialLr", "initial_lr"];
+    const saved = this.place.scheduler?.get("name") === name ? this.place.scheduler.get(pythonRate) : undefined;
+    settings[rate] ??= typeof saved === "number" ? saved : this.session.getLearningRate();
+    this.place.scheduler = new Map<string, Json>([
+      ["name", name],
+      [pythonRate, settings[rate] as number],
+    ]);
+    return new make(this.session.optimizer, settings);
+  }
+}
+
+/** Evaluation over the same data again and again. */
+class Evaluation {
+  readonly names: readonly string[];
+  private readonly source: BatchSource;
+  private readonly metrics: readonly [string, Metric][];
+
+  constructor(
+    private readonly session: TrainingSession,
+    data: FitData,
+    options: Pick<FitOptions, "batchSize" | "metrics">,
+  ) {
+    const pass = session.module.evalPass;
+    if (!pass) throw new ArgumentError("the session has no evaluation model: make it with evalModel");
+    this.source = makeSource(data, pass.roles.inputs, {
+      batchSize: whole("batchSize", options.batchSize ?? 32, 1),
+      shuffle: false,
+      dropLast: false,
+      seed: 0n,
+    });
+    const given = options.metrics ?? {};
+    const pairs: [string, Metric | "accuracy"][] = Array.isArray(given)
+      ? given.map((name: "accuracy") => [name, name])
+      : Object.entries(given);
+    this.metrics = pairs.map(([name, metric]) => {
+      if (metric === "accuracy") return [name, accuracy];
+      if (typeof metric !== "function") {
+        throw new ArgumentError(`the metric ${quoted(name)} is a function, or 'accuracy'`);
+      }
+      return [name, metric];
+    });
+    this.names = this.metrics.map(([name]) => name);
+    if (this.metrics.length && session.outputNames(false).length < 2) {
+      throw new ArgumentError(
+        "metrics need an output of the model, and the evaluation model gives the loss alone: " +
+          "generate the artifacts with additional_output_names=['...']",
+      );
+    }
+  }
+
+  async run(epoch: number): Promise<Record<string, number>> {
+    const sums: Record<string, number> = { evalLoss: 0 };
+    const inputs = this.session.module.evalPass!.roles.inputs;
+    const output = this.session.outputNames(false)[1]!;
+    let samples = 0;
+    for await (const batch of this.source.epoch(epoch, 0)) {
+      const { loss, outputs } = await this.session.evaluate(batch.feeds);
+      if (!Number.isFinite(loss)) throw new NonFiniteError(`evaluation: the loss is ${loss}`);
+      sums["evalLoss"]! += loss * batch.samples;
+      const given = arranged(inputs, batch.feeds);
+      for (const [name, metric] of this.metrics) {
+        const labels = numbersOf(given[given.length - 1]!);
+        sums[name] = (sums[name] ?? 0) + metric(outputs[output]!, labels) * batch.samples;
+      }
+      samples += batch.samples;
+    }
+    return Object.fromEntries(Object.entries(sums).map(([name, sum]) => [name, sum / samples]));
+  }
+}
+
+function numbersOf(input: Input): Numbers {
+  return isTensor(input) ? (input.data as Numbers) : isShaped(input) ? input.data : (input as Numbers);
+}
+
+/** How many samples have their highest output at the label. */
+export function accuracy(output: OrtTensor, labels: Numbers): number {
+  const scores = output.data as Float32Array;
+  const classes = output.dims[output.dims.length - 1]!;
+  let right = 0;
+  for (let row = 0; row < labels.length; row++) {
+    let best = 0;
+    for (let k = 1; k < classes; k++) {
+      if (scores[row * classes + k]! > scores[row * classes + best]!) best = k;
+    }
+    if (best === Number(labels[row])) right += 1;
+  }
+  return labels.length ? right / labels.length : NaN;
+}
+
+function whole(name: string, value: unknown, least: number): number {
+  if (!Number.isSafeInteger(value) || (value as number) < least) {
+    throw new ArgumentError(`${name} must be a whole number of at least ${least}, not ${String(value)}`);
+  }
+  return value as number;
+}

@@ -1,0 +1,169 @@
+/**
+ * Training in a Web Worker. In the worker:
+ *
+ * ```js
+ * import * as ort from "onnxruntime-web/wasm";
+ * import { serve } from "onnxtrain/worker";
+ * serve(ort);
+ * ```
+ *
+ * In the page, `connect` gives the same session, whose methods all return promises.
+ */
+
+import { messageOf, OnnxTrainError, StateError } from "./errors.js";
+import { evaluate, fit, type FitOptions, type ProgressEvent } from "./fit.js";
+import type { FitData } from "./fit-data.js";
+import type { Ort, OrtTensor } from "./runtime.js";
+import { TrainingSession } from "./session.js";
+import { CheckpointStore } from "./store.js";
+import { CheckpointState } from "./state.js";
+import { setSeed } from "./random.js";
+import type { Call, PlainTensor, Reply, WorkerFitOptions, WorkerOptions } from "./worker-messages.js";
+
+interface Port {
+  postMessage(message: unknown): void;
+  addEventListener(type: "message", listener: (event: MessageEvent) => void): void;
+}
+
+/** Answer what `connect` asks from a page. */
+export function serve(ort: Ort, port: Port = globalThis as unknown as Port): void {
+  new Server(ort, port).start();
+}
+
+class Server {
+  private session: TrainingSession | null = null;
+  private readonly aborts = new Map<number, AbortController>();
+
+  constructor(
+    private readonly ort: Ort,
+    private readonly port: Port,
+  ) {}
+
+  start(): void {
+    this.port.addEventListener("message", ({ data }) => {
+      const call = data as Call;
+      if (call?.onnxtrain === "abort") this.aborts.get(call.id)?.abort();
+      else if (call?.onnxtrain === "call") void this.answer(call);
+      else if (call?.onnxtrain === "hello") this.post({ onnxtrain: "ready" });
+      else if (call?.onnxtrain === "hold") this.hold(call.lock);
+    });
+    this.post({ onnxtrain: "ready" });
+  }
+
+  /** Hold a lock until the worker ends, however it does, so that the page hears of it. */
+  private hold(lock: string): void {
+    void navigator.locks?.request(lock, () => {
+      this.post({ onnxtrain: "holding", lock });
+      return new Promise<never>(() => undefined);
+    });
+  }
+
+  private post(reply: Reply): void {
+    this.port.postMessage(reply);
+  }
+
+  private async answer(call: Call & { onnxtrain: "call" }): Promise<void> {
+    try {
+      const value = await this.perform(call.id, call.method, call.args);
+      this.post({ onnxtrain: "result", id: call.id, value });
+    } catch (error) {
+      const name = error instanceof Error ? error.name : "Error";
+      this.post({ onnxtrain: "error", id: call.id, name, message: messageOf(error) });
+    } finally {
+      this.aborts.delete(call.id);
+    }
+  }
+
+  private async perform(id: number, method: string, args: readonly unknown[]): Promise<unknown> {
+    if (method === "create") return this.create(args[0] as WorkerOptions);
+    if (method === "setSeed") return setSeed(args[0] as number);
+    const { session } = this;
+    if (!session) throw new StateError("there is no session in the worker yet");
+    if (method === "fit") {
+      return this.fit(session, id, args[0] as FitData, args[1] as WorkerFitOptions | undefined);
+    }
+    if (method === "evaluateData") {
+      return evaluate(session, args[0] as FitData, args[1] as Pick<FitOptions, "batchSize" | "metrics">);
+    }
+    if (!METHODS.has(method)) throw new OnnxTrainError(`a worker has no method '${method}'`);
+    const call = (session as unknown as Record<string, (...args: unknown[]) => unknown>)[method]!;
+    return plain(await call.apply(session, [...args]));
+  }
+
+  private async create(options: WorkerOptions): Promise<unknown> {
+    await this.session?.release();
+    this.session = null;
+    this.session = await (options.folder === undefined
+      ? TrainingSession.create(
+          {
+            ...options,
+            ort: this.ort,
+            checkpointState: await CheckpointState.load(options.checkpoint),
+          },
+          options.sessionOptions,
+        )
+      : TrainingSession.fromFolder({ ...options, ort: this.ort }, options.sessionOptions));
+    const { session } = this;
+    return {
+      lossName: session.lossName,
+      trainingInputNames: session.inputNames(true),
+      trainingOutputNames: session.outputNames(true),
+      evalInputNames: session.inputNames(false),
+      evalOutputNames: session.outputNames(false),
+    };
+  }
+
+  private async fit(
+    session: TrainingSession,
+    id: number,
+    data: FitData,
+    { store, ...options }: WorkerFitOptions = {},
+  ): Promise<unknown> {
+    const controller = new AbortController();
+    this.aborts.set(id, controller);
+    const opened = store ? await CheckpointStore.open(store.name) : null;
+    try {
+      return await fit(session, data, {
+        ...options,
+        save: store && opened ? opened.saver(store.key) : undefined,
+        signal: controller.signal,
+        onProgress: (event: ProgressEvent) => this.post({ onnxtrain: "progress", id, event }),
+      });
+    } finally {
+      opened?.close();
+    }
+  }
+}
+
+const METHODS = new Set([
+  "step",
+  "evaluate",
+  "runTrainStep",
+  "runEvalStep",
+  "runOptimizerStep",
+  "lazyResetGrad",
+  "setLearningRate",
+  "getLearningRate",
+  "registerLinearLRScheduler",
+  "schedulerStep",
+  "getParametersSize",
+  "getContiguousParameters",
+  "loadParametersBuffer",
+  "getParameter",
+  "updateParameter",
+  "addProperty",
+  "getProperty",
+  "saveCheckpoint",
+  "exportModelForInferencing",
+  "release",
+]);
+
+/** What can be posted: tensors as plain objects. */
+function plain(value: unknown): unknown {
+  if (typeof value !== "object" || value === null || ArrayBuffer.isView(value)) return value;
+  if ("dims" in value && "type" in value) {
+    const { type, dims, data } = value as OrtTensor;
+    return { type, dims: [...dims], data } as PlainTensor;
+  }
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, plain(item)]));
+}

@@ -1,0 +1,25 @@
+/** A real browser for the tests: Chromium, where there is one. */
+
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+import { serve } from "../../examples/web/serve.mjs";
+
+const PATHS = [process.env.CHROMIUM, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+const executablePath = PATHS.find((path) => path && existsSync(path));
+
+export const skip = executablePath ? false : "there is no Chromium; CHROMIUM may say where it is";
+
+export async function launch() {
+  const { chromium } = await import("playwright-core");
+  return chromium.launch({ executablePath, args: ["--no-sandbox"] });
+}
+
+const JS = fileURLToPath(new URL("..", import.meta.url));
+
+/** Serve the package and its tests. */
+export async function serveTests() {
+  const server = await serve(0, (path) => (path.includes("..") ? null : join(JS, path)));
+  return { server, address: `http://localhost:${server.address().port}/` };
+}

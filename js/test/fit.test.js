@@ -1,0 +1,134 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { ArgumentError, evaluate, fit, InputError, setSeed, TrainingSession } from "../dist/index.js";
+import { numbers, python } from "./folders.js";
+import { node } from "./runtimes.js";
+
+const ort = await node();
+const open = (checkpoint) => TrainingSession.fromFolder({ ort, folder: python("mlp"), checkpoint });
+
+const random = numbers(3);
+const SAMPLES = 50;
+const input = Float32Array.from({ length: SAMPLES * 8 }, () => random() * 2 - 1);
+const labels = Array.from({ length: SAMPLES }, (_, i) => (input[8 * i] > 0.3 ? 2 : input[8 * i + 1] > 0 ? 1 : 0));
+const data = { arrays: { input, labels } };
+
+test("fit learns, and tells how it goes", async () => {
+  const session = await open();
+  session.setLearningRate(0.02);
+  const events = [];
+  const history = await fit(session, data, {
+    epochs: 12,
+    batchSize: 16,
+    evaluate: data,
+    metrics: ["accuracy"],
+    scheduler: "cosine",
+    onProgress: (event) => events.push(event),
+  });
+  assert.equal(history.losses.length, 12 * 4);
+  assert.equal(history.epochs.length, 12);
+  assert.ok(history.epochs[11].values.accuracy > 0.85, `${history.epochs[11].values.accuracy}`);
+  assert.ok(history.epochs[11].values.evalLoss < history.epochs[0].values.evalLoss);
+  assert.equal(events.filter(({ type }) => type === "step").length, 48);
+  assert.equal(events.filter(({ type }) => type === "epoch").length, 12);
+  assert.equal(events[0].batches, 4);
+  assert.equal(session.getLearningRate(), 0);
+  const values = await evaluate(session, data, { metrics: { accuracy: "accuracy", two: () => 2 } });
+  assert.equal(values.two, 2);
+  assert.ok(Math.abs(values.accuracy - history.epochs[11].values.accuracy) < 1e-12);
+});
+
+test("a run that is aborted and resumed is the run that was not", async () => {
+  setSeed(11);
+  const options = { epochs: 4, batchSize: 8, scheduler: { name: "linear", warmupStepCount: 3 } };
+  const whole = await open();
+  const expected = await fit(whole, data, options);
+  for (const stopAt of [3, 7, 20]) {
+    const controller = new AbortController();
+    let saved;
+    const first = await open();
+    const begun = await fit(first, data, {
+      ...options,
+      seed: 11,
+      signal: controller.signal,
+      save: (checkpoint) => (saved = checkpoint),
+      onProgress: ({ type, step }) => type === "step" && step === stopAt && controller.abort(),
+    });
+    assert.equal(begun.aborted, true);
+    assert.equal(begun.stopped, "aborted");
+    assert.equal(begun.losses.length, stopAt);
+    const resumed = await open(saved);
+    const history = await fit(resumed, data, { ...options, resume: true });
+    assert.deepEqual(history.losses, expected.losses);
+    assert.deepEqual(
+      resumed.state.parameters.get("fc1.weight").data,
+      whole.state.parameters.get("fc1.weight").data,
+    );
+  }
+});
+
+test("accumulated batches are as one large batch", async () => {
+  const [large, small] = [await open(), await open()];
+  const options = { epochs: 2, shuffle: false };
+  const one = await fit(large, data, { ...options, batchSize: 24 });
+  const other = await fit(small, data, { ...options, batchSize: 8, accumulate: 3 });
+  assert.equal(one.losses.length, other.losses.length);
+  one.losses.forEach((loss, i) => assert.ok(Math.abs(loss - other.losses[i]) < 1e-5));
+  const [a, b] = [large, small].map((session) => session.state.parameters.get("fc2.weight").data);
+  a.forEach((value, i) => assert.ok(Math.abs(value - b[i]) < 1e-5));
+});
+
+test("early stopping ends a run and brings the best parameters back", async () => {
+  const session = await open();
+  session.setLearningRate(1);
+  const history = await fit(session, data, {
+    epochs: 60,
+    evaluate: data,
+    earlyStopping: { patience: 2, restoreBest: true },
+  });
+  assert.ok(history.epochs.length < 60);
+  assert.match(history.stopped, /no better evalLoss for 2 epochs/);
+  const best = history.epochs[history.bestEpoch - 1].values.evalLoss;
+  assert.ok(Math.abs((await evaluate(session, data)).evalLoss - best) < 1e-5);
+});
+
+test("batches of an iterable, or of a function", async () => {
+  const session = await open();
+  const made = [0, 1].map((k) => ({ input: input.subarray(64 * k, 64 * k + 64), labels: labels.slice(8 * k, 8 * k + 8) }));
+  assert.equal((await fit(session, { batches: made }, { epochs: 3 })).losses.length, 6);
+  async function* generate(epoch) {
+    for (let i = 0; i <= epoch; i++) yield made[i % 2];
+  }
+  const history = await fit(session, { batches: generate }, { epochs: 3 });
+  assert.equal(history.losses.length, 6);
+  assert.equal(history.epochs[2].samples, 24);
+  await assert.rejects(fit(session, { batches: generate(0) }, { epochs: 2 }), /gone through once/);
+});
+
+test("what makes no sense is refused before anything happens", async () => {
+  const session = await open();
+  const refused = (words, options, other = data) => assert.rejects(fit(session, other, options), words);
+  await refused(/metrics are measured/, { metrics: ["accuracy"] });
+  await refused(/no scheduler 'magic'/, { scheduler: "magic" });
+  await refused(/whole number/, { epochs: -1 });
+  await refused(/whole number/, { batchSize: 0 });
+  await refused(/cannot watch 'accuracy'/, { earlyStopping: { monitor: "accuracy" } });
+  await refused(/no samples for the input 'labels'/, {}, { arrays: { input } });
+  await refused(/has 50 samples and 'labels' 3/, {}, { arrays: { input, labels: [1, 2, 0] } });
+  await refused(ArgumentError, {}, [input, labels]);
+  await refused(InputError, {}, { arrays: { input, labels: labels.map((l) => l + 0.5) } });
+  await refused(/totalStepCount/, { scheduler: "linear" }, { batches: async function* () {} });
+  const saved = await open();
+  await fit(saved, data, { epochs: 1 });
+  await saved.step([input.subarray(0, 8), [0]]);
+  const resumed = await open(await saved.saveCheckpoint());
+  await assert.rejects(fit(resumed, data, { epochs: 2, resume: true }), /outside of fit/);
+});
+
+test("a loss that is not a number ends the run", async () => {
+  const session = await open();
+  const broken = input.slice();
+  broken[100] = NaN;
+  await assert.rejects(fit(session, { arrays: { input: broken, labels } }, { epochs: 1 }), /the loss is NaN/);
+});

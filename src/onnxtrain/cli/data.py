@@ -1,0 +1,284 @@
+"""Data for the command line: .npz and .npy files, CSV, and folders of images.
+
+How labels and pixels were read is kept in the checkpoint, so that evaluation reads them the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.errors import ArgumentError, InputError
+
+if TYPE_CHECKING:
+    from onnxtrain.api.model_file import ValueType
+    from onnxtrain.api.session import TrainingSession
+
+Array = npt.NDArray[Any]
+_PROPERTY = "data"
+# What people call features and labels, where the names are not those of the model.
+_USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"), ("arr_0", "arr_1"),
+          ("x_train", "y_train"), ("x_test", "y_test"))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are to be read. `classes` are the names of labels, in the order of their numbers.
+
+    `label` and `columns` are of CSV files; `size`, `mean` and `std` of images.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    label: str | None = None
+    columns: list[str] | None = None
+    classes: list[str] | None = None
+    size: int | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> Reading:
+        """Take what the command line says."""
+        return cls(
+            names=_pairs(options.map),
+            label=options.label,
+            columns=options.columns.split(",") if options.columns else None,
+            size=options.image_size,
+            mean=_numbers(options.mean, "--mean"),
+            std=_numbers(options.std, "--std"),
+        )
+
+    def remember(self, session: TrainingSession) -> None:
+        """Keep in the checkpoint what evaluation has to do alike."""
+        kept = {k: getattr(self, k) for k in _KEPT if getattr(self, k) is not None}
+        if kept:
+            session.add_property(_PROPERTY, json.dumps(kept))
+
+
+_KEPT = ("label", "columns", "classes", "size", "mean", "std")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Arrays by the names of the model's inputs, and how they were read."""
+
+    arrays: dict[str, Array]
+    reading: Reading
+
+
+def remembered(session: TrainingSession, reading: Reading) -> Reading:
+    """Add what the checkpoint knows to what the command line says, which wins."""
+    if _PROPERTY not in session.state.properties:
+        return reading
+    try:
+        kept = json.loads(str(session.get_property(_PROPERTY)))
+        known = {key: kept[key] for key in _KEPT if key in kept}
+    except (ValueError, TypeError):
+        return reading  # a property of the user's own
+    return replace(reading, **{k: v for k, v in known.items() if getattr(reading, k) is None})
+
+
+def load(paths: Sequence[str], session: TrainingSession, reading: Reading, option: str) -> Data:
+    """Read the data of an option and check it against the model."""
+    inputs = session.module.training_pass.roles.inputs
+    files = [_named(text) for text in paths]
+    for _, path in files:
+        if not path.exists():
+            raise InputError(f"{option}: {str(path)!r} is not there: give a file or a folder")
+    first = files[0][1]
+    many = len(files) > 1 or files[0][0] is not None or first.suffix == ".npy"
+    if many:
+        data = Data(_read_npy(files, inputs, option), reading)
+    elif first.is_dir():
+        from onnxtrain.cli.images import read_images
+
+        data = read_images(first, inputs, reading, option)
+    elif first.suffix == ".npz":
+        data = Data(_read_npz(first, inputs, reading.names, option), reading)
+    elif first.suffix.lower() in (".csv", ".tsv"):
+        from onnxtrain.cli.tables import read_table
+
+        data = read_table(first, inputs, reading, option)
+    else:
+        raise InputError(
+            f"{option}: {str(first)!r} is neither .npz, .npy, .csv nor a folder of images"
+        )
+    arrays = {v.name: fitting(data.arrays[v.name], v, f"{option}: {first}") for v in inputs}
+    _check_labels(arrays, session, option)
+    return replace(data, arrays=arrays)
+
+
+# ---- arrays in files -----------------------------------------------------------------------------
+
+
+def _read_npy(
+    files: Sequence[tuple[str | None, Path]], inputs: Sequence[ValueType], option: str
+) -> dict[str, Array]:
+    """Map arrays, one a file; only the rows of a batch are ever read."""
+    names = [value.name for value in inputs]
+    if len(files) != len(inputs):
+        raise InputError(
+            f"{option}: there are {len(files)} files and the model has the inputs "
+            f"{', '.join(names)}: give one .npy for each"
+        )
+    given = [name for name, _ in files if name is not None]
+    if given and sorted(given) != sorted(names):
+        raise InputError(f"{option}: the inputs of the model are {', '.join(names)}")
+    found = {}
+    for position, (name, path) in enumerate(files):
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError):
+            array = None
+        if not isinstance(array, np.ndarray):
+            raise InputError(
+                f"{option}: {str(path)!r} is not a .npy file: write it with numpy.save"
+            )
+        found[name if name is not None else names[position]] = array
+    return found
+
+
+def _read_npz(
+    path: Path, inputs: Sequence[ValueType], given: Mapping[str, str], option: str
+) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError, AttributeError):
+        raise InputError(
+            f"{option}: {str(path)!r} is not an .npz file of plain arrays: write it with "
+            "numpy.savez"
+        ) from None
+    names = [value.name for value in inputs]
+    chosen = {name: given.get(name, name) for name in names}
+    if not all(array in arrays for array in chosen.values()):
+        chosen = _usual(arrays, names) or chosen
+    missing = next((name for name in names if chosen[name] not in arrays), None)
+    if missing is not None:
+        raise InputError(
+            f"{option}: {str(path)!r} has no array {chosen[missing]!r} for the input {missing!r}; "
+            f"it has {', '.join(arrays) or 'none'}: name it with --map {missing}=ARRAY"
+        )
+    return {name: arrays[chosen[name]] for name in names}
+
+
+def _usual(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, str] | None:
+    """Return which array is which, where both have usual names."""
+    if len(names) != 2:
+        return None
+    lower = {name.lower(): name for name in arrays}
+    for pair in _USUAL:
+        if all(name in lower for name in pair):
+            return dict(zip(names, (lower[name] for name in pair), strict=True))
+    return None
+
+
+def _named(text: str) -> tuple[str | None, Path]:
+    name, equals, path = text.partition("=")
+    return (name, Path(path)) if equals and not Path(text).exists() else (None, Path(text))
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def fitting(array: Array, value: ValueType, where: str) -> Array:
+    """Return an array in the shape of an input, if it has as many numbers for a sample."""
+    if array.ndim == 0:
+        raise InputError(f"{where}: the array for {value.name!r} is a single number")
+    dims = value.dims
+    if dims is None or _matches(array.shape, dims):
+        return array
+    sample = [dim for dim in dims[1:] if isinstance(dim, int)]
+    if len(sample) == len(dims) - 1 and math.prod(array.shape[1:]) == math.prod(sample):
+        return array.reshape([len(array), *sample])
+    raise InputError(
+        f"{where}: the array for {value.name!r} has the shape {_shape(array.shape)}, and the model "
+        f"takes {_shape(dims)}"
+    )
+
+
+def _matches(shape: Sequence[int], dims: Sequence[int | str | None]) -> bool:
+    same_rank = len(shape) == len(dims)
+    pairs = zip(shape[1:], dims[1:], strict=False)
+    return same_rank and all(not isinstance(dim, int) or dim == size for size, dim in pairs)
+
+
+def _shape(dims: Sequence[Any]) -> str:
+    return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
+
+
+def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option: str) -> None:
+    """Refuse labels that are no class of the model, where it says how many it has."""
+    from onnxtrain.api.checkpoint_content import ELEMENT_TYPES
+
+    name, labels = list(arrays.items())[-1]
+    declared = session.module.training_pass.roles.inputs[-1]
+    element = ELEMENT_TYPES.get(declared.element_type)
+    if len(arrays) < 2 or not labels.size or element is None or element.dtype is None:
+        return
+    count = _class_count(session)
+    if element.dtype.kind not in "iu" or labels.dtype.kind not in "iuf" or count is None:
+        return
+    low, high = labels.min(), labels.max()
+    if low < 0 or high >= count:
+        raise InputError(
+            f"{option}: the labels {name!r} go from {low:g} to {high:g}, and the model has {count} "
+            f"classes, 0 to {count - 1}: prepare it with --classes {int(high) + 1}, or number the "
+            "labels from 0"
+        )
+
+
+def _class_count(session: TrainingSession) -> int | None:
+    evaluation = session.module.evaluation_pass
+    beside = session.output_names(training=False)[1:]
+    if evaluation is None or not beside:
+        return None
+    dims = evaluation.graph.model.output_dims(beside[-1])
+    if dims is None or len(dims) != 2 or not isinstance(dims[1], int):
+        return None
+    return dims[1]
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def _pairs(given: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for item in given:
+        name, equals, array = item.partition("=")
+        if not equals:
+            raise ArgumentError(f"--map takes INPUT=ARRAY, such as input=x, not {item!r}")
+        found[name] = array
+    return found
+
+
+def _numbers(text: str | None, option: str) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentError(f"{option} takes numbers, such as 0.5,0.5,0.5, not {text!r}") from None
+
+
+def numbered(labels: Sequence[str], classes: Sequence[str] | None, where: str) -> tuple[
+    npt.NDArray[np.int64], list[str]
+]:  # fmt: skip
+    """Return the numbers of classes that are given by name, and the names in their order."""
+    names = list(classes) if classes is not None else sorted(set(labels))
+    number = {name: index for index, name in enumerate(names)}
+    unknown = next((label for label in labels if label not in number), None)
+    if unknown is not None:
+        raise InputError(
+            f"{where}: there is no class {unknown!r}; the model was trained for {', '.join(names)}"
+        )
+    return np.array([number[label] for label in labels], np.int64), names

@@ -1,0 +1,309 @@
+"""Commands that need numpy and onnxruntime alone: train, eval, export, checkpoint show."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.api.checkpoint_content import ELEMENT_TYPES
+from onnxtrain.api.session import TrainingSession
+from onnxtrain.cli.console import Console, megabytes
+from onnxtrain.cli.data import Reading, load, remembered
+from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
+
+TRAINED = "trained"
+_LEARNING_RATE = 1e-3
+_INT64 = 7
+
+
+# ---- train ---------------------------------------------------------------------------------------
+
+
+def train_command(options: argparse.Namespace, console: Console) -> int:
+    """Train, and save the run."""
+    from onnxtrain.api.fit import fit
+    from onnxtrain.api.random_state import set_seed
+
+    folder = _folder(options.artifacts)
+    saved = Path(options.checkpoint) if options.checkpoint else folder / TRAINED
+    _check_plot(options.plot)
+    _check_target(saved, "--checkpoint")
+    resumes = options.resume and saved.exists()
+    if saved.exists() and not (options.resume or options.restart):
+        raise ArgumentError(
+            f"{str(saved)!r} holds a run: go on with it by --resume, begin anew by --restart, or "
+            "name another file with --checkpoint"
+        )
+    set_seed(options.seed)
+    session = _session(folder, saved if resumes else options.start)
+    reading = remembered(session, _reading(options))
+    data = load(options.data, session, reading, "--data")
+    evaluation = load(options.eval, session, data.reading, "--eval") if options.eval else None
+    data.reading.remember(session)
+    if not resumes:
+        session.set_learning_rate(_LEARNING_RATE if options.lr is None else options.lr)
+    elif options.lr is not None:
+        session.set_learning_rate(options.lr)
+    if session.get_learning_rate() == 0 and options.schedule is None:
+        console.note("note: the learning rate is 0, as a schedule left it: give --lr or --schedule")
+    metrics = _metrics(session, options) if evaluation is not None else []
+    history = fit(
+        session,
+        data.arrays,
+        options.epochs,
+        batch_size=options.batch_size,
+        evaluate=None if evaluation is None else evaluation.arrays,
+        metrics=metrics,
+        scheduler=_schedule(options),
+        accumulate=options.accumulate,
+        early_stopping=options.early_stopping,
+        checkpoint=saved,
+        checkpoint_every=_when(options),
+        resume=resumes,
+        progress=console.progress(),
+        seed=options.seed,
+    )
+    if options.plot and history.losses:
+        history.plot(options.plot)
+    _report_training(history, saved, options, console)
+    return 130 if history.interrupted else 0
+
+
+def _report_training(history: Any, saved: Path, options: Any, console: Console) -> None:
+    content = json.loads(history.to_json()) | {"checkpoint": str(saved)}
+    lines = [f"saved     {saved}, {megabytes(_size(saved))}"]
+    if options.plot and history.losses:
+        lines.append(f"picture   {options.plot}")
+    if history.interrupted:
+        lines.append("go on     the same command with --resume")
+    console.result(content, "\n".join(lines))
+
+
+def _when(options: argparse.Namespace) -> Any:
+    return "epoch" if options.checkpoint_every is None else ("epoch", options.checkpoint_every)
+
+
+def _schedule(options: argparse.Namespace) -> Any:
+    if options.schedule is None:
+        if options.warmup is None:
+            return None
+        return {"name": "constant", "warmup_ratio": options.warmup}
+    settings: dict[str, Any] = {"name": options.schedule}
+    if options.warmup is not None:
+        settings["warmup_ratio"] = options.warmup
+    if options.schedule == "exponential":
+        settings |= {"gamma": 0.9, "unit": "epoch"}
+    if options.schedule == "step":
+        settings |= {"gamma": 0.1, "step_size": max(1, options.epochs // 3), "unit": "epoch"}
+    return settings
+
+
+def _check_plot(picture: str | None) -> None:
+    """Find out before training whether its picture can be drawn."""
+    if picture is None:
+        return
+    import matplotlib  # noqa: F401
+
+    _check_target(Path(picture), "--plot")
+    if Path(picture).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".webp"):
+        raise ArgumentError(f"--plot writes .png, .svg, .pdf, .jpg or .webp, not {picture!r}")
+
+
+# ---- eval, export --------------------------------------------------------------------------------
+
+
+def eval_command(options: argparse.Namespace, console: Console) -> int:
+    """Measure the loss and metrics."""
+    from onnxtrain.api.fit import evaluate
+
+    folder = _folder(options.artifacts)
+    checkpoint = _chosen(folder, options.checkpoint)
+    session = _session(folder, checkpoint)
+    data = load(options.data, session, remembered(session, _reading(options)), "--data")
+    metrics = _metrics(session, options)
+    values = evaluate(session, data.arrays, metrics, batch_size=options.batch_size)
+    samples = len(next(iter(data.arrays.values())))
+    content = {"checkpoint": str(checkpoint), "samples": samples, **values}
+    if data.reading.classes:
+        content["classes"] = data.reading.classes
+    console.result(content)
+    simple = [(name, value) for name, value in values.items() if isinstance(value, float)]
+    console.table(("measure", "value"), [("samples", samples), *simple])
+    for name, value in values.items():
+        if not isinstance(value, float):
+            _matrix(name, value, data.reading.classes, console)
+    return 0
+
+
+def _matrix(name: str, rows: Any, classes: Sequence[str] | None, console: Console) -> None:
+    names = list(classes or map(str, range(len(rows))))
+    console.table((name, *names), [(n, *row) for n, row in zip(names, rows, strict=True)])
+
+
+def export_command(options: argparse.Namespace, console: Console) -> int:
+    """Write a model for inference."""
+    folder = _folder(options.artifacts)
+    checkpoint = _chosen(folder, options.checkpoint)
+    session = _session(folder, checkpoint)
+    names = options.outputs or session.output_names(training=False)[1:]
+    if not names:
+        raise ArgumentError(
+            "the artifacts give out the loss alone: name the values to export with --outputs"
+        )
+    target = Path(options.output)
+    _check_target(target, "--output")
+    session.export_model_for_inferencing(
+        target, names, optimize=options.optimize, format=options.format
+    )
+    content = {
+        "output": str(target), "bytes": _size(target), "outputs": names,
+        "checkpoint": str(checkpoint),
+    }  # fmt: skip
+    text = f"{target}: {megabytes(_size(target))}, outputs {', '.join(names)}, from {checkpoint}"
+    console.result(content, text)
+    return 0
+
+
+# ---- checkpoint show -----------------------------------------------------------------------------
+
+
+def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
+    """Show what a checkpoint holds."""
+    from onnxtrain.api.checkpoint import CheckpointState
+
+    path = Path(options.checkpoint)
+    if path.is_dir():
+        path = _chosen(path, None)
+    if not path.is_file():
+        raise CheckpointError(f"the checkpoint {str(path)!r} is not there: give its file")
+    state = CheckpointState.load_checkpoint(path)
+    trained = set(state.trainable_names())
+    parameters = [_describe(name, state.held(name), name in trained) for name in state.names()]
+    groups = state.groups.values()
+    place = state.private.get("fit", {})
+    content = {
+        "checkpoint": str(path),
+        "bytes": _size(path),
+        "nominal": state.nominal,
+        "steps": max((group.step for group in groups), default=0),
+        "learning_rate": state.saved_learning_rate,
+        "scheduler": state.saved_scheduler,
+        "epochs": place.get("epoch"),
+        "properties": dict(state.properties),
+        "parameters": parameters,
+    }
+    count = sum(p["numbers"] for p in parameters if p["trains"])
+    lines = [
+        f"checkpoint     {path}, {megabytes(content['bytes'])}"
+        + (", nominal: names without values" if state.nominal else ""),
+        f"trains         {len(trained)} tensors, {count:,} numbers",
+        f"optimizer      {_optimizer_line(content)}",
+        *(f"{name:14} {value}" for name, value in content["properties"].items()),
+    ]
+    console.result(content, "\n".join(lines))
+    console.table(
+        ("parameter", "type", "shape", "trains", "numbers", "norm"),
+        [
+            (p["name"], p["type"], _shape(p["shape"]), "yes" if p["trains"] else "", p["numbers"],
+             "" if p["norm"] is None else float(p["norm"]))
+            for p in parameters
+        ],
+    )  # fmt: skip
+    return 0
+
+
+def _describe(name: str, value: Any, trains: bool) -> dict[str, Any]:
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    norm = float(np.linalg.norm(value.astype(np.float64))) if is_array else None
+    shape = tuple(value.shape if isinstance(value, np.ndarray) else value.dims)
+    kind = str(value.dtype) if isinstance(value, np.ndarray) else ELEMENT_TYPES[value.code].name
+    return {
+        "name": name, "type": kind, "shape": shape, "trains": trains,
+        "numbers": math.prod(shape), "norm": norm,
+    }  # fmt: skip
+
+
+def _shape(dims: Sequence[int]) -> str:
+    return " x ".join(map(str, dims)) or "one number"
+
+
+def _optimizer_line(content: dict[str, Any]) -> str:
+    if not content["steps"]:
+        return "no steps yet"
+    parts = [f"{content['steps']:,} steps"]
+    if content["epochs"] is not None:
+        parts.append(f"{content['epochs']} epochs")
+    if content["learning_rate"] is not None:
+        parts.append(f"learning rate {content['learning_rate']:.4g}")
+    return ", ".join(parts)
+
+
+# ---- what several commands do --------------------------------------------------------------------
+
+
+def _folder(name: str) -> Path:
+    folder = Path(name)
+    if not (folder / "training_model.onnx").is_file() and not any(folder.glob("*training_model*")):
+        raise ModelError(
+            f"{name!r} is no folder of training artifacts: make one with onnxtrain prepare"
+        )
+    return folder
+
+
+def _session(folder: Path, checkpoint: str | Path | None) -> TrainingSession:
+    if checkpoint is not None and not Path(checkpoint).is_file():
+        raise CheckpointError(f"the checkpoint {str(checkpoint)!r} is not there: give its file")
+    return TrainingSession.from_folder(folder, checkpoint=checkpoint)
+
+
+def _chosen(folder: Path, given: str | None) -> Path:
+    """Return the checkpoint that is meant: the one given, the trained one, or the first one."""
+    if given is not None:
+        return Path(given)
+    trained = folder / TRAINED
+    return trained if trained.exists() else folder / "checkpoint"
+
+
+def _check_target(path: Path, option: str) -> None:
+    """Refuse early what could not be written in the end."""
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise ArgumentError(f"{option}: there is no folder {str(parent)!r}: make it first")
+    if path.is_dir():
+        raise ArgumentError(f"{option}: {str(path)!r} is a folder: give the name of a file")
+    if not os.access(parent, os.W_OK):
+        raise ArgumentError(f"{option}: {str(parent)!r} cannot be written: give another place")
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file and of the data beside it."""
+    beside = path.with_name(f"{path.name}.data")
+    return sum(p.stat().st_size for p in (path, beside) if p.exists())
+
+
+def _reading(options: argparse.Namespace) -> Reading:
+    return Reading.from_options(options)
+
+
+def _metrics(session: TrainingSession, options: argparse.Namespace) -> list[Any]:
+    """Return the metrics asked for; accuracy where labels are classes and none was."""
+    from onnxtrain.api.metrics import make_metric
+
+    beside = session.output_names(training=False)[1:]
+    labels = session.module.training_pass.roles.inputs[-1]
+    names = options.metric
+    if names is None:
+        names = ["accuracy"] if labels.element_type == _INT64 and beside else []
+    if names and not beside:
+        raise ArgumentError("metrics need an output, and the artifacts give out the loss alone")
+    made = [make_metric(name) for name in names]
+    for metric in made:
+        metric.output = options.metric_output or beside[-1]
+    return made

@@ -1,0 +1,141 @@
+"""Data out of a folder that has a folder of images for each class."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from onnxtrain.cli.data import Array, Data, Reading, numbered
+from onnxtrain.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from onnxtrain.api.model_file import ValueType
+
+_ENDINGS = frozenset(".png .jpg .jpeg .bmp .gif .webp .tif .tiff".split())
+_IN_MEMORY = 2**28  # bytes; more images than that are kept in a file and mapped
+
+
+class Layout(NamedTuple):
+    """How a model takes an image; channels come first or last."""
+
+    channels: int
+    height: int
+    width: int
+    first: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of a sample."""
+        size = self.height, self.width
+        return (self.channels, *size) if self.first else (*size, self.channels)
+
+
+def read_images(folder: Path, inputs: Sequence[ValueType], reading: Reading, option: str) -> Data:
+    """Read all images; the names of their folders are the classes."""
+    where = f"{option}: {folder}"
+    if len(inputs) != 2:
+        names = ", ".join(value.name for value in inputs)
+        raise InputError(f"{where}: the model has the inputs {names}: use an .npz for these")
+    files = _files(folder, where)
+    layout = layout_of(inputs[0], reading.size, where)
+    labels, classes = numbered([name for name, _ in files], reading.classes, where)
+    images = _decode([path for _, path in files], layout, reading, where)
+    size = None if reading.size is None else layout.height
+    kept = replace(reading, classes=classes, size=size)
+    return Data({inputs[0].name: images, inputs[1].name: labels}, kept)
+
+
+def _files(folder: Path, where: str) -> list[tuple[str, Path]]:
+    found = [
+        (inner.name, path)
+        for inner in sorted(folder.iterdir())
+        if inner.is_dir() and not inner.name.startswith(".")
+        for path in sorted(inner.rglob("*"))
+        if path.suffix.lower() in _ENDINGS
+    ]
+    if not found:
+        raise InputError(
+            f"{where}: there are no images: put them into a folder for each class, such as "
+            f"{folder.name}/cat/1.jpg"
+        )
+    return found
+
+
+def layout_of(value: ValueType, size: int | None, where: str) -> Layout:
+    """Read from the shape of an input how it takes images."""
+    dims = value.dims
+    if dims is None or len(dims) != 4:
+        shape = "of unknown shape" if dims is None else f"of rank {len(dims)}"
+        raise InputError(f"{where}: the input {value.name!r} is {shape}, and images have 4 axes")
+    for first, (channels, height, width) in ((True, dims[1:]), (False, (dims[3], *dims[1:3]))):
+        if channels in (1, 3, 4):
+            sides = [side if isinstance(side, int) else size for side in (height, width)]
+            if None in sides:
+                raise InputError(
+                    f"{where}: the model takes images of any size: choose one with --image-size"
+                )
+            return Layout(int(channels), int(sides[0] or 0), int(sides[1] or 0), first)
+    raise InputError(f"{where}: the input {value.name!r} has no axis of 1, 3 or 4 channels")
+
+
+def _decode(paths: Sequence[Path], layout: Layout, reading: Reading, where: str) -> Array:
+    shape = (len(paths), *layout.shape)
+    result = _room(shape)
+    mean, std = (_per_channel(v, layout, where) for v in (reading.mean, reading.std))
+    for index, path in enumerate(paths):
+        pixels = pixels_of(_open(path, where), layout)
+        if mean is not None:
+            pixels = pixels - mean
+        if std is not None:
+            pixels = pixels / std
+        result[index] = pixels.transpose(2, 0, 1) if layout.first else pixels
+    return result
+
+
+def _room(shape: tuple[int, ...]) -> Array:
+    if 4 * math.prod(shape) <= _IN_MEMORY:
+        return np.empty(shape, np.float32)
+    with tempfile.TemporaryFile(prefix="onnxtrain-images-") as file:
+        return np.memmap(file, np.float32, "w+", shape=shape)
+
+
+def _per_channel(given: Sequence[float] | None, layout: Layout, where: str) -> Array | None:
+    if given is None:
+        return None
+    if len(given) not in (1, layout.channels):
+        raise InputError(
+            f"{where}: --mean and --std have one number, or {layout.channels} for the channels"
+        )
+    return np.array(given, np.float32)
+
+
+def _open(path: Path, where: str) -> Image:
+    from PIL import Image
+
+    try:
+        image = Image.open(path)
+        image.load()
+    except OSError:
+        raise InputError(f"{where}: {path.name!r} is not an image that can be read") from None
+    return image
+
+
+def pixels_of(image: Image, layout: Layout) -> Array:
+    """Return an image in the size of the model: height × width × channels, from 0 to 1.
+
+    It keeps its proportions: the middle is cut out.
+    """
+    from PIL import ImageOps
+
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[layout.channels]
+    fitted = ImageOps.fit(image.convert(mode), (layout.width, layout.height))
+    array = np.asarray(fitted, np.float32) / 255
+    return array.reshape(layout.height, layout.width, layout.channels)

@@ -1,0 +1,125 @@
+"""Data out of CSV files: a column of labels, the others are numbers for the model."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtrain.cli.data import Array, Data, Reading, numbered
+from onnxtrain.errors import InputError
+
+if TYPE_CHECKING:
+    from onnxtrain.api.model_file import ValueType
+
+_USUAL = ("label", "labels", "class", "target", "y")
+_INTEGERS = (3, 5, 6, 7)
+
+
+def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, option: str) -> Data:
+    """Read a CSV file with a header; one input of the model is fed, and the labels."""
+    where = f"{option}: {path}"
+    if len(inputs) != 2:
+        names = ", ".join(value.name for value in inputs)
+        raise InputError(f"{where}: the model has the inputs {names}: use an .npz for these")
+    header, rows = _read(path, where)
+    label = _label(header, reading.label, where)
+    columns = reading.columns or [name for name in header if name not in label]
+    features = _floats(header, rows, columns, where)
+    labels, classes = _labels(header, rows, label, inputs[1].element_type, reading, where)
+    found = {inputs[0].name: features, inputs[1].name: labels}
+    kept = replace(reading, label=",".join(label), columns=list(columns), classes=classes)
+    return Data(found, kept)
+
+
+def _read(path: Path, where: str) -> tuple[list[str], list[list[str]]]:
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, *rows = [row for row in csv.reader(file, delimiter=separator) if row]
+    except (UnicodeDecodeError, csv.Error, ValueError):
+        raise InputError(f"{where}: this is not a CSV file with a header and rows") from None
+    if not rows:
+        raise InputError(f"{where}: there are no rows under the header")
+    for number, row in enumerate(rows):
+        if len(row) != len(header):
+            raise InputError(
+                f"{where}: row {number + 2} has {len(row)} cells and the header {len(header)}"
+            )
+    return [name.strip() for name in header], rows
+
+
+def _label(header: Sequence[str], given: str | None, where: str) -> list[str]:
+    if given is not None:
+        wanted = given.split(",")
+        _require(header, wanted, where, "--label")
+        return wanted
+    usual = [name for name in header if name.lower() in _USUAL]
+    if len(usual) != 1:
+        raise InputError(
+            f"{where}: say with --label which column has the labels; there are {_some(header)}"
+        )
+    return usual
+
+
+def _require(header: Sequence[str], wanted: Sequence[str], where: str, option: str) -> None:
+    missing = next((name for name in wanted if name not in header), None)
+    if missing is not None:
+        raise InputError(
+            f"{where}: there is no column {missing!r} for {option}; there are {_some(header)}"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _floats(
+    header: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[str], where: str
+) -> Array:
+    _require(header, columns, where, "--columns")
+    places = [header.index(name) for name in columns]
+    try:
+        return np.array([[float(row[p]) for p in places] for row in rows], np.float32)
+    except ValueError:
+        for number, row in enumerate(rows):
+            for place in places:
+                if not _is_number(row[place]):
+                    raise InputError(
+                        f"{where}: row {number + 2}, column {header[place]!r} is {row[place]!r}, "
+                        "not a number: choose the columns with --columns"
+                    ) from None
+        raise
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _labels(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    label: Sequence[str],
+    element_type: int,
+    reading: Reading,
+    where: str,
+) -> tuple[Array, list[str] | None]:
+    """Return labels: numbers as they are; words as the numbers of classes."""
+    if element_type not in _INTEGERS:
+        return _floats(header, rows, label, where), reading.classes
+    words = [row[header.index(label[0])].strip() for row in rows]
+    if reading.classes is None and all(_is_integer(word) for word in words):
+        return np.array([int(word) for word in words], np.int64), None
+    return numbered(words, reading.classes, where)
+
+
+def _is_integer(word: str) -> bool:
+    return word.lstrip("-").isdecimal()

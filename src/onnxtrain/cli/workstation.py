@@ -1,0 +1,194 @@
+"""Commands that need onnx: inspect, prepare, gradient, ops."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxtrain.cli.console import Console, megabytes
+from onnxtrain.cli.parser import LOSSES, OPTIMIZERS
+from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
+
+# What makes scores into probabilities, and the losses that do that themselves.
+_SQUASH = {"cross-entropy": ("Softmax",), "bce": ("Sigmoid",)}
+
+
+def inspect_command(options: argparse.Namespace, console: Console) -> int:
+    """Tell what of a model would train."""
+    from onnxtrain.inspection import inspect
+
+    path = _model_file(options.model)
+    report = inspect(path, options.of, bn=options.bn, sizes=_sizes(options.size))
+    content = asdict(report) | {
+        "can_train": report.can_train,
+        "parameter_count": report.parameter_count,
+        "file_bytes": path.stat().st_size,
+    }
+    verdict = "yes" if report.can_train else "no"
+    size = megabytes(path.stat().st_size)
+    console.result(content, f"file          {path}, {size}\n{report}\ntrains        {verdict}")
+    if options.weights:
+        console.table(("weight", "numbers"), list(report.weights.items()))
+    return 0
+
+
+def prepare_command(options: argparse.Namespace, console: Console) -> int:
+    """Write the artifacts of a model."""
+    from onnxtrain import onnxblock
+    from onnxtrain.artifacts import generate_artifacts
+
+    model: Path | onnx.ModelProto = _model_file(options.model)
+    optimizer = _optimizer(options)
+    train = options.train
+    if options.classes is not None:
+        from onnxtrain.new_head import new_head
+
+        model = new_head(str(model), options.classes, of=options.of)
+        train = train or ["head*.weight", "head*.bias"]
+    shown = _load_graph(model)
+    scores = _scores(shown, options, console)
+    outputs = [value.name for value in shown.graph.output]
+    if scores not in outputs and options.loss == "bce":
+        outputs.append(scores)
+    made = generate_artifacts(
+        model,
+        requires_grad=train,
+        frozen_params=options.freeze,
+        loss=getattr(onnxblock.loss, LOSSES[options.loss])(),
+        optimizer=optimizer,
+        artifact_directory=options.output,
+        ort_format=options.ort_format,
+        additional_output_names=outputs,
+        loss_input_names=[scores],
+        bn=options.bn,
+    )
+    content = {
+        "directory": str(made.directory),
+        "files": made.files,
+        "trainable": made.trainable,
+        "frozen": made.frozen,
+        "statistics": made.statistics,
+        "outputs": made.outputs,
+        "loss": made.loss,
+        "activations": asdict(made.activations) if console.as_json else None,
+    }
+    console.result(content, str(made))
+    return 0
+
+
+def gradient_command(options: argparse.Namespace, console: Console) -> int:
+    """Write a model with gradients."""
+    from onnxtrain.autodiff.gradient import gradient
+
+    path = _model_file(options.model)
+    model = gradient(
+        path, options.wrt, options.of, straight_through=options.straight_through, bn=options.bn
+    )
+    data = model.SerializeToString()
+    try:
+        Path(options.output).write_bytes(data)
+    except OSError as error:
+        raise OnnxTrainError(
+            f"{options.output!r} cannot be written ({error.strerror}): give another file to -o"
+        ) from None
+    content = {
+        "output": options.output,
+        "bytes": len(data),
+        "inputs": [value.name for value in model.graph.input],
+        "outputs": [value.name for value in model.graph.output],
+        "nodes": len(model.graph.node),
+    }
+    text = (
+        f"{options.output}: {megabytes(len(data))}, {len(model.graph.node)} nodes\n"
+        f"inputs   {', '.join(content['inputs'])}\noutputs  {', '.join(content['outputs'])}"
+    )
+    console.result(content, text)
+    return 0
+
+
+def ops_command(options: argparse.Namespace, console: Console) -> int:
+    """List the operators and how each is differentiated."""
+    from onnxtrain.autodiff.coverage import coverage
+
+    rows = coverage()
+    known = {row.op.lower(): row.op for row in rows}
+    unknown = [op for op in options.op if op.lower() not in known]
+    if unknown:
+        raise ArgumentError(
+            f"onnx {onnx.__version__} has no operator {unknown[0]!r}: onnxtrain ops lists all"
+        )
+    wanted = {known[op.lower()] for op in options.op}
+    rows = [r for r in rows if (not wanted or r.op in wanted) and options.how in (None, r.how)]
+    console.result({"onnx": onnx.__version__, "operators": [asdict(row) for row in rows]})
+    console.table(("operator", "how", "notes"), [(r.op, r.how, r.notes) for r in rows])
+    return 0
+
+
+def _model_file(name: str) -> Path:
+    path = Path(name)
+    if not path.is_file():
+        what = "a folder, not a file" if path.is_dir() else "not there"
+        raise ModelError(f"the model {name!r} is {what}: give the path of an .onnx file")
+    return path
+
+
+def _load_graph(model: Path | onnx.ModelProto) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    try:
+        loaded = onnx.load(model, load_external_data=False)
+    except Exception:  # each of the formats that onnx reads has its own errors
+        loaded = None
+    if loaded is None or not loaded.graph.output:
+        raise ModelError(f"{str(model)!r} is not an ONNX model, or it is truncated: export it anew")
+    return loaded
+
+
+def _sizes(given: list[str]) -> dict[str, int]:
+    sizes = {}
+    for item in given:
+        name, _, number = item.rpartition("=")
+        if not name or not number.isdecimal():
+            raise ArgumentError(f"--size takes NAME=NUMBER, such as batch=8, not {item!r}")
+        sizes[name] = int(number)
+    return sizes
+
+
+def _optimizer(options: argparse.Namespace) -> Any:
+    from onnxtrain.onnxblock import optim
+
+    settings: dict[str, Any] = {"weight_decay": options.weight_decay}
+    if options.momentum is not None:
+        if options.optimizer not in ("sgd", "rmsprop"):
+            raise ArgumentError(f"{options.optimizer} has no --momentum: sgd and rmsprop have")
+        settings["momentum"] = options.momentum
+    if options.clip_norm is not None:
+        settings["clip_grad"] = optim.ClipGradNorm(options.clip_norm)
+    return getattr(optim, OPTIMIZERS[options.optimizer])(**settings)
+
+
+def _scores(model: onnx.ModelProto, options: argparse.Namespace, console: Console) -> str:
+    """Return the value to compute the loss from: what comes before a final softmax or sigmoid."""
+    outputs = [value.name for value in model.graph.output]
+    if options.of is not None and options.classes is None:
+        chosen: str = options.of
+    elif len(outputs) == 1:
+        chosen = outputs[0]
+    else:
+        raise ArgumentError(
+            f"the model has {len(outputs)} outputs: say with --of which the loss is computed from "
+            f"({', '.join(outputs)})"
+        )
+    maker = next((node for node in model.graph.node if chosen in node.output), None)
+    if maker is None or maker.op_type not in _SQUASH.get(options.loss, ()):
+        return chosen
+    before: str = maker.input[0]
+    console.note(
+        f"note: {chosen!r} comes out of a {maker.op_type}, which the loss {options.loss} has in "
+        f"itself: the loss is computed from {before!r}"
+    )
+    return before

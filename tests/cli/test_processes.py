@@ -1,0 +1,135 @@
+"""The command in a process of its own: pipes, Ctrl-C, and a machine without extras."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxtrain.api.session import TrainingSession
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+COMMAND = [sys.executable, "-m", "onnxtrain"]
+# Nothing but the base dependencies can be imported.
+BARE = """
+import sys
+for name in ("onnx", "onnx_ir", "google.protobuf", "rich", "matplotlib", "PIL", "sklearn", "torch"):
+    sys.modules[name] = None
+from onnxtrain.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    shutil.copytree(GOLDEN / "mlp", tmp_path / "artifacts")
+    x = np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", input=x, labels=x[:, :3].argmax(axis=1))
+    return tmp_path
+
+
+def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BARE, *arguments], cwd=folder, capture_output=True, text=True
+    )
+
+
+def test_the_device_needs_no_extra(folder) -> None:
+    for arguments in (
+        "train artifacts --data data.npz --eval data.npz --epochs 2 --schedule cosine",
+        "eval artifacts --data data.npz --metric confusion",
+        "export artifacts -o model.onnx",
+        "checkpoint show artifacts",
+        "completion bash",
+    ):
+        done = bare(folder, *arguments.split())
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [("inspect model.onnx", "offline"), ("prepare model.onnx -o out", "offline"),
+     ("gradient model.onnx --wrt x -o g.onnx", "offline"), ("ops", "offline"),
+     ("train artifacts --data data.npz --plot a.png", "cli"),
+     ("demo", "cli")],
+)  # fmt: skip
+def test_what_needs_an_extra_says_which(folder, arguments, extra) -> None:
+    (folder / "model.onnx").write_bytes(b"")
+    done = bare(folder, *arguments.split())
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"onnxtrain[{extra}]" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(folder) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "ops", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
+def test_ctrl_c_leaves_a_run_to_go_on_with(folder) -> None:
+    arguments = ["train", "artifacts", "--data", "data.npz", "--epochs", "100000", "--json"]
+    with subprocess.Popen(
+        [*COMMAND, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, restore_signals=True,
+    ) as process:  # fmt: skip
+        saved = folder / "artifacts" / "trained"
+        while not saved.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    history = json.loads(output)
+    assert history["interrupted"]
+    steps = len(history["losses"])
+    session = TrainingSession.from_folder(folder / "artifacts", checkpoint=saved)
+    assert session.optimizer is not None
+    assert session.optimizer.step_count == steps > 0
+    epochs = str(len(history["epochs"]) + 1)
+    resumed = bare(folder, *arguments[:4], "--epochs", epochs, "--resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["losses"][:steps] == history["losses"]
+
+
+def test_bash_completes_commands_options_and_choices(folder) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    script = subprocess.run([*COMMAND, "completion", "bash"], capture_output=True, text=True)
+
+    def offered(*words: str) -> list[str]:
+        ask = f"{script.stdout}\nCOMP_WORDS=({' '.join(words)} '')\nCOMP_CWORD={len(words)}\n"
+        done = subprocess.run(
+            [bash, "-c", ask + "_onnxtrain; printf '%s\\n' \"${COMPREPLY[@]}\""],
+            capture_output=True, text=True, cwd=folder / "artifacts", check=True,
+        )  # fmt: skip
+        return done.stdout.split()
+
+    assert {"train", "inspect", "completion"} <= set(offered("onnxtrain"))
+    assert {"--data", "--resume", "checkpoint"} <= set(offered("onnxtrain", "train"))
+    assert offered("onnxtrain", "train", "x", "--schedule")[:2] == ["linear", "cosine"]
+    assert "show" in offered("onnxtrain", "checkpoint")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_completion_too(shell) -> None:
+    script = subprocess.run([*COMMAND, "completion", shell], capture_output=True, text=True)
+    assert "checkpoint" in script.stdout
+    found = shutil.which(shell)
+    if found is not None:
+        subprocess.run([found, "-n", "/dev/stdin"], input=script.stdout, text=True, check=True)

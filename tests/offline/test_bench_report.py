@@ -1,0 +1,228 @@
+"""The report of the training benchmark: what is judged, and what is said of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAINING = Path(__file__).parents[2] / "benchmarks" / "training"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules():
+    """The benchmark is a folder of scripts, not a package."""
+    sys.path.insert(0, str(TRAINING))
+    yield
+    sys.path.remove(str(TRAINING))
+
+
+def result(peer: str, step=(2.0, 1.0, 3.0), start=(1.0,), peak=100_000_000, **more) -> dict:
+    return {
+        "peer": peer, "setting": "default", "error": "", "step_ms": list(step), "steps": 9,
+        "start_s": list(start), "cold_start_s": None, "peak": peak, "bare": 10_000_000,
+        "artifacts": 1_000_000, "losses": [], "others": {}, **more,
+    }  # fmt: skip
+
+
+def failure(peer: str, message: str) -> dict:
+    return result(peer, (), (), 0, error=message, artifacts=0)
+
+
+def row(*results: dict, name: str = "mlp-1-64") -> dict:
+    return {"name": name, "title": f"the {name}", "net": "MLP", "trains": "all",
+            "results": list(results), "different_losses": []}  # fmt: skip
+
+
+def run(*rows: dict, curves=()) -> dict:
+    return {
+        "date": "2026-01-02", "threads": 2, "load": [0.1, 0.2], "rows": list(rows),
+        "machine": {"cpu": "a CPU", "cores": 2, "memory": 8e9, "system": "Linux"},
+        "versions": {"device": "Python 3.11"}, "installed": {"onnxtrain": 5_000_000},
+        "titles": {"torch": "torch eager"}, "curves": list(curves), "comparisons": [],
+    }  # fmt: skip
+
+
+def judged(measured: dict, reasons=None) -> dict:
+    import bars
+
+    return {(v.bar, v.row): v for v in bars.judge(measured, reasons or {})}
+
+
+def test_ours_is_compared_with_the_best_that_runs() -> None:
+    found = judged(
+        run(
+            row(
+                result("onnxtrain", (9.0, 1.0, 1.5)),
+                result("torch", (4.0,)),
+                result("torch.compile", (3.0,)),
+                failure("onnxsim", "no gradient"),
+            )
+        )
+    )
+    verdict = found["step time", "mlp-1-64"]
+    assert (verdict.ratio, verdict.against, verdict.outcome) == (0.5, "torch.compile", "pass")
+
+
+def test_the_median_of_the_repeats_counts_and_a_tie_passes() -> None:
+    measured = run(row(result("onnxtrain", (1.0, 5.0, 2.0)), result("torch", (2.0, 2.0, 9.0))))
+    verdict = judged(measured)["step time", "mlp-1-64"]
+    assert (verdict.ratio, verdict.outcome) == (1.0, "pass")
+
+
+def test_the_mean_over_rows_is_geometric() -> None:
+    rows = [
+        row(result("onnxtrain", (1.0,)), result("torch", (4.0,)), name="a"),
+        row(result("onnxtrain", (2.0,)), result("torch", (2.0,)), name="b"),
+    ]
+    assert judged(run(*rows))["step time, geometric mean", "all rows"].ratio == pytest.approx(0.5)
+
+
+def test_no_figure_of_ours_fails_and_none_of_a_peer_compares_nothing() -> None:
+    lost = judged(run(row(failure("onnxtrain", "broken"), result("torch"))))
+    assert lost["step time", "mlp-1-64"].outcome == "FAIL"
+    assert lost["step time, geometric mean", "all rows"].outcome == "FAIL"
+    alone = judged(run(row(result("onnxtrain"), failure("upstream", "broken"))))
+    assert alone["artifacts, of upstream", "mlp-1-64"].outcome == "no comparison"
+
+
+def test_memory_and_start_are_held_against_the_better_torch() -> None:
+    found = judged(
+        run(
+            row(
+                result("onnxtrain", start=(0.5,), peak=50),
+                result("torch", start=(2.5,), peak=100),
+                result("torch.compile", start=(2.0,), peak=200),
+                result("upstream", start=(0.1,), peak=1),
+            )
+        )
+    )
+    memory = found["peak memory, of torch", "mlp-1-64"]
+    start = found["start to first step, of torch", "mlp-1-64"]
+    assert (memory.ratio, memory.against) == (0.5, "torch")
+    assert (start.ratio, start.against) == (0.25, "torch.compile")
+
+
+def test_the_smallest_artifacts_of_upstream_are_the_measure() -> None:
+    other = result("upstream", artifacts=3_000_000, smallest_artifacts=500_000)
+    assert (
+        judged(run(row(result("onnxtrain"), other)))["artifacts, of upstream", "mlp-1-64"].ratio
+        == 2.0
+    )
+
+
+def test_the_head_only_row_has_bars_of_its_own() -> None:
+    measured = run(
+        row(
+            result("onnxtrain", (1.0,)),
+            result("torch", (4.0,)),
+            result("torch.compile", (1.5,)),
+            name="mobilenet-head",
+        )
+    )
+    found = judged(measured)
+    assert found["step time, of torch eager", "mobilenet-head"].passed
+    assert found["step time, of torch.compile", "mobilenet-head"].failed
+
+
+def curve(ours, theirs) -> dict:
+    points = [
+        {"n": n, "peers": {p: {"step_ms": v, "peak": 1} for p, v in values.items() if v}}
+        for n, values in zip(
+            (1, 11), ({"onnxtrain": a, "torch": b} for a, b in zip(ours, theirs, strict=True)),
+            strict=True,
+        )
+    ]  # fmt: skip
+    return {"name": "batch", "title": "a net", "along": "batch size", "points": points}
+
+
+def test_growth_compares_what_each_unit_adds() -> None:
+    # Ours grows fivefold and torch by half, but each unit adds 0.4 here and 0.5 there.
+    found = judged(run(row(result("onnxtrain")), curves=[curve((1.0, 5.0), (10.0, 15.0))]))
+    assert found["growth of step time", "batch"].ratio == pytest.approx(0.8)
+    lost = judged(run(row(result("onnxtrain")), curves=[curve((1.0, None), (1.0, 2.0))]))
+    assert lost["growth of step time", "batch"].failed
+
+
+def test_a_failing_bar_is_explained_where_the_reason_is_known() -> None:
+    import bars
+    import report
+
+    measured = run(row(result("onnxtrain", (3.0,)), result("torch", (2.0,))))
+    reasons = {"step time": {"mlp-1-64": "it is slow"}}
+    assert judged(measured, reasons)["step time", "mlp-1-64"].reason == "it is slow"
+    table = report.bars_table(bars.judge(measured, reasons), measured)
+    line = next(line for line in table.splitlines() if line.startswith("| step time | the mlp"))
+    assert "1.500" in line and "**FAIL**" in line and "it is slow" in line
+    assert "not explained yet" in table  # the geometric mean
+
+
+def test_a_peer_that_fails_is_in_the_table_with_its_message() -> None:
+    import report
+
+    message = "no rule | for\n'LSTM' " + "x" * 300
+    measured = run(row(result("onnxtrain"), result("torch"), failure("onnxsim", message)))
+    line = next(line for line in report.table(measured).splitlines() if "onnxsim" in line)
+    assert "fails: no rule \\| for 'LSTM'" in line and line.endswith("… | — | — | — | — | — |")
+    assert "x" * 300 in report.markdown(measured, [])
+
+
+def test_numbers_of_a_line() -> None:
+    import report
+
+    measured = run(row(result("onnxtrain", (2.0, 1.0, 3.0), (0.5, 0.4))))
+    cells = [cell.strip() for cell in report.table(measured).splitlines()[2].split("|")[1:-1]]
+    assert cells == ["the mlp-1-64", "onnxtrain", "2.00 (1.00\u20133.00)", "90", "100",
+                     "0.45 (0.40\u20130.50)", "5", "1.00"]  # fmt: skip
+
+
+def test_a_busy_machine_is_mentioned() -> None:
+    import report
+
+    measured = run(row(result("onnxtrain")))
+    assert "not quiet" not in report.markdown(measured, [])
+    assert "not quiet" in report.markdown({**measured, "load": [1.5, 2.0]}, [])
+
+
+def test_the_report_replaces_what_is_between_the_markers(tmp_path: Path) -> None:
+    import report
+
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.insert(page, "new\n")
+    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+    page.write_text("no markers")
+    with pytest.raises(SystemExit):
+        report.insert(page, "new\n")
+
+
+def test_losses_tell_who_does_other_work() -> None:
+    import measure
+
+    torch = measure.Result("torch", losses=[2.0, 1.0])
+    same = measure.Result("upstream", losses=[2.0001, 1.0001])
+    other = measure.Result("onnxtrain", losses=[2.0, 1.1])
+    assert measure.disagreements([torch, same, other]) == ["onnxtrain: 1.10000 instead of 1.00000"]
+
+
+def test_what_is_installed_is_counted_without_tools_and_compiled_code(tmp_path: Path) -> None:
+    import installed
+
+    for name, size in {"torch/a.so": 7, "torch/__pycache__/a.pyc": 100, "pip/x.py": 100,
+                       "numpy/n.py": 3, "one.py": 2}.items():  # fmt: skip
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"0" * size)
+    assert installed.size(tmp_path) == 12
+    assert installed.size(tmp_path, ("numpy",)) == 9
+
+
+def test_every_workload_survives_the_way_to_another_process() -> None:
+    import plan
+
+    for workload in (*plan.WORKLOADS, *(w for c in plan.CURVES for _, w in c.points)):
+        assert plan.read_workload(plan.write_workload(workload)) == workload
+        for peer in plan.PEERS:
+            names = [s.name for s in plan.settings(peer, workload)]
+            assert len(set(names)) == len(names) > 0
