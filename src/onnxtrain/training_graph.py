@@ -23,6 +23,7 @@ import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.autodiff.emit import stamp, sweep
 from onnxtrain.autodiff.engine import ActivePath, differentiate
 from onnxtrain.autodiff.expand import expand_by_definition
+from onnxtrain.autodiff.linear import join_linear_layers
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float
@@ -144,6 +145,7 @@ class _Parts:
 
     def _differentiable(self) -> tuple[ir.Model, list[ir.Value], list[str]]:
         made = prepare(self.model, self.bn, keep_statistics=True)
+        join_linear_layers(made)
         graph = made.graph
         statistics = [v.name[: -len(UPDATED)] for v in graph.outputs
                       if v.name and v.name.endswith(UPDATED)

@@ -131,8 +131,8 @@ SHAPE_KEEPING = frozenset(
     "Sigmoid Sign Sin Sinh Softmax LogSoftmax Softplus Sqrt Tan Tanh Trilu ReverseSequence".split()
 )
 _BROADCASTS = frozenset(
-    "Add And BitShift BitwiseAnd BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or "
-    "Pow Sub Sum Where Xor".split()
+    "Add And BitShift BitwiseAnd BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max "
+    "Mean Min Mod Mul Or Pow Sub Sum Where Xor".split()
 )
 _TO_BOOL = frozenset(
     "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split()

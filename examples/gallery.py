@@ -1,0 +1,131 @@
+"""Runs the examples and writes their pages: prose, code, what it printed, what it drew.
+
+    python examples/gallery.py [NAME ...]
+
+An example is a Python file whose prose stands in comments below `# %% [markdown]` and whose code
+stands below `# %%`, as editors and notebooks know it. A test checks that each page has the code of
+its example, and runs the example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGES = HERE.parent / "docs" / "tutorials"
+PICTURES = (".png", ".svg")
+NOTEBOOKS = ("01_mnist",)
+
+
+@dataclass(frozen=True)
+class Cell:
+    is_code: bool
+    text: str
+
+
+def examples() -> list[Path]:
+    return sorted(HERE.glob("[0-9]*.py"))
+
+
+def cells_of(source: str) -> list[Cell]:
+    """Split an example; what stands above the first mark is left out."""
+    parts = re.split(r"^# %%(.*)\n", source, flags=re.MULTILINE)[1:]
+    cells = []
+    for mark, body in zip(parts[::2], parts[1::2], strict=True):
+        if "markdown" in mark:
+            text = "\n".join(re.sub(r"^# ?", "", line) for line in body.strip().splitlines())
+            cells.append(Cell(False, text))
+        else:
+            cells.append(Cell(True, body.strip()))
+    return cells
+
+
+def page_name(example: Path) -> str:
+    return example.stem.replace("_", "-") + ".md"
+
+
+def write_page(example: Path) -> Path:
+    """Run an example in an empty folder and write its page."""
+    cells = cells_of(example.read_text(encoding="utf-8"))
+    target = PAGES / page_name(example)
+    images = PAGES / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
+    names: dict[str, object] = {"__name__": "__main__", "__file__": str(example)}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        seen: set[Path] = set()
+        for cell in cells:
+            if not cell.is_code:
+                lines += [cell.text, ""]
+                continue
+            lines += ["```python", cell.text, "```", ""]
+            printed = run(cell.text, names, example.name)
+            if printed:
+                lines += ["```text", printed, "```", ""]
+            made = {p for p in Path().iterdir() if p.suffix in PICTURES}
+            for picture in sorted(made - seen):
+                copy = images / f"{example.stem.replace('_', '-')}-{picture.name}"
+                shutil.copy(picture, copy)
+                lines += [f"![{picture.stem}](images/{copy.name})", ""]
+            seen |= made
+    lines += [
+        f"The whole script: [examples/{example.name}]"
+        f"(https://github.com/onnxtrain/onnxtrain/blob/main/examples/{example.name})."
+    ]
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return target
+
+
+def run(code: str, names: dict[str, object], file: str) -> str:
+    """Execute code; return what it printed on either stream."""
+    stream = io.StringIO()
+    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        exec(compile(code, file, "exec"), names)
+    return stream.getvalue().rstrip()
+
+
+def write_notebook(example: Path) -> Path:
+    """Write an example as a notebook, executed."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+    cells = cells_of(example.read_text(encoding="utf-8"))
+    notebook = new_notebook(
+        cells=[
+            (new_code_cell if cell.is_code else new_markdown_cell)(cell.text, id=f"cell-{number}")
+            for number, cell in enumerate(cells)
+        ]
+    )
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(notebook, resources={"metadata": {"path": folder}}).execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # times of day
+    target = HERE / f"{example.stem}.ipynb"
+    nbformat.write(notebook, target)
+    return target
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("ONNXTRAIN_MODELS", str(HERE.parent / ".venv" / "models"))
+    for example in examples():
+        if names and example.stem not in names:
+            continue
+        print(write_page(example))
+        if example.stem in NOTEBOOKS:
+            print(write_notebook(example))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
