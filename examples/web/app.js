@@ -125,6 +125,8 @@ async function addExample(label) {
   await keepExamples();
   $("clear").click();
   $("pad").focus({ preventScroll: true });
+  // On a small screen the buttons are below it.
+  $("pad").scrollIntoView({ block: "nearest" });
 }
 
 async function guesses(some) {

@@ -54,6 +54,7 @@ async function visit() {
 const ready = (some) => some.waitForSelector("body[data-ready=true]", { timeout: 60_000 });
 
 async function draw(digit) {
+  await page.locator("#pad").scrollIntoViewIfNeeded();
   const box = await page.locator("#pad").boundingBox();
   for (const stroke of HAND[digit]) {
     const at = ([x, y]) => [box.x + (box.width * x) / 100, box.y + (box.height * y) / 100];
