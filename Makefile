@@ -11,11 +11,13 @@ DEMO   := $(VENV)-demo
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
+.PHONY: demo web test test-js lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
 	@echo "make test                 lint, type check and run all tests"
+	@echo "make test-js              the tests of the JavaScript package, in Node and Chromium"
+	@echo "make web                  serve the page that learns your handwriting"
 	@echo "make docs                 write docs/ops.md anew"
 	@echo "make bench                compare with other ways to train; writes docs/performance.md"
 	@echo "make bench-quick          compare with torch only, in a few minutes"
@@ -109,6 +111,20 @@ $(BENCH)-onnxsim/ready: Makefile
 	$(BENCH)-onnxsim/bin/python -m pip install --quiet --upgrade pip
 	$(BENCH)-onnxsim/bin/python -m pip install --quiet 'onnxsim[onnxruntime]==0.8.1'
 	@touch $@
+
+# The JavaScript package, its tests and the page. Needs Node 20.16 or later and npm.
+js/node_modules/.ready: js/package.json js/package-lock.json
+	cd js && npm install --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+js/dist/onnxtrain.min.js: js/node_modules/.ready $(wildcard js/src/*.ts)
+	cd js && npm run --silent build
+
+test-js: $(VENV)/dev js/node_modules/.ready
+	cd js && ONNXTRAIN_PYTHON=$(abspath $(BIN)/python) npm test --silent
+
+web: js/dist/onnxtrain.min.js
+	node examples/web/serve.mjs
 
 clean:
 	rm -rf $(VENV) $(DEMO) $(UPSTREAM) $(OLDEST) $(BENCH)-* dist build .mypy_cache .pytest_cache .ruff_cache

@@ -29,9 +29,7 @@ print(train[0].shape, test[0].shape)
 
 # %%
 torch.manual_seed(0)
-network = torch.nn.Sequential(
-    torch.nn.Linear(784, 500), torch.nn.ReLU(), torch.nn.Linear(500, 10)
-)
+network = torch.nn.Sequential(torch.nn.Linear(784, 500), torch.nn.ReLU(), torch.nn.Linear(500, 10))
 torch.onnx.export(
     network,
     (torch.zeros(1, 784),),

@@ -77,10 +77,7 @@ def write_page(example: Path) -> Path:
                 shutil.copy(picture, copy)
                 lines += [f"![{picture.stem}](images/{copy.name})", ""]
             seen |= made
-    lines += [
-        f"The whole script: [examples/{example.name}]"
-        f"(https://github.com/onnxtrain/onnxtrain/blob/main/examples/{example.name})."
-    ]
+    lines += [f"The whole script is `examples/{example.name}`."]
     target.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return target
 
@@ -118,6 +115,7 @@ def write_notebook(example: Path) -> Path:
 
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
+    sys.path.insert(0, str(HERE))
     os.environ.setdefault("ONNXTRAIN_MODELS", str(HERE.parent / ".venv" / "models"))
     for example in examples():
         if names and example.stem not in names:

@@ -225,16 +225,17 @@ def _comparison(site: Site, comparison: Comparison) -> dict[str, Any]:
 
 def _prepare(site: Site, workloads: Sequence[Workload], peers: Sequence[Peer]) -> None:
     """Let each environment make what it is to train from."""
-    for workload in workloads:
+    distinct = {w.name: w for w in workloads}
+    if not distinct:
+        return
+    _say(f"prepare {', '.join(distinct)}")
+    _script(sys.executable, "prepare.py", str(site.root), *map(write_workload, distinct.values()))
+    for workload in distinct.values():
         folder = folder_of(site.root, workload)
-        _say(f"prepare {workload.title}")
-        _script(sys.executable, "prepare.py", str(site.root), write_workload(workload))
-        for peer, script in (
-            ("upstream", "prepare_upstream.py"),
-            ("onnxsim", "prepare_onnxsim.py"),
-        ):
-            if any(p.name == peer for p in peers) and not (folder / peer).exists():
-                _script(site.interpreters[peer], script, str(folder), workload.trains)
+        for place in ("upstream", "onnxsim"):
+            if any(p.place == place for p in peers) and not (folder / place).exists():
+                script = f"prepare_{place}.py"
+                _script(site.interpreters[place], script, str(folder), workload.trains)
 
 
 def _script(interpreter: str, name: str, *arguments: str) -> None:

@@ -178,7 +178,7 @@ CURVES = (
         "depth",
         "BERT-like, batch 4",
         "layers",
-        tuple((n, bert(batch=4, layers=n)) for n in (2, 8, 24, 48)),
+        tuple((n, bert(batch=4, layers=n)) for n in (2, 12, 48)),
     ),
 )
 CURVE_PEERS = (OURS, EAGER, UPSTREAM)
@@ -220,17 +220,18 @@ def settings(peer: Peer, workload: Workload) -> Sequence[Setting]:
 
 
 def _eager(workload: Workload) -> Iterator[Setting]:
-    yield Setting("fused AdamW", {"optimizer": "fused"})
-    yield Setting("foreach AdamW", {"optimizer": "foreach"})
-    layouts = [{}, {"channels_last": True}] if workload.is_image else [{}]
+    fused = {"optimizer": "fused"}
+    yield Setting("fused AdamW", fused)
+    yield Setting("memory kept", fused, _KEEP_MEMORY)
+    if workload.trains == "all":
+        yield Setting("foreach AdamW", {"optimizer": "foreach"})
+    layouts = [{"channels_last": True}] if workload.is_image else []
     if workload.trains == "head":
-        layouts += [{**layout, "fold": True} for layout in layouts]
+        layouts += [{"fold": True}, {"channels_last": True, "fold": True}]
     for layout in layouts:
-        for kept in (False, True):
-            named = [_WORDS[key] for key in layout] + ["memory kept"] * kept
-            if named:
-                options = {"optimizer": "fused", **layout}
-                yield Setting(", ".join(named), options, _KEEP_MEMORY if kept else {})
+        name = ", ".join(_WORDS[key] for key in layout)
+        yield Setting(name, {**fused, **layout})
+        yield Setting(f"{name}, memory kept", {**fused, **layout}, _KEEP_MEMORY)
 
 
 def _compiled(workload: Workload) -> Iterator[Setting]:

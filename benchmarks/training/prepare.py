@@ -1,7 +1,7 @@
-"""Prepares the files of a workload: weights, exported models and our artifacts.
+"""Prepares the files of workloads: weights, exported models and our artifacts.
 
 Runs where torch, onnx and onnxtrain are installed. The arguments are the folder of all workloads
-and the workload.
+and the workloads.
 """
 
 from __future__ import annotations
@@ -143,4 +143,5 @@ def _ours(folder: Path, workload: Workload) -> None:
 
 
 if __name__ == "__main__":
-    prepare(Path(sys.argv[1]), read_workload(sys.argv[2]))
+    for argument in sys.argv[2:]:
+        prepare(Path(sys.argv[1]), read_workload(argument))

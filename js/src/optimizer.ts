@@ -143,7 +143,7 @@ export class Optimizer {
     return this.rate;
   }
 
-  /** @internal Remember the scheduler; returns what the checkpoint holds for its kind, once. */
+  /** Remember the scheduler; returns what the checkpoint holds for its kind, once. */
   attach(scheduler: LRScheduler): JsonObject | null {
     this.attached = scheduler;
     const saved = this.state.savedScheduler;

@@ -15,7 +15,8 @@ export type { PlainTensor, WorkerFitOptions, WorkerOptions } from "./worker-mess
 export interface WorkerLike {
   postMessage(message: unknown): void;
   terminate(): void;
-  addEventListener(type: string, listener: (event: never) => void): void;
+  // eslint-disable-next-line @typescript-eslint/no-explicit-any
+  addEventListener(type: string, listener: (event: any) => void): void;
 }
 
 /** What a step comes to in a worker. */
@@ -176,14 +177,16 @@ class Link {
     if (typeof worker?.postMessage !== "function") {
       throw new ArgumentError("a worker is needed: new Worker(url, { type: 'module' })");
     }
-    worker.addEventListener("message", ((event: MessageEvent) => this.hear(event.data as Reply)) as never);
-    worker.addEventListener("error", ((event: ErrorEvent) =>
+    worker.addEventListener("message", (event: MessageEvent) => this.hear(event.data as Reply));
+    worker.addEventListener("error", (event: ErrorEvent) =>
       this.end(
         `the worker failed: ${event.message || "its script could not be loaded"}. What it has saved ` +
           "is still there: make a new worker and go on from that",
-      )) as never);
-    worker.addEventListener("messageerror", (() =>
-      this.end("an answer of the worker could not be read")) as never);
+      ),
+    );
+    worker.addEventListener("messageerror", () =>
+      this.end("an answer of the worker could not be read"),
+    );
     // It may have said that it is ready before anybody listened.
     worker.postMessage({ onnxtrain: "hello" });
   }

@@ -3,7 +3,7 @@
  *
  * ```js
  * import * as ort from "onnxruntime-web/wasm";
- * import { serve } from "onnxtrain/worker";
+ * import { serve } from "onnxtrain";
  * serve(ort);
  * ```
  *

@@ -83,6 +83,7 @@ class Artifacts:
     loss: str
     outputs: tuple[str, ...]
     _graph: onnx.ModelProto = field(repr=False, compare=False)
+    _inputs: frozenset[str] = field(repr=False, compare=False)
 
     @property
     def parameter_count(self) -> int:
@@ -101,7 +102,7 @@ class Artifacts:
 
     def estimate_memory(self, sizes: Mapping[str, int] | None = None) -> Activations:
         """Estimate what a step takes, with numbers for symbolic dimensions by their names."""
-        return estimate_proto(self._graph, sizes)
+        return estimate_proto(self._graph, sizes, self._inputs)
 
     def __str__(self) -> str:
         """Return the summary as a few lines of text."""
@@ -198,6 +199,7 @@ def generate_artifacts(
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
         _graph=without_weights(graphs.training),
+        _inputs=frozenset(info.name for info in forward.graph.input),
     )
 
 

@@ -102,7 +102,7 @@ def inspect(
         >>> print(onnxtrain.inspect("mobilenet.onnx"))
 
     """
-    prepared = prepare(model, "frozen")
+    prepared = _prepared(model, "frozen")
     graph = prepared.graph
     found = survey(prepared, _output(graph, of))
     outputs = tuple(value.name or "" for value in graph.outputs)
@@ -119,9 +119,18 @@ def inspect(
         unreached=found.unreached,
         without_gradient=without_gradient,
         parameter_bytes=parameter_bytes,
-        activations=_activations(prepare(model, bn), of, counts, sizes) if can_train else None,
+        activations=_activations(_prepared(model, bn), of, counts, sizes) if can_train else None,
         opset=prepared.opset_imports[""],
     )
+
+
+def _prepared(model: ModelLike, bn: BatchNormMode | None) -> ir.Model:
+    """Prepare a model; weights that are inputs as well are to be trained, not fed."""
+    prepared = prepare(model, bn)
+    graph = prepared.graph
+    for value in [v for v in graph.inputs if v.name in graph.initializers]:
+        graph.inputs.remove(value)
+    return prepared
 
 
 def _output(graph: ir.Graph, name: str | None) -> ir.Value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -67,24 +67,30 @@ def estimate(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Activat
     return estimate_proto(skeleton(model), sizes)
 
 
-def estimate_proto(proto: onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> Activations:
+def estimate_proto(
+    proto: onnx.ModelProto,
+    sizes: Mapping[str, int] | None = None,
+    inputs: Collection[str] | None = None,
+) -> Activations:
     """Estimate what a step of a training graph takes beside its parameters.
 
     Args:
         proto: a graph that computes gradients, without its large tensors.
         sizes: numbers for symbolic dimensions, by their names.
+        inputs: the inputs whose symbolic dimensions can be chosen, all by default; those of others,
+            such as labels, follow.
 
     """
-    symbols, given = _symbols(proto.graph), dict(sizes or {})
+    symbols, given = _symbols(proto.graph, inputs), dict(sizes or {})
     unknown = [name for name in given if name not in symbols]
     if unknown:
         raise UnknownNameError(
             f"the inputs have no symbolic dimension {', '.join(map(repr, unknown))}; they have "
             f"{', '.join(map(repr, symbols)) or 'none'}"
         )
-    batch = next((name for name in symbols if name not in given), "")
-    if batch != next(iter(symbols), ""):
-        batch = ""  # the number of samples is given
+    batch = next(iter(symbols), "")
+    if batch in given:
+        batch = ""  # the number of samples is known
     assumed = {n: size for n, size in symbols.items() if n != batch and n not in given}
     known = {**assumed, **given}
     if not batch:
@@ -98,10 +104,12 @@ def estimate_proto(proto: onnx.ModelProto, sizes: Mapping[str, int] | None = Non
     return Activations(per_sample, _peak(graph, fixed), batch, assumed)
 
 
-def _symbols(graph: onnx.GraphProto) -> dict[str, int]:
-    """Name the symbolic dimensions of the inputs, with a likely size; the first is the batch."""
+def _symbols(graph: onnx.GraphProto, inputs: Collection[str] | None) -> dict[str, int]:
+    """Name the symbolic dimensions of inputs, with a likely size; the first is the batch."""
     found: dict[str, int] = {}
     for info in graph.input:
+        if inputs is not None and info.name not in inputs:
+            continue
         dims = info.type.tensor_type.shape.dim
         for index, dim in enumerate(dims):
             if dim.dim_param:
@@ -114,15 +122,10 @@ def _with_sizes(
     proto: onnx.ModelProto, numbers: Mapping[str, int]
 ) -> tuple[onnx.GraphProto, dict[str, int]]:
     """Return the graph with numbers for symbolic dimensions, and the bytes of its values."""
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(proto)
-    for info in (*fixed.graph.input, *fixed.graph.value_info, *fixed.graph.output):
-        for dim in info.type.tensor_type.shape.dim:
-            if dim.dim_param in numbers:
-                dim.dim_value = numbers[dim.dim_param]
-            elif not dim.HasField("dim_value"):
-                dim.Clear()
-    inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
+    inferred = _inferred(proto, numbers)
+    following = _following(proto.graph, inferred.graph)
+    if not following.keys() <= numbers.keys():
+        inferred = _inferred(proto, {**following, **numbers})
     sizes = _sizes(inferred.graph)
     if any(name and name not in sizes for node in inferred.graph.node for name in node.output):
         try:
@@ -131,6 +134,34 @@ def _with_sizes(
             return inferred.graph, sizes
         sizes = _sizes(inferred.graph)
     return inferred.graph, sizes
+
+
+def _inferred(proto: onnx.ModelProto, numbers: Mapping[str, int]) -> onnx.ModelProto:
+    """Infer shapes with numbers for symbolic dimensions; those without one are forgotten."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(proto)
+    for info in (*fixed.graph.input, *fixed.graph.value_info, *fixed.graph.output):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param in numbers:
+                dim.dim_value = numbers[dim.dim_param]
+            elif not dim.HasField("dim_value"):
+                dim.Clear()
+    return onnx.shape_inference.infer_shapes(fixed, data_prop=True)
+
+
+def _following(given: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, int]:
+    """Find the numbers of symbols that values were declared with, and that inference has found."""
+    found: dict[str, int] = {}
+    known = {i.name: i.type.tensor_type for i in (*inferred.value_info, *inferred.output)}
+    for info in (*given.value_info, *given.output):
+        before = info.type.tensor_type.shape.dim
+        after = known[info.name].shape.dim if info.name in known else []
+        found.update(
+            (symbol.dim_param, number.dim_value)
+            for symbol, number in zip(before, after, strict=False)
+            if symbol.dim_param and number.HasField("dim_value")
+        )
+    return found
 
 
 def _sizes(graph: onnx.GraphProto) -> dict[str, int]:

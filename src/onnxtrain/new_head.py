@@ -20,7 +20,12 @@ _LINEAR = ("Gemm", "MatMul", "Conv")
 
 
 def new_head(
-    model: str | onnx.ModelProto, classes: int, *, of: str | None = None, seed: int = 0
+    model: str | onnx.ModelProto,
+    classes: int,
+    *,
+    of: str | None = None,
+    after: str | None = None,
+    seed: int = 0,
 ) -> onnx.ModelProto:
     """Return a model whose last linear layer is replaced by a fresh one.
 
@@ -31,6 +36,8 @@ def new_head(
         model: the model, or the path to its file. It is not changed.
         classes: how many classes the new layer tells apart.
         of: the output whose layer is replaced; the first one by default. The others go.
+        after: a value in the model to put the new layer behind, instead of what the last layer
+            reads: features from before are often better for what is unlike the first purpose.
         seed: what the random first weights follow from.
 
     Example:
@@ -42,19 +49,24 @@ def new_head(
     changed = onnx.ModelProto()
     changed.CopyFrom(_load(model))
     graph = changed.graph
-    layer = _last_layer(graph, _output(graph, of))
-    features, width = _features(layer, _constants(graph))
+    output = _output(graph, of)
+    if after is not None:
+        features, width, flatten = after, _width_of(changed, after), True
+    else:
+        layer = _last_layer(graph, output)
+        features, width = _features(layer, _constants(graph))
+        flatten = layer.op_type == "Conv"
     element_type = _element_type(graph)
     del graph.output[:]
     _sweep(graph, features)
-    _append(graph, layer.op_type, features, (width, classes), element_type, seed)
+    _append(graph, flatten, features, (width, classes), element_type, seed)
     _declare_shape(changed, classes)
     return changed
 
 
 def _append(
     graph: onnx.GraphProto,
-    replaced: str,
+    flatten: bool,
     features: str,
     shape: tuple[int, int],
     element_type: int,
@@ -70,7 +82,7 @@ def _append(
     for name, value in (("weight", weight), ("bias", np.zeros(shape[1]))):
         array = value.astype(helper.tensor_dtype_to_np_dtype(element_type))
         graph.initializer.append(numpy_helper.from_array(array, f"{prefix}.{name}"))
-    if replaced == "Conv":
+    if flatten:
         graph.node.append(helper.make_node("Flatten", [features], [f"{prefix}.features"]))
         features = f"{prefix}.features"
     product = f"{prefix}.product"
@@ -152,6 +164,22 @@ def _features(layer: onnx.NodeProto, constants: Mapping[str, tuple[int, ...]]) -
         return layer.input[0], math.prod(shape[1:])
     turned = any(a.name == "transB" and a.i for a in layer.attribute)
     return layer.input[0], shape[1] if turned else shape[0]
+
+
+def _width_of(model: onnx.ModelProto, name: str) -> int:
+    """Return how many numbers a value has for a sample."""
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    known = {v.name: v for v in (*inferred.value_info, *inferred.output)}
+    made = {name for node in inferred.node for name in node.output}
+    if name not in made:
+        raise UnknownNameError(f"nothing in the model computes a value {name!r}")
+    dims = known[name].type.tensor_type.shape.dim[1:] if name in known else ()
+    if not dims or not all(dim.dim_value for dim in dims):
+        raise ModelError(
+            f"how many numbers {name!r} has for a sample is not known before the model runs: "
+            "choose a value whose axes but the first have fixed sizes, as a global pool has"
+        )
+    return math.prod(dim.dim_value for dim in dims)
 
 
 def _element_type(graph: onnx.GraphProto) -> int:

@@ -52,6 +52,8 @@ CASES = {
     "prepare model.onnx -o out --loss hinge": "invalid choice: 'hinge'",
     "prepare model.onnx": "--output",
     "prepare model.onnx -o out --classes 0": "positive",
+    "prepare model.onnx -o out --after pool": "--classes",
+    "prepare model.onnx -o out --classes 2 --after nothing": "'nothing'",
     "prepare model.onnx -o out --momentum 0.9": "sgd",
     "train missing --data good.npz": "onnxtrain prepare",
     "train empty --data good.npz": "onnxtrain prepare",

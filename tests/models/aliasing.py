@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
 
@@ -46,16 +46,21 @@ class Walk:
             for name in names:
                 self.readers.setdefault(name, []).append(i)
 
-    def up_to(self, index: int) -> set[int]:
-        """The node and all that has run when it runs."""
-        found, waiting = {index}, [index]
-        while waiting:
-            for name in self.reads[waiting.pop()]:
+    def those_before(self, writers: Iterable[int], marked: Iterable[int]) -> dict[int, set[int]]:
+        """Tell for each writer which of the marked nodes have run when it runs, or are it."""
+        places = {index: place for place, index in enumerate(sorted(set(marked)))}
+        bits: list[int] = []
+        for index, names in enumerate(self.reads):  # the nodes of a file are in a possible order
+            own = 1 << places[index] if index in places else 0
+            for name in names:
                 source = self.producer.get(name)
-                if source is not None and source not in found:
-                    found.add(source)
-                    waiting.append(source)
-        return found
+                if source is not None:
+                    own |= bits[source]
+            bits.append(own)
+        return {
+            writer: {index for index, place in places.items() if bits[writer] >> place & 1}
+            for writer in writers
+        }
 
     def names_of_memory(self, name: str) -> set[str]:
         """The name and those of all views of the same memory."""
@@ -69,23 +74,46 @@ class Walk:
         return found
 
 
-def unsafe(model: onnx.ModelProto) -> list[str]:
+def unsafe(graph: onnx.GraphProto, wanted: Iterable[tuple[str, str]] | None = None) -> list[str]:
     """What speaks against writing each output over its input; nothing, if it is empty."""
-    walk = Walk(model.graph)
+    walk = Walk(graph)
+    found = list(pairs(graph) if wanted is None else wanted)
+    memory = {name: walk.names_of_memory(name) for name, _ in found}
+    readers = {
+        name: {index for view in views for index in walk.readers.get(view, ())}
+        for name, views in memory.items()
+    }
+    writers = {updated: walk.producer[updated] for _, updated in found}
+    before = walk.those_before(writers.values(), set().union(*readers.values()))
     problems = []
-    for name, updated in pairs(model.graph):
-        writer = walk.producer.get(updated)
-        if writer is None:
-            problems.append(f"{updated} is not computed")
-            continue
-        before = walk.up_to(writer)
-        memory = walk.names_of_memory(name)
-        for view in memory:
-            for index in walk.readers.get(view, ()):
-                if index not in before:
-                    node = walk.nodes[index]
-                    problems.append(f"{node.op_type} {node.name!r} reads {name} after {updated}")
+    for name, updated in found:
+        writer = writers[updated]
+        for index in readers[name] - before[writer]:
+            node = walk.nodes[index]
+            problems.append(f"{node.op_type} {node.name!r} reads {name} after {updated}")
         node = walk.nodes[writer]
-        if memory & walk.reads[writer] and (node.op_type not in ELEMENTWISE or node.domain):
+        if writer in readers[name] and not writes_what_it_has_read(node, memory[name], updated):
             problems.append(f"{updated} is written by {node.domain}.{node.op_type}, which reads it")
     return problems
+
+
+def writes_what_it_has_read(node: onnx.NodeProto, memory: set[str], updated: str) -> bool:
+    """Whether a node that reads an element does so before it writes over it."""
+    if node.op_type == "Scan" and node.domain == "":
+        return scans_in_place(node, memory, updated)
+    return node.op_type in ELEMENTWISE and node.domain == ""
+
+
+def scans_in_place(node: onnx.NodeProto, memory: set[str], updated: str) -> bool:
+    """Whether a Scan takes pieces of the memory in turn and writes each over itself."""
+    attributes = {a.name: a for a in node.attribute}
+    body = attributes["body"].g
+    states = len(node.input) - attributes["num_scan_inputs"].i
+    settings = attributes.keys() - {"body", "num_scan_inputs"}
+    if any(any(attributes[name].ints) for name in settings):  # another axis or direction
+        return False
+    at = [i for i, name in enumerate(node.input) if name in memory]
+    place = list(node.output).index(updated)
+    if len(at) != 1 or at[0] < states or place < states:
+        return False
+    return not unsafe(body, [(body.input[at[0]].name, body.output[place].name)])

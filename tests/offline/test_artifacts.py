@@ -1,6 +1,5 @@
 """`generate_artifacts`: what it writes, and that stock onnxruntime trains with it."""
 
-import json
 import os
 from pathlib import Path
 
@@ -280,41 +279,6 @@ def test_a_function_as_loss(tmp_path: Path) -> None:
     assert np.isfinite(Device(tmp_path).train(**feeds)[written.loss])
 
 
-def test_names_and_patterns(tmp_path: Path) -> None:
-    written = generate_artifacts(linear(), ["w*"], ["b", "unknown"], artifact_directory=tmp_path)
-    assert (set(written.trainable), set(written.frozen)) == ({"w"}, {"b"})
-    written = generate_artifacts(linear(), frozen_params=["b"], artifact_directory=tmp_path)
-    assert (set(written.trainable), set(written.frozen)) == ({"w"}, {"b"})
-    written = generate_artifacts(linear(), artifact_directory=tmp_path)
-    assert set(written.trainable) == {"w", "b"}
-
-
-def test_numbers_train_where_nothing_else_is_meant(tmp_path: Path) -> None:
-    """Nothing tells a learnt scale from a constant; a pattern does if it matches nothing else."""
-    given = linear()
-    given.graph.node[0].output[0] = "unscaled"
-    given.graph.node.insert(1, helper.make_node("Mul", ["unscaled", "scale"], ["xw"], "scale"))
-    given.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(2), "scale"))
-    trained = {
-        patterns: set(generate_artifacts(given, patterns, artifact_directory=tmp_path).trainable)
-        for patterns in (None, ("*",), ("sc*",), ("scale", "w"))
-    }
-    assert list(trained.values()) == [{"w", "b"}, {"w", "b"}, {"scale"}, {"scale", "w"}]
-
-
-def test_prefix_nominal_checkpoint_and_notes(tmp_path: Path) -> None:
-    written = generate_artifacts(
-        linear(), ["w"], ["b"], prefix="my_", nominal_checkpoint=True, artifact_directory=tmp_path
-    )
-    assert set(written.files) == {f"my_{n}" for n in FILES | {"nominal_checkpoint"}}
-    nominal = read_checkpoint(tmp_path / "my_nominal_checkpoint")
-    assert nominal.nominal and set(nominal.trainable) == {"w"}
-    graph = onnx.load(tmp_path / "my_training_model.onnx", load_external_data=False)
-    notes = json.loads(graph.metadata_props[0].value)
-    assert notes["trainable"] == ["w"] and notes["frozen"] == ["b"] and notes["loss"] == "loss"
-    ort.InferenceSession(tmp_path / "my_training_model.onnx")
-
-
 def test_everything_else_frozen(tmp_path: Path) -> None:
     """As upstream's examples do it: shapes and scales are frozen too, and stay in the graph."""
     given = model(
@@ -351,18 +315,3 @@ def test_the_ort_format(tmp_path: Path) -> None:
     for name in ("training_model", "eval_model", "optimizer_model", "step_model"):
         assert f"{name}.required_operators.config" in written.files
         ort.InferenceSession(tmp_path / f"{name}.ort")
-
-
-def test_a_path_with_external_data(tmp_path: Path) -> None:
-    onnx.save(linear(), tmp_path / "model.onnx", save_as_external_data=True, location="weights.bin",
-              size_threshold=0)  # fmt: skip
-    written = generate_artifacts(
-        tmp_path / "model.onnx", ["w"], ["b"], artifact_directory=tmp_path / "out"
-    )
-    (tmp_path / "weights.bin").unlink()
-    stored = read_checkpoint(written.directory / "checkpoint")
-    np.testing.assert_array_equal(
-        stored.trainable["w"], onnx.numpy_helper.to_array(linear().graph.initializer[0])
-    )
-    results = Device(written.directory).train(x=np.ones((2, 3), np.float32))
-    assert np.isfinite(results["loss"])

@@ -179,6 +179,19 @@ def test_scores_of_a_sequence(tmp_path: Path) -> None:
     close(results["w_grad.accumulation.out"], w.grad.numpy(), "w")
 
 
+@pytest.mark.parametrize("kind", [LossType.MSELoss, LossType.CrossEntropyLoss])
+def test_sizes_of_the_traced_example_are_no_sizes_of_labels(kind: LossType, tmp_path: Path) -> None:
+    """Exporters that trace may declare the batch of the example for the output."""
+    given = two_outputs()
+    del given.graph.output[1], given.graph.node[1]
+    given.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1
+    generate_artifacts(given, loss=kind, artifact_directory=tmp_path)
+    if kind is LossType.MSELoss:
+        compare(tmp_path, F.mse_loss, target=TARGET)
+    else:
+        compare(tmp_path, F.cross_entropy, labels=np.array([0, 3, 1, 1, 2]))
+
+
 def test_a_target_of_another_type_that_the_model_has(tmp_path: Path) -> None:
     """The second name of loss_input_names may be a value that is there already."""
     given = two_outputs()

@@ -182,6 +182,17 @@ def test_artifacts_estimate_for_given_sizes(tmp_path: Path) -> None:
     assert many >= 1000 * written.activation_bytes_per_sample
 
 
+def test_sizes_of_labels_follow(tmp_path: Path) -> None:
+    """An exporter may have other names for the sizes of outputs, which are those of the labels."""
+    given = chain("n", "length", 10)
+    for dim, name in zip(given.graph.output[0].type.tensor_type.shape.dim, "abc", strict=True):
+        dim.dim_param = name
+    written = generate_artifacts(given, loss=LossType.MSELoss, artifact_directory=tmp_path)
+    assert written.activations.assumed == {"length": 128}
+    twice = written.estimate_memory({"length": 256})
+    assert twice.bytes_per_sample == 2 * written.activation_bytes_per_sample
+
+
 NETWORKS = {
     "ResNet18": (lambda: ResNet18(32).train(), lambda n: torch.randn(n, 3, 32, 32)),
     "Bert": (lambda: Bert(4, 128, 4, 1000), lambda n: torch.randint(0, 1000, (n, 64))),

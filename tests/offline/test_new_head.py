@@ -94,3 +94,14 @@ def test_what_cannot_be_replaced_is_refused(tmp_path) -> None:
         new_head(CASES["gemm"], 0)
     with pytest.raises(ModelError, match="no model file"):
         new_head(str(tmp_path / "none.onnx"), 3)
+
+
+def test_the_layer_can_go_behind_any_value_of_known_width() -> None:
+    whole = model(node("Relu", "h", to="r"), node("Gemm", "r", "w", "b"))
+    made = new_head(whole, 2, after="h")
+    assert [n.op_type for n in made.graph.node] == ["MatMul", "Flatten", "MatMul", "Add"]
+    with pytest.raises(UnknownNameError, match="'nothing'"):
+        new_head(whole, 2, after="nothing")
+    unknown = model(node("MatMul", "h", "w"), dims=("batch", "length", 6))
+    with pytest.raises(ModelError, match="fixed sizes"):
+        new_head(unknown, 2, after="h")

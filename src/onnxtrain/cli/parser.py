@@ -98,6 +98,7 @@ def _prepare(commands: Any) -> None:
     add("--train", action="append", metavar="PATTERN", help="what trains, such as 'head.*'")
     add("--freeze", action="append", metavar="PATTERN", help="what does not train")
     add("--classes", type=int, metavar="N", help="replace the last layer by one for N classes")
+    add("--after", metavar="NAME", help="the value to put that new layer behind")
     add("--of", metavar="NAME", help="the value that the loss is computed from")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--weight-decay", type=float, default=0.0, metavar="X")

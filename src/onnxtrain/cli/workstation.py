@@ -47,8 +47,10 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     if options.classes is not None:
         from onnxtrain.new_head import new_head
 
-        model = new_head(str(model), options.classes, of=options.of)
+        model = new_head(str(model), options.classes, of=options.of, after=options.after)
         train = train or ["head*.weight", "head*.bias"]
+    elif options.after is not None:
+        raise ArgumentError("--after says where a new layer goes: give --classes too")
     shown = _load_graph(model)
     scores = _scores(shown, options, console)
     outputs = [value.name for value in shown.graph.output]

@@ -22,7 +22,7 @@ from onnx import helper
 from onnxtrain.autodiff.emit import FLOOR_IR_VERSION, FLOOR_OPSET
 from onnxtrain.autodiff.infer import root_cause
 from onnxtrain.errors import BlockError, ModelError
-from onnxtrain.onnxblock.values import is_large
+from onnxtrain.onnxblock.values import drop_default_inputs, forget_traced_sizes, is_large
 
 
 class ModelAccessor:
@@ -112,6 +112,8 @@ def base(
 
     def copied() -> ModelAccessor:
         own = copy.deepcopy(model)
+        drop_default_inputs(own)
+        forget_traced_sizes(own)
         if model_path is not None:
             _read_small_tensors(own, Path(model_path).parent)
         return ModelAccessor(own, model_path)

@@ -43,12 +43,14 @@ class FunctionLoss(Block):
     def build(self, *output_names: str) -> Any:
         """Call the function, and add inputs for its labels."""
         labels = self._labels(output_names)
+        op = Writer()
+        # Asked before the function writes nodes that read labels which are not there yet.
+        like = type_of(op.model, output_names[0]) if labels else None
         result = self._function(*output_names, **{label: label for label in labels})
         names_of(result)
-        op = Writer()
         for label in labels:
-            if not is_defined(op.model, label):
-                op.input(label, type_of(op.model, output_names[0]))
+            if like is not None and not is_defined(op.model, label):
+                op.input(label, like)
         return result
 
     def _labels(self, given: Sequence[str]) -> list[str]:

@@ -17,6 +17,8 @@ from onnx import helper
 from onnxtrain.autodiff.infer import SMALL, check_proto, infer_proto
 from onnxtrain.errors import UnknownNameError
 
+_OWN = ("", "ai.onnx")
+_INITIALIZERS_ALONE_SINCE = 4  # IR version
 _SMALL_COUNT = SMALL // 8  # numbers; shape arithmetic reads int64
 
 
@@ -31,8 +33,10 @@ def type_of(model: onnx.ModelProto, name: str) -> onnx.TypeProto:
     Only `elem_type` can be relied on: a shape need not be known.
     """
     found = _declared(model.graph, name)
-    if found is None and is_defined(model, name):
-        found = known_type(inferred(model), name)
+    is_computed = any(name in node.output for node in model.graph.node)
+    if is_computed or (found is None and is_defined(model, name)):
+        # Inference may know more than is declared, and notices shapes that are declared wrongly.
+        found = known_type(inferred(model), name) or found
     if found is None:
         raise UnknownNameError(unknown(model, name))
     return found
@@ -88,6 +92,40 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     del target.value_info[:]
     target.value_info.extend(kept)
     return copied
+
+
+def drop_default_inputs(model: onnx.ModelProto) -> None:
+    """Let initializers that are inputs as well be initializers alone.
+
+    Models of the first IR versions list every weight as an input, and some exporters do so still.
+    A weight is trained, not fed.
+    """
+    graph = model.graph
+    stored = {tensor.name for tensor in graph.initializer}
+    fed = [info for info in graph.input if info.name not in stored]
+    if len(fed) < len(graph.input):
+        del graph.input[:]
+        graph.input.extend(fed)
+    model.ir_version = max(model.ir_version, _INITIALIZERS_ALONE_SINCE)
+
+
+def forget_traced_sizes(model: onnx.ModelProto) -> None:
+    """Forget the sizes that outputs are declared with, if inputs vary in size.
+
+    Exporters that trace write the sizes of the example where they lose track of a symbol. Labels
+    would be declared with them, and then nothing but that example could be fed. Shape inference
+    finds again what is true.
+    """
+    graph = model.graph
+    dims = [dim for info in graph.input for dim in info.type.tensor_type.shape.dim]
+    if all(dim.HasField("dim_value") for dim in dims):
+        return
+    inferable = {name for node in graph.node if node.domain in _OWN for name in node.output}
+    for info in graph.output:
+        if info.name in inferable:
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.HasField("dim_value"):
+                    dim.Clear()
 
 
 def is_large(tensor: onnx.TensorProto) -> bool:

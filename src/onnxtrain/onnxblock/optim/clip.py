@@ -13,6 +13,7 @@ from onnxtrain.autodiff.shapes import static_dims, working_type
 from onnxtrain.errors import BlockError
 from onnxtrain.onnxblock.block import Block
 from onnxtrain.onnxblock.optim.graft import graft
+from onnxtrain.onnxblock.optim.inplace import DIMS
 
 Clipped = tuple[list[ir.Value], ir.Value | None]
 
@@ -85,12 +86,12 @@ class ClipGradValue(GradientClip):
 def _sum_of_squares(op: Ops, gradient: ir.Value) -> ir.Value:
     """Return the sum of the squares of all elements, as a vector of length one."""
     g = op.cast(gradient, working_type(gradient))
-    dims = static_dims(gradient)
+    dims = gradient.meta.get(DIMS, static_dims(gradient))
     squares = op.Mul(g, g)
     if dims is None:
         rows = squares
     else:
         count = math.prod(dims)
         row = next(r for r in range(min(count, _LONGEST_ROW) or 1, 0, -1) if count % r == 0)
-        rows = op.sum(op.reshape(squares, [count // row, row]), [1])
+        rows = op.ReduceSum(op.reshape(squares, [count // row, row]), [1], keepdims=0)
     return op.reshape(op.ReduceSum(rows, keepdims=0), [1])

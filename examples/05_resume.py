@@ -1,0 +1,141 @@
+"""Tutorial 5: resume, schedulers, gradient accumulation."""
+
+# %% [markdown]
+# # 5. Resume, schedules, accumulation
+#
+# A device is switched off at any time, has little memory, and gets one chance. This page interrupts a
+# run and goes on, to the bit; changes the learning rate on the way; and makes large batches out of
+# small ones.
+
+# %%
+import numpy as np
+from sklearn.datasets import load_digits
+
+import onnxtrain
+from onnxtrain import artifacts
+from onnxtrain.demo.network import network
+
+pixels, digits = load_digits(return_X_y=True)
+images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+train, test = (images[:1400], digits[:1400]), (images[1400:], digits[1400:])
+artifacts.generate_artifacts(
+    network(),
+    loss=artifacts.LossType.CrossEntropyLoss,
+    optimizer=artifacts.OptimType.AdamW,
+    artifact_directory="artifacts",
+    additional_output_names=["scores"],
+)
+
+# %% [markdown]
+# ## A run that is interrupted
+#
+# The same function starts a run and goes on with it. `checkpoint_every=10` saves each ten steps; a
+# file is replaced as a whole or not at all.
+
+# %%
+from pathlib import Path
+
+
+def run(saved: Path, callbacks=()) -> onnxtrain.TrainingSession:
+    session = onnxtrain.TrainingSession.from_folder(
+        "artifacts", checkpoint=saved if saved.exists() else None
+    )
+    if not saved.exists():
+        session.set_learning_rate(3e-3)
+    onnxtrain.fit(
+        session,
+        train,
+        epochs=3,
+        evaluate=test,
+        metrics=["accuracy"],
+        scheduler={"name": "cosine", "warmup_ratio": 0.1},
+        checkpoint=saved,
+        checkpoint_every=10,
+        resume=True,
+        callbacks=callbacks,
+        seed=0,
+    )
+    return session
+
+
+whole = run(Path("whole"))
+
+# %% [markdown]
+# Now the power fails in the middle of the second epoch, here by an exception out of a callback:
+
+
+# %%
+class PowerFailure(Exception):
+    pass
+
+
+class Accident:
+    def on_step_end(self, run):
+        if run.step == 57:
+            raise PowerFailure
+
+
+try:
+    run(Path("broken"), callbacks=[Accident()])
+except PowerFailure:
+    print("dark")
+
+# %% [markdown]
+# The last checkpoint is of step 50. The run goes on from there, with the optimizer's moments, the
+# schedule, the order of the samples and the place in it.
+
+# %%
+resumed = run(Path("broken"))
+same = all(
+    np.array_equal(parameter.data, resumed.state.parameters[name].data)
+    for name, parameter in whole.state.parameters
+)
+print("every parameter is the same, to the bit:", same)
+
+# %% [markdown]
+# ## Schedules
+#
+# Each is a name; settings that are not given follow from the data and the number of epochs.
+
+# %%
+from matplotlib.figure import Figure
+
+from onnxtrain.api.schedulers import SCHEDULERS
+
+settings = {
+    "linear": {"warmup_step_count": 20, "total_step_count": 200, "initial_lr": 1e-3},
+    "cosine": {"warmup_step_count": 20, "total_step_count": 200, "initial_lr": 1e-3},
+    "onecycle": {"total_step_count": 200, "max_lr": 1e-3},
+    "step": {"step_size": 60, "gamma": 0.5, "initial_lr": 1e-3},
+}
+figure = Figure(figsize=(6.4, 2.8), layout="constrained")
+axes = figure.subplots()
+for name, given in settings.items():
+    session = onnxtrain.TrainingSession.from_folder("artifacts")
+    scheduler = SCHEDULERS[name](session.optimizer, **given)
+    rates = []
+    for _ in range(200):
+        rates.append(session.get_learning_rate())
+        session.step(images[:2], digits[:2])
+        scheduler.step()
+    axes.plot(rates, label=name)
+axes.set(xlabel="step", ylabel="learning rate")
+axes.legend(frameon=False)
+figure.savefig("schedules.png", dpi=100)
+
+# %% [markdown]
+# ## Large batches in little memory
+#
+# Four batches of 25 with `accumulate=4` are one of 100: the mean gradient of all samples, one update.
+
+
+# %%
+def losses(**options) -> list[float]:
+    session = onnxtrain.TrainingSession.from_folder("artifacts")
+    session.set_learning_rate(1e-3)
+    return onnxtrain.fit(session, train, shuffle=False, progress=False, **options).losses
+
+
+at_once, in_parts = losses(batch_size=100), losses(batch_size=25, accumulate=4)
+print(f"{len(at_once)} steps; the losses differ by at most "
+      f"{np.abs(np.subtract(at_once, in_parts)).max():.1e}")  # fmt: skip

@@ -1,0 +1,74 @@
+"""Tutorial 6: from onnxruntime.training to onnxtrain."""
+
+# %% [markdown]
+# # 6. Migrating from onnxruntime.training
+#
+# ONNX Runtime's own training package ended with version 1.19.2. A script that was written for it runs
+# on the stock onnxruntime in one of two ways: unchanged, or with other imports. First what the script
+# works with, a model and data:
+
+# %%
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+from sklearn.datasets import load_digits
+
+from onnxtrain.demo.network import network
+
+pixels, labels = load_digits(return_X_y=True)
+np.savez("digits.npz", images=(pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels=labels)
+onnx.save(network(), "digits.onnx")
+
+# %% [markdown]
+# And the script. Nothing in it knows of onnxtrain:
+
+# %%
+examples = Path(__file__).parent if "__file__" in globals() else Path("examples")
+script = (examples / "upstream_script.py").read_text()
+print(script)
+
+# %% [markdown]
+# ## Unchanged
+#
+# `python -m onnxtrain.compat script.py` runs a script with onnxtrain in the place of
+# `onnxruntime.training`; `import onnxtrain.compat` as the first line of a program does the same.
+
+# %%
+import subprocess
+import sys
+
+Path("script.py").write_text(script)
+command = [sys.executable, "-m", "onnxtrain.compat", "script.py"]
+unchanged = subprocess.run(command, capture_output=True, text=True, check=True)
+print(unchanged.stdout)
+
+# %% [markdown]
+# ## With other imports
+#
+# For good, two lines change. Names, argument orders, defaults and files stay.
+
+# %%
+changed = script.replace("from onnxruntime.training", "from onnxtrain")
+for before, after in zip(script.splitlines(), changed.splitlines(), strict=True):
+    if before != after:
+        print("-", before)
+        print("+", after)
+Path("script.py").write_text(changed)
+result = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
+assert result.stdout == unchanged.stdout
+
+# %% [markdown]
+# What it saved is in the format of 1.19.2. What is new comes without another change to the script:
+# the whole step as one graph, for instance, which `TrainingSession` uses.
+
+# %%
+import onnxtrain
+
+print(sorted(os.listdir("artifacts")))
+session = onnxtrain.TrainingSession.from_folder("artifacts", checkpoint="trained")
+print(f"goes on from step {session.optimizer.step_count}")
+
+# %% [markdown]
+# [Coming from onnxruntime-training](../migrating.md) lists what is deliberately different.

@@ -1,0 +1,62 @@
+"""Write the artifacts of the benchmark's network to a folder; or time steps with them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+import warnings
+
+import numpy as np
+
+from onnxtrain.api import TrainingSession
+
+
+def write(folder: str) -> None:
+    """Write the artifacts."""
+    import onnx
+    import torch  # noqa: TID251
+    from torch import nn  # noqa: TID251
+
+    from onnxtrain import artifacts
+
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            net, (torch.zeros(64, 1, 28, 28),), file, dynamo=False, opset_version=18,
+            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "batch"}},
+        )  # fmt: skip
+    artifacts.generate_artifacts(
+        onnx.load_from_string(file.getvalue()),
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder,
+    )
+
+
+def run(folder: str, steps: int) -> None:
+    """Print the milliseconds of each step."""
+    session = TrainingSession.from_folder(folder)
+    rng = np.random.default_rng(0)
+    x = rng.random((64, 1, 28, 28), np.float32)
+    labels = rng.integers(0, 10, 64)
+    times = []
+    for _ in range(steps + 3):
+        began = time.perf_counter()
+        session.step(x, labels)
+        times.append(1000 * (time.perf_counter() - began))
+    print(json.dumps(times[3:]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        write(sys.argv[2])
+    else:
+        run(sys.argv[2], int(sys.argv[3]))
