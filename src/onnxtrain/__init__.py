@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from onnxtrain.errors import OnnxTrainError
 
 if TYPE_CHECKING:
-    from onnxtrain.api.fit import fit
+    from onnxtrain.api.fit import EarlyStopping, evaluate, fit
+    from onnxtrain.api.history import History
     from onnxtrain.api.random_state import set_seed
     from onnxtrain.api.session import TrainingSession
     from onnxtrain.autodiff.gradient import gradient
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "EarlyStopping",
+    "History",
     "OnnxTrainError",
     "TrainingSession",
     "__version__",
+    "evaluate",
     "fit",
     "gradient",
     "inspect",
@@ -30,7 +34,10 @@ __all__ = [
 ]
 
 _DEVICE = {
+    "EarlyStopping": "onnxtrain.api.fit",
+    "History": "onnxtrain.api.history",
     "TrainingSession": "onnxtrain.api.session",
+    "evaluate": "onnxtrain.api.fit",
     "fit": "onnxtrain.api.fit",
     "set_seed": "onnxtrain.api.random_state",
 }

@@ -1,4 +1,4 @@
-"""What `generate_artifacts` takes: names and patterns, directories and prefixes, kinds of models."""
+"""What `generate_artifacts` takes: names, patterns, directories, prefixes, kinds of models."""
 
 import json
 import os

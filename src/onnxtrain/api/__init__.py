@@ -14,28 +14,51 @@ if TYPE_CHECKING:
     from onnxtrain.api.module import Module
     from onnxtrain.api.optimizer import Optimizer
     from onnxtrain.api.parameters import Parameter, Parameters, Properties
-    from onnxtrain.api.schedulers import LinearLRScheduler
+    from onnxtrain.api.plateau import PlateauLRScheduler
+    from onnxtrain.api.schedulers import (
+        ConstantLRScheduler,
+        CosineLRScheduler,
+        ExponentialLRScheduler,
+        LinearLRScheduler,
+        MultiStepLRScheduler,
+        OneCycleLRScheduler,
+        StepLRScheduler,
+    )
     from onnxtrain.api.session import TrainingSession
 
 __all__ = [
     "CheckpointState",
+    "ConstantLRScheduler",
+    "CosineLRScheduler",
+    "ExponentialLRScheduler",
     "LinearLRScheduler",
     "Module",
+    "MultiStepLRScheduler",
+    "OneCycleLRScheduler",
     "Optimizer",
     "Parameter",
     "Parameters",
+    "PlateauLRScheduler",
     "Properties",
+    "StepLRScheduler",
     "TrainingSession",
 ]
 
 _HOMES = {
     "CheckpointState": "checkpoint",
+    "ConstantLRScheduler": "schedulers",
+    "CosineLRScheduler": "schedulers",
+    "ExponentialLRScheduler": "schedulers",
     "LinearLRScheduler": "schedulers",
     "Module": "module",
+    "MultiStepLRScheduler": "schedulers",
+    "OneCycleLRScheduler": "schedulers",
     "Optimizer": "optimizer",
     "Parameter": "parameters",
     "Parameters": "parameters",
+    "PlateauLRScheduler": "plateau",
     "Properties": "parameters",
+    "StepLRScheduler": "schedulers",
     "TrainingSession": "session",
 }
 
