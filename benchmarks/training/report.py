@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bars import OURS, Verdict, row_peers, start_s, step_ms
+from bars import COMPILED, OURS, Verdict, row_peers, start_s, step_ms
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 Data = Mapping[str, Any]
@@ -20,6 +20,8 @@ def markdown(run: Data, verdicts: Sequence[Verdict], picture: str | None = None)
     parts += ["### Step time", summary(run), "### All columns", table(run)]
     if any(r["error"] for row in run["rows"] for r in row["results"]):
         parts.append(_failures(run))
+    if cold := _cold(run):
+        parts.append(cold)
     parts += ["### Settings", _settings(run), "### Bars", bars_table(verdicts, run)]
     if run.get("curves"):
         parts += ["### Growth", _curves(run)]
@@ -91,6 +93,19 @@ def _line(run: Data, row: Data, result: Data, first: bool) -> list[str]:
         size,
         f"{result['artifacts'] / 1e6:.2f}",
     ]
+
+
+def _cold(run: Data) -> str:
+    """Tell how long the first start of what compiles took, when nothing was compiled yet."""
+    found = [
+        f"{row['title']} {_number(result['cold_start_s'])} s"
+        for row in run["rows"]
+        for result in row["results"]
+        if result["peer"] == COMPILED and result["cold_start_s"]
+    ]
+    if not found:
+        return ""
+    return f"`torch.compile`, start to first step with nothing compiled: {'; '.join(found)}."
 
 
 def _settings(run: Data) -> str:

@@ -27,7 +27,8 @@ async function begin() {
   $("stop").addEventListener("click", () => learning?.abort());
   $("download").addEventListener("click", () => guarded(download));
   $("forget").addEventListener("click", () => guarded(forget));
-  if ("serviceWorker" in navigator) navigator.serviceWorker.register("sw.js").catch(() => undefined);
+  if ("serviceWorker" in navigator)
+    navigator.serviceWorker.register("sw.js").catch(() => undefined);
   store = await CheckpointStore.open(STORE).catch(tellOfStorage);
   printed = printedDigits(new Uint8Array(await (await fetch("model/printed.bin")).arrayBuffer()));
   session = await open((await store?.load("checkpoint")) ?? undefined);
@@ -195,10 +196,16 @@ function lesson() {
     ...Array.from({ length: VARIANTS }, () => ({ picture: varied(picture), label })),
   ]);
   // As many printed ones as drawn ones, so that neither is forgotten.
-  const others = Array.from({ length: Math.min(drawn.length, printed.length) }, (_, i) => printed[i]);
+  const others = Array.from(
+    { length: Math.min(drawn.length, printed.length) },
+    (_, i) => printed[i],
+  );
   const all = [...drawn, ...others];
   return {
-    arrays: { image: stacked(all.map(({ picture }) => picture)), labels: all.map(({ label }) => label) },
+    arrays: {
+      image: stacked(all.map(({ picture }) => picture)),
+      labels: all.map(({ label }) => label),
+    },
   };
 }
 
@@ -281,7 +288,8 @@ async function guarded(action) {
   } catch (error) {
     $("trouble").textContent = error.message;
     $("trouble").hidden = false;
-    if (error.name === "WorkerError") session = await open((await store?.load("checkpoint")) ?? undefined);
+    if (error.name === "WorkerError")
+      session = await open((await store?.load("checkpoint")) ?? undefined);
   }
 }
 

@@ -26,8 +26,15 @@ export function prepared(canvas) {
   const scale = BOX / extent;
   const [w, h] = [right - left + 1, bottom - top + 1];
   context.drawImage(
-    canvas, left, top, w, h,
-    (SIZE - w * scale) / 2, (SIZE - h * scale) / 2, w * scale, h * scale,
+    canvas,
+    left,
+    top,
+    w,
+    h,
+    (SIZE - w * scale) / 2,
+    (SIZE - h * scale) / 2,
+    w * scale,
+    h * scale,
   );
   const pixels = context.getImageData(0, 0, SIZE, SIZE).data;
   return Float32Array.from({ length: SIZE * SIZE }, (_, i) => pixels[4 * i] / 255);
@@ -47,8 +54,10 @@ export function varied(picture, random = Math.random) {
     const [x0, y0] = [Math.floor(x), Math.floor(y)];
     const [fx, fy] = [x - x0, y - y0];
     return (
-      at(x0, y0) * (1 - fx) * (1 - fy) + at(x0 + 1, y0) * fx * (1 - fy) +
-      at(x0, y0 + 1) * (1 - fx) * fy + at(x0 + 1, y0 + 1) * fx * fy
+      at(x0, y0) * (1 - fx) * (1 - fy) +
+      at(x0 + 1, y0) * fx * (1 - fy) +
+      at(x0, y0 + 1) * (1 - fx) * fy +
+      at(x0 + 1, y0 + 1) * fx * fy
     );
   });
 }
@@ -63,7 +72,10 @@ export function stacked(pictures) {
 /** The printed digits that come with the model: 0 to 9, again and again. */
 export function printedDigits(bytes) {
   return Array.from({ length: bytes.length / (SIZE * SIZE) }, (_, i) => ({
-    picture: Float32Array.from(bytes.subarray(i * SIZE * SIZE, (i + 1) * SIZE * SIZE), (v) => v / 255),
+    picture: Float32Array.from(
+      bytes.subarray(i * SIZE * SIZE, (i + 1) * SIZE * SIZE),
+      (v) => v / 255,
+    ),
     label: i % 10,
   }));
 }
@@ -74,7 +86,9 @@ export function imageOf(picture) {
   canvas.width = canvas.height = SIZE;
   const context = canvas.getContext("2d");
   const image = context.createImageData(SIZE, SIZE);
-  picture.forEach((value, i) => image.data.set([255 * value, 255 * value, 255 * value, 255], 4 * i));
+  picture.forEach((value, i) =>
+    image.data.set([255 * value, 255 * value, 255 * value, 255], 4 * i),
+  );
   context.putImageData(image, 0, 0);
   return canvas.toDataURL();
 }

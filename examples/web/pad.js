@@ -53,7 +53,12 @@ export class Pad {
 
   #stroke(to) {
     const context = this.#context;
-    Object.assign(context, { strokeStyle: "#fff", lineWidth: WIDTH, lineCap: "round", lineJoin: "round" });
+    Object.assign(context, {
+      strokeStyle: "#fff",
+      lineWidth: WIDTH,
+      lineCap: "round",
+      lineJoin: "round",
+    });
     context.beginPath();
     context.moveTo(this.#last.x, this.#last.y);
     context.lineTo(to.x, to.y);

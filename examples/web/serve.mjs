@@ -18,7 +18,17 @@ const VENDOR = {
   "ort-wasm-simd-threaded.wasm": join(ORT, "ort-wasm-simd-threaded.wasm"),
   "ort-wasm-simd-threaded.mjs": join(ORT, "ort-wasm-simd-threaded.mjs"),
 };
-const PAGE = ["index.html", "style.css", "icon.svg", "app.js", "digits.js", "pad.js", "worker.js", "sw.js", "model"];
+const PAGE = [
+  "index.html",
+  "style.css",
+  "icon.svg",
+  "app.js",
+  "digits.js",
+  "pad.js",
+  "worker.js",
+  "sw.js",
+  "model",
+];
 const TYPES = {
   ".html": "text/html; charset=utf-8",
   ".css": "text/css; charset=utf-8",

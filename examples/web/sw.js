@@ -5,10 +5,24 @@
 
 const CACHE = "onnxtrain-digits-1";
 const FILES = [
-  "./", "index.html", "style.css", "icon.svg", "app.js", "digits.js", "pad.js", "worker.js",
-  "vendor/onnxtrain.js", "vendor/ort.wasm.bundle.min.mjs", "vendor/ort-wasm-simd-threaded.wasm",
-  "vendor/ort-wasm-simd-threaded.mjs", "model/training_model.onnx", "model/eval_model.onnx",
-  "model/optimizer_model.onnx", "model/step_model.onnx", "model/checkpoint", "model/printed.bin",
+  "./",
+  "index.html",
+  "style.css",
+  "icon.svg",
+  "app.js",
+  "digits.js",
+  "pad.js",
+  "worker.js",
+  "vendor/onnxtrain.js",
+  "vendor/ort.wasm.bundle.min.mjs",
+  "vendor/ort-wasm-simd-threaded.wasm",
+  "vendor/ort-wasm-simd-threaded.mjs",
+  "model/training_model.onnx",
+  "model/eval_model.onnx",
+  "model/optimizer_model.onnx",
+  "model/step_model.onnx",
+  "model/checkpoint",
+  "model/printed.bin",
 ];
 
 self.addEventListener("install", (event) => {
@@ -41,10 +55,15 @@ async function answer(request) {
   const headers = new Headers(response.headers);
   headers.set("Cross-Origin-Opener-Policy", "same-origin");
   headers.set("Cross-Origin-Embedder-Policy", "require-corp");
-  return new Response(response.body, { status: response.status, statusText: response.statusText, headers });
+  return new Response(response.body, {
+    status: response.status,
+    statusText: response.statusText,
+    headers,
+  });
 }
 
 self.addEventListener("fetch", (event) => {
   const { method, url } = event.request;
-  if (method === "GET" && new URL(url).origin === location.origin) event.respondWith(answer(event.request));
+  if (method === "GET" && new URL(url).origin === location.origin)
+    event.respondWith(answer(event.request));
 });

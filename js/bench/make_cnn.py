@@ -15,7 +15,7 @@ from onnxtrain.api import TrainingSession
 
 def write(folder: str) -> None:
     """Write the artifacts."""
-    import onnx
+    import onnx  # noqa: TID251
     import torch  # noqa: TID251
     from torch import nn  # noqa: TID251
 

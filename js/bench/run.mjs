@@ -19,7 +19,9 @@ const found = new Map();
 const note = (name, times) => found.set(name, [...(found.get(name) ?? []), ...times]);
 
 function inPython() {
-  const printed = execFileSync(python, [script, "run", folder, String(STEPS)], { encoding: "utf-8" });
+  const printed = execFileSync(python, [script, "run", folder, String(STEPS)], {
+    encoding: "utf-8",
+  });
   note("Python, onnxruntime", JSON.parse(printed));
 }
 
@@ -76,7 +78,12 @@ async function inTensorFlow(browser, address, backend) {
     await tf.ready();
     const model = tf.sequential({
       layers: [
-        tf.layers.conv2d({ inputShape: [28, 28, 1], filters: 32, kernelSize: 3, activation: "relu" }),
+        tf.layers.conv2d({
+          inputShape: [28, 28, 1],
+          filters: 32,
+          kernelSize: 3,
+          activation: "relu",
+        }),
         tf.layers.conv2d({ filters: 64, kernelSize: 3, activation: "relu" }),
         tf.layers.maxPooling2d({ poolSize: 2 }),
         tf.layers.flatten(),
@@ -114,7 +121,8 @@ try {
     await inNode();
     await inChromium(browser, address, 1);
     await inChromium(browser, address, 2);
-    if (round === 0) for (const backend of ["wasm", "cpu"]) await inTensorFlow(browser, address, backend);
+    if (round === 0)
+      for (const backend of ["wasm", "cpu"]) await inTensorFlow(browser, address, backend);
   }
   await browser.close();
   server.close();
@@ -124,5 +132,7 @@ try {
 for (const [name, times] of found) {
   const sorted = times.sort((a, b) => a - b);
   const [median, best] = [sorted[sorted.length >> 1], sorted[0]];
-  console.log(times.length ? `${name}: median ${median.toFixed(1)} ms, best ${best.toFixed(1)} ms` : name);
+  console.log(
+    times.length ? `${name}: median ${median.toFixed(1)} ms, best ${best.toFixed(1)} ms` : name,
+  );
 }

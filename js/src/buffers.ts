@@ -31,7 +31,10 @@ export class Buffers {
     const rest = [...inputs.keys()].filter((name) => !state.isTrainable(name));
     const noted = (model.notes.frozen ?? []).filter((n) => state.has(n) && !inputs.has(n));
     const listed = new Set([...inputs.keys(), ...noted]);
-    const others = state.names().filter((name) => !listed.has(name)).sort(byCodePoints);
+    const others = state
+      .names()
+      .filter((name) => !listed.has(name))
+      .sort(byCodePoints);
     this.all = [...this.trainable, ...rest, ...noted, ...others];
     for (const name of this.all) {
       const dims = inputs.get(name) ?? model.external.get(name)?.dims ?? null;

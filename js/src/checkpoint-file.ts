@@ -6,15 +6,7 @@
  */
 
 import { CHECKSUM_SIZE, isChecksumRight, writeChecksum } from "./checksum.js";
-import {
-  arrayOf,
-  BOOL,
-  bytesOf,
-  countOf,
-  dataSize,
-  ELEMENT_TYPES,
-  STRING,
-} from "./elements.js";
+import { arrayOf, BOOL, bytesOf, countOf, dataSize, ELEMENT_TYPES, STRING } from "./elements.js";
 import { CheckpointError, quoted } from "./errors.js";
 import { FlatReader, type FlatTable } from "./flat-reader.js";
 import { Bulk, Int64s, layOut, Table, Text, Vector, type Node } from "./flat-writer.js";
@@ -346,10 +338,7 @@ function groupTable(name: string, group: OptimizerGroup): Table {
   const states = sorted(group.states).map(([parameter, moments]) =>
     new Table()
       .refer(0, text(parameter))
-      .refer(
-        1,
-        new Vector(moments.map((moment, k) => tensorTable(`momentum${k}`, moment, false))),
-      ),
+      .refer(1, new Vector(moments.map((moment, k) => tensorTable(`momentum${k}`, moment, false)))),
   );
   return new Table()
     .refer(0, text(name))

@@ -92,7 +92,12 @@ class Cut {
       } else copied.push(data);
     }
     const outputs = await this.outputTypes();
-    const file = this.assemble(inputs.map(([, data]) => data), outputs, copied, tensors);
+    const file = this.assemble(
+      inputs.map(([, data]) => data),
+      outputs,
+      copied,
+      tensors,
+    );
     if (file.size > MAX_FILE_SIZE) {
       throw new ModelError(
         `the model has ${file.size} bytes and an ONNX file cannot have more than ${MAX_FILE_SIZE}`,

@@ -117,7 +117,9 @@ class ArraySource implements BatchSource {
       const start = index * batchSize;
       const end = Math.min(start + batchSize, this.samples);
       const feeds = this.columns.map(({ array, dims, stride }) => ({
-        data: order ? gathered(array, stride, order.subarray(start, end)) : array.subarray(start * stride, end * stride),
+        data: order
+          ? gathered(array, stride, order.subarray(start, end))
+          : array.subarray(start * stride, end * stride),
         dims: [end - start, ...dims.slice(1)],
       }));
       yield { feeds, samples: end - start };
@@ -146,7 +148,9 @@ function column(value: ValueType, given: Input): Column {
 }
 
 function gathered(array: TypedArray, stride: number, rows: Uint32Array): TypedArray {
-  const result = new (array.constructor as new (length: number) => TypedArray)(rows.length * stride);
+  const result = new (array.constructor as new (length: number) => TypedArray)(
+    rows.length * stride,
+  );
   rows.forEach((row, index) => {
     const part = array.subarray(row * stride, (row + 1) * stride);
     (result as Float32Array).set(part as Float32Array, index * stride);
@@ -177,9 +181,9 @@ class IterableSource implements BatchSource {
       throw new ArgumentError(
         skip
           ? `epoch ${number + 1} has ${index} batches, but ${skip} were done before the run stopped: ` +
-              "to resume, the same data are needed"
+            "to resume, the same data are needed"
           : `there was no batch in epoch ${number + 1}; an iterator can be gone through once: pass a ` +
-              "function that returns a new one",
+            "function that returns a new one",
       );
     }
   }

@@ -125,7 +125,10 @@ function recordJson(record: EpochRecord): JsonObject {
     ["loss", record.loss],
     ["learning_rate", record.learningRate],
     ["seconds", record.seconds],
-    ["values", new Map(Object.entries(record.values).map(([name, value]) => [toPython(name), value]))],
+    [
+      "values",
+      new Map(Object.entries(record.values).map(([name, value]) => [toPython(name), value])),
+    ],
   ]);
 }
 
@@ -152,7 +155,8 @@ export function readPlace(
 }
 
 function parse(record: JsonObject): ReturnType<typeof readPlace> & { step: number } {
-  if (record.get("format") !== FORMAT) throw new Error(`its format is ${String(record.get("format"))}`);
+  if (record.get("format") !== FORMAT)
+    throw new Error(`its format is ${String(record.get("format"))}`);
   const history = object(record.get("history"));
   const best = record.get("best") ?? null;
   const place: Place = {

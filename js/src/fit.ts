@@ -26,7 +26,16 @@ export type Metric = (output: OrtTensor, labels: Numbers) => number;
 
 /** What a run tells while it goes on. */
 export type ProgressEvent =
-  | { readonly type: "step"; readonly epoch: number; readonly epochs: number; readonly step: number; readonly batch: number; readonly batches: number | null; readonly loss: number; readonly learningRate: number }
+  | {
+      readonly type: "step";
+      readonly epoch: number;
+      readonly epochs: number;
+      readonly step: number;
+      readonly batch: number;
+      readonly batches: number | null;
+      readonly loss: number;
+      readonly learningRate: number;
+    }
   | { readonly type: "epoch"; readonly epochs: number; readonly record: EpochRecord }
   | { readonly type: "saved"; readonly step: number; readonly bytes: number };
 
@@ -63,9 +72,16 @@ export interface FitOptions {
   /** Data to evaluate with after each epoch. */
   readonly evaluate?: FitData | undefined;
   /** What to measure in evaluation beside the loss, by name; "accuracy" is known. */
-  readonly metrics?: readonly "accuracy"[] | Readonly<Record<string, Metric | "accuracy">> | undefined;
+  readonly metrics?:
+    | readonly "accuracy"[]
+    | Readonly<Record<string, Metric | "accuracy">>
+    | undefined;
   /** A scheduler, or the name of one with its settings; what is left out follows from the data. */
-  readonly scheduler?: LRScheduler | string | ({ readonly name: string } & Readonly<Record<string, unknown>>) | undefined;
+  readonly scheduler?:
+    | LRScheduler
+    | string
+    | ({ readonly name: string } & Readonly<Record<string, unknown>>)
+    | undefined;
   readonly earlyStopping?: EarlyStopping | number | undefined;
   /** Called with the bytes of a checkpoint, such as `store.saver("my model")`. */
   readonly save?: ((checkpoint: Uint8Array) => unknown) | undefined;
@@ -112,7 +128,8 @@ class Run {
   private readonly epochs: number;
   private readonly accumulate: number;
   /** What was accumulated: the sum of the gradients, each times its samples, divided by `unit`. */
-  private pending: { batches: number; samples: number; lossSum: number; unit: number } | null = null;
+  private pending: { batches: number; samples: number; lossSum: number; unit: number } | null =
+    null;
   private began = 0;
   private paused = performance.now();
   private savedAt = "";
@@ -151,7 +168,8 @@ class Run {
     if (this.early) {
       const { monitor } = this.early;
       const earlier = saved?.best ?? null;
-      this.best = earlier?.monitor === monitor ? earlier : { monitor, value: null, epoch: null, waited: 0 };
+      this.best =
+        earlier?.monitor === monitor ? earlier : { monitor, value: null, epoch: null, waited: 0 };
     }
     this.scheduler = this.makeScheduler();
   }
@@ -312,7 +330,10 @@ class Run {
       if (restoreBest) {
         const { state } = this.session;
         this.snapshot = new Map(
-          this.session.module.trainPass.roles.parameters.map(({ name }) => [name, state.valueOf(name).slice()]),
+          this.session.module.trainPass.roles.parameters.map(({ name }) => [
+            name,
+            state.valueOf(name).slice(),
+          ]),
         );
       }
     } else best.waited += 1;
@@ -336,7 +357,11 @@ class Run {
     const bytes = await this.session.saveCheckpoint();
     await this.options.save?.(bytes);
     this.savedAt = this.position();
-    this.options.onProgress?.({ type: "saved", step: this.history.losses.length, bytes: bytes.length });
+    this.options.onProgress?.({
+      type: "saved",
+      step: this.history.losses.length,
+      bytes: bytes.length,
+    });
   }
 
   // ---- arguments ---------------------------------------------------------------------------------
@@ -344,16 +369,25 @@ class Run {
   private earlyStopping(): Early | null {
     const given = this.options.earlyStopping;
     if (given === undefined) return null;
-    const { monitor, patience = 3, minDelta = 0, mode, restoreBest = false } =
-      typeof given === "number" ? { patience: given } : given;
+    const {
+      monitor,
+      patience = 3,
+      minDelta = 0,
+      mode,
+      restoreBest = false,
+    } = typeof given === "number" ? { patience: given } : given;
     const watched = monitor ?? (this.evaluation ? "evalLoss" : "loss");
     const known = ["loss", ...(this.evaluation ? ["evalLoss", ...this.evaluation.names] : [])];
     if (!known.includes(watched)) {
-      throw new ArgumentError(`earlyStopping cannot watch ${quoted(watched)}: there is ${known.join(", ")}`);
+      throw new ArgumentError(
+        `earlyStopping cannot watch ${quoted(watched)}: there is ${known.join(", ")}`,
+      );
     }
     const isLoss = watched === "loss" || watched === "evalLoss";
     if (!mode && !isLoss && watched !== "accuracy") {
-      throw new ArgumentError(`earlyStopping needs mode: whether a high ${quoted(watched)} is good`);
+      throw new ArgumentError(
+        `earlyStopping needs mode: whether a high ${quoted(watched)} is good`,
+      );
     }
     return {
       monitor: watched,
@@ -374,20 +408,32 @@ class Run {
       name: string;
     } & Record<string, unknown>;
     if (!(name in SCHEDULERS)) {
-      throw new ArgumentError(`there is no scheduler ${quoted(name)}: there are ${schedulerNames()}`);
+      throw new ArgumentError(
+        `there is no scheduler ${quoted(name)}: there are ${schedulerNames()}`,
+      );
     }
     const kind = name as keyof typeof SCHEDULERS;
-    const make = SCHEDULERS[kind] as unknown as new (optimizer: unknown, settings: object) => LRScheduler;
+    const make = SCHEDULERS[kind] as unknown as new (
+      optimizer: unknown,
+      settings: object,
+    ) => LRScheduler;
     if (kind === "plateau") return new make(this.session.optimizer, settings);
-    if (["linear", "cosine", "onecycle"].includes(kind) && settings["totalStepCount"] === undefined) {
+    if (
+      ["linear", "cosine", "onecycle"].includes(kind) &&
+      settings["totalStepCount"] === undefined
+    ) {
       if (this.source.batches === null) {
-        throw new ArgumentError(`the scheduler ${quoted(name)} needs totalStepCount: the data have no length`);
+        throw new ArgumentError(
+          `the scheduler ${quoted(name)} needs totalStepCount: the data have no length`,
+        );
       }
       settings["totalStepCount"] = this.epochs * Math.ceil(this.source.batches / this.accumulate);
     }
     settings["firstStep"] ??= this.place.firstStep;
-    const [rate, pythonRate] = kind === "onecycle" ? ["maxLr", "max_lr"] : ["initialLr", "initial_lr"];
-    const saved = this.place.scheduler?.get("name") === name ? this.place.scheduler.get(pythonRate) : undefined;
+    const [rate, pythonRate] =
+      kind === "onecycle" ? ["maxLr", "max_lr"] : ["initialLr", "initial_lr"];
+    const saved =
+      this.place.scheduler?.get("name") === name ? this.place.scheduler.get(pythonRate) : undefined;
     settings[rate] ??= typeof saved === "number" ? saved : this.session.getLearningRate();
     this.place.scheduler = new Map<string, Json>([
       ["name", name],
@@ -409,7 +455,8 @@ class Evaluation {
     options: Pick<FitOptions, "batchSize" | "metrics">,
   ) {
     const pass = session.module.evalPass;
-    if (!pass) throw new ArgumentError("the session has no evaluation model: make it with evalModel");
+    if (!pass)
+      throw new ArgumentError("the session has no evaluation model: make it with evalModel");
     this.source = makeSource(data, pass.roles.inputs, {
       batchSize: whole("batchSize", options.batchSize ?? 32, 1),
       shuffle: false,
@@ -457,7 +504,11 @@ class Evaluation {
 }
 
 function numbersOf(input: Input): Numbers {
-  return isTensor(input) ? (input.data as Numbers) : isShaped(input) ? input.data : (input as Numbers);
+  return isTensor(input)
+    ? (input.data as Numbers)
+    : isShaped(input)
+      ? input.data
+      : (input as Numbers);
 }
 
 /** How many samples have their highest output at the label. */
@@ -477,7 +528,9 @@ export function accuracy(output: OrtTensor, labels: Numbers): number {
 
 function whole(name: string, value: unknown, least: number): number {
   if (!Number.isSafeInteger(value) || (value as number) < least) {
-    throw new ArgumentError(`${name} must be a whole number of at least ${least}, not ${String(value)}`);
+    throw new ArgumentError(
+      `${name} must be a whole number of at least ${least}, not ${String(value)}`,
+    );
   }
   return value as number;
 }

@@ -89,21 +89,23 @@ export class Graph {
     const own: SessionOptions = {
       ...DEFAULTS,
       ...options,
+      extra: { ...EXTRA, ...(options["extra"] as object | undefined) },
       ...(external.length ? { externalData: external } : {}),
       ...this.outputLocations(options),
     };
     try {
       return await ort.InferenceSession.create(data, own);
     } catch (error) {
-      throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error)}`);
+      const hint = asksForGpu(options)
+        ? " (The graph may have operators that WebGPU does not run: use executionProviders: ['wasm'])"
+        : "";
+      throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error)}${hint}`);
     }
   }
 
   /** On a GPU, what the next step reads again stays there. */
   private outputLocations(options: SessionOptions): SessionOptions {
-    const providers = (options["executionProviders"] ?? []) as (string | { name: string })[];
-    const first = typeof providers[0] === "string" ? providers[0] : providers[0]?.name;
-    if (first !== "webgpu" || "preferredOutputLocation" in options) return {};
+    if (!asksForGpu(options) || "preferredOutputLocation" in options) return {};
     return {
       preferredOutputLocation: Object.fromEntries(
         this.model.outputs.map(({ name }) => [name, this.kept.has(name) ? "gpu-buffer" : "cpu"]),
@@ -155,9 +157,16 @@ const DEFAULTS: SessionOptions = {
   // Memory is used again at once: training needs much of it.
   enableMemPattern: false,
   logSeverityLevel: 3,
-  // In onnxruntime 1.30 this one breaks a Reshape to a computed shape before another Reshape.
-  extra: { optimization: { disable_specified_optimizers: "ReshapeFusion" } },
 };
+
+// In onnxruntime 1.30 this one breaks a Reshape to a computed shape before another Reshape.
+const EXTRA = { optimization: { disable_specified_optimizers: "ReshapeFusion" } };
+
+function asksForGpu(options: SessionOptions): boolean {
+  const providers = (options["executionProviders"] ?? []) as (string | { name: string })[];
+  const first = typeof providers[0] === "string" ? providers[0] : providers[0]?.name;
+  return first === "webgpu";
+}
 
 function liesAt(data: Uint8Array, file: Uint8Array, offset: number): boolean {
   return data.buffer === file.buffer && data.byteOffset - file.byteOffset === offset;

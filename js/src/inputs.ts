@@ -13,7 +13,10 @@ export type Numbers = TypedArray | readonly number[] | readonly bigint[] | reado
  * What an input can be given as: a tensor of onnxruntime; numbers with their shape; or numbers
  * alone, whose shape follows from what the graph declares and from how many they are.
  */
-export type Input = OrtTensor | { readonly data: Numbers; readonly dims: readonly number[] } | Numbers;
+export type Input =
+  | OrtTensor
+  | { readonly data: Numbers; readonly dims: readonly number[] }
+  | Numbers;
 
 /** Inputs by name, or in the order of the graph. */
 export type Feeds = Readonly<Record<string, Input>> | readonly Input[];

@@ -21,10 +21,7 @@ export async function loadBytes(source: Source, what: string): Promise<Uint8Arra
 }
 
 /** Load bytes, or null if there is no such file. */
-export async function loadIfThere(
-  source: Source,
-  what: string,
-): Promise<Uint8Array | null> {
+export async function loadIfThere(source: Source, what: string): Promise<Uint8Array | null> {
   try {
     return await loadBytes(source, what);
   } catch (error) {
@@ -49,11 +46,7 @@ function nodeFiles(): NodeFiles | null {
   return (node?.getBuiltinModule?.("node:fs/promises") as NodeFiles | undefined) ?? null;
 }
 
-async function readFile(
-  files: NodeFiles,
-  source: string | URL,
-  what: string,
-): Promise<Uint8Array> {
+async function readFile(files: NodeFiles, source: string | URL, what: string): Promise<Uint8Array> {
   const path = String(source).startsWith("file:") ? new URL(source) : source;
   try {
     const bytes = await files.readFile(path);

@@ -13,11 +13,36 @@ const ORT_IDENTIFIER = "ORTM";
 const EXTERNAL = 1;
 
 /** Numbers of the fields of ONNX's messages. */
-export const ModelField = { IR_VERSION: 1, GRAPH: 7, OPSET_IMPORT: 8, METADATA: 14, TRAINING_INFO: 20, FUNCTIONS: 25 };
-export const GraphField = { NODE: 1, INITIALIZER: 5, INPUT: 11, OUTPUT: 12, VALUE_INFO: 13, QUANTIZATION: 14, SPARSE: 15 };
+export const ModelField = {
+  IR_VERSION: 1,
+  GRAPH: 7,
+  OPSET_IMPORT: 8,
+  METADATA: 14,
+  TRAINING_INFO: 20,
+  FUNCTIONS: 25,
+};
+export const GraphField = {
+  NODE: 1,
+  INITIALIZER: 5,
+  INPUT: 11,
+  OUTPUT: 12,
+  VALUE_INFO: 13,
+  QUANTIZATION: 14,
+  SPARSE: 15,
+};
 export const TensorField = {
-  DIMS: 1, DATA_TYPE: 2, FLOAT_DATA: 4, INT32_DATA: 5, STRING_DATA: 6, INT64_DATA: 7, NAME: 8,
-  RAW_DATA: 9, DOUBLE_DATA: 10, UINT64_DATA: 11, EXTERNAL_DATA: 13, DATA_LOCATION: 14,
+  DIMS: 1,
+  DATA_TYPE: 2,
+  FLOAT_DATA: 4,
+  INT32_DATA: 5,
+  STRING_DATA: 6,
+  INT64_DATA: 7,
+  NAME: 8,
+  RAW_DATA: 9,
+  DOUBLE_DATA: 10,
+  UINT64_DATA: 11,
+  EXTERNAL_DATA: 13,
+  DATA_LOCATION: 14,
 };
 
 /** A dimension is a number, the name of a symbolic one, or null. */
@@ -114,8 +139,16 @@ function readGraph(
       outputs.push(readValueType(reader, reader.message(part, "graph.output"), "output"));
     }
   }
-  requireUnique(reader, "input", inputs.map((value) => value.name));
-  requireUnique(reader, "output", outputs.map((value) => value.name));
+  requireUnique(
+    reader,
+    "input",
+    inputs.map((value) => value.name),
+  );
+  requireUnique(
+    reader,
+    "output",
+    outputs.map((value) => value.name),
+  );
   requireUnique(reader, "initializer", initializers);
   return { inputs, outputs, external, initializers };
 }
@@ -299,7 +332,8 @@ function readExternal(reader: WireReader, name: string, parts: readonly Field[])
   );
   const position = (key: string, absent: number): number => {
     const text = entries.get(key) ?? String(absent);
-    if (!/^\d{1,15}$/.test(text)) reader.fail(`${quoted(text.slice(0, 40))} is not a position in a file`, where);
+    if (!/^\d{1,15}$/.test(text))
+      reader.fail(`${quoted(text.slice(0, 40))} is not a position in a file`, where);
     return Number(text);
   };
   const length = position("length", size);
@@ -366,7 +400,9 @@ function typedData(
   const fields = parts.filter((part) => part.number === number);
   if (floats || doubles || complex) {
     const alone = floats ? FIXED32 : FIXED64;
-    const pieces = fields.map((part) => (part.kind === alone ? part.data : reader.message(part, where)));
+    const pieces = fields.map((part) =>
+      part.kind === alone ? part.data : reader.message(part, where),
+    );
     return new Uint8Array(pieces.flatMap((piece) => [...piece]));
   }
   const width = Math.max((ELEMENT_TYPES.get(code)?.bits ?? 8) / 8, 1);

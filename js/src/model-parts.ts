@@ -38,7 +38,10 @@ type Pieces = Map<string, Uint8Array>;
 export interface ModelParts {
   readonly head: Uint8Array[];
   readonly opsets: [domain: string, data: Uint8Array][];
-  readonly functions: Map<string, { readonly data: Uint8Array; readonly calls: ReadonlySet<string> }>;
+  readonly functions: Map<
+    string,
+    { readonly data: Uint8Array; readonly calls: ReadonlySet<string> }
+  >;
   readonly graphHead: Uint8Array[];
   readonly nodes: Node[];
   readonly inputs: Pieces;

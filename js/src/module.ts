@@ -87,7 +87,12 @@ export class Module {
       loadBytes(options.trainModel, "the training model"),
       options.evalModel === undefined ? null : loadBytes(options.evalModel, "the evaluation model"),
     ]);
-    const trainPass = new TrainPass(train, nameOf(options.trainModel, "training model"), settings, state);
+    const trainPass = new TrainPass(
+      train,
+      nameOf(options.trainModel, "training model"),
+      settings,
+      state,
+    );
     const evalPass =
       evaluation &&
       new EvalPass(evaluation, nameOf(options.evalModel!, "evaluation model"), settings, state);

@@ -2,15 +2,19 @@
 
 import type { Stored } from "./checkpoint-file.js";
 import { STRING } from "./elements.js";
-import { GraphField, inlineData, ModelField, type ModelFile, readInitializer, TensorField } from "./model-file.js";
+import {
+  GraphField,
+  inlineData,
+  ModelField,
+  type ModelFile,
+  readInitializer,
+  TensorField,
+} from "./model-file.js";
 import { encoded } from "./text.js";
 import { Chunks, type Field, WireReader } from "./wire.js";
 
 /** The elements of those of the named initializers that are in the file itself, without strings. */
-export function storedData(
-  model: ModelFile,
-  names: ReadonlySet<string>,
-): Map<string, Uint8Array> {
+export function storedData(model: ModelFile, names: ReadonlySet<string>): Map<string, Uint8Array> {
   const found = new Map<string, Uint8Array>();
   if (!names.size) return found;
   const reader = new WireReader(model.source);
@@ -71,10 +75,11 @@ function replaced(
 
 /** A ValueInfoProto with a size for a symbolic dimension: type, tensor, shape, dimensions. */
 function fixed(reader: WireReader, value: Uint8Array, symbol: string, size: number): Chunks {
-  const into = (
-    number: number,
-    change: (message: Uint8Array) => Chunks | null,
-  ): ((message: Uint8Array) => Chunks) =>
+  const into =
+    (
+      number: number,
+      change: (message: Uint8Array) => Chunks | null,
+    ): ((message: Uint8Array) => Chunks) =>
     (message) =>
       replaced(reader, message, (field) => (field.number === number ? change(field.data) : null));
   const dim = (message: Uint8Array): Chunks | null => {

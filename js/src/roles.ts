@@ -103,7 +103,11 @@ export function checkBelongs(model: ModelFile, state: CheckpointState, roles: Ro
     }
   }
   const userInputs = new Set(roles.inputs.map(({ name }) => name));
-  checkTrainable(model, state, roles.trained.filter((name) => !userInputs.has(name)));
+  checkTrainable(
+    model,
+    state,
+    roles.trained.filter((name) => !userInputs.has(name)),
+  );
   for (const value of roles.parameters) checkType(model, state, value);
   for (const value of model.external.values()) checkType(model, state, value);
 }
@@ -143,7 +147,11 @@ export function checkUpdates(model: ModelFile, state: CheckpointState): void {
     checkType(model, state, input);
   }
   const moments = [...inputs.keys()].map((name) => MOMENTUM.exec(name)?.[1] ?? "");
-  checkTrainable(model, state, moments.filter((name) => state.has(name)));
+  checkTrainable(
+    model,
+    state,
+    moments.filter((name) => state.has(name)),
+  );
 }
 
 /** Refuse a graph that trains what the checkpoint does not. */
@@ -166,7 +174,12 @@ function checkType(
   const { code, dims } = state.typeOf(value.name);
   const wanted = value.dims;
   const fits =
-    state.nominal || wanted === null || sameDims(wanted.map((dim) => Number(dim ?? NaN)), dims);
+    state.nominal ||
+    wanted === null ||
+    sameDims(
+      wanted.map((dim) => Number(dim ?? NaN)),
+      dims,
+    );
   if (code !== value.code || !fits) {
     throw new CheckpointError(
       `the parameter ${quoted(value.name)} is ${typeName(value.code)} ` +

@@ -31,7 +31,6 @@ export interface OrtTensor {
 export interface OrtSession {
   readonly inputNames: readonly string[];
   readonly outputNames: readonly string[];
-  // eslint-disable-next-line @typescript-eslint/no-explicit-any
   run(feeds: any, fetches?: any, options?: any): Promise<any>;
   release?(): Promise<void>;
 }
@@ -39,10 +38,8 @@ export interface OrtSession {
 /** The part of onnxruntime that training uses. */
 export interface Ort {
   InferenceSession: {
-    // eslint-disable-next-line @typescript-eslint/no-explicit-any
     create(model: Uint8Array, options?: any): Promise<OrtSession>;
   };
-  // eslint-disable-next-line @typescript-eslint/no-explicit-any
   Tensor: new (type: any, data: any, dims?: readonly number[]) => OrtTensor;
 }
 

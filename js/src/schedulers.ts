@@ -26,7 +26,9 @@ export type Warn = (message: string) => void;
 
 function whole(name: string, value: unknown, least = 0): number {
   if (!Number.isSafeInteger(value) || (value as number) < least) {
-    throw new ArgumentError(`${name} must be a whole number of at least ${least}, not ${String(value)}`);
+    throw new ArgumentError(
+      `${name} must be a whole number of at least ${least}, not ${String(value)}`,
+    );
   }
   return value as number;
 }
@@ -39,12 +41,14 @@ function finite(name: string, value: unknown): number {
 }
 
 function notNegative(name: string, value: unknown): number {
-  if (finite(name, value) < 0) throw new ArgumentError(`${name} must not be negative, but is ${String(value)}`);
+  if (finite(name, value) < 0)
+    throw new ArgumentError(`${name} must not be negative, but is ${String(value)}`);
   return value as number;
 }
 
 function positive(name: string, value: unknown): number {
-  if (finite(name, value) <= 0) throw new ArgumentError(`${name} must be more than 0, not ${String(value)}`);
+  if (finite(name, value) <= 0)
+    throw new ArgumentError(`${name} must be more than 0, not ${String(value)}`);
   return value as number;
 }
 
@@ -114,7 +118,8 @@ export abstract class LRScheduler {
 }
 
 function isSame(a: Json | undefined, b: Json): boolean {
-  const plain = (value: Json | undefined): unknown => (typeof value === "bigint" ? Number(value) : value);
+  const plain = (value: Json | undefined): unknown =>
+    typeof value === "bigint" ? Number(value) : value;
   return plain(a) === plain(b);
 }
 

@@ -155,7 +155,8 @@ export class TrainingSession {
     third?: RunOptions,
   ): { fetches?: readonly string[]; options?: RunOptions } {
     if (second === undefined) return {};
-    if (Array.isArray(second)) return { fetches: second as string[], ...(third && { options: third }) };
+    if (Array.isArray(second))
+      return { fetches: second as string[], ...(third && { options: third }) };
     const keys = Object.keys(second as object);
     const outputs = this.outputNames(training);
     // As upstream decides it: options have no key that is the name of an output.

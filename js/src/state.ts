@@ -91,7 +91,8 @@ export class CheckpointState {
     source: Source,
     options: { externalData?: Source } = {},
   ): Promise<CheckpointState> {
-    const what = typeof source === "string" || source instanceof URL ? String(source) : "checkpoint";
+    const what =
+      typeof source === "string" || source instanceof URL ? String(source) : "checkpoint";
     const bytes = await loadBytes(source, what);
     const external =
       options.externalData === undefined
@@ -318,12 +319,7 @@ export class CheckpointState {
 }
 
 /** What a parameter is set to, which has to be an array of its type and size. */
-function checked(
-  name: string,
-  value: unknown,
-  code: number,
-  dims: readonly number[],
-): TypedArray {
+function checked(name: string, value: unknown, code: number, dims: readonly number[]): TypedArray {
   const wanted = ELEMENT_TYPES.get(code)?.array;
   if (!wanted || !(value instanceof (wanted as unknown as new () => object))) {
     throw new ArgumentError(

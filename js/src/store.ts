@@ -78,15 +78,21 @@ export class CheckpointStore {
 
   /** A checkpoint and when it was saved; null if there is none under this key. */
   async entry(key: string): Promise<StoredCheckpoint | null> {
-    const found = (await this.transaction("readonly", (store) => store.get(key), "read the checkpoint")) as
-      | Entry
-      | undefined;
+    const found = (await this.transaction(
+      "readonly",
+      (store) => store.get(key),
+      "read the checkpoint",
+    )) as Entry | undefined;
     return found ? { key, bytes: found.bytes, savedAt: new Date(found.savedAt) } : null;
   }
 
   /** The keys under which there are checkpoints. */
   async keys(): Promise<string[]> {
-    const found = await this.transaction("readonly", (store) => store.getAllKeys(), "list checkpoints");
+    const found = await this.transaction(
+      "readonly",
+      (store) => store.getAllKeys(),
+      "list checkpoints",
+    );
     return (found as IDBValidKey[]).map(String);
   }
 

@@ -188,7 +188,9 @@ export class Chunks {
   }
 
   bytes(field: number, data: Uint8Array): this {
-    return this.add(varint(field * 8 + BYTES)).add(varint(data.length)).add(data);
+    return this.add(varint(field * 8 + BYTES))
+      .add(varint(data.length))
+      .add(data);
   }
 
   text(field: number, text: string): this {
@@ -225,7 +227,7 @@ function varint(value: number): Uint8Array {
   }
   const bytes: number[] = [];
   while (value >= 0x80) {
-    bytes.push((value % 0x80) | 0x80);
+    bytes.push(value % 0x80 | 0x80);
     value = Math.floor(value / 0x80);
   }
   bytes.push(value);

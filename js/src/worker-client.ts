@@ -7,7 +7,13 @@ import type { History } from "./fit-place.js";
 import type { Feeds } from "./inputs.js";
 import type { Property } from "./parameters.js";
 import type { TypedArray } from "./runtime.js";
-import type { Call, PlainTensor, Reply, WorkerFitOptions, WorkerOptions } from "./worker-messages.js";
+import type {
+  Call,
+  PlainTensor,
+  Reply,
+  WorkerFitOptions,
+  WorkerOptions,
+} from "./worker-messages.js";
 
 export type { PlainTensor, WorkerFitOptions, WorkerOptions } from "./worker-messages.js";
 
@@ -15,7 +21,6 @@ export type { PlainTensor, WorkerFitOptions, WorkerOptions } from "./worker-mess
 export interface WorkerLike {
   postMessage(message: unknown): void;
   terminate(): void;
-  // eslint-disable-next-line @typescript-eslint/no-explicit-any
   addEventListener(type: string, listener: (event: any) => void): void;
 }
 
@@ -286,7 +291,8 @@ function locksOf(): LockManager | undefined {
 /** Tensors of onnxruntime have methods and cannot be posted; what they hold can. */
 function sendable(value: unknown): unknown {
   if (typeof value !== "object" || value === null || ArrayBuffer.isView(value)) return value;
-  if (Array.isArray(value)) return value.every((item) => typeof item !== "object") ? value : value.map(sendable);
+  if (Array.isArray(value))
+    return value.every((item) => typeof item !== "object") ? value : value.map(sendable);
   if ("dims" in value && "data" in value) {
     const { dims, data } = value as PlainTensor;
     return { dims: [...dims], data };

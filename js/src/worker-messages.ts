@@ -33,14 +33,22 @@ export type WorkerOptions =
 /** The options of `fit`, as far as they can be told to a worker. */
 export interface WorkerFitOptions
   extends Omit<FitOptions, "save" | "onProgress" | "signal" | "scheduler" | "metrics"> {
-  readonly scheduler?: string | ({ readonly name: string } & Readonly<Record<string, unknown>>) | undefined;
+  readonly scheduler?:
+    | string
+    | ({ readonly name: string } & Readonly<Record<string, unknown>>)
+    | undefined;
   readonly metrics?: readonly "accuracy"[] | undefined;
   /** Keep checkpoints in the store of this name (see `CheckpointStore`), under this key. */
   readonly store?: { readonly name?: string; readonly key: string } | undefined;
 }
 
 export type Call =
-  | { readonly onnxtrain: "call"; readonly id: number; readonly method: string; readonly args: readonly unknown[] }
+  | {
+      readonly onnxtrain: "call";
+      readonly id: number;
+      readonly method: string;
+      readonly args: readonly unknown[];
+    }
   | { readonly onnxtrain: "abort"; readonly id: number }
   | { readonly onnxtrain: "hello" }
   | { readonly onnxtrain: "hold"; readonly lock: string };
@@ -49,5 +57,10 @@ export type Reply =
   | { readonly onnxtrain: "ready" }
   | { readonly onnxtrain: "holding"; readonly lock: string }
   | { readonly onnxtrain: "result"; readonly id: number; readonly value: unknown }
-  | { readonly onnxtrain: "error"; readonly id: number; readonly name: string; readonly message: string }
+  | {
+      readonly onnxtrain: "error";
+      readonly id: number;
+      readonly name: string;
+      readonly message: string;
+    }
   | { readonly onnxtrain: "progress"; readonly id: number; readonly event: ProgressEvent };

@@ -18,7 +18,13 @@ import { TrainingSession } from "./session.js";
 import { CheckpointStore } from "./store.js";
 import { CheckpointState } from "./state.js";
 import { setSeed } from "./random.js";
-import type { Call, PlainTensor, Reply, WorkerFitOptions, WorkerOptions } from "./worker-messages.js";
+import type {
+  Call,
+  PlainTensor,
+  Reply,
+  WorkerFitOptions,
+  WorkerOptions,
+} from "./worker-messages.js";
 
 interface Port {
   postMessage(message: unknown): void;
@@ -83,7 +89,11 @@ class Server {
       return this.fit(session, id, args[0] as FitData, args[1] as WorkerFitOptions | undefined);
     }
     if (method === "evaluateData") {
-      return evaluate(session, args[0] as FitData, args[1] as Pick<FitOptions, "batchSize" | "metrics">);
+      return evaluate(
+        session,
+        args[0] as FitData,
+        args[1] as Pick<FitOptions, "batchSize" | "metrics">,
+      );
     }
     if (!METHODS.has(method)) throw new OnnxTrainError(`a worker has no method '${method}'`);
     const call = (session as unknown as Record<string, (...args: unknown[]) => unknown>)[method]!;

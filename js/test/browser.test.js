@@ -89,7 +89,14 @@ test("checkpoints are kept, replaced, listed and forgotten", { skip }, async () 
     store.close();
     const closed = await told(() => store.load("a"));
     const again = await CheckpointStore.open("test");
-    return { none, keys, entry: [...entry.bytes], age: Date.now() - entry.savedAt, closed, left: await again.keys() };
+    return {
+      none,
+      keys,
+      entry: [...entry.bytes],
+      age: Date.now() - entry.savedAt,
+      closed,
+      left: await again.keys(),
+    };
   });
   assert.equal(found.none, null);
   assert.deepEqual(found.keys, ["a", "b"]);
@@ -104,7 +111,10 @@ test("storage that is full is told, and what was kept stays", { skip }, async ()
   const small = await context.newPage();
   await small.goto(`${served.address}test/pages/index.html`);
   const client = await context.newCDPSession(small);
-  await client.send("Storage.overrideQuotaForOrigin", { origin: served.address.slice(0, -1), quotaSize: 2_000_000 });
+  await client.send("Storage.overrideQuotaForOrigin", {
+    origin: served.address.slice(0, -1),
+    quotaSize: 2_000_000,
+  });
   const found = await small.evaluate(async () => {
     const { CheckpointStore } = await import("/dist/index.js");
     const store = await CheckpointStore.open("full");
@@ -127,61 +137,72 @@ test("storage that is full is told, and what was kept stays", { skip }, async ()
   assert.equal(found.kept, 1000);
 });
 
-test("a worker trains as the page does, tells how it goes, and stops when told", { skip }, async () => {
-  const found = await page.evaluate(async () => {
-    const folder = `${location.origin}/test/golden/mlp`;
-    const expected = { shape: [6, 12], words: 0, classes: 4 };
-    const here = await TrainingSession.fromFolder({ ort, folder });
-    const there = await connect(worker(), { folder });
-    const losses = [];
-    for (let step = 0; step < 3; step++) {
-      const feeds = golden.batch(step, expected);
-      losses.push([(await here.step(feeds)).loss, (await there.step(feeds)).loss]);
-    }
-    const names = there.names.trainingInputNames;
-    const [x, labels] = golden.batch(5, { ...expected, shape: [60, 12] });
-    const data = { arrays: { x, labels } };
-    const store = await CheckpointStore.open("worker");
-    await store.clear();
-    const events = [];
-    const history = await there.fit(data, {
-      epochs: 3,
-      batchSize: 10,
-      evaluate: data,
-      metrics: ["accuracy"],
-      store: { name: "worker", key: "run" },
-      onProgress: (event) => events.push(event.type),
+test(
+  "a worker trains as the page does, tells how it goes, and stops when told",
+  { skip },
+  async () => {
+    const found = await page.evaluate(async () => {
+      const folder = `${location.origin}/test/golden/mlp`;
+      const expected = { shape: [6, 12], words: 0, classes: 4 };
+      const here = await TrainingSession.fromFolder({ ort, folder });
+      const there = await connect(worker(), { folder });
+      const losses = [];
+      for (let step = 0; step < 3; step++) {
+        const feeds = golden.batch(step, expected);
+        losses.push([(await here.step(feeds)).loss, (await there.step(feeds)).loss]);
+      }
+      const names = there.names.trainingInputNames;
+      const [x, labels] = golden.batch(5, { ...expected, shape: [60, 12] });
+      const data = { arrays: { x, labels } };
+      const store = await CheckpointStore.open("worker");
+      await store.clear();
+      const events = [];
+      const history = await there.fit(data, {
+        epochs: 3,
+        batchSize: 10,
+        evaluate: data,
+        metrics: ["accuracy"],
+        store: { name: "worker", key: "run" },
+        onProgress: (event) => events.push(event.type),
+      });
+      const saved = (await store.load("run")).length;
+      const controller = new AbortController();
+      const aborted = await there.fit(data, {
+        epochs: 100_000,
+        batchSize: 10,
+        signal: controller.signal,
+        onProgress: ({ step }) => step === 20 && controller.abort(),
+      });
+      const refused = await told(() => there.step([x]));
+      const model = await there.exportModelForInferencing(["y"]);
+      const exported = await ort.InferenceSession.create(model);
+      there.terminate();
+      const ended = await told(() => there.step([x, labels]));
+      return {
+        losses,
+        names,
+        events,
+        epochs: history.epochs.length,
+        saved,
+        aborted: [aborted.aborted, aborted.losses.length],
+        refused,
+        ended,
+        outputs: exported.outputNames,
+      };
     });
-    const saved = (await store.load("run")).length;
-    const controller = new AbortController();
-    const aborted = await there.fit(data, {
-      epochs: 100_000,
-      batchSize: 10,
-      signal: controller.signal,
-      onProgress: ({ step }) => step === 20 && controller.abort(),
-    });
-    const refused = await told(() => there.step([x]));
-    const model = await there.exportModelForInferencing(["y"]);
-    const exported = await ort.InferenceSession.create(model);
-    there.terminate();
-    const ended = await told(() => there.step([x, labels]));
-    return {
-      losses, names, events, epochs: history.epochs.length, saved, aborted: [aborted.aborted, aborted.losses.length],
-      refused, ended, outputs: exported.outputNames,
-    };
-  });
-  for (const [here, there] of found.losses) assert.equal(here, there);
-  assert.deepEqual(found.names, ["x", "labels"]);
-  assert.equal(found.epochs, 3);
-  assert.equal(found.events.filter((type) => type === "step").length, 18);
-  assert.equal(found.events.filter((type) => type === "saved").length, 3);
-  assert.ok(found.saved > 3000);
-  assert.equal(found.aborted[0], true);
-  assert.ok(found.aborted[1] >= 20 && found.aborted[1] < 2000, `${found.aborted[1]}`);
-  assert.match(found.refused, /InputError: 1 inputs were given/);
-  assert.match(found.ended, /WorkerError/);
-  assert.deepEqual(found.outputs, ["y"]);
-});
+    for (const [here, there] of found.losses) assert.equal(here, there);
+    assert.deepEqual(found.names, ["x", "labels"]);
+    assert.equal(found.epochs, 3);
+    assert.equal(found.events.filter((type) => type === "step").length, 18);
+    assert.equal(found.events.filter((type) => type === "saved").length, 3);
+    assert.ok(found.saved > 3000);
+    assert.equal(found.aborted[0], true);
+    assert.ok(found.aborted[1] >= 20 && found.aborted[1] < 2000, `${found.aborted[1]}`);
+    assert.match(found.refused, /InputError: 1 inputs were given/);
+    assert.match(found.ended, /WorkerError/);
+    assert.deepEqual(found.outputs, ["y"]);
+  },
+);
 
 test("a run goes on after the tab was closed", { skip }, async () => {
   const context = await browser.newContext();
@@ -199,7 +220,10 @@ test("a run goes on after the tab was closed", { skip }, async () => {
       folder: `${location.origin}/test/golden/mlp`,
     });
     const [x, labels] = batch(5, { shape: [60, 12], words: 0, classes: 4 });
-    await session.fit({ arrays: { x, labels } }, { epochs: 2, batchSize: 7, seed: 3, store: { name: "tab", key: "run" } });
+    await session.fit(
+      { arrays: { x, labels } },
+      { epochs: 2, batchSize: 7, seed: 3, store: { name: "tab", key: "run" } },
+    );
     await CheckpointStore.open("tab");
     return 0;
   });
@@ -215,7 +239,9 @@ test("a run goes on after the tab was closed", { skip }, async () => {
         checkpoint: given,
       });
     const data = { arrays: { x, labels } };
-    const resumed = await (await open(checkpoint)).fit(data, { epochs: 4, batchSize: 7, resume: true });
+    const resumed = await (
+      await open(checkpoint)
+    ).fit(data, { epochs: 4, batchSize: 7, resume: true });
     const whole = await (await open(undefined)).fit(data, { epochs: 4, batchSize: 7, seed: 3 });
     return [resumed.losses, whole.losses];
   });
@@ -229,10 +255,17 @@ test("a worker that ends, or never begins, is told", { skip }, async () => {
     const folder = `${location.origin}/test/golden/mlp`;
     const own = worker();
     const session = await connect(own, { folder });
-    const pending = told(() => session.fit({ batches: [golden.batch(0, { shape: [6, 12], words: 0, classes: 4 })] }, { epochs: 1e9 }));
+    const pending = told(() =>
+      session.fit(
+        { batches: [golden.batch(0, { shape: [6, 12], words: 0, classes: 4 })] },
+        { epochs: 1e9 },
+      ),
+    );
     setTimeout(() => own.postMessage("die"), 300);
     const ended = await pending;
-    const missing = await told(() => connect(new Worker("/test/pages/nothing.js", { type: "module" }), { folder }));
+    const missing = await told(() =>
+      connect(new Worker("/test/pages/nothing.js", { type: "module" }), { folder }),
+    );
     const other = await told(() => connect(worker(), { folder: `${location.origin}/nowhere` }));
     return { ended, missing, other };
   });
@@ -244,15 +277,21 @@ test("a worker that ends, or never begins, is told", { skip }, async () => {
 test("a download that breaks off is told", { skip }, async () => {
   const broken = await open();
   await broken.route("**/cut/**", async (route) => {
-    const response = await route.fetch({ url: route.request().url().replace("/cut/", "/test/golden/mlp/") });
+    const response = await route.fetch({
+      url: route.request().url().replace("/cut/", "/test/golden/mlp/"),
+    });
     const body = await response.body();
     const isStep = route.request().url().endsWith("step_model.onnx");
     await route.fulfill({ status: 200, body: isStep ? body.subarray(0, body.length / 2) : body });
   });
-  const message = await broken.evaluate(() => told(() => TrainingSession.fromFolder({ ort, folder: "/cut" })));
+  const message = await broken.evaluate(() =>
+    told(() => TrainingSession.fromFolder({ ort, folder: "/cut" })),
+  );
   assert.match(message, /ModelError: .*truncated or damaged/);
   await broken.route("**/refused/**", (route) => route.abort());
-  const refused = await broken.evaluate(() => told(() => TrainingSession.fromFolder({ ort, folder: "/refused" })));
+  const refused = await broken.evaluate(() =>
+    told(() => TrainingSession.fromFolder({ ort, folder: "/refused" })),
+  );
   assert.match(refused, /LoadError: cannot load/);
   await broken.close();
 });

@@ -17,7 +17,10 @@ test("files of ONNX Runtime are read", async () => {
   const folder = python("checkpoints");
   const generated = await CheckpointState.load(await bytes(folder, "generated"));
   assert.deepEqual(generated.parameters.names(), ["fc.bias", "fc.weight", "scale", "shape"]);
-  assert.deepEqual([...generated.parameters.get("fc.weight").data], [0.5, -1, 1.5, 2, -0.25, 0.125]);
+  assert.deepEqual(
+    [...generated.parameters.get("fc.weight").data],
+    [0.5, -1, 1.5, 2, -0.25, 0.125],
+  );
   assert.deepEqual([...generated.parameters.get("shape").data], [-1n, 2n]);
   assert.equal(generated.parameters.get("fc.bias").requiresGrad, true);
   assert.equal(generated.parameters.get("scale").requiresGrad, false);
@@ -36,7 +39,10 @@ test("files of ONNX Runtime are read", async () => {
   );
   const nominal = await CheckpointState.load(await bytes(folder, "nominal"));
   assert.equal(nominal.nominal, true);
-  assert.throws(() => nominal.parameters.get("fc.weight"), /Please load the parameter states first/);
+  assert.throws(
+    () => nominal.parameters.get("fc.weight"),
+    /Please load the parameter states first/,
+  );
   await CheckpointState.load(await bytes(folder, "version1"));
 
   await assert.rejects(CheckpointState.load(await bytes(folder, "external")), /pass its bytes/);
@@ -55,22 +61,36 @@ test("files of ONNX Runtime are read", async () => {
 test("properties keep their kinds", async () => {
   const state = await CheckpointState.load(await bytes(golden("mlp"), "checkpoint"));
   const { properties } = state;
-  properties.set("whole", 3).set("float", 3, "float").set("half", 0.5).set("text", "é😀").set("yes", true);
-  properties.set("large", 2n ** 62n).set("b\uffff", 1).set("b😀", 2);
+  properties
+    .set("whole", 3)
+    .set("float", 3, "float")
+    .set("half", 0.5)
+    .set("text", "é😀")
+    .set("yes", true);
+  properties
+    .set("large", 2n ** 62n)
+    .set("b\uffff", 1)
+    .set("b😀", 2);
   properties.set("float", 4);
   const loaded = await CheckpointState.load(await state.toBytes());
-  assert.deepEqual([...loaded.properties], [
-    ["b\uffff", 1],
-    ["b😀", 2],
-    ["float", 4],
-    ["half", 0.5],
-    ["large", 2n ** 62n],
-    ["text", "é😀"],
-    ["whole", 3],
-    ["yes", 1],
-  ]);
+  assert.deepEqual(
+    [...loaded.properties],
+    [
+      ["b\uffff", 1],
+      ["b😀", 2],
+      ["float", 4],
+      ["half", 0.5],
+      ["large", 2n ** 62n],
+      ["text", "é😀"],
+      ["whole", 3],
+      ["yes", 1],
+    ],
+  );
   loaded.properties.set("float", 5);
-  assert.deepEqual(await loaded.toBytes(), await (await CheckpointState.load(await loaded.toBytes())).toBytes());
+  assert.deepEqual(
+    await loaded.toBytes(),
+    await (await CheckpointState.load(await loaded.toBytes())).toBytes(),
+  );
   assert.throws(() => properties.set("__onnxtrain__.x", 1), /reserved/);
   assert.throws(() => properties.set("x", null), /numbers and strings/);
   assert.equal(properties.delete("whole"), true);
@@ -108,7 +128,7 @@ test("damaged files are refused with words, whatever is damaged", async () => {
   const random = numbers(1);
   for (let round = 0; round < 1500; round++) {
     const damaged = good.slice();
-    for (let k = 0; k < 1 + round % 4; k++) {
+    for (let k = 0; k < 1 + (round % 4); k++) {
       // Most of what can break is in the first part of the file.
       const at = Math.floor(random() * (round % 2 ? good.length - 16 : 1500));
       damaged[at] = Math.floor(random() * 256);
@@ -116,7 +136,10 @@ test("damaged files are refused with words, whatever is damaged", async () => {
     if (round % 3 === 0) assert.equal(await tryToLoad(damaged), String(damaged) === String(good));
     else await tryToLoad(writeChecksum(damaged));
   }
-  await assert.rejects(CheckpointState.load(new TextEncoder().encode("<!doctype html><html>")), /not a checkpoint/);
+  await assert.rejects(
+    CheckpointState.load(new TextEncoder().encode("<!doctype html><html>")),
+    /not a checkpoint/,
+  );
   await assert.rejects(CheckpointState.load("nowhere/checkpoint"), /cannot read/);
   await assert.rejects(CheckpointState.load(3), /bytes of a file or its address/);
 });

@@ -6,7 +6,12 @@ import { fileURLToPath } from "node:url";
 
 import { serve } from "../../examples/web/serve.mjs";
 
-const PATHS = [process.env.CHROMIUM, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+const PATHS = [
+  process.env.CHROMIUM,
+  "/usr/bin/chromium",
+  "/usr/bin/chromium-browser",
+  "/usr/bin/google-chrome",
+];
 const executablePath = PATHS.find((path) => path && existsSync(path));
 
 export const skip = executablePath ? false : "there is no Chromium; CHROMIUM may say where it is";

@@ -1,7 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ArgumentError, evaluate, fit, InputError, setSeed, TrainingSession } from "../dist/index.js";
+import {
+  ArgumentError,
+  evaluate,
+  fit,
+  InputError,
+  setSeed,
+  TrainingSession,
+} from "../dist/index.js";
 import { numbers, python } from "./folders.js";
 import { node } from "./runtimes.js";
 
@@ -11,7 +18,9 @@ const open = (checkpoint) => TrainingSession.fromFolder({ ort, folder: python("m
 const random = numbers(3);
 const SAMPLES = 50;
 const input = Float32Array.from({ length: SAMPLES * 8 }, () => random() * 2 - 1);
-const labels = Array.from({ length: SAMPLES }, (_, i) => (input[8 * i] > 0.3 ? 2 : input[8 * i + 1] > 0 ? 1 : 0));
+const labels = Array.from({ length: SAMPLES }, (_, i) =>
+  input[8 * i] > 0.3 ? 2 : input[8 * i + 1] > 0 ? 1 : 0,
+);
 const data = { arrays: { input, labels } };
 
 test("fit learns, and tells how it goes", async () => {
@@ -95,7 +104,10 @@ test("early stopping ends a run and brings the best parameters back", async () =
 
 test("batches of an iterable, or of a function", async () => {
   const session = await open();
-  const made = [0, 1].map((k) => ({ input: input.subarray(64 * k, 64 * k + 64), labels: labels.slice(8 * k, 8 * k + 8) }));
+  const made = [0, 1].map((k) => ({
+    input: input.subarray(64 * k, 64 * k + 64),
+    labels: labels.slice(8 * k, 8 * k + 8),
+  }));
   assert.equal((await fit(session, { batches: made }, { epochs: 3 })).losses.length, 6);
   async function* generate(epoch) {
     for (let i = 0; i <= epoch; i++) yield made[i % 2];
@@ -108,7 +120,8 @@ test("batches of an iterable, or of a function", async () => {
 
 test("what makes no sense is refused before anything happens", async () => {
   const session = await open();
-  const refused = (words, options, other = data) => assert.rejects(fit(session, other, options), words);
+  const refused = (words, options, other = data) =>
+    assert.rejects(fit(session, other, options), words);
   await refused(/metrics are measured/, { metrics: ["accuracy"] });
   await refused(/no scheduler 'magic'/, { scheduler: "magic" });
   await refused(/whole number/, { epochs: -1 });
@@ -130,5 +143,8 @@ test("a loss that is not a number ends the run", async () => {
   const session = await open();
   const broken = input.slice();
   broken[100] = NaN;
-  await assert.rejects(fit(session, { arrays: { input: broken, labels } }, { epochs: 1 }), /the loss is NaN/);
+  await assert.rejects(
+    fit(session, { arrays: { input: broken, labels } }, { epochs: 1 }),
+    /the loss is NaN/,
+  );
 });

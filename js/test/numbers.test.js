@@ -12,7 +12,12 @@ const vectors = fromJson(
 );
 
 test("seeds of steps are those of Python", () => {
-  const state = new RandomState(new Map([["seed", 2n ** 63n + 12345n], ["draws", 7n]]));
+  const state = new RandomState(
+    new Map([
+      ["seed", 2n ** 63n + 12345n],
+      ["draws", 7n],
+    ]),
+  );
   for (const words of vectors.get("random")) {
     assert.deepEqual([...state.next()].map(BigInt), words);
   }
@@ -66,10 +71,13 @@ class Counter {
 }
 
 const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
-const plain = (value) => (typeof value === "bigint" ? Number(value) : Array.isArray(value) ? value.map(Number) : value);
+const plain = (value) =>
+  typeof value === "bigint" ? Number(value) : Array.isArray(value) ? value.map(Number) : value;
 
 for (const item of vectors.get("schedulers")) {
-  const settings = Object.fromEntries([...item.get("settings")].map(([k, v]) => [camel(k), plain(v)]));
+  const settings = Object.fromEntries(
+    [...item.get("settings")].map(([k, v]) => [camel(k), plain(v)]),
+  );
   test(`${item.get("name")} ${JSON.stringify(settings)} gives the rates of Python`, () => {
     const optimizer = new Counter();
     const scheduler = new SCHEDULERS[item.get("name")](optimizer, settings);
@@ -107,7 +115,13 @@ test("settings that make no sense are refused", () => {
   assert.throws(make("step", { stepSize: 0 }), /at least 1/);
   assert.throws(make("multistep", { milestones: [3, 1] }), /rising order/);
   assert.throws(make("exponential", { gamma: 0 }), /more than 0/);
-  assert.throws(make("onecycle", { maxLr: 1, totalStepCount: 5, pctStart: 0.6, threePhase: true }), /at most 0.5/);
+  assert.throws(
+    make("onecycle", { maxLr: 1, totalStepCount: 5, pctStart: 0.6, threePhase: true }),
+    /at most 0.5/,
+  );
   assert.throws(make("plateau", { factor: 1 }), /less than 1/);
-  assert.throws(make("cosine", { totalStepCount: 5, initialLr: 0.1, minLr: 0.2 }), /more than the initial/);
+  assert.throws(
+    make("cosine", { totalStepCount: 5, initialLr: 0.1, minLr: 0.2 }),
+    /more than the initial/,
+  );
 });

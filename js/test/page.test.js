@@ -13,14 +13,93 @@ import { node } from "./runtimes.js";
 
 // Strokes on a square of 100: digits as some people write them.
 const HAND = {
-  1: [[[22, 48], [60, 12], [58, 90]]],
-  4: [[[50, 8], [18, 62], [88, 58]], [[62, 36], [54, 95]]],
-  7: [[[14, 20], [84, 14], [40, 92]], [[28, 52], [76, 50]]],
-  9: [[[70, 18], [36, 14], [26, 38], [52, 50], [74, 24], [70, 18], [60, 62], [30, 92]]],
-  0: [[[60, 10], [24, 30], [26, 76], [58, 90], [82, 58], [72, 20], [48, 12], [30, 14]]],
-  2: [[[20, 30], [46, 8], [74, 26], [52, 62], [16, 84], [30, 70], [52, 84], [90, 82]]],
-  5: [[[78, 12], [34, 14], [28, 46], [62, 46], [70, 72], [46, 92], [18, 80]]],
-  6: [[[72, 8], [34, 44], [28, 78], [56, 92], [74, 70], [52, 56], [30, 74]]],
+  1: [
+    [
+      [22, 48],
+      [60, 12],
+      [58, 90],
+    ],
+  ],
+  4: [
+    [
+      [50, 8],
+      [18, 62],
+      [88, 58],
+    ],
+    [
+      [62, 36],
+      [54, 95],
+    ],
+  ],
+  7: [
+    [
+      [14, 20],
+      [84, 14],
+      [40, 92],
+    ],
+    [
+      [28, 52],
+      [76, 50],
+    ],
+  ],
+  9: [
+    [
+      [70, 18],
+      [36, 14],
+      [26, 38],
+      [52, 50],
+      [74, 24],
+      [70, 18],
+      [60, 62],
+      [30, 92],
+    ],
+  ],
+  0: [
+    [
+      [60, 10],
+      [24, 30],
+      [26, 76],
+      [58, 90],
+      [82, 58],
+      [72, 20],
+      [48, 12],
+      [30, 14],
+    ],
+  ],
+  2: [
+    [
+      [20, 30],
+      [46, 8],
+      [74, 26],
+      [52, 62],
+      [16, 84],
+      [30, 70],
+      [52, 84],
+      [90, 82],
+    ],
+  ],
+  5: [
+    [
+      [78, 12],
+      [34, 14],
+      [28, 46],
+      [62, 46],
+      [70, 72],
+      [46, 92],
+      [18, 80],
+    ],
+  ],
+  6: [
+    [
+      [72, 8],
+      [34, 44],
+      [28, 78],
+      [56, 92],
+      [74, 70],
+      [52, 56],
+      [30, 74],
+    ],
+  ],
 };
 
 let browser, server, address, context, page;
@@ -32,7 +111,10 @@ before(async () => {
   browser = await launch();
   server = await serve(0);
   address = `http://localhost:${server.address().port}/`;
-  context = await browser.newContext({ viewport: { width: 390, height: 844 }, acceptDownloads: true });
+  context = await browser.newContext({
+    viewport: { width: 390, height: 844 },
+    acceptDownloads: true,
+  });
   page = await visit();
 });
 
@@ -86,7 +168,9 @@ test("digits are drawn, named, and learned", { skip }, async () => {
     await draw(digit);
     if (digit === "7") await shot("draw");
     await page.click(`#labels button:text-is("${digit}")`);
-    await page.waitForFunction(() => /Draw something/.test(document.getElementById("guess").textContent));
+    await page.waitForFunction(() =>
+      /Draw something/.test(document.getElementById("guess").textContent),
+    );
   }
   const first = await score();
   assert.ok(first.before < 8, "the network should not know this hand yet");
@@ -96,7 +180,9 @@ test("digits are drawn, named, and learned", { skip }, async () => {
   await page.waitForSelector("#stop", { state: "hidden", timeout: 120_000 });
   await page.waitForFunction(() => !document.getElementById("train").disabled);
   const second = await score();
-  console.log(`# right before: ${second.before} of 8, after: ${second.now}, ${Date.now() - began} ms`);
+  console.log(
+    `# right before: ${second.before} of 8, after: ${second.now}, ${Date.now() - began} ms`,
+  );
   assert.ok(second.now > first.before);
   assert.ok(second.now >= 7);
   assert.match(await page.textContent("#curve-text"), /Loss over \d+ steps: from/);
@@ -124,8 +210,12 @@ test("the model can be downloaded, and runs elsewhere", { skip }, async () => {
   assert.equal((await session.run({ image })).scores.dims[1], 10);
   const python = process.env.ONNXTRAIN_PYTHON;
   if (python) {
-    const program = "import sys, onnxruntime; print(onnxruntime.InferenceSession(sys.argv[1]).get_outputs()[0].name)";
-    assert.equal(execFileSync(python, ["-c", program, path], { encoding: "utf-8" }).trim(), "scores");
+    const program =
+      "import sys, onnxruntime; print(onnxruntime.InferenceSession(sys.argv[1]).get_outputs()[0].name)";
+    assert.equal(
+      execFileSync(python, ["-c", program, path], { encoding: "utf-8" }).trim(),
+      "scores",
+    );
   }
 });
 
@@ -148,17 +238,28 @@ test("it works offline", { skip }, async () => {
 test("the keyboard draws, and all is named for screen readers", { skip }, async () => {
   await page.click("#clear");
   await page.focus("#pad");
-  for (const key of [" ", ..."ArrowDown ".repeat(10).trim().split(" ")]) await page.keyboard.press(key);
+  for (const key of [" ", ..."ArrowDown ".repeat(10).trim().split(" ")])
+    await page.keyboard.press(key);
   await page.waitForFunction(() => /Looks like/.test(document.getElementById("guess").textContent));
   const unnamed = await page.evaluate(() =>
-    [...document.querySelectorAll("button, img, canvas, progress, input")].filter(
-      (element) => !(element.getAttribute("aria-label") || element.getAttribute("alt") || element.textContent.trim()),
-    ).map((element) => element.outerHTML),
+    [...document.querySelectorAll("button, img, canvas, progress, input")]
+      .filter(
+        (element) =>
+          !(
+            element.getAttribute("aria-label") ||
+            element.getAttribute("alt") ||
+            element.textContent.trim()
+          ),
+      )
+      .map((element) => element.outerHTML),
   );
   assert.deepEqual(unnamed, []);
-  for (const id of ["guess", "score"]) assert.equal(await page.getAttribute(`#${id}`, "aria-live"), "polite");
+  for (const id of ["guess", "score"])
+    assert.equal(await page.getAttribute(`#${id}`, "aria-live"), "polite");
   // One h1, and headings without gaps.
-  const levels = await page.evaluate(() => [...document.querySelectorAll("h1, h2, h3")].map((h) => h.tagName));
+  const levels = await page.evaluate(() =>
+    [...document.querySelectorAll("h1, h2, h3")].map((h) => h.tagName),
+  );
   assert.deepEqual(levels, ["H1", "H2", "H2", "H2", "H2"]);
 });
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -142,6 +142,18 @@ class Module:
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
         self._train.reset = True
+
+    def replace_training_graph(self, train_model: bytes) -> Callable[[], None]:
+        """Train with another graph on the same parameters; return what undoes it."""
+        before = self._train
+        self._train = _TrainPass(self.graph(train_model), self.state)
+        self._train.reset = before.reset
+
+        def undo() -> None:
+            before.reset = self._train.reset
+            self._train = before
+
+        return undo
 
     # ---- mode ----------------------------------------------------------------------------------
 

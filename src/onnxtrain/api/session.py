@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import Array
 from onnxtrain.api.checkpoint_file import Source
 from onnxtrain.api.graph import Graph
+from onnxtrain.api.model_file import ModelFile
 from onnxtrain.api.module import Batch, Model, Module, names_of, require_values
 from onnxtrain.api.optimizer import Optimizer
 from onnxtrain.api.roles import RANDOM_SEED, UPDATED, check_belongs, check_updates, roles_of
@@ -145,6 +147,29 @@ class TrainingSession:
             self.optimizer_step()
             self.lazy_reset_grad()
             return result
+
+    # ---- frozen features -----------------------------------------------------------------------
+
+    @property
+    def fused_model(self) -> ModelFile | None:
+        """The graph of a whole step, if there is one."""
+        return None if self._fused is None else self._fused.graph.model
+
+    @contextmanager
+    def replaced_graphs(self, train_model: bytes, step_model: bytes | None) -> Iterator[None]:
+        """Take steps with other graphs, on the same parameters, for the time being."""
+        before = self._fused
+        with self.state.lock:
+            if step_model is not None:
+                graph = self.module.graph(step_model)
+                self._fused = _FusedStep(graph, self.state, self._optimizer)
+            restore = self.module.replace_training_graph(train_model)
+        try:
+            yield
+        finally:
+            with self.state.lock:
+                self._fused = before
+                restore()
 
     # ---- learning rate -------------------------------------------------------------------------
 

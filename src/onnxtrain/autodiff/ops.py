@@ -243,9 +243,9 @@ class Ops:
 
     def _symbol(self, dim: Dim | None) -> ir.Value | None:
         """Return a symbolic dimension as a vector of length one, if an input has it."""
-        name = None if dim is None or isinstance(dim, int) else dim.value
-        if name is None:
+        if dim is None or isinstance(dim, int) or dim.value is None:
             return None
+        name = dim.value
         if name not in self._symbols:
             for value in self._root.inputs:
                 dims = dims_of(value) or ()

@@ -12,6 +12,7 @@ from onnxtrain.api.fit.callbacks import Callbacks, Run
 from onnxtrain.api.fit.evaluation import evaluate
 from onnxtrain.api.fit.monitor import EarlyStopping, make_early_stopping
 from onnxtrain.api.fit.saving import Rule
+from onnxtrain.api.fit.savings import in_passes, with_features
 from onnxtrain.api.history import History
 from onnxtrain.api.metrics import MetricLike, make_metrics
 from onnxtrain.api.progress import Silent, make_progress
@@ -43,6 +44,8 @@ def fit(
     seed: int | None = None,
     drop_last: bool = False,
     check_every: int | None = None,
+    micro_batch: int = 1,
+    cache_features: bool | str | os.PathLike[str] = False,
 ) -> History:
     """Train with data for some epochs, and return the history of the run.
 
@@ -74,8 +77,15 @@ def fit(
         seed: what the order of samples follows from; that of `onnxtrain.set_seed` by default.
         drop_last: leave out a last batch that is smaller than the others.
         check_every: look for parameters that are not finite after so many steps.
+        micro_batch: take each batch of arrays in so many passes of equal size: the same update with
+            a fraction of the memory.
+        cache_features: where all that trains lies behind frozen layers, run those once over the
+            data and keep what they give: in memory (True), or in files in a folder (its path).
 
     """
+    passes = at_least(1, "micro_batch", micro_batch)
+    if passes > 1:
+        batch_size, accumulate = in_passes(data, batch_size, accumulate, passes)
     settings = Settings(
         epochs=at_least(0, "epochs", epochs),
         batch_size=at_least(1, "batch_size", batch_size),
@@ -91,4 +101,8 @@ def fit(
         callbacks=Callbacks(callbacks),
         progress=make_progress(progress),
     )
-    return assemble(session, data, evaluate, scheduler, resume, settings).run()
+    if cache_features is False:
+        return assemble(session, data, evaluate, scheduler, resume, settings).run()
+    features, data = with_features(session, data, settings.batch_size, cache_features)
+    with features.installed():
+        return assemble(session, data, evaluate, scheduler, resume, settings).run()

@@ -1,0 +1,118 @@
+"""The code of README and documents runs, and their links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtrain.demo.network import network
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# Pages whose code is run by other tests.
+ELSEWHERE = {
+    "training.md": "tests/device/test_training_page.py",
+    **{f"tutorials/{path.stem.replace('_', '-')}.md": "tests/docs/test_examples.py"
+       for path in (ROOT / "examples").glob("[0-9]*.py")},
+}  # fmt: skip
+# What a page takes for granted, where it shows a part of something.
+BEFORE = {"how-it-works.md": "from onnxtrain.autodiff import rule\n"}
+
+
+def pages() -> list[str]:
+    return sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
+
+
+def blocks(path: Path) -> list[str]:
+    return PYTHON.findall(path.read_text(encoding="utf-8"))
+
+
+def execute(code: str, folder: Path) -> str:
+    """Run code in a process of its own: what a page registers stays there."""
+    (folder / "page.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "page.py"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def classifier(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tensors = {"body.weight": (8, 16), "classifier.weight": (16, 3), "classifier.bias": (3,)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["input", "body.weight"], ["h"]),
+            helper.make_node("Relu", ["h"], ["r"]),
+            helper.make_node("MatMul", ["r", "classifier.weight"], ["m"]),
+            helper.make_node("Add", ["m", "classifier.bias"], ["output"]),
+        ],
+        "classifier",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", 3])],
+        [
+            numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+            for name, shape in tensors.items()
+        ],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+
+
+def test_the_example_of_the_readme_runs_and_has_fifteen_lines(tmp_path) -> None:
+    offline, device = blocks(ROOT / "README.md")
+    assert [len(block.splitlines()) for block in (offline, device)] == [5, 10]
+    onnx.save(network(), tmp_path / "model.onnx")
+    rng = np.random.default_rng(0)
+    image = rng.random((200, 1, 8, 8), np.float32)
+    np.savez(tmp_path / "user.npz", image=image, labels=image[:, 0, 0, :3].argmax(axis=1))
+    execute(offline, tmp_path)
+    (tmp_path / "model.onnx").unlink()
+    assert "History(5 epochs, 35 steps, loss " in execute(device, tmp_path)
+    assert (tmp_path / "trained").exists()
+    assert (tmp_path / "personal.onnx").exists()
+
+
+@pytest.mark.parametrize("page", [p for p in pages() if p not in ELSEWHERE])
+def test_the_code_of_a_page_runs(page, tmp_path) -> None:
+    found = blocks(DOCS / page)
+    if not found:
+        pytest.skip("there is no Python on the page")
+    classifier(tmp_path / "model.onnx")
+    execute("\n".join([BEFORE.get(page, ""), *found]), tmp_path)
+
+
+def test_pages_that_others_run_are_run() -> None:
+    for page, test in ELSEWHERE.items():
+        assert (ROOT / test).exists(), page
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+            for heading in headings}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p}" for p in pages())])
+def test_links_lead_somewhere(page) -> None:
+    path = ROOT / page
+    prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = path if not file else (path.parent / file)
+        assert linked.exists(), f"{page}: {target}"
+        if anchor and linked.suffix == ".md":
+            assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{page}: {target}"
+
+
+def test_the_site_lists_every_page() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert listed == set(pages())

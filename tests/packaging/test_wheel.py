@@ -1,0 +1,68 @@
+"""The wheel has what it should, and works where nothing else is installed than it asks for."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "wheel_program.py"
+# numpy and onnxruntime of old, and nothing else; `make test` sets it up.
+BARE = os.environ.get("ONNXTRAIN_OLDEST_PYTHON")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
+def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(built) -> None:
+    wheel = next(built.glob("*.whl"))
+    assert wheel.stat().st_size < 500_000
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
+        commands = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
+    assert "onnxtrain/py.typed" in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"onnxtrain"}
+    assert not [n for n in names if n.endswith((".pyc", ".onnx", ".png"))]
+    assert "onnxtrain = onnxtrain.cli:main" in commands
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist")]
+    base = {line.split()[1].split(">")[0] for line in required if "extra ==" not in line}
+    assert base == {"numpy", "onnxruntime"}
+
+
+def test_the_source_distribution_can_build_and_test_itself(built) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("pyproject.toml", "Makefile", "README.md", "LICENSE", "mkdocs.yml"):
+        assert name in names
+    for folder in ("src/onnxtrain/api", "tests/device", "docs/tutorials", "examples"):
+        assert any(name.startswith(folder) for name in names)
+    assert not any("node_modules" in name or name.startswith(".venv") for name in names)
+
+
+@pytest.mark.skipif(BARE is None, reason="`make test` sets up the environment")
+def test_the_wheel_works_with_numpy_and_onnxruntime_alone(built, tmp_path) -> None:
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        archive.extractall(installed)
+    shutil.copytree(ROOT / "tests" / "golden" / "mlp", tmp_path / "artifacts")
+    done = subprocess.run(
+        [BARE, str(PROGRAM), str(tmp_path), "device"],
+        env={**os.environ, "PYTHONPATH": str(installed)}, cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("device: onnxtrain ")
