@@ -76,13 +76,15 @@ class Child:
         self.losses: list[float] = [first["loss"]]
         self.start_seconds = (first["first_step_end"] - self.started) / 1e9
         self.peak = 0
+        self.failure = ""
 
     def burst(self, seconds: float, least: int, most: int = 1_000_000) -> list[float]:
         """Let it take steps for a while; return the milliseconds of each, then wait for silence."""
         asked = {"seconds": seconds, "least": least, "most": most}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # that it has ended is seen below
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
         answer = self._receive(_BURST_LIMIT)
         self.losses += answer["losses"]
         self.peak = answer["peak"]

@@ -51,8 +51,8 @@ function fileOf(path) {
 /** Serve the page; resolves to the server when it listens. */
 export function serve(port = 0, find = fileOf) {
   const server = createServer(async (request, response) => {
-    const file = find(decodeURIComponent(new URL(request.url, "http://localhost").pathname));
     try {
+      const file = find(decodeURIComponent(new URL(request.url, "http://localhost").pathname));
       if (!file) throw new Error("not found");
       const content = await readFile(file);
       response.writeHead(200, {

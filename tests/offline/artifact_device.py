@@ -31,6 +31,12 @@ class Device:
         given = {**self.values, **feeds}
         for name in set(wanted) - set(given):
             given[name] = np.zeros(wanted[name].shape, TYPES[wanted[name].type])
+        # What was updated piece by piece comes back in pieces, the same elements in a row.
+        given.update(
+            (n, np.reshape(given[n], i.shape))
+            for n, i in wanted.items()
+            if all(isinstance(size, int) for size in i.shape)
+        )
         results = session.run(None, {n: given[n] for n in wanted})
         return dict(zip([o.name for o in session.get_outputs()], results, strict=True))
 
@@ -55,7 +61,9 @@ class Device:
     def adopt(self, results: dict[str, np.ndarray]) -> None:
         for name, array in results.items():
             if name.endswith(".updated"):
-                self.values[name.removesuffix(".updated")] = array
+                old = name.removesuffix(".updated")
+                shape = self.values[old].shape if old in self.values else array.shape
+                self.values[old] = np.reshape(array, shape)
 
 
 def torch_gradients(net, x, labels) -> tuple[float, dict[str, np.ndarray]]:

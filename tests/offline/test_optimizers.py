@@ -77,9 +77,10 @@ def test_states_are_those_of_torch() -> None:
     np.testing.assert_allclose(training.arrays["w.momentum1"], kept["exp_avg_sq"], rtol=2e-6)
 
 
-def test_initial_accumulator() -> None:
-    (state,) = Adagrad(initial_accumulator_value=0.25).states(ir.DataType.FLOAT)
-    assert state.initial == 0.25
+@of_cases
+def test_states_start_at_zero(case: Case) -> None:
+    """A device that has no state of an optimizer begins with zeros, whatever the optimizer."""
+    assert all(state.initial == 0.0 for state in case.optimizer.states(ir.DataType.FLOAT))
 
 
 # ---- objectives ---------------------------------------------------------------------------------

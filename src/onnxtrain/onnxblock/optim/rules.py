@@ -239,10 +239,15 @@ class RMSprop(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Adagrad as in torch: 7 passes.
+    """Adagrad as in torch: 7 passes, 8 with an initial value.
 
-    g' = g + decay·p,  v' = v + g'²,  p' = p − rate / (1 + (t−1)·lr_decay) · g' / (√v' + eps)
+    g' = g + decay·p,  v' = v + g'²,
+    p' = p − rate / (1 + (t−1)·lr_decay) · g' / (√(v' + initial) + eps)
+
+    The initial value is not in v, which therefore is zero before the first step, as all states are.
     """
+
+    initial = (0.0,)
 
     def __init__(
         self,
@@ -257,7 +262,9 @@ class Adagrad(Optimizer):
         super().__init__(weight_decay, clip_grad, groups)
         self.lr_decay = at_least_zero("lr_decay", lr_decay)
         self.eps = at_least_zero("eps", eps)
-        self.initial = (at_least_zero("initial_accumulator_value", initial_accumulator_value),)
+        self.initial_accumulator_value = at_least_zero(
+            "initial_accumulator_value", initial_accumulator_value
+        )
 
     def formula(self, now: Now) -> Formula:
         """The formula of the class."""
@@ -271,7 +278,8 @@ class Adagrad(Optimizer):
         def update(p: ir.Value, g: ir.Value, v: ir.Value) -> Values:
             g = now.scaled(decayed(p, g), clip)
             v = v + g * g
-            return p - now.scaled(g / (op.Sqrt(v) + self.eps), rate), v
+            total = v + self.initial_accumulator_value if self.initial_accumulator_value else v
+            return p - now.scaled(g / (op.Sqrt(total) + self.eps), rate), v
 
         return update
 
