@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UPSTREAM := $(VENV)-upstream
 OLDEST := $(VENV)-oldest
+DEVICE := $(VENV)-device
 BENCH  := $(VENV)-bench
 DEMO   := $(VENV)-demo
 MATRIX := $(VENV)-matrix
@@ -33,9 +34,10 @@ help:
 demo: $(DEMO)/ready
 	$(DEMO)/bin/onnxtrain demo
 
-test: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready
+test: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVICE)/ready
 	ONNXTRAIN_UPSTREAM_PYTHON=$(abspath $(UPSTREAM)/bin/python) \
 	ONNXTRAIN_OLDEST_PYTHON=$(abspath $(OLDEST)/bin/python) \
+	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/dev
@@ -148,6 +150,14 @@ $(OLDEST)/ready: Makefile
 	$(OLDEST)/bin/python -m pip install --quiet onnxruntime==1.19.2 'numpy<2'
 	@touch $@
 
+# What a device has: the package without extras, as pip installs it.
+$(DEVICE)/ready: pyproject.toml Makefile $(shell find src -name '*.py')
+	$(PYTHON) -m venv $(DEVICE)
+	$(DEVICE)/bin/python -m pip install --quiet --upgrade pip
+	$(DEVICE)/bin/python -m pip install --quiet .
+	$(DEVICE)/bin/python -m pip install --quiet --no-deps --force-reinstall .
+	@touch $@
+
 # What training needs and nothing else, one environment for each way: what is installed is measured.
 $(BENCH)-device/ready: pyproject.toml $(shell find src -name '*.py')
 	$(PYTHON) -m venv $(BENCH)-device
@@ -183,4 +193,4 @@ web: js/dist/onnxtrain.min.js
 	node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) site $(UPSTREAM) $(OLDEST) $(BENCH)-* dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* dist build .mypy_cache .pytest_cache .ruff_cache

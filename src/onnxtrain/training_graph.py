@@ -125,6 +125,8 @@ class _Parts:
 
         made, targets, statistics = self._differentiable()
         graph = made.graph
+        # An input may have a gradient, but no optimizer changes it.
+        targets = [value for value in targets if not value.is_graph_input()]
         _promote(graph, [*self.wanted, *statistics])
         op, gradients = self._gradients(made, targets)
         updates = graph.outputs[len(self.outputs) :]
