@@ -85,7 +85,8 @@ def test_ctrl_c_leaves_a_run_to_go_on_with(folder) -> None:
     arguments = ["train", "artifacts", "--data", "data.npz", "--epochs", "100000", "--json"]
     with subprocess.Popen(
         [*COMMAND, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, restore_signals=True,
+        # Where the tests run in the background, they have been told to ignore it.
+        text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         saved = folder / "artifacts" / "trained"
         while not saved.exists() and process.poll() is None:

@@ -6,6 +6,7 @@ The folder has artifacts and `data.npz` with the inputs by name. Loads, trains, 
 resumes, exports and infers; answers with a line of JSON.
 """
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -28,8 +29,6 @@ def parts(data, step, size=4):
 
 
 def digest(state: CheckpointState) -> str:
-    import hashlib
-
     return hashlib.sha256(state.to_bytes(include_optimizer_state=True)).hexdigest()
 
 
