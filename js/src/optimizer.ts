@@ -170,7 +170,8 @@ export class Optimizer {
     const moments = new Map<string, Variable[]>();
     for (const name of this.names) {
       const wanted = momentumsOf(this.graph.model, name);
-      const held = group?.states.get(name);
+      let held = group?.states.get(name);
+      if (wanted.length === 0 && held && standsForNone(held)) held = [];
       if (group && held?.length !== wanted.length) refuse(name, wanted.length, held?.length);
       const { dims } = this.state.typeOf(name);
       moments.set(
@@ -189,7 +190,10 @@ export class Optimizer {
       step: BigInt(this.count),
       initialLearningRate: this.initialLr,
       states: new Map(
-        [...this.allocate()].map(([name, moments]) => [name, moments.map((m) => m.stored())]),
+        [...this.allocate()].map(([name, moments]) => [
+          name,
+          moments.length > 0 ? moments.map((m) => m.stored()) : [noState()],
+        ]),
       ),
     };
   }
@@ -217,6 +221,16 @@ export class Optimizer {
       for (const moment of moments) moment.release();
     }
   }
+}
+
+/** What is saved for an optimizer without a state: ONNX Runtime's SGD asks for one tensor. */
+function noState(): Stored {
+  return { code: FLOAT, dims: [1], data: new Uint8Array(4) };
+}
+
+/** Whether saved tensors stand for no state: one of zeros. */
+function standsForNone(held: readonly Stored[]): boolean {
+  return held.length === 1 && held[0]!.data.every((byte) => byte === 0);
 }
 
 function momentOf(

@@ -40,14 +40,16 @@ def test_no_module_of_the_device_half_imports_the_workstation() -> None:
 
 def test_the_names_of_the_package() -> None:
     assert set(dir(onnxtrain)) == {
-        "OnnxTrainError", "TrainingSession", "__version__", "fit", "gradient", "inspect",
-        "set_seed",
+        "EarlyStopping", "History", "OnnxTrainError", "TrainingSession", "__version__", "evaluate",
+        "fit", "gradient", "inspect", "set_seed",
     }  # fmt: skip
     import onnxtrain.api as api
 
     assert dir(api) == [
-        "CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Parameter", "Parameters",
-        "Properties", "TrainingSession",
+        "CheckpointState", "ConstantLRScheduler", "CosineLRScheduler", "ExponentialLRScheduler",
+        "LinearLRScheduler", "Module", "MultiStepLRScheduler", "OneCycleLRScheduler", "Optimizer",
+        "Parameter", "Parameters", "PlateauLRScheduler", "Properties", "StepLRScheduler",
+        "TrainingSession",
     ]  # fmt: skip
     assert all(callable(getattr(api, name)) for name in dir(api))
     for package in (onnxtrain, api):

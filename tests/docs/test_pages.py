@@ -22,7 +22,10 @@ ELSEWHERE = {
        for path in (ROOT / "examples").glob("[0-9]*.py")},
 }  # fmt: skip
 # What a page takes for granted, where it shows a part of something.
-BEFORE = {"how-it-works.md": "from onnxtrain.autodiff import rule\n"}
+BEFORE = {
+    "concepts.md": "import onnxtrain\n",
+    "how-it-works.md": "from onnxtrain.autodiff import rule\n",
+}
 
 
 def pages() -> list[str]:
@@ -48,18 +51,20 @@ def classifier(path: Path) -> None:
     tensors = {"body.weight": (8, 16), "classifier.weight": (16, 3), "classifier.bias": (3,)}
     graph = helper.make_graph(
         [
-            helper.make_node("MatMul", ["input", "body.weight"], ["h"]),
+            helper.make_node("ReduceMean", ["input", "axes"], ["mean"], keepdims=0),
+            helper.make_node("MatMul", ["mean", "body.weight"], ["h"]),
             helper.make_node("Relu", ["h"], ["r"]),
             helper.make_node("MatMul", ["r", "classifier.weight"], ["m"]),
             helper.make_node("Add", ["m", "classifier.bias"], ["output"]),
         ],
         "classifier",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", "sequence", 8])],
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", 3])],
         [
             numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
             for name, shape in tensors.items()
-        ],
+        ]
+        + [numpy_helper.from_array(np.array([1]), "axes")],
     )
     opset = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)

@@ -13,8 +13,8 @@ import sys
 import numpy as np
 
 
-def generate(folder: str) -> dict:
-    """Write the artifacts of a small model, train it for two steps and save three checkpoints."""
+def generate(folder: str, optimizer: str = "AdamW") -> dict:
+    """Write a small model and its artifacts; the weights."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
     from onnxruntime.training import artifacts
@@ -44,12 +44,13 @@ def generate(folder: str) -> dict:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
     onnx.checker.check_model(model)
+    onnx.save(model, "model.onnx")
     artifacts.generate_artifacts(
         model,
         requires_grad=["w1", "b1", "w2"],
         frozen_params=["scale"],
         loss=artifacts.LossType.MSELoss,
-        optimizer=artifacts.OptimType.AdamW,
+        optimizer=artifacts.OptimType[optimizer],
         artifact_directory=folder,
         nominal_checkpoint=True,
     )

@@ -16,6 +16,8 @@ from onnxtrain.api.variables import Variable
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, StateError
 
 DEFAULT_LEARNING_RATE = 0.001
+# ONNX Runtime's SGD asks for a state, and never looks at it; it saves zeros for each parameter.
+_UNUSED = np.zeros(1, np.float32)
 _MOST_STEPS = 2**53  # more than anybody takes; graphs compute with them as floats
 
 
@@ -187,7 +189,8 @@ class Optimizer:
         """Return the state of the optimizer as a checkpoint holds it."""
         self.allocate()
         states: dict[str, list[Tensor]] = {
-            name: [moment.array for moment in moments] for name, moments in self._moments.items()
+            name: [moment.array for moment in moments] or [_UNUSED]
+            for name, moments in self._moments.items()
         }
         return OptimizerGroup(self._numbers.count, self.initial_lr, states)
 
@@ -235,7 +238,7 @@ class StepNumbers:
 
 
 def _is_unused(held: list[Tensor]) -> bool:
-    """Whether this is what ONNX Runtime saves for SGD, which has no state: one tensor of zeros."""
+    """Whether this stands for no state: one tensor of zeros, as for SGD without momentum."""
     return len(held) == 1 and not isinstance(held[0], RawTensor) and not held[0].any()
 
 

@@ -109,11 +109,10 @@ def _check_plot(picture: str | None) -> None:
     """Find out before training whether its picture can be drawn."""
     if picture is None:
         return
-    import matplotlib  # noqa: F401
-
     _check_target(Path(picture), "--plot")
     if Path(picture).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".webp"):
         raise ArgumentError(f"--plot writes .png, .svg, .pdf, .jpg or .webp, not {picture!r}")
+    import matplotlib  # noqa: F401
 
 
 # ---- eval, export --------------------------------------------------------------------------------

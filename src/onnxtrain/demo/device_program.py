@@ -46,6 +46,7 @@ def main(folder: Path, epochs: int, quiet: bool) -> dict[str, Any]:
         scheduler={"name": "cosine", "total_step_count": _EPOCHS * -(-len(own[0]) // 32)},
         checkpoint=saved,
         resume=True,
+        seed=0,
         progress=Console(quiet=quiet).progress(),
     )
     after = evaluate(session, unseen, measures) | {"others": _accuracy(session, others)}
