@@ -56,7 +56,7 @@ docs: $(VENV)/docs $(VENV)/models
 
 # The site alone, from the pages as they are. An unknown link or a page that is in no menu is an error.
 site: $(VENV)/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir site
 
 dist: $(VENV)/dev
 	rm -rf dist

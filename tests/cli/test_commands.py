@@ -253,3 +253,12 @@ def test_demo_tells_the_whole_story(tmp_path, capsys) -> None:
     assert values["exported_accuracy"] == pytest.approx(values["user_after"], abs=0.005)
     assert not values["onnx_imported_on_device"]
     assert Path(values["picture"]).stat().st_size > 10_000
+
+
+def test_frozen_layers_run_once_and_the_result_is_the_same(model, capsys) -> None:
+    run(capsys, "prepare", "model.onnx", "--train", "fc2.*", "-o", "out", "-q")
+    images = np.random.default_rng(0).random((40, 1, 8, 8), np.float32)
+    np.savez("data.npz", image=images, labels=np.arange(40) % 10)
+    train = ("train", "out", "--data", "data.npz", "--epochs", "2", "-q", "--restart")
+    plain = result(capsys, *train)["losses"]
+    np.testing.assert_allclose(result(capsys, *train, "--cache-features")["losses"], plain, 1e-5)

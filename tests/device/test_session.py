@@ -153,12 +153,24 @@ def test_training_and_fused_steps_mix() -> None:
     assert_same(mixed, apart)
 
 
-def test_a_step_leaves_accumulated_gradients_alone() -> None:
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_leaves_accumulated_gradients_alone(fused) -> None:
     session = open_session()
+    if not fused:
+        session._fused = None
     session.train_step(*samples(seed=1))
     before = gradients(session.module)
     session.step(*samples(seed=2))
     assert all(np.array_equal(g, before[n]) for n, g in gradients(session.module).items())
+    # Accumulation goes on with them, or begins anew if that was asked for before the step.
+    session.train_step(*samples(seed=3))
+    both = gradients(session.module)
+    session.lazy_reset_grad()
+    session.step(*samples(seed=2))
+    session.train_step(*samples(seed=3))
+    alone = gradients(session.module)
+    assert all(np.abs(both[n] - before[n]).max() > 1e-3 for n in both)
+    assert any(np.abs(both[n] - alone[n]).max() > 1e-2 for n in both)
 
 
 def test_accumulated_steps_are_one_large_step() -> None:

@@ -12,7 +12,7 @@ from graphs import model, value
 from onnxtrain import artifacts, onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer, TrainingSession
 from onnxtrain.api.random_state import set_seed
-from onnxtrain.errors import ArgumentError, InputError, StateError
+from onnxtrain.errors import ArgumentError, InputError, RunError, StateError
 
 node = helper.make_node
 RNG = np.random.default_rng(0)
@@ -212,6 +212,35 @@ def test_evaluation_has_no_dropout_but_what_the_model_draws_itself(of_chance) ->
     x = np.ones((50, 6), np.float32)
     d0, noise = session.eval_step(x)[1], session.eval_step(x)[4]
     assert (d0 != 0).all() and noise.std() == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_run_that_fails_in_the_forward_pass_changes_nothing(tmp_path) -> None:
+    """A word that is not in the table: no gradient is there yet, and so no update."""
+    made(
+        tmp_path,
+        [
+            node("Gather", ["table", "x"], ["rows"]),
+            node("Dropout", ["rows", "ratio", "training"], ["kept"]),
+            node("ReduceMean", ["kept"], ["loss"], keepdims=0),
+        ],
+        [value("x", ["N"], TensorProto.INT64)],
+        {
+            "table": weights(10, 4),
+            "ratio": np.float32(0.5),
+            "training": np.array(True),
+        },
+        optimizer=onnxblock.optim.AdamW(),
+    )
+    session, untroubled = pair(tmp_path)
+    for one in (session, untroubled):
+        one.step([1, 2, 3])
+    before = session.state.to_bytes(True)
+    for step in (session.step, session.train_step, session.eval_step):
+        with pytest.raises(RunError, match="Gather"):
+            step([1, 10, 3])
+    assert session.state.to_bytes(True) == before
+    assert session.step([4, 5]) == untroubled.step([4, 5])
+    assert session.state.to_bytes(True) == untroubled.state.to_bytes(True)
 
 
 # ---- types and shapes ----------------------------------------------------------------------------

@@ -252,8 +252,9 @@ class CheckpointState:
         if place == self.place:
             return
         self.place = place
-        for name, variable in list(self._variables.items()):
-            self._variables[name] = Variable(variable.array, place)
+        for kept in (self._variables, self._gradients):
+            for name, variable in list(kept.items()):
+                kept[name] = Variable(variable.array, place)
 
     def make_gradients(self, names: Iterable[str]) -> dict[str, Variable]:
         """Make the memory for gradients, all zero, where there is none yet."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -304,15 +305,31 @@ class _TrainPass(_Pass):
         if self._binding is None:
             self._binding = self._bind()
         self._flag.array[0] = self.reset
-        if self.roles.has_seed:
-            self.state.random.next(self._seed.array)
         extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
-        made = self._binding.run([*values, *extra])
+        with self.state.random.drawn(self._seed.array if self.roles.has_seed else None):
+            made = self._binding.run([*values, *extra])
         self.reset = False
         count = len(self.roles.outputs)
         for name, value in zip(self._differentiated_inputs, made[count:], strict=True):
             self.input_gradients[name] = as_array(value)
         return made[:count]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let gradients begin anew within, and go on with the accumulated ones afterwards."""
+        kept = None
+        if not self.reset:
+            gradients = self.state.make_gradients(self._trained)
+            kept = {name: gradient.array.copy() for name, gradient in gradients.items()}
+        of_inputs, self.input_gradients = self.input_gradients, {}
+        self.reset = True
+        try:
+            yield
+        finally:
+            self.input_gradients = of_inputs
+            self.reset = kept is None
+            for name, array in (kept or {}).items():
+                self.state.set_gradient(name, array)
 
     def _bind(self) -> Binding:
         roles = self.roles

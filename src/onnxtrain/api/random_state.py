@@ -8,6 +8,8 @@ optimizer, so a resumed run draws what it would have drawn.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,6 +67,17 @@ class RandomState:
         self.draws += 1
         mixed = _mix((self._seed + self.draws * _GOLDEN) & _MASK)
         words[0], words[1] = mixed & 0xFFFFFFFF, mixed >> 32
+
+    @contextmanager
+    def drawn(self, words: Array | None) -> Iterator[None]:
+        """Write the next seed, if there is a place for it; it counts unless what follows fails."""
+        if words is not None:
+            self.next(words)
+        try:
+            yield
+        except BaseException:
+            self.draws -= words is not None
+            raise
 
     def saved(self) -> dict[str, Any]:
         """Return what `RandomState` can go on from."""

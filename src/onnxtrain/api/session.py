@@ -125,9 +125,12 @@ class TrainingSession:
 
     def optimizer_step(self) -> None:
         """Update the parameters from the accumulated gradients."""
+        self._require_optimizer_graph()
+        self._optimizer.step()
+
+    def _require_optimizer_graph(self) -> None:
         if not self._can_update_alone:
             raise StateError("there is no optimizer graph: give optimizer_model, or call step")
-        self._optimizer.step()
 
     def lazy_reset_grad(self) -> None:
         """Let the next training step start the gradients from zero."""
@@ -136,16 +139,16 @@ class TrainingSession:
     def step(self, *inputs: Any, **named: Any) -> Any:
         """Return the loss (and outputs beside it) and update the parameters, in one run.
 
-        Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do, without accumulating:
-        gradients of earlier training steps are not used, and `Parameter.grad` does not change.
+        Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do for one batch. Gradients
+        that training steps have accumulated are neither used nor lost.
         """
         with self.state.lock:
             if self._fused is not None:
                 return self._fused.run(self.module, inputs, named)
-            self.lazy_reset_grad()
-            result = self.train_step(*inputs, **named)
-            self.optimizer_step()
-            self.lazy_reset_grad()
+            self._require_optimizer_graph()
+            with self.module.training_pass.aside():
+                result = self.train_step(*inputs, **named)
+                self.optimizer_step()
             return result
 
     # ---- frozen features -----------------------------------------------------------------------
@@ -293,11 +296,10 @@ class _FusedStep:
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         if self._binding is None:
             self._binding = self._bind()
-        if self.roles.has_seed:
-            self._state.random.next(self._seed.array)
         numbers = self._optimizer.numbers
         numbers.begin()
-        made = self._binding.run(values)
+        with self._state.random.drawn(self._seed.array if self.roles.has_seed else None):
+            made = self._binding.run(values)
         numbers.finish()
         return made
 

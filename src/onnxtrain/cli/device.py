@@ -69,6 +69,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         resume=resumes,
         progress=console.progress(),
         seed=options.seed,
+        cache_features=options.cache_features,
     )
     if options.plot and history.losses:
         history.plot(options.plot)

@@ -123,6 +123,7 @@ def _train(commands: Any) -> None:
     add("--schedule", choices=SCHEDULES, help="how the learning rate changes")
     add("--warmup", type=float, metavar="X", help="the part of all steps that warms up, such as .1")
     add("--accumulate", type=int, default=1, metavar="N", help="batches to one update")
+    add("--cache-features", action="store_true", help="run frozen layers once over the data")
     add("--early-stopping", type=int, metavar="N", help="stop after N epochs without improvement")
     add("--checkpoint", metavar="FILE", help="where to save the run; FOLDER/trained unless given")
     add("--checkpoint-every", type=int, metavar="N", help="save each N steps as well")
