@@ -18,11 +18,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.api.graph_names import RANDOM_SEED
+from onnxtrain.autodiff.bodies import move_before
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import constant_array
 from onnxtrain.errors import ModelError
 
-RANDOM_SEED = "random_seed"
 _INT32, _UINT32 = ir.DataType.INT32, ir.DataType.UINT32
 
 
@@ -41,7 +42,7 @@ def seed_random_nodes(op: Ops, graph: ir.Graph) -> None:
         op.scope = f"random/{node.name or node.outputs[0].name}"
         last = graph[-1]
         _DRAWN[node.op_type](op, node, _Stream(op, seed, number))
-        _move_before(graph, last, node)
+        move_before(graph, last, node)
         graph.remove(node, safe=True)
 
 
@@ -63,15 +64,6 @@ def _seed_input(op: Ops, graph: ir.Graph) -> ir.Value:
     seed.dtype, seed.shape = _UINT32, ir.Shape([2])
     graph.inputs.append(seed)
     return seed
-
-
-def _move_before(graph: ir.Graph, last: ir.Node, node: ir.Node) -> None:
-    """Put what was written behind `last` in front of the node that it replaces."""
-    written = []
-    while graph[-1] is not last:
-        written.append(graph[-1])
-        graph.remove(graph[-1])
-    node.prepend(reversed(written))
 
 
 class _Stream:

@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
+from onnxtrain.api.graph_names import ACCUMULATED, BUFFER, LAZY_RESET, UPDATED
 from onnxtrain.autodiff.emit import stamp, sweep
 from onnxtrain.autodiff.engine import ActivePath, differentiate
 from onnxtrain.autodiff.expand import expand_by_definition
@@ -32,10 +33,6 @@ from onnxtrain.seeded import seed_random_nodes
 
 if TYPE_CHECKING:
     from onnxtrain.onnxblock.optim import Optimizer
-
-LAZY_RESET = "lazy_reset_grad"
-BUFFER, ACCUMULATED = "_grad.accumulation.buffer", "_grad.accumulation.out"
-UPDATED = ".updated"
 
 
 @dataclass

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import GOLDEN, a_training_state, as_plain_data
+from die_at_every_step import die_at_every_step
 
 from onnxtrain.api import checkpoint_store
 from onnxtrain.api.checkpoint_content import CheckpointContent
@@ -39,63 +40,16 @@ def scale_of(path: Path) -> float:
     return scale
 
 
-# Dies at the k-th call of whatever changes the disk, for each k, in a process of its own. Prints
-# for each which checkpoint was readable then, and which after one more save.
-DIE_AT_EVERY_STEP = """
-import os, shutil, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import test_checkpoint_store as t
-folder, before, after = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-path = folder / "c"
-calls = 0
-def counted(function, limit):
-    def call(*arguments, **keywords):
-        global calls
-        calls += 1
-        if calls == limit:
-            os._exit(9)
-        return function(*arguments, **keywords)
-    return call
-limit = 0
-while True:
-    limit += 1
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    t.save(path, 1.0, before)
-    child = os.fork()
-    if child == 0:
-        for name in ("replace", "fsync", "chmod", "unlink", "open"):
-            setattr(os, name, counted(getattr(os, name), limit))
-        t.save(path, 2.0, after)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    found = t.scale_of(path)
-    t.save(path, 3.0, after)
-    rest = [name for name in os.listdir(folder) if name not in ("c", "c.data")]
-    print(status, found, t.scale_of(path), any(name.endswith(".old") for name in rest))
-    if status == 0:
-        break
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("before", [EXTERNAL, INLINE], ids=["external", "inline"])
 @pytest.mark.parametrize("after", [EXTERNAL, INLINE], ids=["external", "inline"])
 def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path, before, after) -> None:
-    arguments = [str(HERE), str(tmp_path / "folder"), str(before), str(after)]
-    result = subprocess.run(
-        [sys.executable, "-c", DIE_AT_EVERY_STEP, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    lines = [line.split() for line in result.stdout.splitlines()]
+    lines = die_at_every_step(__name__, tmp_path / "folder", "c", before, after)
     # First the old one, from some step on the new one, and nothing else in between.
-    found = [line[1] for line in lines]
-    assert found == sorted(found) and set(found) == {"1.0", "2.0"}
-    assert all(line[2:] == ["3.0", "False"] for line in lines)
+    found = [line[0] for line in lines]
+    assert found == sorted(found) and set(found) == {1.0, 2.0}
+    assert all(line[1] == 3.0 for line in lines)
+    assert not any(file.endswith(".old") for line in lines for file in line[2])
     assert len(lines) > (6 if after == EXTERNAL else 3)
 
 

@@ -1,7 +1,6 @@
 """Whatever happens while a model is exported, the old one or the new one is there afterwards."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+from die_at_every_step import die_at_every_step
 from onnx_bytes import FLOAT, graph, model, node, value
 
 from onnxtrain.api.export import export_model
@@ -35,64 +35,16 @@ def scale_of(path: Path) -> float:
     return float(found[0])
 
 
-DIE_AT_EVERY_STEP = """
-import json, os, shutil, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import test_export_store as t
-folder, before, after = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-path = folder / "m.onnx"
-calls = 0
-def counted(function, limit):
-    def call(*arguments, **keywords):
-        global calls
-        calls += 1
-        if calls == limit:
-            os._exit(9)
-        return function(*arguments, **keywords)
-    return call
-limit, lines = 0, []
-while True:
-    limit += 1
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    t.save(path, 1.0, before)
-    child = os.fork()
-    if child == 0:
-        for name in ("replace", "fsync", "chmod", "unlink", "open", "link"):
-            setattr(os, name, counted(getattr(os, name), limit))
-        t.save(path, 2.0, after)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    folder.rename(folder.with_name("moved"))  # nothing depends on where it is
-    folder.with_name("moved").rename(folder)
-    found = t.scale_of(path)
-    t.save(path, 3.0, after)
-    lines.append([found, t.scale_of(path)])
-    if status == 0:
-        break
-print(json.dumps([lines, sorted(os.listdir(folder))]))
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("before", [0, 2**40], ids=["external", "inside"])
 @pytest.mark.parametrize("after", [0, 2**40], ids=["external", "inside"])
 def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path, before, after) -> None:
-    arguments = [str(HERE), str(tmp_path / "folder"), str(before), str(after)]
-    result = subprocess.run(
-        [sys.executable, "-c", DIE_AT_EVERY_STEP, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    lines, files = json.loads(result.stdout)
+    lines = die_at_every_step(__name__, tmp_path / "folder", "m.onnx", before, after)
     found = [line[0] for line in lines]
     assert found == sorted(found) and set(found) == {1.0, 2.0}
     assert all(line[1] == 3.0 for line in lines)
     assert len(lines) > (6 if after == 0 else 3)
-    assert set(files) - {"m.onnx.data"} == {"m.onnx"}
+    assert set(lines[-1][2]) - {"m.onnx.data"} == {"m.onnx"}
 
 
 @pytest.mark.parametrize("threshold", [0, 2**40], ids=["external", "inside"])

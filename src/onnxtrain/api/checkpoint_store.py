@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import re
 import secrets
@@ -30,6 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from onnxtrain.api.mapping import mapped
 from onnxtrain.errors import CheckpointDataError, CheckpointError
 
 FOOTER_MARK = b"ODTCDATA"
@@ -95,11 +95,7 @@ def reason_of(error: OSError) -> str:
 
 
 def open_bytes(path: Path) -> memoryview:
-    """Return the bytes of a file: mapped, so that what is not looked at takes no memory.
-
-    A mapped file cannot be replaced on Windows, where the file is read instead. Only a program that
-    shortens the file in place disturbs a mapping; `store` never does.
-    """
+    """Return the bytes of a file of a checkpoint; see `mapped`."""
     with translated("read", path):
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -109,12 +105,7 @@ def open_bytes(path: Path) -> memoryview:
             )
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path} is not a regular file")
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return memoryview(b"")
-            if os.name == "nt":
-                return memoryview(file.read())
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return mapped(path)
 
 
 def open_data(path: Path, identifier: str | None) -> memoryview:

@@ -59,7 +59,7 @@ def split(model: ModelFile, user_inputs: frozenset[str]) -> Split | None:
     if read & region.inputs:
         return None  # the trained part looks at the samples themselves
     return Split(
-        _first(parts, values, region.inputs),
+        _first(parts, values),
         _second(parts, values, [data for data, _ in nodes], read, region.inputs),
         values,
         tuple(sorted(region.inputs)),
@@ -138,7 +138,7 @@ def _is_batch(reader: Reader, shape: Node) -> bool:
     return bounds == {"start": 0, "end": 1}
 
 
-def _first(parts: ModelParts, values: tuple[str, ...], inputs: frozenset[str]) -> bytes:
+def _first(parts: ModelParts, values: tuple[str, ...]) -> bytes:
     needed = find_needed(parts, values)
     layout = ModelLayout(
         head=parts.head,

@@ -7,15 +7,9 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from onnxtrain.errors import ArgumentError, OnnxTrainError, UnknownNameError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from onnxtrain.errors import ArgumentError, UnknownNameError
 
 _FORMAT = 1
 _NUMBERS = ("epoch", "steps", "samples", "loss", "learning_rate", "seconds")
@@ -102,59 +96,16 @@ class History:
             best_epoch=None if content["best_epoch"] is None else int(content["best_epoch"]),
         )
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw losses and metrics over the steps; write the picture if a path is given.
 
-        The ending of the path says in which format: `.png`, `.svg`, `.pdf`. Needs matplotlib.
+        The ending of the path says in which format: `.png`, `.svg`, `.pdf`. Returns the figure of
+        matplotlib, which is not on a device unless it was put there: `pip install
+        'onnxtrain[demo]'`.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise OnnxTrainError(
-                "history.plot() needs matplotlib: pip install 'onnxtrain[demo]'"
-            ) from None
-        metrics = self._plottable()
-        size = (6.4, 3.6 + 2.4 * bool(metrics))
-        if path is None:
-            # pyplot knows how to show a figure in a window or a notebook.
-            from matplotlib import pyplot
+        from onnxtrain.plots import plot_history  # draws; this half only keeps numbers
 
-            figure: Figure = pyplot.figure(figsize=size, layout="constrained")
-        else:
-            figure = Figure(figsize=size, layout="constrained")
-        top, *bottom = figure.subplots(1 + bool(metrics), 1, sharex=True, squeeze=False)[:, 0]
-        self._draw_losses(top)
-        for axes in bottom:
-            for name in metrics:
-                axes.plot(self["steps"], self[name], marker="o", markersize=3, label=name)
-            axes.legend(frameon=False)
-        figure.axes[-1].set_xlabel("step")
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
-
-    def _plottable(self) -> list[str]:
-        """The names of the metrics that are one number in each epoch."""
-        if not self.epochs:
-            return []
-        names = [name for name in self.epochs[-1].values if name != "eval_loss"]
-        return [
-            name
-            for name in names
-            if all(isinstance(record.values.get(name), int | float) for record in self.epochs)
-        ]
-
-    def _draw_losses(self, axes: Axes) -> None:
-        steps = np.arange(1, len(self.losses) + 1)
-        axes.plot(steps, self.losses, color="0.8", linewidth=0.8, label="loss of a step")
-        if self.epochs:
-            axes.plot(self["steps"], self["loss"], marker="o", markersize=3, label="loss")
-            if all("eval_loss" in record.values for record in self.epochs):
-                axes.plot(
-                    self["steps"], self["eval_loss"], marker="o", markersize=3, label="eval loss"
-                )
-        axes.set_ylabel("loss")
-        axes.legend(frameon=False)
+        return plot_history(self, path)
 
 
 def _count(number: int, noun: str) -> str:

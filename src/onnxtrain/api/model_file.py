@@ -7,7 +7,6 @@ not parsed. Only `export` looks further.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import stat
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onnxtrain.api.mapping import mapped
 from onnxtrain.api.tensor_message import ExternalTensor as ExternalTensor
 from onnxtrain.api.tensor_message import read_entry, read_initializer, stays_in_folder
 from onnxtrain.api.wire import MAX_RANK, Reader
@@ -117,19 +117,14 @@ def _frozen(source: bytes | bytearray | memoryview) -> memoryview:
 
 
 def map_file(path: Path) -> memoryview:
-    """Return the bytes of a file, mapped; on Windows, where that would lock the file, read."""
+    """Return the bytes of a file of a model; see `mapped`."""
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{path} is a directory, not a model")
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{path} is not a regular file")
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return memoryview(b"")
-            if os.name == "nt":
-                return memoryview(file.read())
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return mapped(path)
     except FileNotFoundError:
         raise ModelError(f"there is no model at {path}") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path

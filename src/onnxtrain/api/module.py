@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
-from onnxtrain.api.binding import Binding, as_array, as_ortvalue
+from onnxtrain.api.binding import as_array, as_ortvalue
 from onnxtrain.api.buffers import Buffers
 from onnxtrain.api.checkpoint import CheckpointState
-from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, Array
+from onnxtrain.api.checkpoint_content import Array
 from onnxtrain.api.checks import at_least
 from onnxtrain.api.graph import Graph, Settings, batch_symbol
 from onnxtrain.api.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.api.model_file import ModelFile, ValueType
-from onnxtrain.api.roles import (
-    ACCUMULATED,
-    BUFFER,
-    LAZY_RESET,
-    RANDOM_SEED,
-    UPDATED,
-    Roles,
-    check_belongs,
-    check_trains,
-    roles_of,
-)
-from onnxtrain.api.variables import Variable, providers_of
+from onnxtrain.api.passes import EvalPass, Pass, TrainPass, names_of, require_values
+from onnxtrain.api.variables import providers_of
 from onnxtrain.errors import ArgumentError, InputError, StateError
 
 Model = str | os.PathLike[str] | bytes | bytearray | memoryview
@@ -75,9 +62,9 @@ class Module:
         with state.lock:
             state.move_to(place)
             train = self.graph(train_model_uri)
-            self._train = _TrainPass(train, state)
+            self._train = TrainPass(train, state)
             evaluation = None if eval_model_uri is None else self.graph(eval_model_uri)
-            self._eval = None if evaluation is None else _EvalPass(evaluation, state)
+            self._eval = None if evaluation is None else EvalPass(evaluation, state)
             self._check_batch()
             self._buffers = Buffers(state, self._train.graph.model, self._train.roles)
             if not state.nominal:
@@ -106,14 +93,14 @@ class Module:
         are the results.
         """
         with self.state.lock:
-            chosen: _Pass | None = self._train if self.training else self._eval
+            chosen: Pass | None = self._train if self.training else self._eval
             if chosen is None:
                 raise StateError(
                     "there is no evaluation graph: give eval_model_uri to Module, or call train()"
                 )
             return self.run(chosen, user_inputs, named)
 
-    def run(self, chosen: _Pass, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def run(self, chosen: Pass, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run a pass on what was given; the lock of the state is held."""
         require_values(self.state)
         inputs = arranged(chosen.roles.inputs, given, named)
@@ -147,7 +134,7 @@ class Module:
     def replace_training_graph(self, train_model: bytes) -> Callable[[], None]:
         """Train with another graph on the same parameters; return what undoes it."""
         before = self._train
-        self._train = _TrainPass(self.graph(train_model), self.state)
+        self._train = TrainPass(self.graph(train_model), self.state)
         self._train.reset = before.reset
 
         def undo() -> None:
@@ -176,16 +163,16 @@ class Module:
         return names_of(self._present, "outputs")
 
     @property
-    def _present(self) -> _Pass | None:
+    def _present(self) -> Pass | None:
         return self._train if self.training else self._eval
 
     @property
-    def training_pass(self) -> _TrainPass:
+    def training_pass(self) -> TrainPass:
         """Forward and backward."""
         return self._train
 
     @property
-    def evaluation_pass(self) -> _EvalPass | None:
+    def evaluation_pass(self) -> EvalPass | None:
         """Forward alone, in inference mode."""
         return self._eval
 
@@ -249,128 +236,3 @@ class Module:
                 optimize=optimize,
                 format=format,
             )
-
-
-class _Pass:
-    """A graph with the parameters bound to it."""
-
-    def __init__(self, graph: Graph, state: CheckpointState) -> None:
-        self.graph = graph
-        self.state = state
-        self.roles: Roles = roles_of(graph.model, state)
-        check_belongs(graph.model, state, self.roles)
-        graph.note_constants()
-
-    def _parameters(self) -> dict[str, Variable]:
-        return {value.name: self.state.variable(value.name) for value in self.roles.parameters}
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError
-
-
-class _EvalPass(_Pass):
-    """The evaluation graph."""
-
-    _binding: Binding | None = None
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        if self._binding is None:
-            roles = self.roles
-            self._binding = Binding(self.graph, self._parameters(), {}, roles.inputs, roles.outputs)
-        return self._binding.run(values)
-
-
-class _TrainPass(_Pass):
-    """The training graph, which adds gradients to buffers."""
-
-    def __init__(self, graph: Graph, state: CheckpointState) -> None:
-        super().__init__(graph, state)
-        check_trains(graph.model, state, self.roles)
-        self.reset = True
-        self.input_gradients: dict[str, Array] = {}
-        self._flag = Variable(np.array([True]))
-        self._seed = Variable(np.zeros(2, np.uint32))
-        self._binding: Binding | None = None
-        inputs = {value.name for value in self.roles.inputs}
-        self._differentiated_inputs = [n for n in self.roles.trained if n in inputs]
-        self._trained = [n for n in self.roles.trained if n not in inputs]
-
-    def allocate(self) -> None:
-        """Make the memory of parameters and gradients."""
-        for value in self.roles.parameters:
-            self.state.variable(value.name)
-        self.state.make_gradients(self._trained)
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        if self._binding is None:
-            self._binding = self._bind()
-        self._flag.array[0] = self.reset
-        extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
-        with self.state.random.drawn(self._seed.array if self.roles.has_seed else None):
-            made = self._binding.run([*values, *extra])
-        self.reset = False
-        count = len(self.roles.outputs)
-        for name, value in zip(self._differentiated_inputs, made[count:], strict=True):
-            self.input_gradients[name] = as_array(value)
-        return made[:count]
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Let gradients begin anew within, and go on with the accumulated ones afterwards."""
-        kept = None
-        if not self.reset:
-            gradients = self.state.make_gradients(self._trained)
-            kept = {name: gradient.array.copy() for name, gradient in gradients.items()}
-        of_inputs, self.input_gradients = self.input_gradients, {}
-        self.reset = True
-        try:
-            yield
-        finally:
-            self.input_gradients = of_inputs
-            self.reset = kept is None
-            for name, array in (kept or {}).items():
-                self.state.set_gradient(name, array)
-
-    def _bind(self) -> Binding:
-        roles = self.roles
-        gradients = self.state.make_gradients(self._trained)
-        parameters = self._parameters()
-        state = {**parameters, **{f"{n}{BUFFER}": g for n, g in gradients.items()}}
-        state[LAZY_RESET] = self._flag
-        if roles.has_seed:
-            state[RANDOM_SEED] = self._seed
-        results = {f"{n}{ACCUMULATED}": g for n, g in gradients.items()}
-        results.update((f"{n}{UPDATED}", parameters[n]) for n in roles.updated)
-        asked = {v.name: v for v in (*self.graph.model.inputs, *self.graph.model.outputs)}
-        of_inputs = self._differentiated_inputs
-        return Binding(
-            self.graph,
-            state,
-            results,
-            (*roles.inputs, *(asked[f"{n}{BUFFER}"] for n in of_inputs)),
-            (*roles.outputs, *(asked[f"{n}{ACCUMULATED}"] for n in of_inputs)),
-        )
-
-    def _input_buffer(self, name: str, values: Sequence[Any]) -> Any:
-        """Return what the gradient of an input is added to, in the shape that the input has."""
-        index = next(i for i, v in enumerate(self.roles.inputs) if v.name == name)
-        shape = tuple(values[index].shape())
-        earlier = self.input_gradients.get(name)
-        if earlier is None or earlier.shape != shape:
-            dtype = ELEMENT_TYPES[self.roles.inputs[index].element_type].dtype
-            earlier = np.zeros(shape, dtype)
-        return as_ortvalue(earlier)
-
-
-def names_of(chosen: _Pass | None, what: Literal["inputs", "outputs"]) -> list[str]:
-    """The names of the user's inputs or outputs of a pass; none where there is no pass."""
-    return [] if chosen is None else [value.name for value in getattr(chosen.roles, what)]
-
-
-def require_values(state: CheckpointState) -> None:
-    """Refuse to go on with a nominal state."""
-    if state.nominal:
-        raise StateError(
-            "Please load the model parameters first. The checkpoint is nominal, it has names and "
-            "no values: copy_buffer_to_parameters(buffer, trainable_only=False) gives it some"
-        )

@@ -9,9 +9,11 @@ import numpy as np
 from onnxtrain.api.binding import Binding
 from onnxtrain.api.checkpoint import GROUP
 from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, Array, OptimizerGroup, RawTensor, Tensor
+from onnxtrain.api.graph_names import LEARNING_RATE, STEP, UPDATED
 from onnxtrain.api.model_file import ModelFile
-from onnxtrain.api.module import Model, Module, require_values
-from onnxtrain.api.roles import LEARNING_RATE, STEP, UPDATED, check_updates, momentums_of
+from onnxtrain.api.module import Model, Module
+from onnxtrain.api.passes import require_values
+from onnxtrain.api.roles import check_updates, momentums_of
 from onnxtrain.api.variables import Variable
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, StateError
 

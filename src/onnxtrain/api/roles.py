@@ -7,13 +7,19 @@ from dataclasses import dataclass
 
 from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import ELEMENT_TYPES
+from onnxtrain.api.graph_names import (
+    ACCUMULATED,
+    BUFFER,
+    LAZY_RESET,
+    LEARNING_RATE,
+    MOMENTUM,
+    RANDOM_SEED,
+    STEP,
+    UPDATED,
+)
 from onnxtrain.api.model_file import ModelFile, ValueType
 from onnxtrain.errors import CheckpointError, ModelError
 
-LAZY_RESET, RANDOM_SEED = "lazy_reset_grad", "random_seed"
-LEARNING_RATE, STEP = "learning_rate", "step"
-BUFFER, ACCUMULATED = "_grad.accumulation.buffer", "_grad.accumulation.out"
-UPDATED, MOMENTUM = ".updated", ".momentum"
 FORMAT = 1  # of the artifact folder
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -11,17 +11,14 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.api.binding import Binding
 from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import Array
 from onnxtrain.api.checkpoint_file import Source
-from onnxtrain.api.graph import Graph
 from onnxtrain.api.model_file import ModelFile
-from onnxtrain.api.module import Batch, Model, Module, names_of, require_values
+from onnxtrain.api.module import Batch, Model, Module
 from onnxtrain.api.optimizer import Optimizer
-from onnxtrain.api.roles import RANDOM_SEED, UPDATED, check_belongs, check_updates, roles_of
+from onnxtrain.api.passes import FusedStep, names_of
 from onnxtrain.api.schedulers import LinearLRScheduler
-from onnxtrain.api.variables import Variable
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 
 _GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
@@ -69,10 +66,10 @@ class TrainingSession:
         updates = optimizer_model if optimizer_model is not None else step_model
         self.optimizer = None if updates is None else Optimizer(updates, self.module)
         self._can_update_alone = optimizer_model is not None
-        self._fused: _FusedStep | None = None
+        self._fused: FusedStep | None = None
         if step_model is not None:
             assert self.optimizer is not None
-            self._fused = _FusedStep(self.module.graph(step_model), self.state, self.optimizer)
+            self._fused = FusedStep(self.module.graph(step_model), self.state, self.optimizer)
 
     @classmethod
     def from_folder(
@@ -144,7 +141,7 @@ class TrainingSession:
         """
         with self.state.lock:
             if self._fused is not None:
-                return self._fused.run(self.module, inputs, named)
+                return self.module.run(self._fused, inputs, named)
             self._require_optimizer_graph()
             with self.module.training_pass.aside():
                 result = self.train_step(*inputs, **named)
@@ -165,7 +162,7 @@ class TrainingSession:
         with self.state.lock:
             if step_model is not None:
                 graph = self.module.graph(step_model)
-                self._fused = _FusedStep(graph, self.state, self._optimizer)
+                self._fused = FusedStep(graph, self.state, self._optimizer)
             restore = self.module.replace_training_graph(train_model)
         try:
             yield
@@ -273,46 +270,6 @@ class TrainingSession:
         return self.module.export_model_for_inferencing(
             inference_model_uri, graph_output_names, optimize=optimize, format=format
         )
-
-
-class _FusedStep:
-    """The graph that computes the loss and what the optimizer makes of the parameters."""
-
-    def __init__(self, graph: Graph, state: CheckpointState, optimizer: Optimizer) -> None:
-        self.graph = graph
-        self.roles = roles_of(graph.model, state, fused=True)
-        check_belongs(graph.model, state, self.roles)
-        check_updates(graph.model, state)
-        optimizer.require_same_states(graph.model)
-        graph.note_constants()
-        self._state = state
-        self._optimizer = optimizer
-        self._seed = Variable(np.zeros(2, np.uint32))
-        self._binding: Binding | None = None
-
-    def run(self, module: Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        return module.run(self, inputs, named)  # type: ignore[arg-type]
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        if self._binding is None:
-            self._binding = self._bind()
-        numbers = self._optimizer.numbers
-        numbers.begin()
-        with self._state.random.drawn(self._seed.array if self.roles.has_seed else None):
-            made = self._binding.run(values)
-        numbers.finish()
-        return made
-
-    def _bind(self) -> Binding:
-        require_values(self._state)
-        state, results = self._optimizer.bound()
-        for value in self.roles.parameters:
-            state[value.name] = self._state.variable(value.name)
-        for name in self.roles.updated:
-            results[f"{name}{UPDATED}"] = state[name]
-        if self.roles.has_seed:
-            state[RANDOM_SEED] = self._seed
-        return Binding(self.graph, state, results, self.roles.inputs, self.roles.outputs)
 
 
 def _graph_file(folder: Path, stem: str) -> Path | None:

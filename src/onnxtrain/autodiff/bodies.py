@@ -71,6 +71,15 @@ def take_out(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node]]:
     return outputs, nodes
 
 
+def move_before(graph: ir.Graph, last: ir.Node, node: ir.Node) -> None:
+    """Put what was written behind `last`, at the end of a graph, in front of a node of it."""
+    written = []
+    while graph[-1] is not last:
+        written.append(graph[-1])
+        graph.remove(graph[-1])
+    node.prepend(reversed(written))
+
+
 def release(node: ir.Node) -> None:
     """Give up the uses that a node, and the nodes in its subgraphs, make of other values."""
     for index in range(len(node.inputs)):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.bodies import move_before
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import dims_of, is_float, static_dims
 
@@ -93,11 +94,7 @@ def _replace(op: Ops, graph: ir.Graph, layer: _Layer) -> None:
     else:
         target = op.dims_vector(*(op.dim(x, axis) for axis in range(len(dims) - 1)), *width)
     result = op.with_dims(op.Reshape(made, target), [*dims[:-1], *width])
-    written = []
-    while graph[-1] is not last:
-        written.append(graph[-1])
-        graph.remove(graph[-1])
-    layer.addition.prepend(reversed(written))
+    move_before(graph, last, layer.addition)
     name, old.name = old.name, f"{old.name}_before"
     result.type, result.name = old.type, name
     ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)

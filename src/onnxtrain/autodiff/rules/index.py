@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.autodiff.ops import Ops, attributes_of
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import (
     add_along,
@@ -21,6 +21,7 @@ from onnxtrain.autodiff.rules.places import (
 )
 from onnxtrain.autodiff.shapes import UNKNOWN, constant_array, dims_of, working_type
 from onnxtrain.autodiff.sizes import arange, sizes, zeros_at_run_time
+from onnxtrain.autodiff.writer import attributes_of
 
 # ---- by index ----------------------------------------------------------------------------------
 

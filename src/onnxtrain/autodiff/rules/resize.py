@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.ops import Ops, attributes_of
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import add_along
 from onnxtrain.autodiff.shapes import Dim, constant_array, same_dim, working_type
 from onnxtrain.autodiff.sizes import arange
+from onnxtrain.autodiff.writer import attributes_of
 
 _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 # From this length on adding at computed places is cheaper than a product with a matrix. Measured

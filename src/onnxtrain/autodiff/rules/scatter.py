@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.ops import Ops, attributes_of
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.rules.places import as_rows, positions, row_numbers, scatter
 from onnxtrain.autodiff.shapes import dims_of, is_half, working_type
 from onnxtrain.autodiff.sizes import arange
+from onnxtrain.autodiff.writer import attributes_of
 
 _NOTES = "max, min: ties share the gradient equally; none: indices must not repeat"
 

@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.ops import Ops, attributes_of
+from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
 from onnxtrain.autodiff.shapes import constant_array
+from onnxtrain.autodiff.writer import attributes_of
 
 # ---- one input, the same elements --------------------------------------------------------------
 

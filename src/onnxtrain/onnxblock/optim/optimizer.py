@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.api.graph_names import GRADIENT, LEARNING_RATE, STEP, UPDATED
 from onnxtrain.autodiff.emit import sweep
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import FLOATS, Dim, dims_of, working_type
@@ -34,9 +35,6 @@ from onnxtrain.onnxblock.optim.groups import ParameterGroup, Settings, settings_
 from onnxtrain.onnxblock.optim.now import Now
 from onnxtrain.onnxblock.optim.pieces import update_in_pieces
 from onnxtrain.onnxblock.values import check
-
-LEARNING_RATE, STEP = "learning_rate", "step"
-GRADIENT, UPDATED = "_grad", ".updated"
 
 Formula = Callable[..., Sequence[ir.Value]]
 
