@@ -131,7 +131,9 @@ def test_a_resumed_run_is_as_one_that_never_stopped(folder, capsys) -> None:
 
 
 def test_the_picture_of_a_run(folder, capsys) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip(
+        "matplotlib", reason="the picture is drawn with matplotlib, which is in an extra"
+    )
     shown = run(capsys, "train", "artifacts", "--data", "train.npz", "--plot", "curve.svg")
     assert "curve.svg" in shown
     assert Path("curve.svg").read_text().startswith("<?xml")
@@ -198,7 +200,9 @@ def test_the_loss_is_computed_before_a_final_softmax(model, capsys) -> None:
 
 
 def test_a_new_head_for_other_classes_and_a_folder_of_images(model, capsys) -> None:
-    image = pytest.importorskip("PIL.Image")
+    image = pytest.importorskip(
+        "PIL.Image", reason="images are read with Pillow, which is in an extra"
+    )
     rng = np.random.default_rng(0)
     for part in ("train", "test"):
         for name, level in (("dark", 40), ("bright", 210)):
@@ -246,7 +250,7 @@ def test_the_version(capsys) -> None:
 
 def test_demo_tells_the_whole_story(tmp_path, capsys) -> None:
     for package in ("sklearn", "matplotlib"):
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason="it is in an extra")
     values = result(capsys, "demo", "-o", str(tmp_path / "demo"), "-q")
     assert values["user_before"] < 0.7
     assert values["user_after"] > values["user_before"] + 0.2

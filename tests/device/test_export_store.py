@@ -103,7 +103,7 @@ for limit in (0, 100):
 @pytest.mark.parametrize("threshold", [0, 2**40], ids=["external", "inside"])
 def test_a_full_disk(tmp_path, threshold) -> None:
     """A limit on the size of files stands for a full disk."""
-    pytest.importorskip("resource")
+    pytest.importorskip("resource", reason="limits on files are set by Unix alone")
     path = tmp_path / "m.onnx"
     save(path, 1.0, threshold)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}

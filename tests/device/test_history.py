@@ -69,7 +69,9 @@ def test_other_json_is_refused(text) -> None:
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_plot(ending, tmp_path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip(
+        "matplotlib", reason="the picture is drawn with matplotlib, which is in an extra"
+    )
     path = tmp_path / f"run.{ending}"
     figure = made().plot(path)
     assert path.stat().st_size > 1000
@@ -83,13 +85,17 @@ def test_plot(ending, tmp_path) -> None:
 
 
 def test_plot_of_an_unfinished_epoch(tmp_path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip(
+        "matplotlib", reason="the picture is drawn with matplotlib, which is in an extra"
+    )
     figure = History(losses=[3.0, 2.0]).plot(tmp_path / "run.png")
     assert len(figure.axes) == 1
 
 
 def test_plot_leaves_out_what_is_not_one_number_in_each_epoch(tmp_path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip(
+        "matplotlib", reason="the picture is drawn with matplotlib, which is in an extra"
+    )
     history = made()
     history.epochs[0].values["confusion"] = history.epochs[1].values["confusion"] = [[1]]
     history.epochs[1].values["late"] = 1.0
@@ -98,7 +104,9 @@ def test_plot_leaves_out_what_is_not_one_number_in_each_epoch(tmp_path) -> None:
 
 
 def test_plot_without_a_path_can_be_shown() -> None:
-    pytest.importorskip("matplotlib").use("Agg")
+    pytest.importorskip(
+        "matplotlib", reason="the picture is drawn with matplotlib, which is in an extra"
+    ).use("Agg")
     from matplotlib import pyplot
 
     figure = made().plot()

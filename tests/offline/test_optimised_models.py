@@ -15,13 +15,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 import onnxtrain
 from onnxtrain.autodiff.prepare import prepare
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 
@@ -161,7 +160,9 @@ def by_onnxruntime(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
 
 def by_transformers_tool(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    optimizer = pytest.importorskip("onnxruntime.transformers.optimizer")
+    optimizer = pytest.importorskip(
+        "onnxruntime.transformers.optimizer", reason="not every build of onnxruntime has it"
+    )
     onnx.save(model, folder / "model.onnx")
     logging.disable(logging.WARNING)
     try:

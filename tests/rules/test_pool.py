@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 
 import onnxtrain
 from gradcheck import Spec, check_emitted, check_spec, ids, run
 from onnxtrain.errors import ModelError
-
-torch = pytest.importorskip("torch")
 
 
 def max_pool(id: str, x: tuple[int, ...], **attrs: Any) -> Spec:
