@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from onnxtrain.api.checkpoint_file import WrittenCheckpoint, write_checkpoint
 from onnxtrain.artifact_folder import Folder
+from onnxtrain.compact import compact
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.onnxblock.checkpoint import content_of
 from onnxtrain.training_graph import TrainingGraphs
@@ -39,6 +40,8 @@ def write_files(
     notes = _notes(graphs, outputs, written)
     for name, model in models.items():
         _point_to_checkpoint(model, written)
+        if model is not graphs.evaluation:
+            compact(model, graphs.evaluation)
         del model.metadata_props[:]
         model.metadata_props.add(key="onnxtrain", value=notes)
         file = folder.file(f"{name}.onnx")

@@ -181,6 +181,7 @@ def generate_artifacts(
     if chosen is not None and graphs.step is not None:
         models["optimizer_model"] = _optimizer_model(chosen, graphs)
         models["step_model"] = graphs.step
+    graph = without_weights(graphs.training)  # before names and shapes go that a file does not need
     with Folder(artifact_directory, prefix) as folder:
         write_files(folder, models, graphs, outputs, nominal_checkpoint)
         if ort_format:
@@ -198,7 +199,7 @@ def generate_artifacts(
         without_gradient=found.without_gradient(),
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
-        _graph=without_weights(graphs.training),
+        _graph=graph,
         _inputs=frozenset(info.name for info in forward.graph.input),
     )
 

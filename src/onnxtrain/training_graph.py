@@ -89,6 +89,8 @@ class _Parts:
 
     def training(self) -> tuple[onnx.ModelProto, list[str], dict[str, onnx.TensorProto]]:
         """Loss and accumulated gradients, with the roles of the initializers."""
+        from onnxtrain.running_statistics import join_statistics
+
         made, targets, statistics = self._differentiable()
         graph = made.graph
         tensors = _stored(graph, [*self.wanted, *self.frozen, *statistics])
@@ -104,6 +106,7 @@ class _Parts:
         graph.inputs.append(reset)
         op.scope = "accumulation"
         overwrite = op.squeeze(reset, [0])
+        join_statistics(op, graph)
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
         for target, buffer in zip(targets, buffers, strict=True):
@@ -118,7 +121,8 @@ class _Parts:
     def step(self, optimizer: Optimizer) -> onnx.ModelProto:
         """Loss, and what the optimizer makes of the gradients, in one graph."""
         # The optimizers import this file.
-        from onnxtrain.onnxblock.optim import order_updates, write_update
+        from onnxtrain.onnxblock.optim import write_update
+        from onnxtrain.running_statistics import join_statistics
 
         made, targets, statistics = self._differentiable()
         graph = made.graph
@@ -126,10 +130,10 @@ class _Parts:
         targets = [value for value in targets if not value.is_graph_input()]
         _promote(graph, [*self.wanted, *statistics])
         op, gradients = self._gradients(made, targets)
+        join_statistics(op, graph)
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
-        ordered = order_updates(op, graph, gradients)
-        graph.outputs.extend(write_update(op, graph, optimizer, targets, ordered, in_pieces=True))
+        graph.outputs.extend(write_update(op, graph, optimizer, targets, gradients, in_pieces=True))
         graph.outputs.extend(updates)
         seed_random_nodes(op, graph)
         return _finish(made)
