@@ -17,6 +17,7 @@ from onnxtrain.artifact_folder import Folder
 from onnxtrain.compact import compact
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.onnxblock.checkpoint import content_of
+from onnxtrain.recompute.budget import StepMemory
 from onnxtrain.training_graph import TrainingGraphs
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
@@ -28,6 +29,7 @@ def write_files(
     graphs: TrainingGraphs,
     outputs: Sequence[str],
     nominal: bool,
+    memory: StepMemory | None = None,
 ) -> None:
     """Write the checkpoint, then the graphs that point into it for what is frozen."""
     parameters = (graphs.trainable, graphs.frozen)
@@ -37,7 +39,7 @@ def write_files(
     if nominal:
         content = content_of(parameters, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    notes = _notes(graphs, outputs, written)
+    notes = _notes(graphs, outputs, written, memory)
     for name, model in models.items():
         _point_to_checkpoint(model, written)
         if model is not graphs.evaluation:
@@ -51,8 +53,14 @@ def write_files(
             raise OnnxTrainError(f"{file.name!r} cannot be written: {error}") from None
 
 
-def _notes(graphs: TrainingGraphs, outputs: Sequence[str], written: WrittenCheckpoint) -> str:
+def _notes(
+    graphs: TrainingGraphs,
+    outputs: Sequence[str],
+    written: WrittenCheckpoint,
+    memory: StepMemory | None,
+) -> str:
     """Describe the artifacts for the runtimes that read them, as JSON in each graph file."""
+    more = {} if memory is None else {"memory": memory.notes()}
     return json.dumps(
         {
             "format": 1,
@@ -62,6 +70,7 @@ def _notes(graphs: TrainingGraphs, outputs: Sequence[str], written: WrittenCheck
             "trainable": [t.name for t in graphs.trainable],
             "frozen": [t.name for t in graphs.frozen if t.name not in graphs.statistics],
             "statistics": list(graphs.statistics),
+            **more,
         }
     )
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from onnxtrain.memory import Activations, estimate_proto
 from onnxtrain.onnxblock.block import names_of
 from onnxtrain.onnxblock.external import locate
 from onnxtrain.onnxblock.values import skeleton as without_weights
+from onnxtrain.recompute.budget import StepMemory, fit_into
 from onnxtrain.roles import Survey, choose, list_of_names, survey
 from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
 
@@ -70,6 +71,7 @@ class Artifacts:
         without_gradient: operators that would have to be passed if more were trained, and cannot.
         loss: the name of the loss.
         outputs: the names of what is given out beside it.
+        memory: what a step takes, where a budget was given.
 
     """
 
@@ -82,6 +84,7 @@ class Artifacts:
     without_gradient: tuple[str, ...]
     loss: str
     outputs: tuple[str, ...]
+    memory: StepMemory | None
     _graph: onnx.ModelProto = field(repr=False, compare=False)
     _inputs: frozenset[str] = field(repr=False, compare=False)
 
@@ -117,6 +120,7 @@ class Artifacts:
             f"loss          {self.loss}",
         ]
         more = (
+            ("budget", str(self.memory or "")),
             ("outputs", ", ".join(self.outputs)),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
@@ -139,6 +143,8 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     bn: BatchNormMode | None = None,
+    memory_budget: float | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -160,9 +166,16 @@ def generate_artifacts(
         nominal_checkpoint: write a checkpoint without data too.
         loss_input_names: what the loss is called with, instead of the outputs of the model.
         bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
+        memory_budget: what a step may take beside its parameters: bytes (an integer, or above 1),
+            or a fraction of what it takes without a budget. To keep to it, the backward pass
+            computes parts of the forward pass again, which takes time.
+        sizes: numbers for symbolic dimensions, by their names, that `memory_budget` is meant for.
 
     Returns:
         A description of what was written.
+
+    Raises:
+        MemoryBudgetError: a step cannot be made to fit; the message says what can be reached.
 
     """
     library = _library(custom_op_library)
@@ -176,14 +189,22 @@ def generate_artifacts(
     chosen = _optimizer(optimizer)
     if not trains and (chosen is not None or (requires_grad is None and not frozen_params)):
         raise OnnxTrainError(_nothing_trains(outputs[0], requires_grad, frozen_params))
-    graphs = build_training_graphs(with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen)
+    build = partial(
+        build_training_graphs, with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen
+    )
+    inputs = frozenset(info.name for info in forward.graph.input)
+    graphs, memory = build(), None
+    if memory_budget is not None:
+        graphs, memory = fit_into(
+            memory_budget, graphs, lambda again: build(recompute=again), sizes, inputs
+        )
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if chosen is not None and graphs.step is not None:
         models["optimizer_model"] = _optimizer_model(chosen, graphs)
         models["step_model"] = graphs.step
     graph = without_weights(graphs.training)  # before names and shapes go that a file does not need
     with Folder(artifact_directory, prefix) as folder:
-        write_files(folder, models, graphs, outputs, nominal_checkpoint)
+        write_files(folder, models, graphs, outputs, nominal_checkpoint, memory)
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
@@ -199,8 +220,9 @@ def generate_artifacts(
         without_gradient=found.without_gradient(),
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
+        memory=memory,
         _graph=graph,
-        _inputs=frozenset(info.name for info in forward.graph.input),
+        _inputs=inputs,
     )
 
 

@@ -34,6 +34,10 @@ class UnknownNameError(OnnxTrainError, LookupError):
     """A name that was asked for is not in the model."""
 
 
+class MemoryBudgetError(OnnxTrainError):
+    """A training step cannot be made to fit into the memory that it may take."""
+
+
 class CheckpointError(OnnxTrainError):
     """A checkpoint file cannot be read or written, or its content is not consistent."""
 

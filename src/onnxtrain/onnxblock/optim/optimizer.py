@@ -233,11 +233,13 @@ def write_update(
 
     Adds the inputs `<p>.momentum<k>`, learning_rate and step. Returns what the graph is to give
     out: for each parameter `<p>.updated` and `<p>.momentum<k>.updated`. They may be written over
-    what they replace, in whatever order the nodes run.
+    what they replace, in whatever order the nodes run. Updates are written in the order of
+    `gradients`: onnxruntime begins with the last one.
     """
     waits = Waits(graph, gradients)
     joinable = needed_anyway(gradients, waits.live)
-    slots = [Slot(p, gradients[p], _states(op, graph, optimizer, p)) for p in parameters]
+    places = {p: place for place, p in enumerate(gradients)}
+    slots = [Slot(p, gradients[p], _states(op, graph, optimizer, p), places[p]) for p in parameters]
     learning_rate = _input(op, graph, LEARNING_RATE, ir.DataType.FLOAT, [1])
     step = _input(op, graph, STEP, ir.DataType.INT64, [1])
     updates = optimizer.write(

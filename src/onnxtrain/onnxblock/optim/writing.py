@@ -22,11 +22,15 @@ Formula = Callable[..., Sequence[ir.Value]]
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter to be updated, its gradient and the states that are kept for it."""
+    """A parameter to be updated, its gradient and the states that are kept for it.
+
+    Those with a lower `place` are written first.
+    """
 
     parameter: ir.Value
     gradient: ir.Value
     states: tuple[ir.Value, ...] = ()
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Writing:
         together, alone = self._sorted(updates)
         for group in together:
             made.update(self._joined(group))
-        for update in alone:
+        for update in sorted(alone, key=lambda each: each.slot.place):
             made[update.slot.parameter] = self._single(update)
         return [made[update.slot.parameter] for update in updates]
 
