@@ -23,8 +23,12 @@ export async function launch() {
 
 const JS = fileURLToPath(new URL("..", import.meta.url));
 
-/** Serve the package and its tests. */
-export async function serveTests() {
-  const server = await serve(0, (path) => (path.includes("..") ? null : join(JS, path)));
+/** Serve the package and its tests, and `folders`: where each first part of a path leads. */
+export async function serveTests(folders = {}) {
+  const server = await serve(0, (path) => {
+    if (path.includes("..")) return null;
+    const [, first, ...rest] = path.split("/");
+    return folders[first] ? join(folders[first], ...rest) : join(JS, path);
+  });
   return { server, address: `http://localhost:${server.address().port}/` };
 }
