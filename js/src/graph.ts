@@ -89,16 +89,23 @@ export class Graph {
     const own: SessionOptions = {
       ...DEFAULTS,
       ...options,
+      ...layout(options),
       extra: { ...EXTRA, ...(options["extra"] as object | undefined) },
       ...(external.length ? { externalData: external } : {}),
       ...this.outputLocations(options),
     };
+    const { notes } = this.model;
+    if (asksForGpu(options) && notes.on_cpu) {
+      console.warn(`${this.name}: these are not run by WebGPU: ${notes.on_cpu.join("; ")}`);
+    }
     try {
       return await ort.InferenceSession.create(data, own);
     } catch (error) {
-      const hint = asksForGpu(options)
-        ? " (The graph may have operators that WebGPU does not run: use executionProviders: ['wasm'])"
-        : "";
+      const hint =
+        asksForGpu(options) && notes.target !== "webgpu"
+          ? ". The graph was not made for WebGPU: make it with generate_artifacts(…, " +
+            "target='webgpu'), or use executionProviders: ['wasm']"
+          : "";
       throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error)}${hint}`);
     }
   }
@@ -166,6 +173,18 @@ function asksForGpu(options: SessionOptions): boolean {
   const providers = (options["executionProviders"] ?? []) as (string | { name: string })[];
   const first = typeof providers[0] === "string" ? providers[0] : providers[0]?.name;
   return first === "webgpu";
+}
+
+/**
+ * Images channels first: with channels last, which is its default, the WebGPU provider of
+ * onnxruntime-web 1.30 gets convolutions wrong behind which a BatchNormalization has inputs of the
+ * graph for its scale.
+ */
+function layout(options: SessionOptions): SessionOptions {
+  if (!asksForGpu(options)) return {};
+  const [first, ...others] = options["executionProviders"] as (string | object)[];
+  const given = typeof first === "string" ? { name: first } : first;
+  return { executionProviders: [{ preferredLayout: "NCHW", ...given }, ...others] };
 }
 
 function liesAt(data: Uint8Array, file: Uint8Array, offset: number): boolean {

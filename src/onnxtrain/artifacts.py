@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from onnxtrain import onnxblock
 from onnxtrain.artifact_files import write_files, write_ort
@@ -31,7 +32,8 @@ from onnxtrain.onnxblock.block import names_of
 from onnxtrain.onnxblock.external import locate
 from onnxtrain.onnxblock.values import skeleton as without_weights
 from onnxtrain.roles import Survey, choose, list_of_names, survey
-from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
+from onnxtrain.training_graph import Target, TrainingGraphs, build_training_graphs, finished
+from onnxtrain.webgpu import ONNXRUNTIME_WEB, Uncovered, rewrite_for_webgpu, uncovered
 
 USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
 _log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class Artifacts:
         without_gradient: operators that would have to be passed if more were trained, and cannot.
         loss: the name of the loss.
         outputs: the names of what is given out beside it.
+        on_cpu: with `target="webgpu"`, the nodes on floats that WebGPU has no kernel for.
 
     """
 
@@ -82,6 +85,7 @@ class Artifacts:
     without_gradient: tuple[str, ...]
     loss: str
     outputs: tuple[str, ...]
+    on_cpu: tuple[Uncovered, ...]
     _graph: onnx.ModelProto = field(repr=False, compare=False)
     _inputs: frozenset[str] = field(repr=False, compare=False)
 
@@ -120,6 +124,7 @@ class Artifacts:
             ("outputs", ", ".join(self.outputs)),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
+            ("not on WebGPU", _shortened(self.on_cpu)),
         )
         return "\n".join([*lines, *(f"{name:14}{text}" for name, text in more if text)])
 
@@ -139,6 +144,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     bn: BatchNormMode | None = None,
+    target: Target = "cpu",
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -160,11 +166,16 @@ def generate_artifacts(
         nominal_checkpoint: write a checkpoint without data too.
         loss_input_names: what the loss is called with, instead of the outputs of the model.
         bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
+        target: "webgpu" writes graphs of operators that onnxruntime-web has WebGPU kernels for, as
+            far as that can be done; the result tells what is left (`on_cpu`). They run elsewhere
+            too, with the same numbers, if more slowly.
 
     Returns:
         A description of what was written.
 
     """
+    if target not in ("cpu", "webgpu"):
+        raise ArgumentTypeError(f"target is 'cpu' or 'webgpu', not {target!r}")
     library = _library(custom_op_library)
     forward, path = _forward_model(model)
     with_loss, outputs = _add_loss(forward, path, loss, loss_input_names)
@@ -176,13 +187,17 @@ def generate_artifacts(
     chosen = _optimizer(optimizer)
     if not trains and (chosen is not None or (requires_grad is None and not frozen_params)):
         raise OnnxTrainError(_nothing_trains(outputs[0], requires_grad, frozen_params))
-    graphs = build_training_graphs(with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen)
+    graphs = build_training_graphs(
+        with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen, target=target
+    )
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if chosen is not None and graphs.step is not None:
-        models["optimizer_model"] = _optimizer_model(chosen, graphs)
+        models["optimizer_model"] = _optimizer_model(chosen, graphs, target)
         models["step_model"] = graphs.step
+    on_cpu = _not_on_webgpu(models) if target == "webgpu" else {}
     with Folder(artifact_directory, prefix) as folder:
-        write_files(folder, models, graphs, outputs, nominal_checkpoint)
+        told = {name: [str(item) for item in items[:8]] for name, items in on_cpu.items()}
+        write_files(folder, models, graphs, outputs, nominal_checkpoint, target, told)
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
@@ -198,6 +213,7 @@ def generate_artifacts(
         without_gradient=found.without_gradient(),
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
+        on_cpu=tuple(item for items in on_cpu.values() for item in items),
         _graph=without_weights(graphs.training),
         _inputs=frozenset(info.name for info in forward.graph.input),
     )
@@ -331,14 +347,38 @@ def _optimizer(optimizer: OptimType | onnxblock.Block | None) -> onnxblock.optim
 
 
 def _optimizer_model(
-    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs
+    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs, target: Target
 ) -> onnx.ModelProto:
     opset = next(o.version for o in graphs.training.opset_import if o.domain == "")
+    optimizer = copy.copy(optimizer)
+    optimizer.in_pieces = target == "cpu"
     with onnxblock.empty_base(opset) as accessor:
         optimizer((graphs.trainable, graphs.frozen))
         model = accessor.model
+    if target == "webgpu":
+        made = ir.from_proto(model)
+        rewrite_for_webgpu(made)
+        model = finished(made)
     model.ir_version = graphs.training.ir_version
     return model
+
+
+def _not_on_webgpu(models: Mapping[str, onnx.ModelProto]) -> dict[str, list[Uncovered]]:
+    """Return the nodes of each graph that onnxruntime-web would run on the CPU; warn of them."""
+    found = {name: uncovered(model, name) for name, model in models.items()}
+    everything = [item for items in found.values() for item in items]
+    if everything:
+        _log.warning(
+            "onnxruntime-web %s has no WebGPU kernel for %d nodes on floats, which it runs on the "
+            "CPU: %s",
+            ONNXRUNTIME_WEB, len(everything), _shortened(everything),
+        )  # fmt: skip
+    return found
+
+
+def _shortened(found: Sequence[Uncovered]) -> str:
+    more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
+    return "; ".join([*map(str, found[:8]), *more])
 
 
 def _counts(tensors: Iterable[onnx.TensorProto]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import onnx
 import onnx_ir as ir
@@ -30,9 +30,12 @@ from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
 from onnxtrain.seeded import seed_random_nodes
+from onnxtrain.webgpu import rewrite_for_webgpu
 
 if TYPE_CHECKING:
     from onnxtrain.onnxblock.optim import Optimizer
+
+Target = Literal["cpu", "webgpu"]
 
 
 @dataclass
@@ -55,6 +58,7 @@ def build_training_graphs(
     *,
     bn: BatchNormMode | None = None,
     optimizer: Optimizer | None = None,
+    target: Target = "cpu",
 ) -> TrainingGraphs:
     """Build the graphs of training from a model that computes a loss.
 
@@ -65,9 +69,11 @@ def build_training_graphs(
         frozen: initializers to list beside them; they stay initializers.
         bn: the mode of BatchNormalization; what the model says by default.
         optimizer: where given, the fused step graph is built as well.
+        target: what the graphs are to run on. Those for "webgpu" have operators that it covers,
+            and do not let the memory of a parameter take its update.
 
     """
-    parts = _Parts(model, list(outputs), list(trainable), list(frozen), bn)
+    parts = _Parts(model, list(outputs), list(trainable), list(frozen), bn, target)
     training, statistics, tensors = parts.training()
     return TrainingGraphs(
         training=training,
@@ -86,6 +92,7 @@ class _Parts:
     wanted: list[str]
     frozen: list[str]
     bn: BatchNormMode | None
+    target: Target
 
     def training(self) -> tuple[onnx.ModelProto, list[str], dict[str, onnx.TensorProto]]:
         """Loss and accumulated gradients, with the roles of the initializers."""
@@ -113,7 +120,7 @@ class _Parts:
             graph.outputs.append(op.type_as(total, target))
         graph.outputs.extend(updates)
         seed_random_nodes(op, graph)
-        return _finish(made), statistics, tensors
+        return self._finish(made), statistics, tensors
 
     def step(self, optimizer: Optimizer) -> onnx.ModelProto:
         """Loss, and what the optimizer makes of the gradients, in one graph."""
@@ -128,11 +135,14 @@ class _Parts:
         op, gradients = self._gradients(made, targets)
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
-        ordered = order_updates(op, graph, gradients)
-        graph.outputs.extend(write_update(op, graph, optimizer, targets, ordered, in_pieces=True))
+        in_place = self.target == "cpu"
+        ordered = order_updates(op, graph, gradients) if in_place else gradients
+        graph.outputs.extend(
+            write_update(op, graph, optimizer, targets, ordered, in_pieces=in_place)
+        )
         graph.outputs.extend(updates)
         seed_random_nodes(op, graph)
-        return _finish(made)
+        return self._finish(made)
 
     def evaluation(self, statistics: Sequence[str]) -> onnx.ModelProto:
         """The loss alone, with everything in inference mode."""
@@ -140,7 +150,12 @@ class _Parts:
         _choose_outputs(made.graph, self.outputs)
         _stop_dropout(made.graph)
         _promote(made.graph, [*self.wanted, *statistics])
-        return _finish(made)
+        return self._finish(made)
+
+    def _finish(self, made: ir.Model) -> onnx.ModelProto:
+        if self.target == "webgpu":
+            rewrite_for_webgpu(made)
+        return finished(made)
 
     def _differentiable(self) -> tuple[ir.Model, list[ir.Value], list[str]]:
         made = prepare(self.model, self.bn, keep_statistics=True)
@@ -256,7 +271,8 @@ def _require_scalar(loss: ir.Value) -> None:
         )
 
 
-def _finish(made: ir.Model) -> onnx.ModelProto:
+def finished(made: ir.Model) -> onnx.ModelProto:
+    """Return a model without what nobody needs, stamped with the lowest versions."""
     sweep(made.graph)
     stamp(made)
     proto: onnx.ModelProto = ir.to_proto(made)

@@ -84,6 +84,7 @@ class Optimizer(ForwardBlock):
     """
 
     initial: tuple[float, ...] = ()  # one for each state that the formula keeps
+    in_pieces = True  # whether a graph of its own updates large tensors piece by piece
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class Optimizer(ForwardBlock):
             self,
             [(t.name, ir.DataType(t.data_type), list(t.dims)) for t in trainable],
             flag_name,
-            in_pieces=True,
+            in_pieces=self.in_pieces,
         )
         append(model, op.target)
         return flag_name
