@@ -189,7 +189,7 @@ class _Parts:
             )
         op = Ops(graph, made.opset_imports[""])
         seed = op.full_like(loss, 1.0)
-        found = differentiate(op, list(graph), {loss: seed}, targets)
+        found = differentiate(op, list(graph), {loss: seed}, targets, finite_seeds=True)
         with op.arithmetic():
             return op, {
                 v: op.zeros_like(v) if (gradient := found[v]) is None else gradient for v in targets

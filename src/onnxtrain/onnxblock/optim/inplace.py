@@ -8,10 +8,9 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.bodies import ancestors, sources
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.shapes import static_dims
+from onnxtrain.autodiff.shapes import HIDDEN_DIMS, static_dims
 
 WAITS_FOR = "waits for"  # in the meta of a gradient: a number that is there when it may be used
-DIMS = "dims"  # in the meta of a gradient whose shape onnxruntime is not told
 _VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())  # share memory
 # What only rearranges its input may be computed as a part of what reads it.
 _REARRANGING = _VIEWS | frozenset("Cast Expand Gather Slice Transpose".split())
@@ -55,7 +54,7 @@ def _wait(op: Ops, parameter: ir.Value, gradient: ir.Value, nodes: Sequence[ir.N
     # nothing. So this one's is not told.
     waiting.type, waiting.shape = gradient.type, None
     waiting.meta[WAITS_FOR] = flag
-    waiting.meta[DIMS] = dims
+    waiting.meta[HIDDEN_DIMS] = dims
     return waiting
 
 
