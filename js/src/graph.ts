@@ -80,7 +80,8 @@ export class Graph {
   }
 
   private async make(): Promise<OrtSession> {
-    const { ort, options, batch } = this.settings;
+    const { ort, batch } = this.settings;
+    const options = await available(this.settings.options);
     const changes = this.inlineChanges();
     const symbol = batch === null ? null : batchSymbol(this.model.inputs);
     const isChanged = changes.size > 0 || symbol !== null;
@@ -89,7 +90,6 @@ export class Graph {
     const own: SessionOptions = {
       ...DEFAULTS,
       ...options,
-      ...layout(options),
       extra: { ...EXTRA, ...(options["extra"] as object | undefined) },
       ...(external.length ? { externalData: external } : {}),
       ...this.outputLocations(options),
@@ -106,7 +106,7 @@ export class Graph {
           ? ". The graph was not made for WebGPU: make it with generate_artifacts(…, " +
             "target='webgpu'), or use executionProviders: ['wasm']"
           : "";
-      throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error)}${hint}`);
+      throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error).trim()}${hint}`);
     }
   }
 
@@ -176,15 +176,22 @@ function asksForGpu(options: SessionOptions): boolean {
 }
 
 /**
- * Images channels first: with channels last, which is its default, the WebGPU provider of
- * onnxruntime-web 1.30 gets convolutions wrong behind which a BatchNormalization has inputs of the
- * graph for its scale.
+ * The options without WebGPU where there is none, and with images channels first where there is:
+ * with channels last, its default, onnxruntime-web 1.30 gets convolutions wrong that have
+ * BatchNormalization behind them.
  */
-function layout(options: SessionOptions): SessionOptions {
-  if (!asksForGpu(options)) return {};
+async function available(options: SessionOptions): Promise<SessionOptions> {
+  if (!asksForGpu(options)) return options;
   const [first, ...others] = options["executionProviders"] as (string | object)[];
+  const { gpu } = globalThis.navigator as { gpu?: { requestAdapter(): Promise<unknown> } };
+  if (!("process" in globalThis) && !(await gpu?.requestAdapter())) {
+    if (others.length) return { ...options, executionProviders: others };
+    throw new ModelError(
+      "there is no WebGPU here: executionProviders: ['webgpu', 'wasm'] takes the CPU instead",
+    );
+  }
   const given = typeof first === "string" ? { name: first } : first;
-  return { executionProviders: [{ preferredLayout: "NCHW", ...given }, ...others] };
+  return { ...options, executionProviders: [{ preferredLayout: "NCHW", ...given }, ...others] };
 }
 
 function liesAt(data: Uint8Array, file: Uint8Array, offset: number): boolean {

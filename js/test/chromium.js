@@ -16,9 +16,9 @@ const executablePath = PATHS.find((path) => path && existsSync(path));
 
 export const skip = executablePath ? false : "there is no Chromium; CHROMIUM may say where it is";
 
-export async function launch() {
+export async function launch(args = []) {
   const { chromium } = await import("playwright-core");
-  return chromium.launch({ executablePath, args: ["--no-sandbox"] });
+  return chromium.launch({ executablePath, args: ["--no-sandbox", ...args] });
 }
 
 const JS = fileURLToPath(new URL("..", import.meta.url));

@@ -59,7 +59,7 @@ function split(block) {
   const imports = [];
   const rest = block.replace(/^import (.+) from "([^"]+)";.*$/gm, (_, names, from) => {
     imports.push(`import ${names} from "${ADDRESSES[from]}";`);
-    return "";
+    return names === "* as ort" ? `const ort = await import("${ADDRESSES[from]}");` : "";
   });
   return { imports, rest };
 }
@@ -67,17 +67,13 @@ function split(block) {
 /** One module of all blocks. A name that several of them import is imported once. */
 function moduleOf(blocks) {
   const parts = blocks.map(split);
-  const named = new Set();
-  const whole = new Set();
-  for (const line of parts.flatMap(({ imports }) => imports)) {
-    const names = /^import \{ (.+) \} from "\/dist/.exec(line);
-    if (names) for (const name of names[1].split(", ")) named.add(name);
-    else whole.add(line);
-  }
-  const nested = parts.map(({ rest }, k) => `told.push("block ${k}");\n${rest}\n{`).join("\n");
+  const lines = parts.flatMap(({ imports }) => imports).join("\n");
+  const named = [...lines.matchAll(/^import \{ (.+) \} from "\/dist/gm)].flatMap(([, names]) =>
+    names.split(", "),
+  );
+  const nested = parts.map(({ rest }, k) => `{ told.push("block ${k}");\n${rest}`).join("\n");
   return [
-    ...whole,
-    `import { ${[...named].join(", ")} } from "/dist/index.js";`,
+    `import { ${[...new Set(named)].join(", ")} } from "/dist/index.js";`,
     GIVEN,
     "export default (async () => {",
     nested,
@@ -94,7 +90,8 @@ for (const file of ["docs/javascript.md", "js/README.md"]) {
     const onPage = blocks.filter((block) => !inWorker.includes(block));
     for (const block of inWorker) {
       const { imports, rest } = split(block);
-      writeFileSync(join(scratch, "worker.js"), [...imports, rest].join("\n"));
+      const others = imports.filter((line) => !/\* as ort/.test(line));
+      writeFileSync(join(scratch, "worker.js"), [...others, rest].join("\n"));
     }
     writeFileSync(join(scratch, "page.js"), moduleOf(onPage));
     writeFileSync(join(scratch, "index.html"), "<!doctype html><title>Blocks</title>");

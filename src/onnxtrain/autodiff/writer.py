@@ -116,7 +116,9 @@ class Writer:
         times a scalar takes 2.0 ms, times a tensor of 1×1×1×1 it takes 0.025.
         """
         shapes = [_dims_even_if_hidden(v) for v in values]
-        rank = max((len(s) for s in shapes if s is not None and _is_slow_with_scalars(s)), default=0)
+        rank = max(
+            (len(s) for s in shapes if s is not None and _is_slow_with_scalars(s)), default=0
+        )
         return [
             v if v is None or not rank or shape not in ((), (1,)) else self._widen(v, rank)
             for v, shape in zip(values, shapes, strict=True)

@@ -52,8 +52,9 @@ KERNELS: dict[str, frozenset[ir.DataType]] = {
 }
 # Versions of operators from which on there is no kernel.
 _NOT_FROM = {
-    **dict.fromkeys("MaxPool ConvTranspose GlobalAveragePool GlobalMaxPool HardSwish Cos".split(), 22),
-    **dict.fromkeys("Cosh Sin Sinh Tan Acos Acosh Asin Asinh Atan Atanh Elu GRU LSTM".split(), 22),
+    **dict.fromkeys("ConvTranspose GlobalAveragePool GlobalMaxPool HardSwish MaxPool".split(), 22),
+    **dict.fromkeys("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu GRU LSTM".split(), 22),
+    **dict.fromkeys("Sin Sinh Tan".split(), 22),
     "GridSample": 20, "Pad": 24, "Transpose": 25, "Squeeze": 25,
 }  # fmt: skip
 _EXPONENTS = frozenset(_F | {ir.DataType.INT32})

@@ -169,8 +169,8 @@ def _one_hot(op: Ops, node: ir.Node) -> list[ir.Value] | None:
     classes = int(count.reshape(-1)[0])
     shape = [classes if a == axis else 1 for a in range(rank)]
     index = op.unsqueeze(op.cast(indices, _INT32), [axis])
-    wrapped = op.Where(op.Less(index, op.const(0, _INT32)), op.Add(index, op.const(classes, _INT32)),
-                       index)  # fmt: skip
+    is_negative = op.Less(index, op.const(0, _INT32))
+    wrapped = op.Where(is_negative, op.Add(index, op.const(classes, _INT32)), index)
     is_one = op.Equal(wrapped, op.const(np.arange(classes, dtype=np.int32).reshape(shape)))
     off, on = (op.squeeze(op.slice(values, 0, k, k + 1), [0]) for k in (0, 1))
     return [op.Where(is_one, on, off)]

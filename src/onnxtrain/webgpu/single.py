@@ -8,6 +8,8 @@ series where that is small, and the rest follows in float32 with as many digits 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -55,7 +57,7 @@ def _fold(op: Ops, graph: ir.Graph) -> None:
         graph.remove(node, safe=True)
 
 
-_FOLDED = {
+_FOLDED: dict[str, Callable[..., Any]] = {
     "Add": np.add, "Cast": np.asarray, "Div": np.divide, "Floor": np.floor, "Max": np.maximum,
     "Min": np.minimum, "Mul": np.multiply, "Pow": np.power, "Sqrt": np.sqrt, "Sub": np.subtract,
 }  # fmt: skip
