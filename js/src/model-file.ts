@@ -73,6 +73,8 @@ export interface Notes {
   readonly trainable?: readonly string[];
   readonly frozen?: readonly string[];
   readonly statistics?: readonly string[];
+  readonly target?: string;
+  readonly on_cpu?: readonly string[];
 }
 
 /** A graph file. */
@@ -194,6 +196,8 @@ const NOTES: Record<string, (found: unknown) => boolean> = {
   trainable: areTexts,
   frozen: areTexts,
   statistics: areTexts,
+  target: isText,
+  on_cpu: areTexts,
 };
 
 /** Whether a path leads to a file in the folder of the model, on any system. */

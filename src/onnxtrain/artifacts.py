@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from onnxtrain import onnxblock
 from onnxtrain.artifact_files import write_files, write_ort
@@ -32,7 +33,8 @@ from onnxtrain.onnxblock.external import locate
 from onnxtrain.onnxblock.values import skeleton as without_weights
 from onnxtrain.recompute.budget import StepMemory, fit_into
 from onnxtrain.roles import Survey, choose, list_of_names, survey
-from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
+from onnxtrain.training_graph import Target, TrainingGraphs, build_training_graphs, finished
+from onnxtrain.webgpu import ONNXRUNTIME_WEB, Uncovered, rewrite_for_webgpu, uncovered
 
 USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
 _log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Artifacts:
         loss: the name of the loss.
         outputs: the names of what is given out beside it.
         memory: what a step takes, where a budget was given.
+        on_cpu: with `target="webgpu"`, the nodes on floats that WebGPU has no kernel for.
 
     """
 
@@ -85,6 +88,7 @@ class Artifacts:
     loss: str
     outputs: tuple[str, ...]
     memory: StepMemory | None
+    on_cpu: tuple[Uncovered, ...]
     _graph: onnx.ModelProto = field(repr=False, compare=False)
     _inputs: frozenset[str] = field(repr=False, compare=False)
 
@@ -124,6 +128,7 @@ class Artifacts:
             ("outputs", ", ".join(self.outputs)),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
+            ("not on WebGPU", _shortened(self.on_cpu)),
         )
         return "\n".join([*lines, *(f"{name:14}{text}" for name, text in more if text)])
 
@@ -145,6 +150,7 @@ def generate_artifacts(
     bn: BatchNormMode | None = None,
     memory_budget: float | None = None,
     sizes: Mapping[str, int] | None = None,
+    target: Target = "cpu",
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -170,6 +176,9 @@ def generate_artifacts(
             or a fraction of what it takes without a budget. To keep to it, the backward pass
             computes parts of the forward pass again, which takes time.
         sizes: numbers for symbolic dimensions, by their names, that `memory_budget` is meant for.
+        target: "webgpu" writes graphs of operators that onnxruntime-web has WebGPU kernels for, as
+            far as that can be done; the result tells what is left (`on_cpu`). They run elsewhere
+            too, with the same numbers, if more slowly.
 
     Returns:
         A description of what was written.
@@ -178,6 +187,8 @@ def generate_artifacts(
         MemoryBudgetError: a step cannot be made to fit; the message says what can be reached.
 
     """
+    if target not in ("cpu", "webgpu"):
+        raise ArgumentTypeError(f"target is 'cpu' or 'webgpu', not {target!r}")
     library = _library(custom_op_library)
     forward, path = _forward_model(model)
     with_loss, outputs = _add_loss(forward, path, loss, loss_input_names)
@@ -190,8 +201,9 @@ def generate_artifacts(
     if not trains and (chosen is not None or (requires_grad is None and not frozen_params)):
         raise OnnxTrainError(_nothing_trains(outputs[0], requires_grad, frozen_params))
     build = partial(
-        build_training_graphs, with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen
-    )
+        build_training_graphs, with_loss, outputs, trains, frozen,
+        bn=bn, optimizer=chosen, target=target,
+    )  # fmt: skip
     inputs = frozenset(info.name for info in forward.graph.input)
     graphs, memory = build(), None
     if memory_budget is not None:
@@ -200,11 +212,13 @@ def generate_artifacts(
         )
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if chosen is not None and graphs.step is not None:
-        models["optimizer_model"] = _optimizer_model(chosen, graphs)
+        models["optimizer_model"] = _optimizer_model(chosen, graphs, target)
         models["step_model"] = graphs.step
+    on_cpu = _not_on_webgpu(models) if target == "webgpu" else {}
     graph = without_weights(graphs.training)  # before names and shapes go that a file does not need
     with Folder(artifact_directory, prefix) as folder:
-        write_files(folder, models, graphs, outputs, nominal_checkpoint, memory)
+        told = {name: [str(item) for item in items[:8]] for name, items in on_cpu.items()}
+        write_files(folder, models, graphs, outputs, nominal_checkpoint, memory, target, told)
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
@@ -221,6 +235,7 @@ def generate_artifacts(
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
         memory=memory,
+        on_cpu=tuple(item for items in on_cpu.values() for item in items),
         _graph=graph,
         _inputs=inputs,
     )
@@ -354,14 +369,38 @@ def _optimizer(optimizer: OptimType | onnxblock.Block | None) -> onnxblock.optim
 
 
 def _optimizer_model(
-    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs
+    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs, target: Target
 ) -> onnx.ModelProto:
     opset = next(o.version for o in graphs.training.opset_import if o.domain == "")
+    optimizer = copy.copy(optimizer)
+    optimizer.in_pieces = target == "cpu"
     with onnxblock.empty_base(opset) as accessor:
         optimizer((graphs.trainable, graphs.frozen))
         model = accessor.model
+    if target == "webgpu":
+        made = ir.from_proto(model)
+        rewrite_for_webgpu(made)
+        model = finished(made)
     model.ir_version = graphs.training.ir_version
     return model
+
+
+def _not_on_webgpu(models: Mapping[str, onnx.ModelProto]) -> dict[str, list[Uncovered]]:
+    """Return the nodes of each graph that onnxruntime-web would run on the CPU; warn of them."""
+    found = {name: uncovered(model, name) for name, model in models.items()}
+    everything = [item for items in found.values() for item in items]
+    if everything:
+        _log.warning(
+            "onnxruntime-web %s has no WebGPU kernel for %d nodes on floats, which it runs on the "
+            "CPU: %s",
+            ONNXRUNTIME_WEB, len(everything), _shortened(everything),
+        )  # fmt: skip
+    return found
+
+
+def _shortened(found: Sequence[Uncovered]) -> str:
+    more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
+    return "; ".join([*map(str, found[:8]), *more])
 
 
 def _counts(tensors: Iterable[onnx.TensorProto]) -> dict[str, int]:

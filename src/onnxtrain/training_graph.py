@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import onnx
 import onnx_ir as ir
@@ -31,9 +31,12 @@ from onnxtrain.autodiff.shapes import dims_of, is_float
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
 from onnxtrain.recompute.rewrite import Recomputation
 from onnxtrain.seeded import seed_random_nodes
+from onnxtrain.webgpu import rewrite_for_webgpu
 
 if TYPE_CHECKING:
     from onnxtrain.onnxblock.optim import Optimizer
+
+Target = Literal["cpu", "webgpu"]
 
 
 @dataclass
@@ -59,6 +62,7 @@ def build_training_graphs(
     bn: BatchNormMode | None = None,
     optimizer: Optimizer | None = None,
     recompute: Recomputation | None = None,
+    target: Target = "cpu",
 ) -> TrainingGraphs:
     """Build the graphs of training from a model that computes a loss.
 
@@ -70,9 +74,11 @@ def build_training_graphs(
         bn: the mode of BatchNormalization; what the model says by default.
         optimizer: where given, the fused step graph is built as well.
         recompute: what of the forward pass is not kept, but computed again; nothing by default.
+        target: what the graphs are to run on. Those for "webgpu" have operators that it covers,
+            and do not let the memory of a parameter take its update.
 
     """
-    parts = _Parts(model, list(outputs), list(trainable), list(frozen), bn, recompute)
+    parts = _Parts(model, list(outputs), list(trainable), list(frozen), bn, recompute, target)
     training, statistics, tensors = parts.training()
     return TrainingGraphs(
         training=training,
@@ -94,6 +100,7 @@ class _Parts:
     frozen: list[str]
     bn: BatchNormMode | None
     recompute: Recomputation | None
+    target: Target
     forward: set[str] = field(default_factory=set)
     data: set[str] = field(default_factory=set)
 
@@ -129,7 +136,7 @@ class _Parts:
         graph.outputs.extend(updates)
         seed_random_nodes(op, graph)
         _seed_last(graph)
-        return _finish(made), statistics, tensors
+        return self._finish(made), statistics, tensors
 
     def step(self, optimizer: Optimizer) -> onnx.ModelProto:
         """Loss, and what the optimizer makes of the gradients, in one graph."""
@@ -146,12 +153,16 @@ class _Parts:
         join_statistics(op, graph)
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
-        ordered = _first_ones_last(graph, gradients)
-        graph.outputs.extend(write_update(op, graph, optimizer, targets, ordered, in_pieces=True))
+        ordered, in_place = _first_ones_last(graph, gradients), self.target == "cpu"
+        graph.outputs.extend(
+            write_update(
+                op, graph, optimizer, targets, ordered, in_pieces=in_place, in_place=in_place
+            )
+        )
         graph.outputs.extend(updates)
         seed_random_nodes(op, graph)
         _seed_last(graph)
-        return _finish(made)
+        return self._finish(made)
 
     def evaluation(self, statistics: Sequence[str]) -> onnx.ModelProto:
         """The loss alone, with everything in inference mode."""
@@ -159,7 +170,12 @@ class _Parts:
         _choose_outputs(made.graph, self.outputs)
         _stop_dropout(made.graph)
         _promote(made.graph, [*self.wanted, *statistics])
-        return _finish(made)
+        return self._finish(made)
+
+    def _finish(self, made: ir.Model) -> onnx.ModelProto:
+        if self.target == "webgpu":
+            rewrite_for_webgpu(made)
+        return finished(made)
 
     def _differentiable(self) -> tuple[ir.Model, list[ir.Value], list[str]]:
         made = prepare(self.model, self.bn, keep_statistics=True)
@@ -303,7 +319,8 @@ def _require_scalar(loss: ir.Value) -> None:
         )
 
 
-def _finish(made: ir.Model) -> onnx.ModelProto:
+def finished(made: ir.Model) -> onnx.ModelProto:
+    """Return a model without what nobody needs, stamped with the lowest versions."""
     sweep(made.graph)
     stamp(made)
     proto: onnx.ModelProto = ir.to_proto(made)

@@ -101,6 +101,7 @@ def _prepare(commands: Any) -> None:
     add("--after", metavar="NAME", help="the value to put that new layer behind")
     add("--of", metavar="NAME", help="the value that the loss is computed from")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
+    add("--target", choices=("cpu", "webgpu"), default="cpu", help="what the graphs are to run on")
     add("--weight-decay", type=float, default=0.0, metavar="X")
     add("--momentum", type=float, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=float, metavar="X", help="clip the norm of the gradients")

@@ -67,6 +67,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         additional_output_names=outputs,
         loss_input_names=[scores],
         bn=options.bn,
+        target=options.target,
     )
     content = {
         "directory": str(made.directory),

@@ -62,6 +62,7 @@ class Optimizer(ForwardBlock):
     """
 
     initial: tuple[float, ...] = ()  # one for each state that the formula keeps
+    in_pieces = True  # whether a graph of its own updates large tensors piece by piece
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class Optimizer(ForwardBlock):
             self,
             [(t.name, ir.DataType(t.data_type), list(t.dims)) for t in trainable],
             flag_name,
-            in_pieces=True,
+            in_pieces=self.in_pieces,
         )
         append(model, op.target)
         return flag_name
@@ -228,13 +229,14 @@ def write_update(
     gradients: Mapping[ir.Value, ir.Value],
     *,
     in_pieces: bool = False,
+    in_place: bool = True,
 ) -> list[ir.Value]:
     """Write the update behind the gradients that it uses, into the same graph.
 
     Adds the inputs `<p>.momentum<k>`, learning_rate and step. Returns what the graph is to give
-    out: for each parameter `<p>.updated` and `<p>.momentum<k>.updated`. They may be written over
-    what they replace, in whatever order the nodes run. Updates are written in the order of
-    `gradients`: onnxruntime begins with the last one.
+    out: for each parameter `<p>.updated` and `<p>.momentum<k>.updated`. With
+    `in_place` they may be written over what they replace, in whatever order nodes run. Updates are
+    written in the order of `gradients`: onnxruntime begins with the last one.
     """
     waits = Waits(graph, gradients)
     joinable = needed_anyway(gradients, waits.live)
@@ -243,7 +245,13 @@ def write_update(
     learning_rate = _input(op, graph, LEARNING_RATE, ir.DataType.FLOAT, [1])
     step = _input(op, graph, STEP, ir.DataType.INT64, [1])
     updates = optimizer.write(
-        op, slots, learning_rate, step, in_pieces=in_pieces, waits=waits, joinable=joinable
+        op,
+        slots,
+        learning_rate,
+        step,
+        in_pieces=in_pieces,
+        waits=waits if in_place else None,
+        joinable=joinable,
     )
     return [value for updated in updates for value in updated.values]
 
