@@ -111,6 +111,8 @@ def _load(model: str | onnx.ModelProto) -> onnx.ModelProto:
         return onnx.load(model)
     except FileNotFoundError:
         raise ModelError(f"there is no model file at {str(model)!r}") from None
+    except OSError as error:
+        raise ModelError(f"{str(model)!r} cannot be read: {error}") from None
     except Exception:  # each of the formats that onnx reads has its own errors
         raise ModelError(f"{str(model)!r} is not an ONNX model, or it is truncated") from None
 
