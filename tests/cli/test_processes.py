@@ -148,32 +148,3 @@ def test_ctrl_c_leaves_a_run_to_go_on_with(folder) -> None:
     resumed = bare(folder, *arguments[:4], "--epochs", epochs, "--resume", "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["losses"][:steps] == history["losses"]
-
-
-def test_bash_completes_commands_options_and_choices(folder) -> None:
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("there is no bash")
-    script = subprocess.run([*COMMAND, "completion", "bash"], capture_output=True, text=True)
-
-    def offered(*words: str) -> list[str]:
-        ask = f"{script.stdout}\nCOMP_WORDS=({' '.join(words)} '')\nCOMP_CWORD={len(words)}\n"
-        done = subprocess.run(
-            [bash, "-c", ask + "_onnxtrain; printf '%s\\n' \"${COMPREPLY[@]}\""],
-            capture_output=True, text=True, cwd=folder / "artifacts", check=True,
-        )  # fmt: skip
-        return done.stdout.split()
-
-    assert {"train", "inspect", "completion"} <= set(offered("onnxtrain"))
-    assert {"--data", "--resume", "checkpoint"} <= set(offered("onnxtrain", "train"))
-    assert offered("onnxtrain", "train", "x", "--schedule")[:2] == ["linear", "cosine"]
-    assert "show" in offered("onnxtrain", "checkpoint")
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_completion_too(shell) -> None:
-    script = subprocess.run([*COMMAND, "completion", shell], capture_output=True, text=True)
-    assert "checkpoint" in script.stdout
-    found = shutil.which(shell)
-    if found is not None:
-        subprocess.run([found, "-n", "/dev/stdin"], input=script.stdout, text=True, check=True)
