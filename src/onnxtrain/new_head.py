@@ -40,7 +40,7 @@ def new_head(
             reads: features from before are often better for what is unlike the first purpose.
         seed: what the random first weights follow from.
 
-    Example:
+    Examples:
         >>> personal = new_head("mobilenet.onnx", 5)
 
     """

@@ -80,5 +80,6 @@ def test_no_example_is_hidden_from_these_tests() -> None:
     for path in SOURCES.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "```" not in text, path
-        for example in re.findall(r"^ +Example:\n(.*)$", text, re.MULTILINE):
+        assert "    Example:\n" not in text, path  # the site takes it for prose
+        for example in re.findall(r"^ +Examples:\n(.*)$", text, re.MULTILINE):
             assert example.strip().startswith(">>> "), path
