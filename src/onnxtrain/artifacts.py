@@ -269,6 +269,8 @@ def _forward_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
         raise ModelError(f"there is no model file at {str(path)!r}")
     try:
         return onnx.load(path, load_external_data=False), path
+    except OSError as error:
+        raise ModelError(f"{str(path)!r} cannot be read: {error}") from None
     except Exception:  # each of the formats that onnx reads has its own errors
         raise ModelError(f"{str(path)!r} is not an ONNX model, or it is truncated") from None
 
