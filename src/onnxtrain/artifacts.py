@@ -25,7 +25,13 @@ from onnxtrain.artifact_files import write_files, write_ort
 from onnxtrain.artifact_folder import Folder
 from onnxtrain.autodiff.load import ModelLike
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
-from onnxtrain.errors import ArgumentTypeError, ModelError, OnnxTrainError, UnknownNameError
+from onnxtrain.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ModelError,
+    OnnxTrainError,
+    UnknownNameError,
+)
 from onnxtrain.memory import Activations, estimate_proto
 from onnxtrain.onnxblock.block import names_of
 from onnxtrain.onnxblock.external import locate
@@ -139,6 +145,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     bn: BatchNormMode | None = None,
+    proximal: bool = False,
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -160,6 +167,8 @@ def generate_artifacts(
         nominal_checkpoint: write a checkpoint without data too.
         loss_input_names: what the loss is called with, instead of the outputs of the model.
         bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
+        proximal: let updates pull the weights back to those of a reference, by a strength that is
+            set on the device (FedProx); see `TrainingSession.set_proximal`.
 
     Returns:
         A description of what was written.
@@ -176,10 +185,14 @@ def generate_artifacts(
     chosen = _optimizer(optimizer)
     if not trains and (chosen is not None or (requires_grad is None and not frozen_params)):
         raise OnnxTrainError(_nothing_trains(outputs[0], requires_grad, frozen_params))
-    graphs = build_training_graphs(with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen)
+    if proximal and chosen is None:
+        raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
+    graphs = build_training_graphs(
+        with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen, proximal=proximal
+    )
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if chosen is not None and graphs.step is not None:
-        models["optimizer_model"] = _optimizer_model(chosen, graphs)
+        models["optimizer_model"] = _optimizer_model(chosen, graphs, proximal)
         models["step_model"] = graphs.step
     with Folder(artifact_directory, prefix) as folder:
         write_files(folder, models, graphs, outputs, nominal_checkpoint)
@@ -331,11 +344,11 @@ def _optimizer(optimizer: OptimType | onnxblock.Block | None) -> onnxblock.optim
 
 
 def _optimizer_model(
-    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs
+    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs, proximal: bool
 ) -> onnx.ModelProto:
     opset = next(o.version for o in graphs.training.opset_import if o.domain == "")
     with onnxblock.empty_base(opset) as accessor:
-        optimizer((graphs.trainable, graphs.frozen))
+        optimizer((graphs.trainable, graphs.frozen), proximal=proximal)
         model = accessor.model
     model.ir_version = graphs.training.ir_version
     return model

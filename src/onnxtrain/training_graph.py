@@ -55,6 +55,7 @@ def build_training_graphs(
     *,
     bn: BatchNormMode | None = None,
     optimizer: Optimizer | None = None,
+    proximal: bool = False,
 ) -> TrainingGraphs:
     """Build the graphs of training from a model that computes a loss.
 
@@ -65,9 +66,10 @@ def build_training_graphs(
         frozen: initializers to list beside them; they stay initializers.
         bn: the mode of BatchNormalization; what the model says by default.
         optimizer: where given, the fused step graph is built as well.
+        proximal: whether that has the proximal term of federated learning.
 
     """
-    parts = _Parts(model, list(outputs), list(trainable), list(frozen), bn)
+    parts = _Parts(model, list(outputs), list(trainable), list(frozen), bn, proximal)
     training, statistics, tensors = parts.training()
     return TrainingGraphs(
         training=training,
@@ -86,6 +88,7 @@ class _Parts:
     wanted: list[str]
     frozen: list[str]
     bn: BatchNormMode | None
+    proximal: bool = False
 
     def training(self) -> tuple[onnx.ModelProto, list[str], dict[str, onnx.TensorProto]]:
         """Loss and accumulated gradients, with the roles of the initializers."""
@@ -118,7 +121,7 @@ class _Parts:
     def step(self, optimizer: Optimizer) -> onnx.ModelProto:
         """Loss, and what the optimizer makes of the gradients, in one graph."""
         # The optimizers import this file.
-        from onnxtrain.onnxblock.optim import order_updates, write_update
+        from onnxtrain.onnxblock.optim import add_proximal, order_updates, write_update
 
         made, targets, statistics = self._differentiable()
         graph = made.graph
@@ -128,6 +131,8 @@ class _Parts:
         op, gradients = self._gradients(made, targets)
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
+        if self.proximal:
+            gradients = add_proximal(op, graph, gradients)
         ordered = order_updates(op, graph, gradients)
         graph.outputs.extend(write_update(op, graph, optimizer, targets, ordered, in_pieces=True))
         graph.outputs.extend(updates)

@@ -15,6 +15,7 @@ from onnxtrain.onnxblock.optim.optimizer import (
     write_optimizer,
     write_update,
 )
+from onnxtrain.onnxblock.optim.proximal import add_proximal
 from onnxtrain.onnxblock.optim.rules import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Slot",
     "State",
     "Updated",
+    "add_proximal",
     "late_readers",
     "order_updates",
     "write_optimizer",
