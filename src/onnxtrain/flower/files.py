@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from onnxtrain.api.checkpoint_content import Array
+from onnxtrain.api.checkpoint_store import reason_of, sync_folder, write_synced
 from onnxtrain.errors import OnnxTrainError, StateError
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file so that at any moment the old or the new one is there."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
+            write_synced(temporary, lambda file: file.write(data), path)
+            os.replace(temporary, path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
+        sync_folder(path.parent)
     except OSError as error:
-        raise OnnxTrainError(f"{str(path)!r} cannot be written: {error}") from None
+        raise OnnxTrainError(f"{str(path)!r} cannot be written: {reason_of(error)}") from None
 
 
 def pack_arrays(arrays: Mapping[str, Array]) -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import Array
 from onnxtrain.api.fit import evaluate as evaluate_session
 from onnxtrain.api.session import TrainingSession
@@ -24,7 +26,10 @@ from onnxtrain.flower.rounds import PASSED_ON
 from onnxtrain.flower.selection import Which, is_float
 
 _log = logging.getLogger("flwr")
-Finish = Callable[[Result, TrainingSession], None]
+Finish = Callable[..., None]
+Weights = (
+    Source | Mapping[str, Array] | Callable[[dict[str, tuple[int, ...]]], Mapping[str, Array]]
+)
 
 
 def server_app(
@@ -32,6 +37,7 @@ def server_app(
     strategy: Strategy | Callable[[Context], Strategy] | None = None,
     *,
     num_rounds: int | None = None,
+    weights: Weights | None = None,
     which: Which = "changing",
     config: Settings | None = None,
     evaluate: Any = None,
@@ -49,10 +55,12 @@ def server_app(
     """Return a Flower `ServerApp` that trains artifacts with the clients that it finds.
 
     Args:
-        artifacts: the folder of artifacts with its checkpoint, which the federation begins with.
+        artifacts: the folder of artifacts, or a file that `pack` wrote.
         strategy: any of Flower's, or a function of the `Context` that makes one; FedAvg by default.
         num_rounds: how many rounds; what the run's configuration says as `num-server-rounds` by
             default, or 3.
+        weights: what the federation begins with, if not with the checkpoint of the artifacts: the
+            file of a checkpoint, arrays by name, or a function that makes them from shapes by name.
         which: what is shared; the rest stays with the clients. See `to_arrays`.
         config: settings of rounds (`learning-rate`, `local-epochs`, `batch-size`, `seed`,
             `clip-norm`, `compression`), or a function of the number of the round. They come before
@@ -67,8 +75,8 @@ def server_app(
         resume: whether to do so; otherwise it starts anew.
         timeout: how many seconds to wait for the replies of a round.
         threads: with how many threads to evaluate; as many as cores by default.
-        finish: called in the end, with Flower's result of all rounds and the session that has the
-            last weights.
+        finish: called in the end, with Flower's result of all rounds, the session that has the
+            last weights, and the `Context` if it takes three arguments.
         prefix: what the names of the files in the folder begin with.
 
     """
@@ -87,6 +95,7 @@ def server_app(
             bundle,
             FedAvg() if chosen is None else chosen,
             rounds=_rounds(num_rounds, context),
+            weights=weights,
             which=which,
             folder=None if state is None else Path(state),
             resume=resume,
@@ -98,7 +107,8 @@ def server_app(
             Path(export).parent.mkdir(parents=True, exist_ok=True)
             server.session.export_model_for_inferencing(export, names)
         if finish is not None:
-            finish(result, server.session)
+            given = (result, server.session, context)
+            finish(*given[: 2 if len(inspect.signature(finish).parameters) == 2 else 3])
 
     return app
 
@@ -112,6 +122,7 @@ class Server:
         strategy: Strategy,
         *,
         rounds: int,
+        weights: Weights | None = None,
         which: Which = "changing",
         folder: Path | None = None,
         resume: bool = True,
@@ -119,10 +130,12 @@ class Server:
     ) -> None:
         self.bundle = bundle
         self.session = bundle.session(threads)
+        if weights is not None:
+            self.session.load_parameters(_weights(weights, self.session))
         if self.session.state.nominal:
             raise StateError(
-                "the server begins with the weights of the artifacts, and these have none: give it "
-                "the folder with its checkpoint"
+                "the artifacts have no weights for the federation to begin with: give the server "
+                "the folder with its checkpoint, or weights=..."
             )
         self._strategy, self._rounds, self._folder = strategy, rounds, folder
         self._first = to_arrays(self.session, which)
@@ -208,6 +221,16 @@ class Server:
         self.progress.known = sorted(self.guarded.known)
         self.progress.strategy = capture(self._strategy, self._fixed)
         self.progress.write(self._folder)
+
+
+def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:
+    if isinstance(given, Mapping):
+        return given
+    if callable(given):
+        names = session.state.names()
+        return given({name: session.module.shape_of(name) for name in names})
+    state = CheckpointState.load_checkpoint(given)
+    return {name: parameter.data for name, parameter in state.parameters}
 
 
 def _rounds(given: int | None, context: Context) -> int:
