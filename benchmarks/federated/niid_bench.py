@@ -69,9 +69,7 @@ def prepare(folder: Path) -> tuple[np.ndarray, np.ndarray]:
         from network import write_artifacts
 
         for name in ("FedAvg", "FedProx"):
-            write_artifacts(
-                folder / name, seed=SEED, proximal=name == "FedProx", weight_decay=1e-5
-            )
+            write_artifacts(folder / name, seed=SEED, proximal=name == "FedProx", weight_decay=1e-5)
     return test_x, test_y
 
 

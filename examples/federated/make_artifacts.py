@@ -12,9 +12,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from network import write_artifacts  # noqa: E402
+from network import write_artifacts
 
-from onnxtrain.flower import pack  # noqa: E402
+from onnxtrain.flower import pack
 
 
 def main() -> None:

@@ -138,5 +138,6 @@ def free_port() -> int:
 def as_options(settings: Sequence[tuple[str, object]]) -> str:
     """Return settings as `flwr run --run-config` takes them."""
     return " ".join(
-        f"{key}='{value}'" if isinstance(value, str) else f"{key}={value}" for key, value in settings
+        f"{key}='{value}'" if isinstance(value, str) else f"{key}={value}"
+        for key, value in settings
     )

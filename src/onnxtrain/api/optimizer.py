@@ -237,6 +237,7 @@ class Optimizer:
         with self._state.lock:
             self.allocate()
             states = {} if group is None else group.states
+            values: list[tuple[Variable, Array]] = []
             for name, moments in self._moments.items():
                 held: list[Tensor] | None = states.get(name)
                 if held is not None and not moments and _is_unused(held):
@@ -244,12 +245,11 @@ class Optimizer:
                 if group is not None and (held is None or len(held) != len(moments)):
                     _refuse(name, len(moments), None if held is None else len(held))
                 for k, moment in enumerate(moments):
-                    value = np.zeros((), moment.dtype) if held is None else held[k]
-                    if held is not None and tuple(np.shape(value)) != moment.shape:
-                        raise CheckpointError(
-                            f"the moment {k} of {name!r} has another shape than the parameter"
-                        )
-                    moment.assign(np.broadcast_to(np.asarray(value), moment.shape))
+                    saved = None if held is None else held[k]
+                    label, shape = f"{name}.momentum{k}", moment.shape
+                    values.append((moment, _moment_values(label, saved, shape, moment.dtype)))
+            for moment, array in values:
+                moment.assign(array)
             self._numbers.count = 0 if group is None else group.step
             self._scheduler = None
 
@@ -294,6 +294,20 @@ class StepNumbers:
     def finish(self) -> None:
         """Count the step, which has been taken."""
         self.count += 1
+
+
+def _moment_values(
+    name: str, saved: Tensor | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Array:
+    """Return what a moment is set to: zeros, or what was saved."""
+    if saved is None:
+        return np.zeros(shape, dtype)
+    if isinstance(saved, RawTensor) or saved.shape != shape or saved.dtype != dtype:
+        raise CheckpointError(
+            f"{name!r} was saved with another shape or type than the parameter: its optimizer "
+            "state is of another model"
+        )
+    return saved
 
 
 def _is_unused(held: list[Tensor]) -> bool:

@@ -179,7 +179,13 @@ class Client:
             "train_loss": float(last.loss),
             "train_seconds": seconds,
         }
-        return RecordDict({"arrays": to_record(trained), "metrics": MetricRecord(numbers)})
+        return RecordDict(
+            {
+                "arrays": to_record(trained),
+                "metrics": MetricRecord(numbers),
+                "onnxtrain": ConfigRecord({"client": client_number(context)}),
+            }
+        )
 
     def _prepare(self, session: TrainingSession, now: Round, kept: Kept, client: int) -> None:
         """Set all that a round begins with beside the parameters."""

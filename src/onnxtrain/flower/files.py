@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def replace_file(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_synced(temporary, lambda file: file.write(data), path)
+            write_synced(temporary, lambda file: _write(file, data), path)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -31,12 +32,18 @@ def replace_file(path: Path, data: bytes) -> None:
         raise OnnxTrainError(f"{str(path)!r} cannot be written: {reason_of(error)}") from None
 
 
+def _write(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+
+
 def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
     """Return named arrays as bytes."""
     buffer = io.BytesIO()
     # The names may have any letters: they are numbered, and listed in an array of their own.
     names = np.array([name.encode().hex() for name in arrays], dtype=np.str_)
-    numbered = {f"a{i}": np.asarray(array) for i, array in enumerate(arrays.values())}
+    numbered: dict[str, Any] = {
+        f"a{i}": np.asarray(array) for i, array in enumerate(arrays.values())
+    }
     np.savez(buffer, names=names, **numbered)
     return buffer.getvalue()
 

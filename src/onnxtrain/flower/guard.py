@@ -30,6 +30,7 @@ from onnxtrain.flower.replies import (
     size_of,
 )
 from onnxtrain.flower.rounds import INITIAL, LAST, ROUND, VERSION
+from onnxtrain.flower.silence import Silence
 
 _log = logging.getLogger("flwr")
 Settings = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
@@ -82,6 +83,9 @@ class Guarded(Strategy):
         self._rounds, self._done = rounds, done
         self._after_round = after_round
         self._sent: dict[str, Array] = {}
+        self._asked: set[int] = set()
+        self._silence = Silence()
+        self._least = _least_nodes(strategy)
         self._bytes_down = 0
         self._weight = _weight_key(strategy)
 
@@ -98,7 +102,9 @@ class Guarded(Strategy):
         number = server_round + self._done
         self._sent = read_record(arrays)
         self._settle(number, config)
+        grid = self._silence.without(grid, self._least)
         messages = list(self.strategy.configure_train(number, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
         self._bytes_down = 0
         for message in messages:
             self._begin(message)
@@ -115,6 +121,7 @@ class Guarded(Strategy):
             if not reply.has_error():
                 bytes_up += sum(map(size_of, reply.content.array_records.values()))
         good, bad = self._sorted(number, received, self._check_train)
+        absent = self._note_absent(number, received)
         try:
             arrays, metrics = self.strategy.aggregate_train(number, [*good, *bad])
         except (AggregationError, InconsistentMessageReplies) as error:
@@ -124,7 +131,8 @@ class Guarded(Strategy):
         if arrays is None:
             _log.warning("round %d: no update; the weights stay as they are", number)
         metrics = MetricRecord() if metrics is None else metrics
-        metrics["clients"], metrics["left-out"] = len(good), len(bad)
+        metrics["clients"] = len(good)
+        metrics["left-out"] = len(set(absent) | {reply.metadata.src_node_id for reply in bad})
         metrics["bytes-up"], metrics["bytes-down"] = bytes_up, self._bytes_down
         _log.info("round %d: %d clients, %s bytes sent, %s received", number, len(good),
                   f"{self._bytes_down:,}", f"{bytes_up:,}")  # fmt: skip
@@ -161,7 +169,9 @@ class Guarded(Strategy):
         """Send weights to the clients that are to evaluate them."""
         number = server_round + self._done
         self._settle(number, config)
+        grid = self._silence.without(grid, self._least)
         messages = list(self.strategy.configure_evaluate(number, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
         for message in messages:
             self._begin(message)
         return messages
@@ -175,7 +185,9 @@ class Guarded(Strategy):
             checked_metrics(one_record(reply.content.metric_records, "metrics"), self._weight)
 
         number = server_round + self._done
-        good, bad = self._sorted(number, list(replies), check)
+        received = list(replies)
+        good, bad = self._sorted(number, received, check)
+        self._note_absent(number, received)
         if not good:
             return None
         return self.strategy.aggregate_evaluate(number, [*good, *bad])
@@ -199,6 +211,20 @@ class Guarded(Strategy):
         with_values = ConfigRecord({**config, INITIAL: self._initial})
         message.content = RecordDict({**message.content, key: with_values})
 
+    def _leave_out(self, number: int, node: int, reason: str) -> None:
+        self.known.discard(node)  # whatever it has, it is told again
+        self.left_out.append(LeftOut(number, node, reason))
+        _log.warning("round %d: node %d is left out: %s", number, node, reason)
+
+    def _note_absent(self, number: int, replies: list[Message]) -> list[int]:
+        """Note who was asked and did not answer, with what the SuperLink says about it."""
+        said = [r.error.reason for r in replies
+                if r.has_error() and r.metadata.src_node_id not in self._asked]  # fmt: skip
+        absent = self._silence.note(self._asked, {r.metadata.src_node_id for r in replies})
+        for i, node in enumerate(absent):
+            self._leave_out(number, node, said[i] if i < len(said) else "it did not answer in time")
+        return absent
+
     def _sorted(
         self, number: int, replies: list[Message], check: Callable[[Message], None]
     ) -> tuple[list[Message], list[Message]]:
@@ -216,15 +242,22 @@ class Guarded(Strategy):
                     reason = str(error)
                     reply = as_error(reply, reason)
             if reason:
-                self.known.discard(node)  # whatever it has, it is told again
-                self.left_out.append(LeftOut(number, node, reason))
-                _log.warning("round %d: node %d is left out: %s", number, node, reason)
+                if node in self._asked:  # otherwise it is the SuperLink that speaks
+                    self._leave_out(number, node, reason)
                 bad.append(reply)
             else:
                 self.known.add(node)
                 good.append(reply)
         _keep_common_metrics(good)
-        return good, bad
+        # A sum of floats depends on the order of its terms; that of arrival is another each time.
+        return sorted(good, key=_place), bad
+
+
+def _place(reply: Message) -> tuple[int, int]:
+    own = reply.content.config_records.get("onnxtrain")
+    number = own.get("client") if own is not None else None
+    node = reply.metadata.src_node_id
+    return (number, node) if isinstance(number, int) else (1 << 63, node)
 
 
 def _packed(initial: Mapping[str, Array]) -> bytes:
@@ -240,11 +273,23 @@ def _packed(initial: Mapping[str, Array]) -> bytes:
     return pack_arrays(initial)
 
 
+def _inner(strategy: Strategy, name: str) -> Strategy:
+    """Return the strategy that has an attribute, which may be inside of others."""
+    while not hasattr(strategy, name) and hasattr(strategy, "strategy"):
+        strategy = strategy.strategy
+    return strategy
+
+
+def _least_nodes(strategy: Strategy) -> int:
+    """Return how many nodes a strategy waits for; never fewer than one."""
+    names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
+    return max(1, *(int(getattr(_inner(strategy, name), name, 1)) for name in names))
+
+
 def _weight_key(strategy: Strategy) -> str:
     """Return the metric that a strategy, or the one inside of it, weights replies by."""
-    while not hasattr(strategy, "weighted_by_key") and hasattr(strategy, "strategy"):
-        strategy = strategy.strategy
-    return str(getattr(strategy, "weighted_by_key", "num-examples"))
+    inner = _inner(strategy, "weighted_by_key")
+    return str(getattr(inner, "weighted_by_key", "num-examples"))
 
 
 def _keep_common_metrics(replies: list[Message]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
-from onnxtrain.api.checkpoint_content import Array, OptimizerGroup, RawTensor
+from onnxtrain.api.checkpoint_content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.errors import StateError
 from onnxtrain.flower.files import pack_arrays, replace_file, unpack_arrays
 
@@ -60,8 +60,10 @@ class Kept:
             else:
                 raise StateError(f"{where} has the unknown entry {key!r}: delete it to start anew")
         if step is not None:
-            states = {name: [of[k] for k in sorted(of)] for name, of in moments.items()}
-            kept.optimizer = OptimizerGroup(step, 0.0, dict(states))
+            states: dict[str, list[Tensor]] = {
+                name: [of[k] for k in sorted(of)] for name, of in moments.items()
+            }
+            kept.optimizer = OptimizerGroup(step, 0.0, states)
         return kept
 
 

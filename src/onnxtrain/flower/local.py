@@ -19,7 +19,7 @@ _RAISED = 2
 Call = Callable[[Message, Context], Message]
 
 
-class LocalGrid(Grid):  # type: ignore[misc]
+class LocalGrid(Grid):
     """Calls clients instead of sending messages to them.
 
     Args:

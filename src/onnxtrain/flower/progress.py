@@ -156,7 +156,7 @@ def restore(strategy: Strategy, state: Mapping[str, Any]) -> None:
         value = getattr(strategy, name, None)
         if isinstance(value, Strategy):
             restore(value, saved)
-        elif "state_dict" in saved and hasattr(value, "load_state_dict"):
+        elif "state_dict" in saved and value is not None:
             value.load_state_dict(saved["state_dict"])
         elif "record" in saved:
             setattr(strategy, name, to_record(saved["record"]))

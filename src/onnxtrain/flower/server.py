@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,7 @@ from onnxtrain.flower.selection import Which, is_float
 
 _log = logging.getLogger("flwr")
 Finish = Callable[..., None]
-Weights = (
-    Source | Mapping[str, Array] | Callable[[dict[str, tuple[int, ...]]], Mapping[str, Array]]
-)
+Weights = Source | Mapping[str, Array] | Callable[[dict[str, tuple[int, ...]]], Mapping[str, Array]]
 
 
 def server_app(
@@ -48,6 +47,7 @@ def server_app(
     state: Source | None = None,
     resume: bool = True,
     timeout: float = 3600,
+    wait_for: int = 0,
     threads: int | None = None,
     finish: Finish | None = None,
     prefix: str = "",
@@ -74,6 +74,8 @@ def server_app(
             goes on with the next round.
         resume: whether to do so; otherwise it starts anew.
         timeout: how many seconds to wait for the replies of a round.
+        wait_for: how many clients to wait for before the first round. Later rounds go on with as
+            many as the strategy asks for.
         threads: with how many threads to evaluate; as many as cores by default.
         finish: called in the end, with Flower's result of all rounds, the session that has the
             last weights, and the `Context` if it takes three arguments.
@@ -85,7 +87,7 @@ def server_app(
     names = list(outputs)
     app = ServerApp()
 
-    @app.main()  # type: ignore[untyped-decorator]
+    @app.main()
     def main(grid: Grid, context: Context) -> None:
         bundle = artifacts if isinstance(artifacts, Bundle) else open_artifacts(artifacts, prefix)
         chosen = strategy(context) if callable(strategy) else strategy
@@ -102,6 +104,7 @@ def server_app(
             threads=threads,
         )
         measure = None if data is None else (data, metrics, batch_size)
+        _wait_for(grid, wait_for)
         result = server.run(grid, settings, measure, timeout)
         if export is not None:
             Path(export).parent.mkdir(parents=True, exist_ok=True)
@@ -238,6 +241,15 @@ def _rounds(given: int | None, context: Context) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ArgumentError(f"the number of rounds is a whole number from 1, not {number!r}")
     return number
+
+
+def _wait_for(grid: Grid, clients: int) -> None:
+    shown = -1
+    while (found := len(list(grid.get_node_ids()))) < clients:
+        if found != shown:
+            _log.info("waiting for clients: %d of %d are there", found, clients)
+            shown = found
+        time.sleep(0.5)
 
 
 def _settings(given: Settings | None, context: Context) -> Callable[[int], dict[str, Any]]:
