@@ -175,6 +175,7 @@ class Workplace:
     bundle: Bundle
     session: TrainingSession
     initial: dict[str, Array]
+    nominal: bool  # whether the artifacts have no weights of their own
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -215,4 +216,4 @@ def _furnish(bundle: Bundle, threads: int | None) -> Workplace:
     if not state.nominal:
         changing = [*state.trainable_names(), *session.module.statistics]
         initial = {n: np.array(state.value_of(n)) for n in changing if is_float(state, n)}
-    return Workplace(bundle, session, initial)
+    return Workplace(bundle, session, initial, state.nominal)

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from onnxtrain.flower.bundle import Bundle, Source, Workplace, borrowed
 from onnxtrain.flower.compression import Compression
 from onnxtrain.flower.files import unpack_arrays
 from onnxtrain.flower.keeping import Keeper, Kept, client_number
-from onnxtrain.flower.rounds import INITIAL, VERSION, Round
+from onnxtrain.flower.rounds import FEDERATION, INITIAL, VERSION, Round
 
 _log = logging.getLogger(__name__)
 _RAISED = 2  # Flower's number for an app that could not do what it was asked to
@@ -154,7 +155,7 @@ class Client:
         with self._workplace() as place:
             _require_version(place, config)
             session = place.session
-            kept = keeper.read()
+            kept = keeper.read(_identity(config, now))
             received = fitting(session, read_record(arrays))
             self._set(place, received, kept, config)
             self._prepare(session, now, kept, client_number(context))
@@ -172,7 +173,7 @@ class Client:
             trained = {name: np.array(session.state.value_of(name)) for name in received}
             if now.clip_norm is not None:
                 _clip(trained, received, now.clip_norm)
-            self._keep(keeper, place, received, kept)
+            self._keep(keeper, place, received, kept, _identity(config, now))
         last = history.epochs[-1]
         numbers = {
             "num-examples": last.samples,
@@ -201,16 +202,22 @@ class Client:
         session.state.private.clear()
 
     def _keep(
-        self, keeper: Keeper, place: Workplace, received: Mapping[str, Array], kept: Kept
+        self,
+        keeper: Keeper,
+        place: Workplace,
+        received: Mapping[str, Array],
+        kept: Kept,
+        identity: str,
     ) -> None:
         state = place.session.state
         changing = [*state.trainable_names(), *place.session.module.statistics]
         names = dict.fromkeys([*kept.local, *(n for n in changing if n not in received)])
-        now = Kept(residual=kept.residual)
+        now = Kept(residual=kept.residual, round=identity)
         now.local = {n: np.array(state.value_of(n)) for n in names if n not in received}
         if self._keep_optimizer and place.session.optimizer is not None:
             now.optimizer = place.session.optimizer.group()
         if now.local or now.optimizer is not None or now.residual:
+            now.before = replace(kept, before=None)
             keeper.write(now)
 
     # ---- evaluation ----------------------------------------------------------------------------
@@ -252,7 +259,8 @@ class Client:
             sent = unpack_arrays(bytes(config[INITIAL]), "what the server sent to begin with")
             kept.local = {**fitting(session, sent), **kept.local}
         values = {**place.initial, **_own(session, kept), **received}
-        if session.state.nominal:
+        if place.nominal:
+            # The session may hold another client's values, which are none of this one's.
             missing = [name for name in session.state.names() if name not in values]
             if missing:
                 raise StateError(
@@ -286,7 +294,7 @@ class Client:
         try:
             _, config = _contents(message)
             now = Round.read(config, self._defaults, context.run_config)
-            wanted = Compression.read(now.compression)
+            wanted, identity = Compression.read(now.compression), _identity(config, now)
         except OnnxTrainError as error:
             return Message(Error(code=_RAISED, reason=str(error)), reply_to=message)
         reply = call_next(message, context)
@@ -300,7 +308,10 @@ class Client:
             update = {name: array - sent[name] for name, array in read_record(arrays).items()}
             keeper = self._keeper(context)
             kept = keeper.read()
-            content[key], lost = wanted.encode(update, kept.residual)
+            if kept.round != identity:  # training had nothing to keep
+                kept = replace(kept, round=identity, before=replace(kept, before=None))
+            assert kept.before is not None
+            content[key], lost = wanted.encode(update, kept.before.residual)
             if wanted.has_memory:
                 kept.residual = lost
                 keeper.write(kept)
@@ -328,6 +339,11 @@ def _contents(message: Message) -> tuple[ArrayRecord, ConfigRecord]:
         raise ArgumentError(f"a message has one record of arrays, not {len(records)}")
     configs = list(message.content.config_records.values())
     return records[0], configs[0] if configs else ConfigRecord()
+
+
+def _identity(config: Mapping[str, Any], now: Round) -> str:
+    """Return what tells a round of a federation from all others; a repeated one has the same."""
+    return f"{config.get(FEDERATION, '')}/{now.number}"
 
 
 def _require_version(place: Workplace, config: Mapping[str, Any]) -> None:

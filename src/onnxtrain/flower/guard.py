@@ -29,7 +29,7 @@ from onnxtrain.flower.replies import (
     one_record,
     size_of,
 )
-from onnxtrain.flower.rounds import INITIAL, LAST, ROUND, VERSION
+from onnxtrain.flower.rounds import FEDERATION, INITIAL, LAST, ROUND, VERSION
 from onnxtrain.flower.silence import Silence
 
 _log = logging.getLogger("flwr")
@@ -53,6 +53,7 @@ class Guarded(Strategy):
     Args:
         strategy: the one that samples clients and averages their replies.
         config: settings of rounds, or a function of the number of the round that returns them.
+        name: what tells the federation from others; a resumed one has the same.
         version: that of the artifacts, which clients compare with their own.
         initial: parameters that are not shared, with the values that new clients begin with.
         rounds: how many rounds there are in all.
@@ -67,6 +68,7 @@ class Guarded(Strategy):
         strategy: Strategy,
         *,
         config: Settings | None = None,
+        name: str = "",
         version: str | None = None,
         initial: Mapping[str, Array] | None = None,
         rounds: int = 0,
@@ -78,14 +80,14 @@ class Guarded(Strategy):
         self.left_out: list[LeftOut] = []
         self.known = set(known)
         self._config = config or {}
-        self._version = version
+        self._name, self._version = name, version
         self._initial = _packed(initial or {})
         self._rounds, self._done = rounds, done
         self._after_round = after_round
         self._sent: dict[str, Array] = {}
         self._asked: set[int] = set()
         self._silence = Silence()
-        self._least = _least_nodes(strategy)
+        self._least = least_nodes(strategy)
         self._bytes_down = 0
         self._weight = _weight_key(strategy)
 
@@ -200,6 +202,7 @@ class Guarded(Strategy):
         for key, value in given.items():
             config[key] = value
         config[ROUND], config[LAST] = number, number == self._rounds
+        config[FEDERATION] = self._name
         if self._version is not None:
             config[VERSION] = self._version
 
@@ -280,7 +283,7 @@ def _inner(strategy: Strategy, name: str) -> Strategy:
     return strategy
 
 
-def _least_nodes(strategy: Strategy) -> int:
+def least_nodes(strategy: Strategy) -> int:
     """Return how many nodes a strategy waits for; never fewer than one."""
     names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
     return max(1, *(int(getattr(_inner(strategy, name), name, 1)) for name in names))

@@ -6,6 +6,7 @@ Flower keeps while the node is up.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,20 +19,34 @@ from onnxtrain.flower.files import pack_arrays, replace_file, unpack_arrays
 
 _RECORD = "onnxtrain"
 _LOCAL, _MOMENT, _RESIDUAL, _STEP = "local", "moment", "residual", "step"
+_ROUND, _BEFORE = "round", "before/"
 
 
 @dataclass
 class Kept:
-    """What a client keeps: parameters by name, the optimizer's state, the rest of compression."""
+    """What a client keeps: parameters by name, the optimizer's state, the rest of compression.
+
+    `round` is the one that it is the result of, and `before` what there was before it: a server
+    that was killed asks for the round again, which then begins with the same.
+    """
 
     local: dict[str, Array] = field(default_factory=dict)
     optimizer: OptimizerGroup | None = None
     residual: dict[str, Array] = field(default_factory=dict)
+    round: str = ""
+    before: Kept | None = None
 
     def to_bytes(self) -> bytes:
         """Return all of it as bytes."""
+        arrays = self._arrays()
+        if self.before is not None:
+            arrays |= {f"{_BEFORE}{key}": a for key, a in self.before._arrays().items()}
+        return pack_arrays(arrays)
+
+    def _arrays(self) -> dict[str, Array]:
         arrays = {f"{_LOCAL}:{name}": array for name, array in self.local.items()}
         arrays |= {f"{_RESIDUAL}:{name}": array for name, array in self.residual.items()}
+        arrays[_ROUND] = np.frombuffer(self.round.encode(), np.uint8)
         if self.optimizer is not None:
             arrays[_STEP] = np.array(self.optimizer.step, np.int64)
             for name, moments in self.optimizer.states.items():
@@ -39,18 +54,29 @@ class Kept:
                     if isinstance(moment, RawTensor):
                         raise StateError(f"the moments of {name!r} have a type that numpy lacks")
                     arrays[f"{_MOMENT}{k}:{name}"] = moment
-        return pack_arrays(arrays)
+        return arrays
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Kept:
         """Return what `to_bytes` gave bytes of."""
+        arrays = unpack_arrays(data, where)
+        earlier = {k[len(_BEFORE) :]: a for k, a in arrays.items() if k.startswith(_BEFORE)}
+        now = {k: a for k, a in arrays.items() if not k.startswith(_BEFORE)}
+        kept = cls._of(now, where)
+        kept.before = cls._of(earlier, where) if earlier else None
+        return kept
+
+    @classmethod
+    def _of(cls, arrays: Mapping[str, Array], where: str) -> Kept:
         kept = cls()
         moments: dict[str, dict[int, Array]] = {}
         step = None
-        for key, array in unpack_arrays(data, where).items():
+        for key, array in arrays.items():
             kind, _, name = key.partition(":")
             if kind == _STEP:
                 step = int(array)
+            elif kind == _ROUND:
+                kept.round = array.tobytes().decode()
             elif kind == _LOCAL:
                 kept.local[name] = array
             elif kind == _RESIDUAL:
@@ -74,8 +100,12 @@ class Keeper:
         self._context = context
         self._file = None if folder is None else folder / f"client-{client_name(context)}.npz"
 
-    def read(self) -> Kept:
-        """Return what is kept; nothing before the first round."""
+    def read(self, begins: str = "") -> Kept:
+        """Return what is kept; what a round that is repeated began with, if it is this one."""
+        kept = self._read()
+        return kept.before if begins and kept.round == begins and kept.before else kept
+
+    def _read(self) -> Kept:
         if self._file is not None:
             if not self._file.exists():
                 return Kept()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ class Progress:
     """How far a federation has come."""
 
     version: str
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
     round: int = 0
     arrays: dict[str, Array] = field(default_factory=dict)
     history: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class Progress:
         about = {
             "format": _FORMAT,
             "version": self.version,
+            "name": self.name,
             "round": self.round,
             "history": self.history,
             "known": self.known,
@@ -60,6 +63,7 @@ class Progress:
                 raise ValueError(f"format {about['format']}")
             return cls(
                 version=about["version"],
+                name=about["name"],
                 round=int(about["round"]),
                 arrays={k[2:]: array for k, array in kept.items() if k.startswith("w:")},
                 history=about["history"],

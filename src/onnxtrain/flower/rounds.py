@@ -17,6 +17,7 @@ RATE, SHORT_RATE = "learning-rate", "lr"
 EPOCHS, BATCH, SEED, MU = "local-epochs", "batch-size", "seed", "proximal-mu"
 CLIP, COMPRESSION = "clip-norm", "compression"
 VERSION, INITIAL = "onnxtrain-artifacts", "onnxtrain-initial"
+FEDERATION = "onnxtrain-federation"
 # What a server takes from the run's configuration and passes on.
 PASSED_ON = (RATE, SHORT_RATE, EPOCHS, BATCH, SEED, CLIP, COMPRESSION)
 

@@ -21,10 +21,11 @@ from onnxtrain.api.session import TrainingSession
 from onnxtrain.errors import ArgumentError, StateError
 from onnxtrain.flower.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.flower.bundle import Bundle, Source, open_artifacts
-from onnxtrain.flower.guard import Guarded, Settings
+from onnxtrain.flower.guard import Guarded, Settings, least_nodes
 from onnxtrain.flower.progress import Progress, capture, restore, settings_of
 from onnxtrain.flower.rounds import PASSED_ON
 from onnxtrain.flower.selection import Which, is_float
+from onnxtrain.flower.silence import Patient
 
 _log = logging.getLogger("flwr")
 Finish = Callable[..., None]
@@ -47,6 +48,7 @@ def server_app(
     state: Source | None = None,
     resume: bool = True,
     timeout: float = 3600,
+    patience: float | None = None,
     wait_for: int = 0,
     threads: int | None = None,
     finish: Finish | None = None,
@@ -74,6 +76,9 @@ def server_app(
             goes on with the next round.
         resume: whether to do so; otherwise it starts anew.
         timeout: how many seconds to wait for the replies of a round.
+        patience: once as many clients have answered as the strategy asks for, wait at most so many
+            times as long as the slowest of them took. Without it a round waits for a client that
+            has died until Flower misses its heartbeats, which takes a minute.
         wait_for: how many clients to wait for before the first round. Later rounds go on with as
             many as the strategy asks for.
         threads: with how many threads to evaluate; as many as cores by default.
@@ -82,9 +87,11 @@ def server_app(
         prefix: what the names of the files in the folder begin with.
 
     """
-    if export is not None and not list(outputs):
-        raise ArgumentError("export needs outputs=[...]: what the model is to give out")
     names = list(outputs)
+    if export is not None and not names:
+        raise ArgumentError("export needs outputs=[...]: what the model is to give out")
+    if patience is not None and not patience >= 1:
+        raise ArgumentError(f"patience is a number from 1, not {patience!r}")
     app = ServerApp()
 
     @app.main()
@@ -105,6 +112,8 @@ def server_app(
         )
         measure = None if data is None else (data, metrics, batch_size)
         _wait_for(grid, wait_for)
+        if patience is not None:
+            grid = Patient(grid, patience, least_nodes(server.strategy))
         result = server.run(grid, settings, measure, timeout)
         if export is not None:
             Path(export).parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +149,7 @@ class Server:
                 "the artifacts have no weights for the federation to begin with: give the server "
                 "the folder with its checkpoint, or weights=..."
             )
-        self._strategy, self._rounds, self._folder = strategy, rounds, folder
+        self.strategy, self._rounds, self._folder = strategy, rounds, folder
         self._first = to_arrays(self.session, which)
         self._initial = self._not_shared()
         self._fixed = settings_of(strategy)
@@ -157,7 +166,7 @@ class Server:
                 "that shares other parameters: give another folder, or resume=False to start anew"
             )
         _log.info("going on after round %d, from %s", saved.round, self._folder)
-        restore(self._strategy, saved.strategy)
+        restore(self.strategy, saved.strategy)
         return saved
 
     def _not_shared(self) -> dict[str, Array]:
@@ -179,8 +188,9 @@ class Server:
         progress, done = self.progress, self.progress.round
         if done < self._rounds:
             self.guarded = Guarded(
-                self._strategy,
+                self.strategy,
                 config=config,
+                name=progress.name,
                 version=self.bundle.version,
                 initial=self._initial,
                 rounds=self._rounds,
@@ -222,7 +232,7 @@ class Server:
             return
         assert self.guarded is not None
         self.progress.known = sorted(self.guarded.known)
-        self.progress.strategy = capture(self._strategy, self._fixed)
+        self.progress.strategy = capture(self.strategy, self._fixed)
         self.progress.write(self._folder)
 
 

@@ -1,11 +1,16 @@
-"""Nodes that do not answer: they are passed over for a while, as long as others are there."""
+"""Nodes that do not answer: how long to wait for them, and when to ask them again."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.serverapp import Grid
+
+_PAUSE = 0.2  # seconds between looks at what has arrived
+_AT_LEAST = 5.0  # seconds; a round that takes less may wait so long
 
 
 class Silence:
@@ -38,37 +43,79 @@ class Silence:
         return Part(grid, self._rest) if len(others) >= least else grid
 
 
-class Part(Grid):
+class Through(Grid):
+    """A grid that does what another one does."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the numbers of the nodes."""
+        return list(self._grid.get_node_ids())
+
+    def set_run(self, run: Any) -> None:
+        """Set the run."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run."""
+        return self._grid.run
+
+    def create_message(self, *given: Any, **named: Any) -> Any:
+        """Make a message."""
+        return self._grid.create_message(*given, **named)
+
+    def push_messages(self, messages: Iterable[Any]) -> Any:
+        """Send messages."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Any:
+        """Take the replies that are there."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Any:
+        """Send messages and wait for the replies."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+class Part(Through):
     """A grid without some of its nodes."""
 
     def __init__(self, grid: Grid, without: Mapping[int, int]) -> None:
-        self._grid, self._without = grid, dict(without)
+        super().__init__(grid)
+        self._without = dict(without)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the numbers of the nodes that are left."""
         return [node for node in self._grid.get_node_ids() if node not in self._without]
 
-    def set_run(self, run: Any) -> None:
-        """As the whole grid does."""
-        self._grid.set_run(run)
 
-    @property
-    def run(self) -> Any:
-        """As the whole grid has it."""
-        return self._grid.run
+class Patient(Through):
+    """A grid that does not wait for the last reply for ever.
 
-    def create_message(self, *given: Any, **named: Any) -> Any:
-        """As the whole grid does."""
-        return self._grid.create_message(*given, **named)
+    Once `least` clients have answered, it waits at most `patience` times as long as the slowest of
+    them took: whoever has not answered by then has died, or is far slower than all others.
+    """
 
-    def push_messages(self, messages: Iterable[Any]) -> Any:
-        """As the whole grid does."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Any:
-        """As the whole grid does."""
-        return self._grid.pull_messages(message_ids)
+    def __init__(self, grid: Grid, patience: float, least: int) -> None:
+        super().__init__(grid)
+        self._patience, self._least = patience, least
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Any:
-        """As the whole grid does."""
-        return self._grid.send_and_receive(messages, timeout=timeout)
+        """Send messages and wait for the replies, as long as it makes sense."""
+        began = time.monotonic()
+        waiting = set(self._grid.push_messages(messages))
+        replies: list[Any] = []
+        end = math.inf if timeout is None else began + timeout
+        while waiting and time.monotonic() < end:
+            found = list(self._grid.pull_messages(waiting))
+            replies += found
+            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            now = time.monotonic()
+            if found and len(replies) >= self._least:
+                enough = max(self._patience * (now - began), _AT_LEAST)
+                end = min(began + enough, math.inf if timeout is None else began + timeout)
+            if waiting and not found:
+                time.sleep(_PAUSE)
+        return replies

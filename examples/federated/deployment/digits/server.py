@@ -45,6 +45,7 @@ def main(grid, context):
         metrics=["accuracy"],
         wait_for=3,
         timeout=float(config["round-timeout"]),
+        patience=3.0,
         state=config["state"] or None,
         export=config["model"] or None,
         outputs=["scores"],
