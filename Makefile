@@ -10,15 +10,17 @@ DEMO   := $(VENV)-demo
 MATRIX := $(VENV)-matrix
 NODE   := $(VENV)-node
 WHEEL  := $(VENV)-wheel
+FLOWER := $(VENV)-flower
 # The tests compare with torch. On Linux the plain name of this version may bring CUDA with it;
 # TORCH="torch==2.13.0+cpu --extra-index-url …" takes another build.
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo web test test-python test-matrix test-wheel site dist test-js lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
+.PHONY: demo federated web test test-python test-matrix test-wheel site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
+	@echo "make federated            ten clients learn digits together, in Flower's simulation"
 	@echo "make test                 lint, type check and run all tests, those in JavaScript too"
 	@echo "make test-python          the same without JavaScript"
 	@echo "make test-js              the tests of the JavaScript package, in Node and Chromium"
@@ -30,6 +32,7 @@ help:
 	@echo "make dist                 build the wheel and the source distribution"
 	@echo "make bench                compare with other ways to train; writes docs/performance.md"
 	@echo "make bench-quick          compare with torch only, in a few minutes"
+	@echo "make bench-federated      what a federated round costs, beside a torch client"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
 	@echo "make bench-artifacts      time the making of training artifacts"
 
@@ -44,6 +47,15 @@ test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVIC
 	ONNXTRAIN_OLDEST_PYTHON=$(abspath $(OLDEST)/bin/python) \
 	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(MAKE) test-flower
+
+# Flower, Ray and torch in an environment of their own, and the tests that need them.
+test-flower: $(FLOWER)/ready
+	$(FLOWER)/bin/python -m pytest tests/flower
+
+# Ten clients in Flower's simulation; ends with the accuracy after the last round.
+federated: $(FLOWER)-example/ready
+	$(FLOWER)-example/bin/python examples/federated/simulate.py
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -91,6 +103,9 @@ bench: $(VENV)/dev $(BENCH)-device/ready $(BENCH)-torch/ready $(BENCH)-onnxsim/r
 bench-quick: $(VENV)/dev $(BENCH)-device/ready $(BENCH)-torch/ready
 	$(BIN)/python benchmarks/training --quick
 
+bench-federated: $(FLOWER)/ready
+	$(FLOWER)/bin/python benchmarks/federated
+
 bench-differentiate: $(VENV)/dev
 	$(BIN)/python benchmarks/differentiate.py
 
@@ -117,6 +132,22 @@ $(DEMO)/ready: pyproject.toml
 	$(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/python -m pip install --quiet --upgrade pip
 	$(DEMO)/bin/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(FLOWER)/ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --upgrade pip
+	$(FLOWER)/bin/python -m pip install --quiet $(TORCH)
+	$(FLOWER)/bin/python -m pip install --quiet --editable '.[flower,offline,cli]' 'flwr[simulation]>=1.41' \
+	    mlxtend pytest
+	@touch $@
+
+# What the app needs, and neither onnx nor torch.
+$(FLOWER)-example/ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(FLOWER)-example
+	$(FLOWER)-example/bin/python -m pip install --quiet --upgrade pip
+	$(FLOWER)-example/bin/python -m pip install --quiet --editable '.[flower]' 'flwr[simulation]>=1.41' \
+	    mlxtend matplotlib
 	@touch $@
 
 $(VENV)/docs: pyproject.toml | $(VENV)/dev
@@ -216,4 +247,4 @@ web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(FLOWER) $(FLOWER)-example site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache

@@ -26,7 +26,13 @@ from onnxtrain.artifact_files import write_files, write_ort
 from onnxtrain.artifact_folder import Folder
 from onnxtrain.autodiff.load import ModelLike
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
-from onnxtrain.errors import ArgumentTypeError, ModelError, OnnxTrainError, UnknownNameError
+from onnxtrain.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ModelError,
+    OnnxTrainError,
+    UnknownNameError,
+)
 from onnxtrain.memory import Activations, estimate_proto
 from onnxtrain.onnxblock.block import names_of
 from onnxtrain.onnxblock.external import locate
@@ -151,6 +157,7 @@ def generate_artifacts(
     memory_budget: float | None = None,
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
+    proximal: bool = False,
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -179,6 +186,8 @@ def generate_artifacts(
         target: "webgpu" writes graphs of operators that onnxruntime-web has WebGPU kernels for, as
             far as that can be done; the result tells what is left (`on_cpu`). They run elsewhere
             too, with the same numbers, if more slowly.
+        proximal: let updates pull the weights back to those of a reference, by a strength that is
+            set on the device (FedProx); see `TrainingSession.set_proximal`.
 
     Returns:
         A description of what was written.
@@ -200,9 +209,11 @@ def generate_artifacts(
     chosen = _optimizer(optimizer)
     if not trains and (chosen is not None or (requires_grad is None and not frozen_params)):
         raise OnnxTrainError(_nothing_trains(outputs[0], requires_grad, frozen_params))
+    if proximal and chosen is None:
+        raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
     build = partial(
         build_training_graphs, with_loss, outputs, trains, frozen,
-        bn=bn, optimizer=chosen, target=target,
+        bn=bn, optimizer=chosen, target=target, proximal=proximal,
     )  # fmt: skip
     inputs = frozenset(info.name for info in forward.graph.input)
     graphs, memory = build(), None
@@ -212,7 +223,7 @@ def generate_artifacts(
         )
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if chosen is not None and graphs.step is not None:
-        models["optimizer_model"] = _optimizer_model(chosen, graphs, target)
+        models["optimizer_model"] = _optimizer_model(chosen, graphs, target, proximal)
         models["step_model"] = graphs.step
     on_cpu = _not_on_webgpu(models) if target == "webgpu" else {}
     graph = without_weights(graphs.training)  # before names and shapes go that a file does not need
@@ -371,13 +382,13 @@ def _optimizer(optimizer: OptimType | onnxblock.Block | None) -> onnxblock.optim
 
 
 def _optimizer_model(
-    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs, target: Target
+    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs, target: Target, proximal: bool
 ) -> onnx.ModelProto:
     opset = next(o.version for o in graphs.training.opset_import if o.domain == "")
     optimizer = copy.copy(optimizer)
     optimizer.in_pieces = target == "cpu"
     with onnxblock.empty_base(opset) as accessor:
-        optimizer((graphs.trainable, graphs.frozen))
+        optimizer((graphs.trainable, graphs.frozen), proximal=proximal)
         model = accessor.model
     if target == "webgpu":
         made = ir.from_proto(model)

@@ -63,6 +63,7 @@ def build_training_graphs(
     optimizer: Optimizer | None = None,
     recompute: Recomputation | None = None,
     target: Target = "cpu",
+    proximal: bool = False,
 ) -> TrainingGraphs:
     """Build the graphs of training from a model that computes a loss.
 
@@ -76,9 +77,12 @@ def build_training_graphs(
         recompute: what of the forward pass is not kept, but computed again; nothing by default.
         target: what the graphs are to run on. Those for "webgpu" have operators that it covers,
             and do not let the memory of a parameter take its update.
+        proximal: whether the step has the proximal term of federated learning.
 
     """
-    parts = _Parts(model, list(outputs), list(trainable), list(frozen), bn, recompute, target)
+    parts = _Parts(
+        model, list(outputs), list(trainable), list(frozen), bn, recompute, target, proximal
+    )
     training, statistics, tensors = parts.training()
     return TrainingGraphs(
         training=training,
@@ -101,6 +105,7 @@ class _Parts:
     bn: BatchNormMode | None
     recompute: Recomputation | None
     target: Target
+    proximal: bool
     forward: set[str] = field(default_factory=set)
     data: set[str] = field(default_factory=set)
 
@@ -141,7 +146,7 @@ class _Parts:
     def step(self, optimizer: Optimizer) -> onnx.ModelProto:
         """Loss, and what the optimizer makes of the gradients, in one graph."""
         # The optimizers import this file.
-        from onnxtrain.onnxblock.optim import write_update
+        from onnxtrain.onnxblock.optim import add_proximal, write_update
         from onnxtrain.running_statistics import join_statistics
 
         made, targets, statistics = self._differentiable()
@@ -154,6 +159,8 @@ class _Parts:
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
         ordered, in_place = _first_ones_last(graph, gradients), self.target == "cpu"
+        if self.proximal:
+            ordered = add_proximal(op, graph, ordered)
         graph.outputs.extend(
             write_update(
                 op, graph, optimizer, targets, ordered, in_pieces=in_place, in_place=in_place

@@ -13,6 +13,7 @@ from onnxtrain.onnxblock.optim.optimizer import (
     write_optimizer,
     write_update,
 )
+from onnxtrain.onnxblock.optim.proximal import add_proximal
 from onnxtrain.onnxblock.optim.rules import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 from onnxtrain.onnxblock.optim.writing import Slot, Updated
 
@@ -31,6 +32,7 @@ __all__ = [
     "Slot",
     "State",
     "Updated",
+    "add_proximal",
     "late_readers",
     "write_optimizer",
     "write_update",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from onnxtrain.onnxblock.optim.groups import ParameterGroup, Settings, settings_
 from onnxtrain.onnxblock.optim.inplace import Waits
 from onnxtrain.onnxblock.optim.joined import needed_anyway
 from onnxtrain.onnxblock.optim.now import Now
+from onnxtrain.onnxblock.optim.proximal import add_proximal
 from onnxtrain.onnxblock.optim.writing import Formula, Slot, Update, Updated, Writing, reserve
 from onnxtrain.onnxblock.values import check
 
@@ -160,11 +161,11 @@ class Optimizer(ForwardBlock):
 
     # ---- as a block ----------------------------------------------------------------------------
 
-    def build(self, parameters: Any) -> str:
+    def build(self, parameters: Any, *, proximal: bool = False) -> str:
         """Add the whole optimizer graph; return the name of the flag that says it has run.
 
         `parameters` is what `TrainingBlock.parameters()` returns: the trainable and the frozen
-        ones, as tensors.
+        ones, as tensors. With `proximal`, the graph has the proximal term of federated learning.
         """
         trainable: Sequence[onnx.TensorProto] = parameters[0]
         if not trainable:
@@ -178,6 +179,7 @@ class Optimizer(ForwardBlock):
             [(t.name, ir.DataType(t.data_type), list(t.dims)) for t in trainable],
             flag_name,
             in_pieces=self.in_pieces,
+            proximal=proximal,
         )
         append(model, op.target)
         return flag_name
@@ -199,10 +201,12 @@ def write_optimizer(
     flag_name: str,
     *,
     in_pieces: bool = False,
+    proximal: bool = False,
 ) -> None:
     """Write an optimizer as a graph of its own.
 
-    Inputs: learning_rate, step, then for each parameter `<p>`, `<p>_grad`, `<p>.momentum<k>`.
+    Inputs: learning_rate, step, then for each parameter `<p>`, `<p>_grad`, `<p>.momentum<k>`;
+    behind them, if `proximal`, proximal_mu and `<p>.reference` for each.
     Outputs: the flag, which is always true, then for each `<p>.updated`, `<p>.momentum<k>.updated`.
     """
     graph = op.target
@@ -213,6 +217,9 @@ def write_optimizer(
         parameter = _input(op, graph, name, dtype, dims)
         gradient = _input(op, graph, f"{name}{GRADIENT}", dtype, dims)
         slots.append(Slot(parameter, gradient, _states(op, graph, optimizer, parameter)))
+    if proximal:
+        pulled = add_proximal(op, graph, {slot.parameter: slot.gradient for slot in slots})
+        slots = [replace(slot, gradient=pulled[slot.parameter]) for slot in slots]
     updates = optimizer.write(op, slots, learning_rate, step, in_pieces=in_pieces)
     flag = op.Identity(op.const(np.array([True])))
     flag.name = reserve(op, flag_name)
