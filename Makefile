@@ -16,7 +16,7 @@ FLOWER := $(VENV)-flower
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated web test test-python test-matrix test-wheel site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
+.PHONY: demo federated web test test-python test-matrix test-wheel site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-quick          compare with torch only, in a few minutes"
 	@echo "make bench-federated      what a federated round costs, beside a torch client"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
+	@echo "make bench-less-work      time features that are kept, and batches in smaller passes"
 	@echo "make bench-artifacts      time the making of training artifacts"
 
 demo: $(DEMO)/ready
@@ -108,6 +109,10 @@ bench-federated: $(FLOWER)/ready
 
 bench-differentiate: $(VENV)/dev
 	$(BIN)/python benchmarks/differentiate.py
+
+# What keeping features and smaller passes bring; needs a quiet machine.
+bench-less-work: $(VENV)/dev
+	$(BIN)/python benchmarks/less_work.py
 
 bench-artifacts: $(VENV)/dev
 	$(BIN)/python benchmarks/generate_artifacts.py
