@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import onnx_ir as ir
 
@@ -35,22 +36,50 @@ def order_updates(
         for p in gradients
     }
     before = _marks_before(graph, {node for nodes in ends.values() for node in nodes})
+    place = {node: i for i, node in enumerate(graph)}
     ordered = {}
     for parameter, gradient in gradients.items():
         seen = before.get(gradient.producer(), ())
         late = [node for node in ends[parameter] if node not in seen]
-        ordered[parameter] = _wait(op, parameter, gradient, late)
+        ordered[parameter] = _wait(op, parameter, gradient, late, place)
     return ordered
 
 
-def _wait(op: Ops, parameter: ir.Value, gradient: ir.Value, nodes: Sequence[ir.Node]) -> ir.Value:
+@contextmanager
+def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
+    """Put what is written into a graph behind a node of it.
+
+    Of two things that a node needs, onnxruntime runs the one that is later in the file first. So
+    the gradient of a weight, which is behind the nodes that it has to wait for, comes before them,
+    and what it is computed from is not needed any more when they run.
+    """
+    graph = op.target
+    last = graph[-1]
+    yield
+    written = []
+    while graph[-1] is not last:
+        written.append(graph[-1])
+        graph.remove(graph[-1])
+    node.append(reversed(written))
+
+
+def _wait(
+    op: Ops,
+    parameter: ir.Value,
+    gradient: ir.Value,
+    nodes: Sequence[ir.Node],
+    place: Mapping[ir.Node, int],
+) -> ir.Value:
     dims = static_dims(parameter)
     assert dims is not None, "the shape of a parameter is known"
     if not nodes or 0 in dims:
         return gradient
-    flags = [_flag(op, node.outputs[0]) for node in nodes]
-    flag = flags[0] if len(flags) == 1 else op.Max(*flags)
-    waiting = op.Reshape(gradient, op.Max(op.int64(list(dims)), flag))
+    last = max(nodes, key=lambda node: place[node])
+    with _written_behind(op, last):
+        flags = [_flag(op, node.outputs[0]) for node in nodes]
+        flag = flags[0] if len(flags) == 1 else op.Max(*flags)
+        shape = op.Max(op.int64(list(dims)), flag)
+    waiting = op.Reshape(gradient, shape)
     # onnxruntime replaces a chain of Reshapes whose last shape it knows by one that waits for
     # nothing. So this one's is not told.
     waiting.type, waiting.shape = gradient.type, None
