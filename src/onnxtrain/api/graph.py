@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain.api.arena import use_lean_arena
 from onnxtrain.api.checkpoint_content import (
     ELEMENT_TYPES,
     STRING,
@@ -194,6 +195,8 @@ class Graph:
 
     def _make_session(self, batch: int | None) -> Any:
         options, own = self.settings.new_options()
+        if self.settings.options is None and "memory" in self.model.notes:
+            use_lean_arena(options)
         if batch is not None:
             options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)
         inline = self._inline_changes()

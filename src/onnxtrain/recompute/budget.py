@@ -10,7 +10,8 @@ import onnx
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, MemoryBudgetError
 from onnxtrain.memory import Tensor, likely_sizes, require_symbols, shapes_of, sizes_of
 from onnxtrain.onnxblock.values import skeleton
-from onnxtrain.recompute.flow import Flow
+from onnxtrain.recompute.arena import resident_bytes
+from onnxtrain.recompute.flow import Flow, execution_order
 from onnxtrain.recompute.layers import Layers
 from onnxtrain.recompute.plan import Plan, Planner
 from onnxtrain.recompute.rewrite import Recomputation
@@ -18,7 +19,7 @@ from onnxtrain.training_graph import TrainingGraphs
 
 Budget = int | float
 _LIKELY_BATCH = 32
-_ROUNDS = 5
+_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -153,10 +154,11 @@ class _Weigher:
         self.sizes = sizes_of(self._tensors)
 
     def peak(self, graphs: TrainingGraphs, copies: Mapping[str, str] | None = None) -> int:
-        """Return what the largest of the graphs takes."""
+        """Return what the largest of the graphs takes, gaps between values included."""
         sizes = {**self.sizes, **{n: self.sizes.get(o, 0) for n, o in (copies or {}).items()}}
         models = [m for m in (graphs.training, graphs.step) if m is not None]
-        return max(Flow.of(model.graph).peak(sizes) for model in models)
+        flows = (Flow.of(model.graph) for model in models)
+        return max(resident_bytes(flow, execution_order(flow.steps), sizes) for flow in flows)
 
     def planner(self) -> Planner:
         """Return a planner for the graph that runs."""
@@ -202,9 +204,9 @@ def _search(
         peak = weigher.peak(graphs, recompute.copies)
         if best is None or peak < best[2]:
             best = graphs, plan, peak
-        if peak <= limit or plan.peak_bytes > target:
+        if peak <= limit or target <= limit // 2:
             break
-        target -= peak - limit
+        target = min(target, plan.peak_bytes) - max((peak - limit) // 2, limit // 50)
     assert best is not None
     return best
 

@@ -22,14 +22,16 @@ class _Copies:
         self._copied = layers.copied(kept)
         self._forward = layers.forward
         self._made: dict[str, str] = {}
+        self._gates: dict[str, str] = {}
+        self._waiting: set[str] = set()
         self._steps: list[Step] = []
 
     def flow(self) -> Flow:
         layers = self._layers
-        for place, step in enumerate(layers.steps):
-            if place not in layers.late:
-                self._steps.append(step)
-                continue
+        # What runs when a gradient asks for it comes first: of what a node needs, onnxruntime runs
+        # first what is last in the file, and that shall be the gradient.
+        self._steps.extend(s for i, s in enumerate(layers.steps) if i not in layers.late)
+        for step in (layers.steps[i] for i in sorted(layers.late)):
             wanted = [n for n in step.reads if self._is_copied(n)]
             if wanted:
                 gate = self._gate(step)
@@ -65,13 +67,18 @@ class _Copies:
 
     def _clone(self, step: Step, gate: str) -> None:
         reads = [self._made.get(n, n) for n in step.reads]
-        if not any(n in self._made for n in step.reads):
-            flag = f"{gate} is there"
-            self._steps.append(Step("Reshape", (reads[0], flag), (f"{reads[0]} after {gate}",)))
-            self._steps.append(Step("Flag", (gate,), (flag,)))
-            reads[0] = f"{reads[0]} after {gate}"
+        if not any(self._gates.get(n) == gate for n in step.reads):
+            index = self._layers.first_of_data(step)
+            flag, waiting = f"{gate} is there", f"{reads[index]} after {gate}"
+            if waiting not in self._waiting:
+                if flag not in self._waiting:
+                    self._steps.append(Step("Flag", (gate,), (flag,)))
+                self._steps.append(Step("Reshape", (reads[index], flag), (waiting,)))
+                self._waiting.update((flag, waiting))
+            reads[index] = waiting
         made = tuple(f"{n}{AGAIN}" for n in step.makes)
         self._made.update(zip(step.makes, made, strict=True))
+        self._gates.update(dict.fromkeys(step.makes, gate))
         self._steps.append(Step(step.op_type, tuple(reads), made, is_copy=True))
 
 

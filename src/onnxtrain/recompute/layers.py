@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 
 from onnxtrain.recompute.cost import COSTLY
-from onnxtrain.recompute.flow import Flow, homes
+from onnxtrain.recompute.flow import Flow, Step, homes
 
 SMALL = 1 << 15  # bytes: values that are not worth a thought
 
@@ -31,10 +31,11 @@ class Layers:
         self, flow: Flow, forward: Collection[str], data: Collection[str], sizes: Mapping[str, int]
     ) -> None:
         steps = self.steps = flow.steps
+        self._data = set(data)
         self.maker = {name: i for i, step in enumerate(steps) for name in step.makes}
         self.home = homes(steps)
         self.forward = self._ancestors(forward)
-        self.fixed = self._fixed(set(data))
+        self.fixed = self._fixed(self._data)
         self.ends = self._ends()
         self.late = self._late()
         self.forward_names = {n for i in self.forward for n in steps[i].makes}
@@ -108,6 +109,13 @@ class Layers:
             for name in step.reads
             if (home := self.home.get(name)) in self.large
         }
+
+    def first_of_data(self, step: Step) -> int:
+        """Return which value that a node reads follows from the data; others are always there."""
+        return next(
+            i for i, name in enumerate(step.reads)
+            if name in self._data or (name in self.maker and name not in self.fixed)
+        )  # fmt: skip
 
     def is_there(self, name: str, kept: Collection[str], copied: Collection[int] = ()) -> bool:
         """Whether a value outlives the forward pass if these large ones are kept."""

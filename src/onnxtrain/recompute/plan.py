@@ -24,6 +24,7 @@ from onnxtrain.recompute.cost import Shape, seconds
 from onnxtrain.recompute.flow import Flow, Step, bytes_alive, execution_order
 from onnxtrain.recompute.layers import Layers
 
+_SHARPNESS = 4
 _TRIES = 400  # simulations; each takes some ten milliseconds
 
 
@@ -40,9 +41,10 @@ class Plan:
 @dataclass
 class _Trial:
     kept: frozenset[str]
-    over: float  # the sum of what is over the budget, over time
+    over: float  # what is over the budget, over time; the peak counts for most of it
     peak: int
     waiting: set[str] = field(repr=False)  # lives at the peak, only to be read later
+    again: set[str] = field(repr=False)  # was computed again, and lives at the peak
 
 
 @dataclass(frozen=True)
@@ -81,22 +83,44 @@ class Planner:
 
     def search(self, budget: int) -> Plan:
         """Return a plan that fits, or the one that comes nearest to it."""
-        now = self._try(frozenset(self._layers.read_late), budget)
         self.tries = 0
-        refused: set[tuple[frozenset[str], frozenset[str]]] = set()
-        while now.over > 0 and self.tries < _TRIES:
-            moves = [m for m in self._moves(now) if (m.drop, m.add) not in refused]
-            if not moves:
+        now = self._drop_all(self._try(frozenset(self._layers.read_late), budget), budget)
+        while now.over > 0:
+            better = self._keep_one(now, budget)
+            if better is None:
                 break
-            best = max(moves, key=lambda move: move.worth)
-            trial = self._try((now.kept - best.drop) | best.add, budget)
-            if trial.over < now.over:
-                now = trial
-                refused.clear()
-            else:
-                refused.add((best.drop, best.add))
+            now = better
         copied = self._layers.copied(now.kept)
         return Plan(now.kept, now.peak, sum(self._seconds[i] for i in copied), len(copied))
+
+    def _drop_all(self, now: _Trial, budget: int, held: str = "") -> _Trial:
+        """Drop values as long as that helps."""
+        while now.over > 0:
+            better = self._drop_one(now, budget, held)
+            if better is None:
+                break
+            now = better
+        return now
+
+    def _drop_one(self, now: _Trial, budget: int, held: str) -> _Trial | None:
+        """Take the first choice that helps, from the one that saves most for the time."""
+        for move in sorted(self._moves(now), key=lambda move: -move.worth):
+            if held not in move.drop and self.tries < _TRIES:
+                trial = self._try((now.kept - move.drop) | move.add, budget)
+                if trial.over < now.over:
+                    return trial
+        return None
+
+    def _keep_one(self, now: _Trial, budget: int) -> _Trial | None:
+        """Keep a value after all, if what it is computed from takes more at the peak.
+
+        It takes memory at other times then, so others are dropped in its place.
+        """
+        for name in sorted(now.again - now.kept, key=lambda name: -self._sizes[name]):
+            trial = self._drop_all(self._try(now.kept | {name}, budget), budget, held=name)
+            if trial.over < now.over:
+                return trial
+        return None
 
     def _try(self, kept: frozenset[str], budget: float) -> _Trial:
         self.tries += 1
@@ -104,9 +128,15 @@ class Planner:
         order = execution_order(flow.steps)
         alive, life = bytes_alive(flow, order, self._sizes)
         when = max(range(len(alive)), key=alive.__getitem__)
-        over = sum(max(0.0, a - budget) for a in alive)
+        over = sum(((a - budget) / budget) ** _SHARPNESS for a in alive if a > budget)
         steps = [flow.steps[place] for place in order]
-        return _Trial(kept, over, alive[when], self._waiting(kept, steps, life, when))
+        again = {
+            name.removesuffix(AGAIN)
+            for name, (first, last) in life.items()
+            if first <= when <= last and name.endswith(AGAIN)
+        }
+        waiting = self._waiting(kept, steps, life, when)
+        return _Trial(kept, over, alive[when], waiting, again & self._layers.large)
 
     def _waiting(
         self,

@@ -82,15 +82,21 @@ class _Rewriting:
         self._layers = layers
         self._nodes = list(graph)
         self._copied = {self._nodes[i] for i in copied}
+        self._place = {node: i for i, node in enumerate(self._nodes)}
         self._made: dict[ir.Value, ir.Value] = {}
+        self._gates: dict[ir.Value, ir.Value] = {}
         self._flags: dict[ir.Value, ir.Value] = {}
         self._after: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
         op.scope = "again"
 
     def run(self) -> dict[str, str]:
         """Go through the late nodes; return the names of copies, and of what they are copies of."""
-        for place in sorted(self._layers.late):
-            node = self._nodes[place]
+        late = [self._nodes[place] for place in sorted(self._layers.late)]
+        # What runs when a gradient asks for it comes first: of what a node needs, onnxruntime runs
+        # first what is last in the file, and that shall be the gradient.
+        self._graph.remove(late)
+        self._graph.extend(late)
+        for node in late:
             last = self._graph[-1]
             wanted = [v for v in _reads(node) if self._is_copied(v)]
             if not wanted:
@@ -132,8 +138,8 @@ class _Rewriting:
 
     def _clone(self, node: ir.Node, gate: ir.Value) -> None:
         inputs = [None if v is None else self._made.get(v, v) for v in node.inputs]
-        if not any(v in self._made for v in node.inputs if v is not None):
-            index = self._first_of_data(node)
+        if not any(v in self._gates and self._gates[v] is gate for v in node.inputs if v):
+            index = self._layers.first_of_data(self._layers.steps[self._place[node]])
             kept = inputs[index]
             assert kept is not None
             inputs[index] = self._wait(kept, gate)
@@ -146,16 +152,8 @@ class _Rewriting:
             new.name = self._op.names.fresh(f"{old.name}_again") if old.name else old.name
             new.type, new.shape = old.type, None if old.shape is None else old.shape.copy()
             self._made[old] = new
+            self._gates[old] = gate
         self._graph.append(copy)
-
-    def _first_of_data(self, node: ir.Node) -> int:
-        """Return which input follows from the data: the others are there at any time."""
-        layers = self._layers
-        return next(
-            i for i, v in enumerate(node.inputs)
-            if v is not None and v.name not in layers.fixed
-            and (v.name in layers.maker or v.is_graph_input())
-        )  # fmt: skip
 
     def _wait(self, value: ir.Value, gate: ir.Value) -> ir.Value:
         """Return the value itself, as soon as another one is there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import onnx_ir as ir
 
@@ -33,6 +34,7 @@ class Waits:
             p: [node for node in _ends((n for n, _ in p.uses()), owners) if node in self.live]
             for p in gradients
         }
+        self._place = {node: i for i, node in enumerate(graph)}
         self._before = _marks_before(graph, {n for nodes in self._ends.values() for n in nodes})
 
     def flag(self, op: Ops, parameters: Iterable[ir.Value]) -> ir.Value | None:
@@ -40,10 +42,12 @@ class Waits:
 
         None where their gradients are there only after that.
         """
-        flags = [_flag(op, node.outputs[0]) for node in self._late(list(parameters))]
-        if not flags:
+        late = self._late(list(parameters))
+        if not late:
             return None
-        return flags[0] if len(flags) == 1 else op.Max(*flags)
+        with _written_behind(op, max(late, key=lambda node: self._place[node])):
+            flags = [_flag(op, node.outputs[0]) for node in late]
+            return flags[0] if len(flags) == 1 else op.Max(*flags)
 
     def _late(self, parameters: Sequence[ir.Value]) -> list[ir.Node]:
         """Return the readers that neither a gradient nor another one of them depends on."""
@@ -57,13 +61,35 @@ class Waits:
         ]
 
 
+@contextmanager
+def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
+    """Put what is written into a graph behind a node of it.
+
+    Of two things that a node needs, onnxruntime runs the one that is later in the file first. So
+    the gradient of a weight, which is behind the nodes that it has to wait for, comes before them,
+    and what it is computed from is not needed any more when they run.
+    """
+    graph = op.target
+    last = graph[-1]
+    yield
+    written = []
+    while graph[-1] is not last:
+        written.append(graph[-1])
+        graph.remove(graph[-1])
+    node.append(reversed(written))
+
+
 def waiting(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | None) -> ir.Value:
     """Return the gradient of a parameter as a value that is there when the flag is."""
     dims = static_dims(parameter)
     assert dims is not None, "the shape of a parameter is known"
     if flag is None or 0 in dims:
         return gradient
-    late = op.Reshape(gradient, op.Max(op.int64(list(dims)), flag))
+    made_by = flag.producer()
+    assert made_by is not None
+    with _written_behind(op, made_by):
+        shape = op.Max(op.int64(list(dims)), flag)
+    late = op.Reshape(gradient, shape)
     # onnxruntime replaces a chain of Reshapes whose last shape it knows by one that waits for
     # nothing. So this one's is not told.
     late.type, late.shape = gradient.type, None
