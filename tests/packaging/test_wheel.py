@@ -31,7 +31,7 @@ def built(tmp_path_factory) -> Path:
 
 def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(built) -> None:
     wheel = next(built.glob("*.whl"))
-    assert wheel.stat().st_size < 500_000
+    assert wheel.stat().st_size < 500_000  # docs/decisions/0009-the-weight-of-the-wheel.md
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
@@ -43,6 +43,21 @@ def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(bu
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist")]
     base = {line.split()[1].split(">")[0] for line in required if "extra ==" not in line}
     assert base == {"numpy", "onnxruntime"}
+
+
+def test_the_part_for_devices_is_small(built) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
+    workstation = tuple(f"onnxtrain/{name}/" for name in ("autodiff", "onnxblock", "demo"))
+    device = [size + 121 for name, size in sizes.items() if not name.startswith(workstation)]
+    assert 100_000 < sum(device) < 220_000
+
+
+def test_every_module_is_as_it_is_in_the_sources(built) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        for path in (ROOT / "src").rglob("*.py"):
+            name = path.relative_to(ROOT / "src").as_posix()
+            assert archive.read(name) == path.read_bytes(), name
 
 
 def test_the_source_distribution_can_build_and_test_itself(built) -> None:
