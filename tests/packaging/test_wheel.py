@@ -83,3 +83,31 @@ def test_the_wheel_works_with_numpy_and_onnxruntime_alone(built, tmp_path) -> No
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("device: onnxtrain ")
+
+
+TYPED = """
+import numpy as np
+import onnxtrain
+from onnxtrain import artifacts
+
+reveal_type(artifacts.generate_artifacts("model.onnx"))
+session = onnxtrain.TrainingSession.from_folder("artifacts")
+reveal_type(onnxtrain.fit(session, (np.zeros(1), np.zeros(1)), epochs=5).losses)
+onnxtrain.fit(session, None, epochs="five")
+"""
+
+
+def test_users_of_the_wheel_have_its_types(built, tmp_path) -> None:
+    pytest.importorskip("mypy", reason="types are checked with mypy, which `make test` installs")
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        archive.extractall(tmp_path / "installed")
+    (tmp_path / "program.py").write_text(TYPED)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent",
+         "--config-file=", "program.py"],
+        cwd=tmp_path, env={**os.environ, "MYPYPATH": "installed"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert 'Revealed type is "onnxtrain.artifacts.Artifacts"' in done.stdout
+    assert 'Revealed type is "list[float]"' in done.stdout
+    assert "Found 1 error in 1 file" in done.stdout, done.stdout
+    assert '"epochs" to "fit" has incompatible type "str"; expected "int"' in done.stdout
