@@ -273,6 +273,16 @@ def test_a_failed_run_is_no_bad_input(folder, capsys) -> None:
     assert "not finite" in shown or "not a number" in shown or "is nan" in shown
 
 
+def test_a_pattern_that_matches_nothing_behind_a_softmax(folder, capsys) -> None:
+    model = network()
+    model.graph.node.append(onnx.helper.make_node("Softmax", ["scores"], ["p"]))
+    model.graph.output[0].name = "p"
+    onnx.save(model, "softmax.onnx")
+    shown = one_line(capsys, "prepare softmax.onnx -o out --train classifier.*")
+    assert "no initializer or input of the model is called that" in shown
+    assert not Path("out").exists()
+
+
 def test_empty_names_are_no_names(folder, capsys) -> None:
     for arguments in (
         ["prepare", "model.onnx", "-o", ""],

@@ -57,7 +57,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         raise ArgumentError("--after says where a new layer goes: give --classes too")
     shown = _load_graph(model)
     _check_patterns(shown, options.freeze or ())
-    scores = _scores(shown, options, console)
+    scores, note = _scores(shown, options)
     outputs = [value.name for value in shown.graph.output]
     if scores not in outputs and options.loss == "bce":
         outputs.append(scores)
@@ -74,6 +74,8 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         bn=options.bn,
         target=options.target,
     )
+    if note:
+        console.note(note)
     content = {
         "directory": str(made.directory),
         "files": made.files,
@@ -193,8 +195,11 @@ def _optimizer(options: argparse.Namespace) -> Any:
     return getattr(optim, OPTIMIZERS[options.optimizer])(**settings)
 
 
-def _scores(model: onnx.ModelProto, options: argparse.Namespace, console: Console) -> str:
-    """Return the value to compute the loss from: what comes before a final softmax or sigmoid."""
+def _scores(model: onnx.ModelProto, options: argparse.Namespace) -> tuple[str, str]:
+    """Return the value to compute the loss from, and what is to be said about it.
+
+    It is what comes before a final softmax or sigmoid, if the loss has that in itself.
+    """
     outputs = [value.name for value in model.graph.output]
     if options.of is not None and options.classes is None:
         chosen: str = options.of
@@ -207,10 +212,9 @@ def _scores(model: onnx.ModelProto, options: argparse.Namespace, console: Consol
         )
     maker = next((node for node in model.graph.node if chosen in node.output), None)
     if maker is None or maker.op_type not in _SQUASH.get(options.loss, ()):
-        return chosen
+        return chosen, ""
     before: str = maker.input[0]
-    console.note(
+    return before, (
         f"note: {chosen!r} comes out of a {maker.op_type}, which the loss {options.loss} has in "
         f"itself: the loss is computed from {before!r}"
     )
-    return before
