@@ -59,7 +59,9 @@ class Guarded(Strategy):
         rounds: how many rounds there are in all.
         done: how many of them an earlier run has done.
         known: the nodes that have the initial values already.
-        after_round: called with the number of the round and its arrays once they are averaged.
+        after_round: called with the number of the round, its arrays and metrics once they are
+            averaged.
+        after_evaluation: called with the number of the round and its metrics.
 
     """
 
@@ -74,7 +76,8 @@ class Guarded(Strategy):
         rounds: int = 0,
         done: int = 0,
         known: Iterable[int] = (),
-        after_round: Callable[[int, ArrayRecord], None] | None = None,
+        after_round: Callable[[int, ArrayRecord, MetricRecord], None] | None = None,
+        after_evaluation: Callable[[int, MetricRecord], None] | None = None,
     ) -> None:
         self.strategy = strategy
         self.left_out: list[LeftOut] = []
@@ -83,7 +86,7 @@ class Guarded(Strategy):
         self._name, self._version = name, version
         self._initial = _packed(initial or {})
         self._rounds, self._done = rounds, done
-        self._after_round = after_round
+        self._after_round, self._after_evaluation = after_round, after_evaluation
         self._sent: dict[str, Array] = {}
         self._asked: set[int] = set()
         self._silence = Silence()
@@ -139,7 +142,8 @@ class Guarded(Strategy):
         _log.info("round %d: %d clients, %s bytes sent, %s received", number, len(good),
                   f"{self._bytes_down:,}", f"{bytes_up:,}")  # fmt: skip
         if self._after_round is not None:
-            self._after_round(number, to_record(self._sent) if arrays is None else arrays)
+            final = to_record(self._sent) if arrays is None else arrays
+            self._after_round(number, final, metrics)
         return arrays, metrics
 
     def _check_train(self, reply: Message) -> None:
@@ -192,7 +196,10 @@ class Guarded(Strategy):
         self._note_absent(number, received)
         if not good:
             return None
-        return self.strategy.aggregate_evaluate(number, [*good, *bad])
+        metrics = self.strategy.aggregate_evaluate(number, [*good, *bad])
+        if metrics is not None and self._after_evaluation is not None:
+            self._after_evaluation(number, metrics)
+        return metrics
 
     # ---- messages ------------------------------------------------------------------------------
 
