@@ -1,6 +1,6 @@
 """The proximal term: updates that pull weights back to a reference, in both kinds of graphs."""
 
-import sys
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,6 @@ from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError, UnknownN
 from onnxtrain.onnxblock.optim import late_readers
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-sys.path.insert(0, str(GOLDEN))
-
-from make_artifacts import cnn, mlp
-
 OPTIM = onnxblock.optim
 OPTIMIZERS = {
     "SGD": OPTIM.SGD,
@@ -31,6 +27,23 @@ OPTIMIZERS = {
 }
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 LABELS = X[:, :3].argmax(axis=1)
+
+
+def golden(name: str) -> onnx.ModelProto:
+    """A model that the golden artifacts are made of."""
+    spec = importlib.util.spec_from_file_location("make", GOLDEN / "make_artifacts.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)()
+
+
+def mlp() -> onnx.ModelProto:
+    return golden("mlp")
+
+
+def cnn() -> onnx.ModelProto:
+    return golden("cnn")
 
 
 def write(folder, model, optimizer, **options):
