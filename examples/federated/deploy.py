@@ -70,8 +70,11 @@ def wait_for(
 ) -> None:
     """Wait until the server's log has a line."""
     end = time.monotonic() + seconds
-    while not re.search(pattern, here.log("run")):
-        if time.monotonic() > end or (run.poll() not in (None, 0)):
+    while True:
+        ended = run.poll() is not None  # before the log is read, which is complete then
+        if re.search(pattern, here.log("run")):
+            return
+        if ended or time.monotonic() > end:
             logs = {file.name: file.read_text(errors="replace")[-3000:]
                     for file in here.home.glob("*.log")}  # fmt: skip
             raise RuntimeError(f"{pattern!r} did not come: {logs}")

@@ -22,7 +22,6 @@ from onnxtrain.flower.server import Server
 
 HERE = Path(__file__).parent
 good = client_app(GOLDEN / "mlp", of_client, of_client, metrics=["accuracy"])
-TRAIN = flower.FedAvg(fraction_evaluate=0.0)
 
 
 def spoiled(how):
@@ -186,27 +185,25 @@ def test_bad_clients_do_not_stop_other_strategies(name) -> None:
     options = {"fraction_evaluate": 0.0}
     if name == "QFedAvg":
         options["client_learning_rate"] = 0.1
-    server, result = run(BAD["nan"][0], getattr(flower, name)(**options), rounds=2)
+    _, result = run(BAD["nan"][0], getattr(flower, name)(**options), rounds=2)
     assert [m["left-out"] for m in result.train_metrics_clientapp.values()] == [1, 1]
 
 
 def test_the_weights_stay_if_all_clients_fail() -> None:
-    server, result = run(client_app(GOLDEN / "mlp", lambda context: None), rounds=2)
-    assert same(arrays(result), {n: p.data for n, p in
-                                 open_artifacts(GOLDEN / "mlp").session().state.parameters})  # fmt: skip
+    _, result = run(client_app(GOLDEN / "mlp", lambda context: None), rounds=2)
+    began = open_artifacts(GOLDEN / "mlp").session().state.parameters
+    assert same(arrays(result), {name: parameter.data for name, parameter in began})
     assert result.train_metrics_clientapp[2]["clients"] == 0
 
 
 def test_artifacts_of_another_version(tmp_path) -> None:
-    """Same parameters, another loss: nothing else would notice."""
+    """Same parameters, another optimizer: nothing else would notice."""
     sys.path.insert(0, str(GOLDEN))
     from make_artifacts import mlp
 
     from onnxtrain import artifacts
 
     artifacts.generate_artifacts(
-        mlp(), loss=lambda output, *labels: output, artifact_directory=tmp_path
-    ) if False else artifacts.generate_artifacts(
         mlp(), loss=artifacts.LossType.CrossEntropyLoss, optimizer=artifacts.OptimType.SGD,
         artifact_directory=tmp_path, additional_output_names=["output"],
     )  # fmt: skip

@@ -53,11 +53,13 @@ def test_a_strategy_takes_running_statistics(name) -> None:
 SILENT = {"noise_multiplier": 0.0, "num_sampled_clients": 3}
 WRAPPERS = {
     "server fixed": (
-        lambda s: flower.DifferentialPrivacyServerSideFixedClipping(s, clipping_norm=50.0, **SILENT),
+        lambda s: flower.DifferentialPrivacyServerSideFixedClipping(
+            s, clipping_norm=50.0, **SILENT),
         [],
     ),
     "client fixed": (
-        lambda s: flower.DifferentialPrivacyClientSideFixedClipping(s, clipping_norm=50.0, **SILENT),
+        lambda s: flower.DifferentialPrivacyClientSideFixedClipping(
+            s, clipping_norm=50.0, **SILENT),
         [mod.fixedclipping_mod],
     ),
     "server adaptive": (

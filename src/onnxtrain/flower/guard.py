@@ -8,6 +8,7 @@ unpacked; a reply that would spoil the average becomes an error; bytes are count
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,9 @@ class Guarded(Strategy):
         rounds: how many rounds there are in all.
         done: how many of them an earlier run has done.
         known: the nodes that have the initial values already.
-        after_round: called with the number of the round and its arrays once they are averaged.
+        after_round: called with the number of the round, its arrays and metrics once they are
+            averaged.
+        after_evaluation: called with the number of the round and its metrics.
 
     """
 
@@ -74,7 +77,8 @@ class Guarded(Strategy):
         rounds: int = 0,
         done: int = 0,
         known: Iterable[int] = (),
-        after_round: Callable[[int, ArrayRecord], None] | None = None,
+        after_round: Callable[[int, ArrayRecord, MetricRecord], None] | None = None,
+        after_evaluation: Callable[[int, MetricRecord], None] | None = None,
     ) -> None:
         self.strategy = strategy
         self.left_out: list[LeftOut] = []
@@ -83,12 +87,12 @@ class Guarded(Strategy):
         self._name, self._version = name, version
         self._initial = _packed(initial or {})
         self._rounds, self._done = rounds, done
-        self._after_round = after_round
+        self._after_round, self._after_evaluation = after_round, after_evaluation
         self._sent: dict[str, Array] = {}
         self._asked: set[int] = set()
         self._silence = Silence()
         self._least = least_nodes(strategy)
-        self._bytes_down = 0
+        self._bytes_down, self._sent_at = 0, time.monotonic()
         self._weight = _weight_key(strategy)
 
     def summary(self) -> None:
@@ -111,6 +115,7 @@ class Guarded(Strategy):
         for message in messages:
             self._begin(message)
             self._bytes_down += sum(map(size_of, message.content.array_records.values()))
+        self._sent_at = time.monotonic()
         return messages
 
     def aggregate_train(
@@ -119,6 +124,7 @@ class Guarded(Strategy):
         """Let the strategy average the replies that are fit for it."""
         number = server_round + self._done
         received, bytes_up = list(replies), 0
+        seconds = time.monotonic() - self._sent_at
         for reply in received:
             if not reply.has_error():
                 bytes_up += sum(map(size_of, reply.content.array_records.values()))
@@ -135,11 +141,13 @@ class Guarded(Strategy):
         metrics = MetricRecord() if metrics is None else metrics
         metrics["clients"] = len(good)
         metrics["left-out"] = len(set(absent) | {reply.metadata.src_node_id for reply in bad})
+        metrics["round_seconds"] = seconds
         metrics["bytes-up"], metrics["bytes-down"] = bytes_up, self._bytes_down
         _log.info("round %d: %d clients, %s bytes sent, %s received", number, len(good),
                   f"{self._bytes_down:,}", f"{bytes_up:,}")  # fmt: skip
         if self._after_round is not None:
-            self._after_round(number, to_record(self._sent) if arrays is None else arrays)
+            final = to_record(self._sent) if arrays is None else arrays
+            self._after_round(number, final, metrics)
         return arrays, metrics
 
     def _check_train(self, reply: Message) -> None:
@@ -189,10 +197,13 @@ class Guarded(Strategy):
         number = server_round + self._done
         received = list(replies)
         good, bad = self._sorted(number, received, check)
-        self._note_absent(number, received)
+        self._note_absent(number, received, round_ends=False)
         if not good:
             return None
-        return self.strategy.aggregate_evaluate(number, [*good, *bad])
+        metrics = self.strategy.aggregate_evaluate(number, [*good, *bad])
+        if metrics is not None and self._after_evaluation is not None:
+            self._after_evaluation(number, metrics)
+        return metrics
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -219,11 +230,14 @@ class Guarded(Strategy):
         self.left_out.append(LeftOut(number, node, reason))
         _log.warning("round %d: node %d is left out: %s", number, node, reason)
 
-    def _note_absent(self, number: int, replies: list[Message]) -> list[int]:
+    def _note_absent(
+        self, number: int, replies: list[Message], *, round_ends: bool = True
+    ) -> list[int]:
         """Note who was asked and did not answer, with what the SuperLink says about it."""
         said = [r.error.reason for r in replies
                 if r.has_error() and r.metadata.src_node_id not in self._asked]  # fmt: skip
-        absent = self._silence.note(self._asked, {r.metadata.src_node_id for r in replies})
+        answered = {reply.metadata.src_node_id for reply in replies}
+        absent = self._silence.note(self._asked, answered, round_ends=round_ends)
         for i, node in enumerate(absent):
             self._leave_out(number, node, said[i] if i < len(said) else "it did not answer in time")
         return absent

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
@@ -41,6 +42,8 @@ class LocalGrid(Grid):
             clients = [{"partition-id": i, "num-partitions": clients} for i in range(clients)]
         self._client = client
         self._workers = workers
+        self._pool: ThreadPoolExecutor | None = None
+        self._answers: dict[str, Future[Message]] = {}
         self.contexts = {
             number: Context(1, number, dict(node), RecordDict(), dict(run_config or {}))
             for number, node in enumerate(clients, start=1)
@@ -73,12 +76,21 @@ class LocalGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Messages are answered at once: see `send_and_receive`."""
-        raise NotImplementedError("use send_and_receive")
+        """Let clients begin to answer, in threads; return the numbers of the messages."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers)
+        numbers = []
+        for message in messages:
+            number = secrets.token_hex(8)
+            message.metadata.__dict__["_message_id"] = number
+            self._answers[number] = self._pool.submit(self._answer, message)
+            numbers.append(number)
+        return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Messages are answered at once: see `send_and_receive`."""
-        raise NotImplementedError("use send_and_receive")
+        """Return the answers that are there."""
+        done = [n for n in message_ids if n in self._answers and self._answers[n].done()]
+        return [self._answers.pop(number).result() for number in done]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

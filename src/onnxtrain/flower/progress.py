@@ -18,9 +18,13 @@ from onnxtrain.errors import StateError
 from onnxtrain.flower.arrays import read_record, to_record
 from onnxtrain.flower.files import pack_arrays, replace_file, unpack_arrays
 
-_FILE = "federation.npz"
+_FILE, _HISTORY = "federation.npz", "history.json"
 _FORMAT = 1
-_KINDS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+TRAIN, EVALUATE, CENTRAL = _KINDS = (
+    "train_metrics_clientapp",
+    "evaluate_metrics_clientapp",
+    "evaluate_metrics_serverapp",
+)
 
 
 @dataclass
@@ -43,7 +47,6 @@ class Progress:
             "version": self.version,
             "name": self.name,
             "round": self.round,
-            "history": self.history,
             "known": self.known,
             "strategy": _split(self.strategy, kept),
         }
@@ -66,7 +69,7 @@ class Progress:
                 name=about["name"],
                 round=int(about["round"]),
                 arrays={k[2:]: array for k, array in kept.items() if k.startswith("w:")},
-                history=about["history"],
+                history=_read_history(folder / _HISTORY, int(about["round"])),
                 known=about["known"],
                 strategy=_join(about["strategy"], kept),
             )
@@ -75,14 +78,11 @@ class Progress:
                 f"the federation's file {file} is damaged ({error}): delete it to start anew"
             ) from None
 
-    def note(self, result: Result, done: int) -> None:
-        """Take over the metrics of rounds, which a resumed run counts from 1 again."""
-        for kind in _KINDS:
-            of_kind = self.history.setdefault(kind, {})
-            for number, metrics in getattr(result, kind).items():
-                # What is evaluated before the first round of a resumed run is known already.
-                if number or not done:
-                    of_kind[str(number + done)] = dict(metrics)
+    def note(self, kind: str, number: int, metrics: MetricRecord, folder: Path | None) -> None:
+        """Take over the metrics of a round, and write all that there are."""
+        self.history.setdefault(kind, {})[str(number)] = dict(metrics)
+        if folder is not None:
+            replace_file(folder / _HISTORY, json.dumps(self.history, indent=1).encode())
 
     def result(self) -> Result:
         """Return all rounds as Flower's result."""
@@ -95,6 +95,17 @@ class Progress:
     def record(self) -> ArrayRecord:
         """Return the weights as they are sent."""
         return to_record(self.arrays)
+
+
+def _read_history(file: Path, last: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the metrics of the rounds that are over; what came after them is repeated."""
+    if not file.exists():
+        return {}
+    history = json.loads(file.read_bytes())
+    return {
+        kind: {n: metrics for n, metrics in history.get(kind, {}).items() if int(n) <= last}
+        for kind in _KINDS
+    }
 
 
 def _split(value: Any, kept: dict[str, Array]) -> Any:

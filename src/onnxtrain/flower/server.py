@@ -22,7 +22,15 @@ from onnxtrain.errors import ArgumentError, StateError
 from onnxtrain.flower.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.flower.bundle import Bundle, Source, open_artifacts
 from onnxtrain.flower.guard import Guarded, Settings, least_nodes
-from onnxtrain.flower.progress import Progress, capture, restore, settings_of
+from onnxtrain.flower.progress import (
+    CENTRAL,
+    EVALUATE,
+    TRAIN,
+    Progress,
+    capture,
+    restore,
+    settings_of,
+)
 from onnxtrain.flower.rounds import PASSED_ON
 from onnxtrain.flower.selection import Which, is_float
 from onnxtrain.flower.silence import Patient
@@ -197,43 +205,42 @@ class Server:
                 done=done,
                 known=progress.known,
                 after_round=self._save,
+                after_evaluation=lambda n, m: progress.note(EVALUATE, n, m, self._folder),
             )
-            result = self.guarded.start(
+            self.guarded.start(
                 grid,
                 progress.record(),
                 num_rounds=self._rounds - done,
                 timeout=timeout,
                 train_config=ConfigRecord(),
                 evaluate_config=ConfigRecord(),
-                evaluate_fn=None if measure is None else self._measure(*measure),
+                evaluate_fn=None if measure is None else self._measure(*measure, done),
             )
-            progress.note(result, done)
-            self._write()
         from_arrays(self.session, progress.record())
         return progress.result()
 
     def _measure(
-        self, data: Any, metrics: Any, batch_size: int
+        self, data: Any, metrics: Any, batch_size: int, done: int
     ) -> Callable[[int, ArrayRecord], MetricRecord]:
         def measure(number: int, arrays: ArrayRecord) -> MetricRecord:
             from_arrays(self.session, arrays)
             values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
-            return MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
+            made = MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
+            self.progress.note(CENTRAL, number + done, made, self._folder)
+            return made
 
         return measure
 
-    def _save(self, number: int, arrays: ArrayRecord) -> None:
-        self.progress.round = number
-        self.progress.arrays = read_record(arrays)
-        self._write()
-
-    def _write(self) -> None:
+    def _save(self, number: int, arrays: ArrayRecord, metrics: MetricRecord) -> None:
+        progress = self.progress
+        progress.round, progress.arrays = number, read_record(arrays)
+        progress.note(TRAIN, number, metrics, self._folder)
         if self._folder is None:
             return
         assert self.guarded is not None
-        self.progress.known = sorted(self.guarded.known)
-        self.progress.strategy = capture(self.strategy, self._fixed)
-        self.progress.write(self._folder)
+        progress.known = sorted(self.guarded.known)
+        progress.strategy = capture(self.strategy, self._fixed)
+        progress.write(self._folder)
 
 
 def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:

@@ -10,7 +10,6 @@ from typing import Any
 from flwr.serverapp import Grid
 
 _PAUSE = 0.2  # seconds between looks at what has arrived
-_AT_LEAST = 5.0  # seconds; a round that takes less may wait so long
 
 
 class Silence:
@@ -24,9 +23,10 @@ class Silence:
         self._missed: dict[int, int] = {}  # how many times in a row
         self._rest: dict[int, int] = {}  # for how many rounds to leave it alone
 
-    def note(self, asked: set[int], answered: set[int]) -> list[int]:
-        """Take account of a round; return who was asked in vain."""
-        self._rest = {node: left - 1 for node, left in self._rest.items() if left > 1}
+    def note(self, asked: set[int], answered: set[int], *, round_ends: bool = True) -> list[int]:
+        """Take account of those who were asked; return who was asked in vain."""
+        if round_ends:
+            self._rest = {node: left - 1 for node, left in self._rest.items() if left > 1}
         for node in answered:
             self._missed.pop(node, None)
         missing = sorted(asked - answered)
@@ -98,9 +98,10 @@ class Patient(Through):
     them took: whoever has not answered by then has died, or is far slower than all others.
     """
 
-    def __init__(self, grid: Grid, patience: float, least: int) -> None:
+    def __init__(self, grid: Grid, patience: float, least: int, seconds: float = 5.0) -> None:
         super().__init__(grid)
         self._patience, self._least = patience, least
+        self._seconds = seconds  # a round that takes less may wait so long
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Any:
         """Send messages and wait for the replies, as long as it makes sense."""
@@ -114,7 +115,7 @@ class Patient(Through):
             waiting -= {reply.metadata.reply_to_message_id for reply in found}
             now = time.monotonic()
             if found and len(replies) >= self._least:
-                enough = max(self._patience * (now - began), _AT_LEAST)
+                enough = max(self._patience * (now - began), self._seconds)
                 end = min(began + enough, math.inf if timeout is None else began + timeout)
             if waiting and not found:
                 time.sleep(_PAUSE)
