@@ -14,7 +14,7 @@ WHEEL  := $(VENV)-wheel
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo web test test-matrix test-wheel site dist test-js lint types docs bench bench-quick bench-differentiate bench-artifacts clean help
+.PHONY: demo web test test-matrix test-wheel site dist test-js lint types docs bench bench-quick bench-differentiate bench-artifacts bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-quick          compare with torch only, in a few minutes"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
 	@echo "make bench-artifacts      time the making of training artifacts"
+	@echo "make bench-memory         memory and time of a step with and without a memory budget"
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/onnxtrain demo
@@ -91,6 +92,9 @@ bench-differentiate: $(VENV)/dev
 
 bench-artifacts: $(VENV)/dev
 	$(BIN)/python benchmarks/generate_artifacts.py
+
+bench-memory: $(VENV)/dev
+	$(BIN)/python benchmarks/memory_budget.py
 
 $(VENV)/dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

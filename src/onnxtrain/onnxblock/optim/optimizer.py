@@ -278,9 +278,7 @@ def write_update(
     order of `gradients`: onnxruntime begins with the last one.
     """
     places = {p: place for place, p in enumerate(gradients)}
-    slots = [
-        Slot(p, gradients[p], _states(op, graph, optimizer, p), places[p]) for p in parameters
-    ]
+    slots = [Slot(p, gradients[p], _states(op, graph, optimizer, p), places[p]) for p in parameters]
     learning_rate = _input(op, graph, LEARNING_RATE, ir.DataType.FLOAT, [1])
     step = _input(op, graph, STEP, ir.DataType.INT64, [1])
     updates = optimizer.write(op, slots, learning_rate, step, in_pieces=in_pieces)
