@@ -67,7 +67,6 @@ def prepare(name: str, folder: Path, budget: float, batch: int) -> dict[str, int
 
     sys.path.insert(0, str(HERE / "training"))
     import nets
-
     from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
 
     torch.manual_seed(1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, MemoryBudgetError
 from onnxtrain.memory import Tensor, likely_sizes, require_symbols, shapes_of, sizes_of
@@ -180,8 +181,6 @@ class _Weigher:
 
 def declared(graph: onnx.GraphProto, numbers: Mapping[str, int]) -> dict[str, Tensor]:
     """Return the values whose shape the graph tells, with numbers for symbolic dimensions."""
-    import onnx_ir as ir
-
     found = {}
     for info in (*graph.input, *graph.value_info, *graph.output):
         kind = info.type.tensor_type
@@ -220,7 +219,7 @@ def _out_of_reach(limit: int, peak: int, without: int, numbers: Mapping[str, int
     return (
         f"memory_budget={limit} ({megabytes(limit)}) cannot be reached"
         f"{f' for {sizes}' if sizes else ''}: with all that helps computed again, a step takes "
-        f"about {megabytes(peak)} beside its parameters ({megabytes(without)} with nothing computed "
-        f"again). Give memory_budget={peak + (1 << 20)} or more, or train with smaller batches: "
-        "fit(..., micro_batch=k) makes the same update from k smaller passes"
+        f"about {megabytes(peak)} beside its parameters ({megabytes(without)} if nothing is "
+        f"computed again). Give memory_budget={peak + (1 << 20)} or more, or train with smaller "
+        "batches: fit(..., micro_batch=k) makes the same update from k smaller passes"
     )

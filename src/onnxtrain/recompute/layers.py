@@ -173,8 +173,8 @@ class Layers:
         found = []
         for i in range(self.maker[name] + 1, len(self.steps)):
             step = self.steps[i]
-            if i in self.forward and step.op_type not in COSTLY and step.is_pure:
-                if any(n in reached for n in step.reads):
-                    reached.update(step.makes)
-                    found.append(i)
+            is_cheap = i in self.forward and step.op_type not in COSTLY and step.is_pure
+            if is_cheap and any(n in reached for n in step.reads):
+                reached.update(step.makes)
+                found.append(i)
         return tuple(found)
