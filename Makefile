@@ -16,7 +16,7 @@ FLOWER := $(VENV)-flower
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated web test test-python test-matrix test-wheel site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work clean help
+.PHONY: demo federated web test test-python test-matrix test-wheel site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-differentiate  time the differentiation of large graphs"
 	@echo "make bench-less-work      time features that are kept, and batches in smaller passes"
 	@echo "make bench-artifacts      time the making of training artifacts"
+	@echo "make bench-memory         memory and time of a step with and without a memory budget"
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/onnxtrain demo
@@ -116,6 +117,9 @@ bench-less-work: $(VENV)/dev
 
 bench-artifacts: $(VENV)/dev
 	$(BIN)/python benchmarks/generate_artifacts.py
+
+bench-memory: $(VENV)/dev
+	$(BIN)/python benchmarks/memory_budget.py
 
 $(VENV)/dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

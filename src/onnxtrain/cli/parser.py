@@ -147,6 +147,8 @@ def _prepare(commands: Any) -> None:
     add("--weight-decay", type=_rate, default=0.0, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")
+    add("--memory-budget", metavar="X", help="what a step may take: 300MB, or 50%% of what it does")
+    add("--size", action="append", default=[], metavar="NAME=N", help="a dimension it is meant for")
     add("--ort-format", action="store_true", help="write .ort files too")
 
 

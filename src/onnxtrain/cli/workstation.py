@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -73,6 +74,8 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         loss_input_names=[scores],
         bn=options.bn,
         target=options.target,
+        memory_budget=_budget(options.memory_budget),
+        sizes=_sizes(options.size) or None,
     )
     if note:
         console.note(note)
@@ -85,6 +88,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         "outputs": made.outputs,
         "loss": made.loss,
         "activations": asdict(made.activations) if console.as_json else None,
+        "memory": None if made.memory is None else asdict(made.memory),
     }
     console.result(content, str(made))
     return 0
@@ -180,6 +184,23 @@ def _sizes(given: list[str]) -> dict[str, int]:
             raise ArgumentError(f"--size takes NAME=NUMBER, such as batch=8, not {item!r}")
         sizes[name] = int(number)
     return sizes
+
+
+def _budget(given: str | None) -> float | None:
+    """Read a part such as 50% or 0.5, or a size such as 300MB."""
+    if given is None:
+        return None
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?", given.strip().lower())
+    if found is None:
+        raise ArgumentError(
+            f"--memory-budget takes a size such as 300MB, or a part such as 50%, not {given!r}"
+        )
+    number, unit = float(found[1]), found[2]
+    if unit == "%":
+        return number / 100
+    if unit is None:
+        return number if number <= 1 else int(number)
+    return int(number * {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30}[unit])
 
 
 def _optimizer(options: argparse.Namespace) -> Any:

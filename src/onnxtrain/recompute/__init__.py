@@ -1,0 +1,1 @@
+"""Fitting a training step into a memory budget, by computing parts of it again."""

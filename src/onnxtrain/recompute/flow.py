@@ -45,10 +45,11 @@ class Flow:
     def of(graph: onnx.GraphProto) -> Flow:
         """Take over a graph."""
         fixed = _of_fixed_shape(graph)
+        is_fixed = all(info.name in fixed for info in graph.input)
         steps = []
         for node in graph.node:
             reads = tuple(_reads(node))
-            if node.op_type == "Shape" and node.domain == "" and reads[0] in fixed:
+            if node.op_type == "Shape" and (is_fixed or reads[0] in fixed):
                 reads = ()  # onnxruntime knows it beforehand
             made = tuple(name for name in node.output if name)
             steps.append(Step(node.op_type, reads, made, _is_pure(node)))
@@ -106,9 +107,7 @@ def execution_order(steps: Sequence[Step]) -> list[int]:
     last in the file comes first.
     """
     maker = {name: place for place, step in enumerate(steps) for name in step.makes}
-    sources = [
-        sorted({maker[name] for name in step.reads if name in maker}) for step in steps
-    ]
+    sources = [sorted({maker[name] for name in step.reads if name in maker}) for step in steps]
     is_read = {source for found in sources for source in found}
     order: list[int] = []
     entered = bytearray(len(steps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, cached_property
 
 from onnxtrain.recompute.cost import COSTLY
 from onnxtrain.recompute.flow import Flow, Step, homes
@@ -32,6 +32,7 @@ class Layers:
     ) -> None:
         steps = self.steps = flow.steps
         self._data = set(data)
+        self._followed: dict[int, tuple[str, ...]] = {}
         self.maker = {name: i for i, step in enumerate(steps) for name in step.makes}
         self.home = homes(steps)
         self.forward = self._ancestors(forward)
@@ -130,27 +131,40 @@ class Layers:
     def copied(self, kept: Collection[str]) -> set[int]:
         """Return the nodes that run again, or late only, because of what is not kept."""
         found: set[int] = set()
-        for i, step in enumerate(self.steps):  # those of the gradients that depend on single layers
-            if i not in self.forward and i not in self.late:
-                if any(not self.is_there(n, kept, found) for n in step.reads):
-                    found.add(i)
-        waiting = [i for i in found]
-        waiting += [
-            self.maker[n]
-            for i in self.late
-            for n in self.steps[i].reads
-            if not self.is_there(n, kept, found)
-        ]
+        for i in self._on_demand:
+            if any(not self.is_there(n, kept, found) for n in self._follow(i)):
+                found.add(i)
+        waiting = [*found]
+        waiting += [self.maker[n] for n in self._asked_for if not self.is_there(n, kept, found)]
         seen = set(waiting)
         while waiting:
-            place = waiting.pop()
-            for name in self.steps[place].reads:
-                if not self.is_there(name, kept, found):
-                    maker = self.maker[name]
-                    if maker not in seen:
-                        seen.add(maker)
-                        waiting.append(maker)
+            for name in self._follow(waiting.pop()):
+                maker = self.maker[name]
+                if maker not in seen and not self.is_there(name, kept, found):
+                    seen.add(maker)
+                    waiting.append(maker)
         return seen
+
+    @cached_property
+    def _on_demand(self) -> list[int]:
+        """What was written with the gradients, but depends on single layers."""
+        return [i for i in range(len(self.steps)) if i not in self.forward and i not in self.late]
+
+    @cached_property
+    def _asked_for(self) -> set[str]:
+        return {name for i in self.late for name in self._follow(i)}
+
+    def _follow(self, place: int) -> tuple[str, ...]:
+        """Return what a node reads that might not be there."""
+        if place not in self._followed:
+            self._followed[place] = tuple(
+                name
+                for name in self.steps[place].reads
+                if name in self.maker
+                and name not in self.fixed
+                and self.maker[name] not in self.late
+            )
+        return self._followed[place]
 
     @cache  # noqa: B019  (lives as long as a plan is made)
     def cheap_after(self, name: str) -> tuple[int, ...]:
@@ -159,8 +173,8 @@ class Layers:
         found = []
         for i in range(self.maker[name] + 1, len(self.steps)):
             step = self.steps[i]
-            if i in self.forward and step.op_type not in COSTLY and step.is_pure:
-                if any(n in reached for n in step.reads):
-                    reached.update(step.makes)
-                    found.append(i)
+            is_cheap = i in self.forward and step.op_type not in COSTLY and step.is_pure
+            if is_cheap and any(n in reached for n in step.reads):
+                reached.update(step.makes)
+                found.append(i)
         return tuple(found)

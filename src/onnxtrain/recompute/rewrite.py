@@ -105,9 +105,9 @@ class _Rewriting:
             for value in wanted:
                 self._copy(value, gate)
             for reader in (node, *(n for body in bodies_of(node) for n in body.all_nodes())):
-                for index, value in enumerate(reader.inputs):
-                    if value in self._made:
-                        reader.replace_input_with(index, self._made[value])
+                for index, read in enumerate(reader.inputs):
+                    if read is not None and read in self._made:
+                        reader.replace_input_with(index, self._made[read])
             if self._graph[-1] is not last:
                 move_before(self._graph, last, node)
         return {str(new.name): str(old.name) for old, new in self._made.items()}
