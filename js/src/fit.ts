@@ -456,7 +456,7 @@ class Evaluation {
   ) {
     const pass = _session.module.evalPass;
     if (!pass)
-      throw new ArgumentError("the _session has no evaluation model: make it with evalModel");
+      throw new ArgumentError("the session has no evaluation model: make it with evalModel");
     this._source = makeSource(data, pass.roles.inputs, {
       batchSize: whole("batchSize", options.batchSize ?? 32, 1),
       shuffle: false,

@@ -33,7 +33,7 @@ export class FlatTable {
     private readonly _position: number,
     public where: string,
   ) {
-    if (++_file.tables > MAX_TABLES) this.fail(`the _file has more than ${MAX_TABLES} tables`);
+    if (++_file.tables > MAX_TABLES) this.fail(`the file has more than ${MAX_TABLES} tables`);
     this._need(_position, 4);
     this._vtable = _position - _file.view.getInt32(_position, true);
     const length = this._u16(this._vtable);

@@ -121,17 +121,17 @@ class Link {
 
   constructor(private readonly _worker: WorkerLike) {
     if (typeof _worker?.postMessage !== "function") {
-      throw new ArgumentError("a _worker is needed: new Worker(url, { type: 'module' })");
+      throw new ArgumentError("a worker is needed: new Worker(url, { type: 'module' })");
     }
     _worker.addEventListener("message", (event: MessageEvent) => this._hear(event.data as Reply));
     _worker.addEventListener("error", (event: ErrorEvent) =>
       this.end(
-        `the _worker failed: ${event.message || "its script could not be loaded"}. What it has saved ` +
-          "is still there: make a new _worker and go on from that",
+        `the worker failed: ${event.message || "its script could not be loaded"}. What it has saved ` +
+          "is still there: make a new worker and go on from that",
       ),
     );
     _worker.addEventListener("messageerror", () =>
-      this.end("an answer of the _worker could not be read"),
+      this.end("an answer of the worker could not be read"),
     );
     // It may have said that it is ready before anybody listened.
     _worker.postMessage({ onnxtrain: "hello" });

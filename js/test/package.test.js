@@ -66,7 +66,7 @@ test("what pages load is small", () => {
   // All there is, in one file.
   assert.ok(sizes.get("onnxtrain.min") < 92_000, `all: ${sizes.get("onnxtrain.min")} bytes`);
   const file = readFileSync(join(JS, "dist/onnxtrain.min.js"));
-  assert.ok(gzipSync(file, { level: 9 }).length < 33_000);
+  assert.ok(gzipSync(file, { level: 9 }).length < 33_500);
 });
 
 test("all that is tested on the single files holds for the minified one", () => {
