@@ -14,8 +14,10 @@ from onnx import TensorProto
 
 from onnxtrain.api.checkpoint_file import WrittenCheckpoint, write_checkpoint
 from onnxtrain.artifact_folder import Folder
+from onnxtrain.compact import compact
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.onnxblock.checkpoint import content_of
+from onnxtrain.recompute.budget import StepMemory
 from onnxtrain.training_graph import Target, TrainingGraphs
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
@@ -27,6 +29,7 @@ def write_files(
     graphs: TrainingGraphs,
     outputs: Sequence[str],
     nominal: bool,
+    memory: StepMemory | None = None,
     target: Target = "cpu",
     on_cpu: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
@@ -41,9 +44,11 @@ def write_files(
     if nominal:
         content = content_of(parameters, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    notes = _notes(graphs, outputs, written, target)
+    notes = _notes(graphs, outputs, written, target, memory)
     for name, model in models.items():
         _point_to_checkpoint(model, written)
+        if model is not graphs.evaluation:
+            compact(model, graphs.evaluation)
         del model.metadata_props[:]
         left = {"on_cpu": list(on_cpu[name])} if on_cpu and on_cpu.get(name) else {}
         model.metadata_props.add(key="onnxtrain", value=json.dumps(notes | left))
@@ -55,7 +60,11 @@ def write_files(
 
 
 def _notes(
-    graphs: TrainingGraphs, outputs: Sequence[str], written: WrittenCheckpoint, target: Target
+    graphs: TrainingGraphs,
+    outputs: Sequence[str],
+    written: WrittenCheckpoint,
+    target: Target,
+    memory: StepMemory | None,
 ) -> dict[str, Any]:
     """Describe the artifacts for the runtimes that read them, as JSON in each graph file."""
     return {
@@ -67,6 +76,7 @@ def _notes(
         "frozen": [t.name for t in graphs.frozen if t.name not in graphs.statistics],
         "statistics": list(graphs.statistics),
         **({} if target == "cpu" else {"target": target}),
+        **({} if memory is None else {"memory": memory.notes()}),
     }
 
 

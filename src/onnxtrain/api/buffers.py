@@ -7,6 +7,7 @@ same order, then frozen parameters as the graph's notes list them (by name where
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import onnxruntime as ort
 from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import ELEMENT_TYPES, Array
 from onnxtrain.api.model_file import ModelFile
+from onnxtrain.api.parameters import checked
 from onnxtrain.api.rewrite import stored_shapes
 from onnxtrain.api.roles import Roles
-from onnxtrain.errors import ArgumentError, StateError
+from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
 
 _FLOAT = 1
 
@@ -42,15 +44,18 @@ class Buffers:
                 self._shapes[name] = tuple(int(d) for d in dims if isinstance(d, int))
             elif not state.nominal:
                 self._shapes[name] = state.type_of(name)[0]
+        # What training changes beside the parameters that train.
+        self.statistics = tuple(rest)
 
     def _names(self, trainable_only: bool) -> list[str]:
         return self._trainable if trainable_only else self._all
 
     def size(self, trainable_only: bool) -> int:
         """Return the number of elements."""
-        return sum(math.prod(self._shape(name)) for name in self._names(trainable_only))
+        return sum(math.prod(self.shape_of(name)) for name in self._names(trainable_only))
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter."""
         if name not in self._shapes:
             raise StateError(
                 f"the shape of {name!r} is neither in the training graph nor in the nominal "
@@ -85,7 +90,7 @@ class Buffers:
             self._require_float(name)
         parts, start = {}, 0
         for name in names:
-            shape = self._shape(name)
+            shape = self.shape_of(name)
             parts[name] = values[start : start + math.prod(shape)].reshape(shape)
             start += math.prod(shape)
         if self._state.nominal:
@@ -95,6 +100,30 @@ class Buffers:
         for name, part in parts.items():
             self._state.set_value(name, part)
 
+    def set_named(self, values: Mapping[str, Array]) -> None:
+        """Set parameters by name; nothing is changed if one of them does not fit."""
+        state = self._state
+        unknown = [name for name in values if not state.has(name)]
+        if unknown:
+            raise UnknownNameError(
+                f"there is no parameter {unknown[0]!r}; there are {', '.join(state.names())}"
+            )
+        if not state.nominal:
+            fitting = {n: checked(n, v, *state.type_of(n)) for n, v in values.items()}
+            state.require_changeable(fitting)
+            for name, array in fitting.items():
+                state.set_value(name, array)
+            return
+        missing = [name for name in state.names() if name not in values]
+        if missing:
+            raise StateError(
+                f"the checkpoint is nominal, and there are no values for {missing[0]!r}: it needs "
+                "all parameters at once"
+            )
+        state.complete(
+            {n: checked(n, v, self.shape_of(n), _dtype(state, n)).copy() for n, v in values.items()}
+        )
+
     def _require_float(self, name: str) -> None:
         code = self._state.code_of(name)
         if code != _FLOAT:
@@ -102,6 +131,13 @@ class Buffers:
                 f"the parameter {name!r} is {ELEMENT_TYPES[code].name.lower()}; only float32 goes "
                 "into a buffer"
             )
+
+
+def _dtype(state: CheckpointState, name: str) -> np.dtype[Any]:
+    element = ELEMENT_TYPES[state.code_of(name)]
+    if element.dtype is None:
+        raise StateError(f"the parameter {name!r} is {element.name}, which numpy does not have")
+    return np.dtype(element.dtype)
 
 
 def _elements(buffer: Any) -> Array:

@@ -241,6 +241,7 @@ _NOTES: dict[str, Callable[[Any], bool]] = {
     "statistics": _is_names,
     "target": lambda found: isinstance(found, str),
     "on_cpu": _is_names,
+    "memory": lambda found: isinstance(found, dict),
 }
 
 

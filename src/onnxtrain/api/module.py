@@ -205,6 +205,26 @@ class Module:
             if was_nominal:
                 self._train.allocate()
 
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of running statistics: what a step changes without training it."""
+        return self._buffers.statistics
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a parameter, of a nominal state too."""
+        return self._buffers.shape_of(name)
+
+    def load_parameters(self, values: Mapping[str, Array]) -> None:
+        """Set parameters by name: some of them, or all of those of a nominal state.
+
+        Nothing is changed if one of them is unknown, or of another shape or type.
+        """
+        with self.state.lock:
+            was_nominal = self.state.nominal
+            self._buffers.set_named(values)
+            if was_nominal:
+                self._train.allocate()
+
     def export_model_for_inferencing(
         self,
         inference_model_uri: str | os.PathLike[str] | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from onnxtrain.api.graph_names import LEARNING_RATE, STEP, UPDATED
 from onnxtrain.api.model_file import ModelFile
 from onnxtrain.api.module import Model, Module
 from onnxtrain.api.passes import require_values
-from onnxtrain.api.roles import check_updates, momentums_of
+from onnxtrain.api.proximal import Proximal
+from onnxtrain.api.roles import check_updates, momentums_of, proximal_of
 from onnxtrain.api.variables import Variable
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, StateError
 
@@ -47,6 +49,11 @@ class Optimizer:
             self._moments: dict[str, list[Variable]] = {}
             self._binding: Binding | None = None
             self._scheduler: Any = None
+            self._proximal = (
+                Proximal(self._state, self._names)
+                if proximal_of(self._graph.model, self._names)
+                else None
+            )
             self._adopt_numbers()
             if self._state.optimizer is not None:
                 self._share(self._state.optimizer)
@@ -75,6 +82,7 @@ class Optimizer:
                 _refuse(name, wanted, len(moments))
         self._moments, self._numbers = earlier._moments, earlier._numbers
         self._scheduler, self.initial_lr = earlier._scheduler, earlier.initial_lr
+        self._proximal = earlier._proximal or self._proximal
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -114,6 +122,8 @@ class Optimizer:
                 tensors[f"{name}.momentum{k}"] = moment
             state |= tensors
             results |= {f"{n}{UPDATED}": variable for n, variable in tensors.items()}
+        if self._proximal is not None:
+            state |= self._proximal.bound()
         return state, results
 
     @property
@@ -142,6 +152,29 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         """Return the learning rate, as the float32 that the graph is given."""
         return self._numbers.rate
+
+    # ---- proximal term -------------------------------------------------------------------------
+
+    @property
+    def has_proximal(self) -> bool:
+        """Whether the artifacts were generated with `proximal=True`."""
+        return self._proximal is not None
+
+    def set_proximal(self, mu: float, reference: Mapping[str, Array] | None = None) -> None:
+        """Pull the parameters back to a reference in the steps to come, by the strength µ.
+
+        The reference are the present values of all parameters that train, or those given by name.
+        It is not saved with a checkpoint: µ is 0 after loading.
+        """
+        if self._proximal is None:
+            if mu == 0:
+                return
+            raise StateError(
+                "the artifacts have no proximal term: generate them with "
+                "generate_artifacts(..., proximal=True)"
+            )
+        with self._state.lock:
+            self._proximal.set(mu, reference)
 
     def attach(self, scheduler: Any) -> dict[str, Any] | None:
         """Remember the scheduler, whose state is saved with the optimizer's.
@@ -196,6 +229,30 @@ class Optimizer:
         }
         return OptimizerGroup(self._numbers.count, self.initial_lr, states)
 
+    def reset(self, group: OptimizerGroup | None = None) -> None:
+        """Begin anew: no step was taken, all moments are zero. Or go on from a group.
+
+        The learning rate stays. Sessions and memory are kept, so this is cheap.
+        """
+        with self._state.lock:
+            self.allocate()
+            states = {} if group is None else group.states
+            values: list[tuple[Variable, Array]] = []
+            for name, moments in self._moments.items():
+                held: list[Tensor] | None = states.get(name)
+                if held is not None and not moments and _is_unused(held):
+                    held = []
+                if group is not None and (held is None or len(held) != len(moments)):
+                    _refuse(name, len(moments), None if held is None else len(held))
+                for k, moment in enumerate(moments):
+                    saved = None if held is None else held[k]
+                    label, shape = f"{name}.momentum{k}", moment.shape
+                    values.append((moment, _moment_values(label, saved, shape, moment.dtype)))
+            for moment, array in values:
+                moment.assign(array)
+            self._numbers.count = 0 if group is None else group.step
+            self._scheduler = None
+
     def require_same_states(self, model: ModelFile) -> None:
         """Refuse the graph of another optimizer."""
         for name in self._names:
@@ -237,6 +294,20 @@ class StepNumbers:
     def finish(self) -> None:
         """Count the step, which has been taken."""
         self.count += 1
+
+
+def _moment_values(
+    name: str, saved: Tensor | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Array:
+    """Return what a moment is set to: zeros, or what was saved."""
+    if saved is None:
+        return np.zeros(shape, dtype)
+    if isinstance(saved, RawTensor) or saved.shape != shape or saved.dtype != dtype:
+        raise CheckpointError(
+            f"{name!r} was saved with another shape or type than the parameter: its optimizer "
+            "state is of another model"
+        )
+    return saved
 
 
 def _is_unused(held: list[Tensor]) -> bool:

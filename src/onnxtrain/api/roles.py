@@ -13,7 +13,9 @@ from onnxtrain.api.graph_names import (
     LAZY_RESET,
     LEARNING_RATE,
     MOMENTUM,
+    PROXIMAL_MU,
     RANDOM_SEED,
+    REFERENCE,
     STEP,
     UPDATED,
 )
@@ -52,6 +54,7 @@ def roles_of(model: ModelFile, state: CheckpointState, *, fused: bool = False) -
     held = {value.name for value in parameters}
     if fused:
         internal |= {STEP, LEARNING_RATE}
+        internal |= proximal_of(model, held)
         internal |= {v.name for v in model.inputs if _parameter_of_momentum(v.name) in held}
     known = held | internal
     updated = tuple(
@@ -73,6 +76,14 @@ def roles_of(model: ModelFile, state: CheckpointState, *, fused: bool = False) -
 def _parameter_of_momentum(name: str) -> str | None:
     parameter, found, number = name.rpartition(MOMENTUM)
     return parameter if found and number.isdecimal() else None
+
+
+def proximal_of(model: ModelFile, parameters: Iterable[str]) -> set[str]:
+    """Return the inputs of the proximal term, where the graph has it."""
+    names = {value.name for value in model.inputs}
+    if PROXIMAL_MU not in names:
+        return set()
+    return {PROXIMAL_MU} | {n for p in parameters if (n := f"{p}{REFERENCE}") in names}
 
 
 def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:

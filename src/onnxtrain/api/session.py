@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,7 @@ class TrainingSession:
         session_options: as for `Module`.
         batch_size: as for `Module`.
 
-    Example:
+    Examples:
         >>> session = TrainingSession.from_folder("artifacts")
         >>> for x, labels in batches:
         ...     loss = session.step(x, labels)
@@ -203,6 +203,10 @@ class TrainingSession:
             )
         scheduler.step(*metrics)
 
+    def set_proximal(self, mu: float, reference: Mapping[str, Array] | None = None) -> None:
+        """Pull the parameters back to a reference in the steps to come; see `Optimizer`."""
+        self._optimizer.set_proximal(mu, reference)
+
     # ---- parameters ----------------------------------------------------------------------------
 
     def get_parameter(self, name: str) -> Array:
@@ -214,6 +218,10 @@ class TrainingSession:
         """Set a parameter."""
         array = value.numpy() if isinstance(value, ort.OrtValue) else value
         self.state.parameters[name] = array
+
+    def load_parameters(self, values: Mapping[str, Array]) -> None:
+        """Set parameters by name: some of them, or all of those of a nominal checkpoint."""
+        self.module.load_parameters(values)
 
     def get_parameter_type_and_shape(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Return the element type and the shape of a parameter."""

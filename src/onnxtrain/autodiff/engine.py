@@ -45,8 +45,9 @@ def differentiate(
     """Append the gradient of `nodes` to the graph that `op` writes into.
 
     `nodes` are in topological order. `seeds` gives the cotangents of the outputs that are
-    differentiated; `finite_seeds` says that none of them is infinite, whoever runs the graph. The result has an entry for each value of `wrt`: its cotangent, or None where no
-    gradient flows to it.
+    differentiated; `finite_seeds` says that none of them is infinite, whoever runs the graph. The
+    result has an entry for each value of `wrt`: its cotangent, or None where no gradient flows to
+    it.
     """
     path = ActivePath(nodes, wrt, seeds, op.opset, straight_through)
     path.require_rules()

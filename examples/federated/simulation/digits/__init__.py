@@ -1,0 +1,1 @@
+"""Handwritten digits, learned by clients that keep theirs."""

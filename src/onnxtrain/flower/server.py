@@ -1,0 +1,280 @@
+"""The server: it begins with the weights of the artifacts and ends with those of all clients."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from onnxtrain.api.checkpoint import CheckpointState
+from onnxtrain.api.checkpoint_content import Array
+from onnxtrain.api.fit import evaluate as evaluate_session
+from onnxtrain.api.session import TrainingSession
+from onnxtrain.errors import ArgumentError, StateError
+from onnxtrain.flower.arrays import from_arrays, read_record, to_arrays
+from onnxtrain.flower.bundle import Bundle, Source, open_artifacts
+from onnxtrain.flower.guard import Guarded, Settings, least_nodes
+from onnxtrain.flower.progress import (
+    CENTRAL,
+    EVALUATE,
+    TRAIN,
+    Progress,
+    capture,
+    restore,
+    settings_of,
+)
+from onnxtrain.flower.rounds import PASSED_ON
+from onnxtrain.flower.selection import Which, is_float
+from onnxtrain.flower.silence import Patient
+
+_log = logging.getLogger("flwr")
+Finish = Callable[..., None]
+Weights = Source | Mapping[str, Array] | Callable[[dict[str, tuple[int, ...]]], Mapping[str, Array]]
+
+
+def server_app(
+    artifacts: Source | Bundle,
+    strategy: Strategy | Callable[[Context], Strategy] | None = None,
+    *,
+    num_rounds: int | None = None,
+    weights: Weights | None = None,
+    which: Which = "changing",
+    config: Settings | None = None,
+    evaluate: Any = None,
+    metrics: Any = (),
+    batch_size: int = 256,
+    export: Source | None = None,
+    outputs: Iterable[str] = (),
+    state: Source | None = None,
+    resume: bool = True,
+    timeout: float = 3600,
+    patience: float | None = None,
+    wait_for: int = 0,
+    threads: int | None = None,
+    finish: Finish | None = None,
+    prefix: str = "",
+) -> ServerApp:
+    """Return a Flower `ServerApp` that trains artifacts with the clients that it finds.
+
+    Args:
+        artifacts: the folder of artifacts, or a file that `pack` wrote.
+        strategy: any of Flower's, or a function of the `Context` that makes one; FedAvg by default.
+        num_rounds: how many rounds; what the run's configuration says as `num-server-rounds` by
+            default, or 3.
+        weights: what the federation begins with, if not with the checkpoint of the artifacts: the
+            file of a checkpoint, arrays by name, or a function that makes them from shapes by name.
+        which: what is shared; the rest stays with the clients. See `to_arrays`.
+        config: settings of rounds (`learning-rate`, `local-epochs`, `batch-size`, `seed`,
+            `clip-norm`, `compression`), or a function of the number of the round. They come before
+            those of the run's configuration.
+        evaluate: data for evaluation on the server, or a function of the `Context` that returns it.
+        metrics: what to measure there beside the loss, as for `onnxtrain.evaluate`.
+        batch_size: of that evaluation.
+        export: where to write the model for inference at the end.
+        outputs: what that model gives out.
+        state: a folder that is written after each round. A server that is started again with it
+            goes on with the next round.
+        resume: whether to do so; otherwise it starts anew.
+        timeout: how many seconds to wait for the replies of a round.
+        patience: once as many clients have answered as the strategy asks for, wait at most so many
+            times as long as the slowest of them took. Without it a round waits for a client that
+            has died until Flower misses its heartbeats, which takes a minute.
+        wait_for: how many clients to wait for before the first round. Later rounds go on with as
+            many as the strategy asks for.
+        threads: with how many threads to evaluate; as many as cores by default.
+        finish: called in the end, with Flower's result of all rounds, the session that has the
+            last weights, and the `Context` if it takes three arguments.
+        prefix: what the names of the files in the folder begin with.
+
+    """
+    names = list(outputs)
+    if export is not None and not names:
+        raise ArgumentError("export needs outputs=[...]: what the model is to give out")
+    if patience is not None and not patience >= 1:
+        raise ArgumentError(f"patience is a number from 1, not {patience!r}")
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        bundle = artifacts if isinstance(artifacts, Bundle) else open_artifacts(artifacts, prefix)
+        chosen = strategy(context) if callable(strategy) else strategy
+        settings = _settings(config, context)
+        data = evaluate(context) if callable(evaluate) else evaluate
+        server = Server(
+            bundle,
+            FedAvg() if chosen is None else chosen,
+            rounds=_rounds(num_rounds, context),
+            weights=weights,
+            which=which,
+            folder=None if state is None else Path(state),
+            resume=resume,
+            threads=threads,
+        )
+        measure = None if data is None else (data, metrics, batch_size)
+        _wait_for(grid, wait_for)
+        if patience is not None:
+            grid = Patient(grid, patience, least_nodes(server.strategy))
+        result = server.run(grid, settings, measure, timeout)
+        if export is not None:
+            Path(export).parent.mkdir(parents=True, exist_ok=True)
+            server.session.export_model_for_inferencing(export, names)
+        if finish is not None:
+            given = (result, server.session, context)
+            finish(*given[: 2 if len(inspect.signature(finish).parameters) == 2 else 3])
+
+    return app
+
+
+class Server:
+    """A federation from its first round, or the one it was stopped after, to its last."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        strategy: Strategy,
+        *,
+        rounds: int,
+        weights: Weights | None = None,
+        which: Which = "changing",
+        folder: Path | None = None,
+        resume: bool = True,
+        threads: int | None = None,
+    ) -> None:
+        self.bundle = bundle
+        self.session = bundle.session(threads)
+        if weights is not None:
+            self.session.load_parameters(_weights(weights, self.session))
+        if self.session.state.nominal:
+            raise StateError(
+                "the artifacts have no weights for the federation to begin with: give the server "
+                "the folder with its checkpoint, or weights=..."
+            )
+        self.strategy, self._rounds, self._folder = strategy, rounds, folder
+        self._first = to_arrays(self.session, which)
+        self._initial = self._not_shared()
+        self._fixed = settings_of(strategy)
+        self.progress = self._begin(resume)
+        self.guarded: Guarded | None = None
+
+    def _begin(self, resume: bool) -> Progress:
+        saved = Progress.read(self._folder) if resume and self._folder is not None else None
+        if saved is None:
+            return Progress(self.bundle.version, arrays=read_record(self._first))
+        if saved.version != self.bundle.version or set(saved.arrays) != set(self._first):
+            raise StateError(
+                f"the folder {str(self._folder)!r} has a federation of other artifacts, or one "
+                "that shares other parameters: give another folder, or resume=False to start anew"
+            )
+        _log.info("going on after round %d, from %s", saved.round, self._folder)
+        restore(self.strategy, saved.strategy)
+        return saved
+
+    def _not_shared(self) -> dict[str, Array]:
+        state = self.session.state
+        return {
+            name: np.array(state.value_of(name))
+            for name in state.names()
+            if name not in self._first and is_float(state, name)
+        }
+
+    def run(
+        self,
+        grid: Grid,
+        config: Settings | None = None,
+        measure: tuple[Any, Any, int] | None = None,
+        timeout: float = 3600,
+    ) -> Result:
+        """Run the rounds that are left; the session has the last weights then."""
+        progress, done = self.progress, self.progress.round
+        if done < self._rounds:
+            self.guarded = Guarded(
+                self.strategy,
+                config=config,
+                name=progress.name,
+                version=self.bundle.version,
+                initial=self._initial,
+                rounds=self._rounds,
+                done=done,
+                known=progress.known,
+                after_round=self._save,
+                after_evaluation=lambda n, m: progress.note(EVALUATE, n, m, self._folder),
+            )
+            self.guarded.start(
+                grid,
+                progress.record(),
+                num_rounds=self._rounds - done,
+                timeout=timeout,
+                train_config=ConfigRecord(),
+                evaluate_config=ConfigRecord(),
+                evaluate_fn=None if measure is None else self._measure(*measure, done),
+            )
+        from_arrays(self.session, progress.record())
+        return progress.result()
+
+    def _measure(
+        self, data: Any, metrics: Any, batch_size: int, done: int
+    ) -> Callable[[int, ArrayRecord], MetricRecord]:
+        def measure(number: int, arrays: ArrayRecord) -> MetricRecord:
+            from_arrays(self.session, arrays)
+            values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
+            made = MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
+            self.progress.note(CENTRAL, number + done, made, self._folder)
+            return made
+
+        return measure
+
+    def _save(self, number: int, arrays: ArrayRecord, metrics: MetricRecord) -> None:
+        progress = self.progress
+        progress.round, progress.arrays = number, read_record(arrays)
+        progress.note(TRAIN, number, metrics, self._folder)
+        if self._folder is None:
+            return
+        assert self.guarded is not None
+        progress.known = sorted(self.guarded.known)
+        progress.strategy = capture(self.strategy, self._fixed)
+        progress.write(self._folder)
+
+
+def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:
+    if isinstance(given, Mapping):
+        return given
+    if callable(given):
+        names = session.state.names()
+        return given({name: session.module.shape_of(name) for name in names})
+    state = CheckpointState.load_checkpoint(given)
+    return {name: parameter.data for name, parameter in state.parameters}
+
+
+def _rounds(given: int | None, context: Context) -> int:
+    number = context.run_config.get("num-server-rounds", 3) if given is None else given
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ArgumentError(f"the number of rounds is a whole number from 1, not {number!r}")
+    return number
+
+
+def _wait_for(grid: Grid, clients: int) -> None:
+    shown = -1
+    while (found := len(list(grid.get_node_ids()))) < clients:
+        if found != shown:
+            _log.info("waiting for clients: %d of %d are there", found, clients)
+            shown = found
+        time.sleep(0.5)
+
+
+def _settings(given: Settings | None, context: Context) -> Callable[[int], dict[str, Any]]:
+    """Return the settings of a round: those that were given, then those of the run."""
+    of_run = {key: context.run_config[key] for key in PASSED_ON if key in context.run_config}
+
+    def settings(number: int) -> dict[str, Any]:
+        own = given(number) if callable(given) else given or {}
+        return {**of_run, **own}
+
+    return settings
