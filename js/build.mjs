@@ -1,12 +1,15 @@
 /**
- * Bundles and minifies what `tsc` has compiled: dist/onnxtrain.min.js.
+ * Bundles and minifies what `tsc` has compiled: `dist/onnxtrain.min.js`, all in one file, and
+ * `dist/min/`, the parts that pages load one by one, with what they share in chunks.
  *
- * Names of properties that are only ours become short. Ours are those in the compiled files that
- * neither the types of the package's interface mention, nor those of JavaScript, of browsers and of
- * onnxruntime, nor `KEPT`. The tests run on the minified file too.
+ * Names of properties that are only ours become short: those that begin with an underscore, and
+ * those that neither the types of the package's interface mention, nor those of JavaScript, of
+ * browsers and of onnxruntime, nor `KEPT`. The tests run on the minified file too.
+ *
+ * `node build.mjs --sizes` says how large everything is.
  */
 
-import { readdirSync, readFileSync } from "node:fs";
+import { readdirSync, readFileSync, rmSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
 import { build } from "esbuild";
@@ -15,12 +18,14 @@ const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const read = (path) => readFileSync(here(path), "utf-8");
 
 // The files whose types users see.
-const INTERFACE = `errors fit fit-data fit-place index inputs load module optimizer parameters random
+const INTERFACE = `core errors fit fit-data fit-place index inputs load module optimizer parameters random
   runtime schedulers session state store worker worker-client worker-messages`.split(/\s+/);
+// What pages can load without the rest.
+const PARTS = ["core", "fit", "schedulers", "store", "worker", "worker-client"];
 // What other programs read or write by name: notes in graph files, options of onnxruntime.
 const KEPT = `format checkpoint loss outputs trainable frozen statistics target on_cpu extra optimization
   disable_specified_optimizers outputMetadata isTensor shape symbolicDimensions versions node
-  getBuiltinModule process`.split(/\s+/);
+  getBuiltinModule process readFile exportModel requestAdapter preferredLayout gpuBuffer fromGpuBuffer`.split(/\s+/);
 
 const words = (text) => text.match(/[\p{L}_$][\w$]*/gu) ?? [];
 const withoutComments = (text) => text.replace(/\/\*[^]*?\*\//g, "").replace(/\/\/.*$/gm, "");
@@ -40,6 +45,16 @@ function typesOfPlatform() {
   );
 }
 
+/** What this JavaScript itself has, whether its types mention it or not. */
+function namesOfGlobals() {
+  return Object.getOwnPropertyNames(globalThis).flatMap((name) => {
+    const value = globalThis[name];
+    const isHolder = typeof value === "function" || (typeof value === "object" && value);
+    const held = isHolder ? [value, value.prototype ?? {}] : [];
+    return [name, ...held.flatMap(Object.getOwnPropertyNames)];
+  });
+}
+
 function namesOfInterface() {
   return INTERFACE.flatMap((name) =>
     words(withoutComments(read(`dist/${name}.d.ts`)).replace(/^\s*(static )?private .*$/gm, "")),
@@ -54,17 +69,52 @@ function namesUsed() {
   return [...new Set(words(code))].filter((name) => !quoted.has(name));
 }
 
-const kept = new Set([...typesOfPlatform(), ...namesOfInterface(), ...KEPT]);
-const ours = namesUsed().filter((name) => name.length > 1 && !kept.has(name));
-await build({
-  entryPoints: [here("dist/index.js")],
-  outfile: here("dist/onnxtrain.min.js"),
+const kept = new Set([
+  ...typesOfPlatform(),
+  ...namesOfGlobals(),
+  ...namesOfInterface(),
+  ...KEPT,
+]);
+const ours = namesUsed().filter((name) => name.length > 1 && !/^_/.test(name) && !kept.has(name));
+const options = {
   bundle: true,
   minify: true,
   format: "esm",
   target: "es2022",
   legalComments: "none",
   logLevel: "warning",
-  mangleProps: new RegExp(`^(${ours.join("|")})$`),
+  metafile: true,
+  mangleProps: new RegExp(`^(_\\w+|${ours.join("|")})$`),
+};
+await build({
+  ...options,
+  entryPoints: [here("dist/index.js")],
+  outfile: here("dist/onnxtrain.min.js"),
 });
-if (process.argv.includes("--list")) console.log([...kept].filter((n) => /^[A-Za-z_$][\w$]*$/.test(n)).join(" "));
+rmSync(here("dist/min"), { recursive: true, force: true });
+const { metafile } = await build({
+  ...options,
+  entryPoints: PARTS.map((name) => here(`dist/${name}.js`)),
+  outdir: here("dist/min"),
+  chunkNames: "chunk-[hash]",
+  splitting: true,
+  mangleCache: {},
+});
+
+if (process.argv.includes("--sizes")) {
+  const size = (path) => readFileSync(path).length;
+  console.log(`onnxtrain.min.js: ${size(here("dist/onnxtrain.min.js"))} bytes`);
+  for (const name of PARTS) {
+    const files = new Set();
+    const visit = (path) => {
+      if (files.has(path)) return;
+      files.add(path);
+      for (const { path: next, kind } of metafile.outputs[path].imports) {
+        if (kind === "import-statement") visit(next);
+      }
+    };
+    visit(Object.keys(metafile.outputs).find((path) => path.endsWith(`dist/min/${name}.js`)));
+    const bytes = [...files].reduce((sum, path) => sum + metafile.outputs[path].bytes, 0);
+    console.log(`min/${name}.js: ${bytes} bytes with what it imports`);
+  }
+}

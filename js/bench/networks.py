@@ -1,6 +1,7 @@
 """Write the artifacts of a network to a folder, or time steps with them.
 
-`networks.py write cnn FOLDER`, `networks.py run cnn FOLDER STEPS`; the networks are `cnn` and `mlp`.
+`networks.py write NETWORK FOLDER`, `networks.py run NETWORK FOLDER STEPS`; the networks are `cnn`
+and `mlp`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import warnings
 import numpy as np
 
 from onnxtrain.api import TrainingSession
-
 
 BATCH = 64
 SHAPES = {"cnn": (1, 28, 28), "mlp": (784,)}

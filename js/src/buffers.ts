@@ -17,39 +17,39 @@ import { byCodePoints } from "./text.js";
 
 /** Reads and writes the parameters of a module as one vector. */
 export class Buffers {
-  private readonly trainable: string[];
-  private readonly all: string[];
-  private readonly shapes = new Map<string, readonly number[]>();
+  private readonly _trainable: string[];
+  private readonly _all: string[];
+  private readonly _shapes = new Map<string, readonly number[]>();
 
   constructor(
-    private readonly state: CheckpointState,
+    private readonly _state: CheckpointState,
     model: ModelFile,
     roles: Roles,
   ) {
     const inputs = new Map(roles.parameters.map(({ name, dims }) => [name, dims]));
-    this.trainable = [...inputs.keys()].filter((name) => state.isTrainable(name));
-    const rest = [...inputs.keys()].filter((name) => !state.isTrainable(name));
-    const noted = (model.notes.frozen ?? []).filter((n) => state.has(n) && !inputs.has(n));
+    this._trainable = [...inputs.keys()].filter((name) => _state.isTrainable(name));
+    const rest = [...inputs.keys()].filter((name) => !_state.isTrainable(name));
+    const noted = (model.notes.frozen ?? []).filter((n) => _state.has(n) && !inputs.has(n));
     const listed = new Set([...inputs.keys(), ...noted]);
-    const others = state
+    const others = _state
       .names()
       .filter((name) => !listed.has(name))
       .sort(byCodePoints);
-    this.all = [...this.trainable, ...rest, ...noted, ...others];
-    for (const name of this.all) {
+    this._all = [...this._trainable, ...rest, ...noted, ...others];
+    for (const name of this._all) {
       const dims = inputs.get(name) ?? model.external.get(name)?.dims ?? null;
       if (dims?.every((dim) => typeof dim === "number")) {
-        this.shapes.set(name, dims as readonly number[]);
-      } else if (!state.nominal) this.shapes.set(name, state.typeOf(name).dims);
+        this._shapes.set(name, dims as readonly number[]);
+      } else if (!_state.nominal) this._shapes.set(name, _state.typeOf(name).dims);
     }
   }
 
-  private names(trainableOnly: boolean): string[] {
-    return trainableOnly ? this.trainable : this.all;
+  private _names(trainableOnly: boolean): string[] {
+    return trainableOnly ? this._trainable : this._all;
   }
 
-  private shape(name: string): readonly number[] {
-    const shape = this.shapes.get(name);
+  private _shape(name: string): readonly number[] {
+    const shape = this._shapes.get(name);
     if (!shape) {
       throw new StateError(
         `the shape of ${quoted(name)} is neither in the training graph nor in the nominal ` +
@@ -61,16 +61,16 @@ export class Buffers {
 
   /** The number of elements. */
   size(trainableOnly: boolean): number {
-    return this.names(trainableOnly).reduce((sum, name) => sum + countOf(this.shape(name)), 0);
+    return this._names(trainableOnly).reduce((sum, name) => sum + countOf(this._shape(name)), 0);
   }
 
   /** A copy of the parameters. */
   read(trainableOnly: boolean): Float32Array {
     const buffer = new Float32Array(this.size(trainableOnly));
     let start = 0;
-    for (const name of this.names(trainableOnly)) {
-      this.requireFloat(name);
-      const values = this.state.valueOf(name) as Float32Array;
+    for (const name of this._names(trainableOnly)) {
+      this._requireFloat(name);
+      const values = this._state.valueOf(name) as Float32Array;
       buffer.set(values, start);
       start += values.length;
     }
@@ -79,33 +79,28 @@ export class Buffers {
 
   /** Set the parameters from a buffer; nothing is changed if it does not fit. */
   write(buffer: Uint8Array | Float32Array | OrtTensor, trainableOnly: boolean): void {
-    if (this.state.nominal && trainableOnly) {
-      throw new StateError(
-        "Please load the model parameters first. A nominal state needs all of them: pass false " +
-          "for trainableOnly",
-      );
-    }
+    if (trainableOnly) this._state.requireValues();
     const values = floatsOf(buffer);
     const wanted = this.size(trainableOnly);
     if (values.length !== wanted) {
       throw new ArgumentError(`the buffer has ${values.length} numbers, and ${wanted} are needed`);
     }
-    const names = this.names(trainableOnly);
-    for (const name of names) this.requireFloat(name);
+    const names = this._names(trainableOnly);
+    for (const name of names) this._requireFloat(name);
     const parts = new Map<string, Stored>();
     let start = 0;
     for (const name of names) {
-      const shape = this.shape(name);
+      const shape = this._shape(name);
       const end = start + countOf(shape);
       parts.set(name, stored(FLOAT, shape, values.slice(start, end)));
       start = end;
     }
-    if (this.state.nominal) this.state.complete(parts);
-    else for (const [name, part] of parts) this.state.setValue(name, elementsOf(part));
+    if (this._state.nominal) this._state.complete(parts);
+    else for (const [name, part] of parts) this._state.setValue(name, elementsOf(part));
   }
 
-  private requireFloat(name: string): void {
-    const { code } = this.state.typeOf(name);
+  private _requireFloat(name: string): void {
+    const { code } = this._state.typeOf(name);
     if (code !== FLOAT) {
       throw new StateError(
         `the parameter ${quoted(name)} is ${typeName(code)}; only float32 goes into a buffer`,

@@ -9,7 +9,20 @@ import { CHECKSUM_SIZE, isChecksumRight, writeChecksum } from "./checksum.js";
 import { arrayOf, BOOL, bytesOf, countOf, dataSize, ELEMENT_TYPES, STRING } from "./elements.js";
 import { CheckpointError, quoted } from "./errors.js";
 import { FlatTable } from "./flat-reader.js";
-import * as flat from "./flat-writer.js";
+import {
+  bool,
+  bulk,
+  f32,
+  i32,
+  i64,
+  int64s,
+  layOut,
+  type Node,
+  reference,
+  table,
+  text as textNode,
+  vector,
+} from "./flat-writer.js";
 import type { TypedArray } from "./runtime.js";
 import { byCodePoints, decoded, encoded } from "./text.js";
 
@@ -75,54 +88,54 @@ export function readCheckpoint(
 }
 
 class CheckpointReader {
-  private readonly root: FlatTable;
-  private external: Uint8Array | null = null;
+  private readonly _root: FlatTable;
+  private _external: Uint8Array | null = null;
 
   constructor(
-    private readonly data: Uint8Array,
-    private readonly given: Uint8Array | undefined,
-    private readonly source: string,
+    private readonly _data: Uint8Array,
+    private readonly _given: Uint8Array | undefined,
+    private readonly _source: string,
   ) {
-    this.root = FlatTable.root(data, source, IDENTIFIER, "checkpoint");
-    const version = this.root.i32(0);
+    this._root = FlatTable.root(_data, _source, IDENTIFIER, "checkpoint");
+    const version = this._root.i32(0);
     if (version !== 1 && version !== VERSION) {
-      this.root.fail(`the format version is ${version}; versions 1 and 2 can be read`);
+      this._root.fail(`the format version is ${version}; versions 1 and 2 can be read`);
     }
   }
 
   read(): CheckpointContent {
-    if (!isChecksumRight(this.data)) {
-      this.root.fail("the checksum is another: the file is damaged");
+    if (!isChecksumRight(this._data)) {
+      this._root.fail("the checksum is another: the file is damaged");
     }
-    const properties = this.properties();
+    const properties = this._properties();
     const bond = properties.get(DATA_ID);
     properties.delete(DATA_ID);
     const trainable = new Map<string, Stored>();
     const frozen = new Map<string, Stored>();
     const groups = new Map<string, OptimizerGroup>();
-    const module = this.root.table(1, "module_state");
+    const module = this._root.table(1, "module_state");
     const nominal = module?.flag(2) ?? false;
-    if (module?.flag(3)) this.external = this.externalData(bond);
+    if (module?.flag(3)) this._external = this._externalData(bond);
     for (const [slot, field, tensors, other] of [
       [0, "requires_grad_params", trainable, frozen],
       [1, "frozen_params", frozen, trainable],
     ] as const) {
       for (const table of module?.tables(slot, field) ?? []) {
         const name = named(table, tensors, other);
-        tensors.set(name, this.tensor(table, nominal));
+        tensors.set(name, this._tensor(table, nominal));
       }
     }
-    for (const table of this.root.tables(2, "optimizer_groups")) {
-      groups.set(named(table, groups), this.group(table));
+    for (const table of this._root.tables(2, "optimizer_groups")) {
+      groups.set(named(table, groups), this._group(table));
     }
     return { trainable, frozen, nominal, groups, properties };
   }
 
-  private externalData(bond: StoredProperty | undefined): Uint8Array {
-    const data = this.given;
+  private _externalData(bond: StoredProperty | undefined): Uint8Array {
+    const data = this._given;
     if (!data) {
       throw new CheckpointError(
-        `${this.source} has external data, which are in a second file (its name and .data): pass ` +
+        `${this._source} has external data, which are in a second file (its name and .data): pass ` +
           "its bytes as externalData",
       );
     }
@@ -130,15 +143,15 @@ class CheckpointReader {
     if (!FOOTER.test(end)) return data;
     if (end.slice(8) !== bond) {
       throw new CheckpointError(
-        `the external data given with ${this.source} are of another checkpoint`,
+        `the external data given with ${this._source} are of another checkpoint`,
       );
     }
     return data.subarray(0, -FOOTER_SIZE);
   }
 
-  private properties(): Map<string, StoredProperty> {
+  private _properties(): Map<string, StoredProperty> {
     const found = new Map<string, StoredProperty>();
-    const bag = this.root.table(3, "property_bag");
+    const bag = this._root.table(3, "property_bag");
     for (const [slot, field, value] of [
       [0, "ints", (table: FlatTable) => table.i64(1)],
       [1, "floats", (table: FlatTable) => table.f32(1)],
@@ -151,7 +164,7 @@ class CheckpointReader {
     return found;
   }
 
-  private group(table: FlatTable): OptimizerGroup {
+  private _group(table: FlatTable): OptimizerGroup {
     const step = table.i64(1);
     if (step < 0n) table.fail(`the step is ${step}`);
     const states = new Map<string, Stored[]>();
@@ -159,7 +172,7 @@ class CheckpointReader {
       const parameter = named(state, states);
       const moments = new Map<string, Stored>();
       for (const moment of state.tables(1, "momentums")) {
-        moments.set(named(moment, moments), this.tensor(moment, false));
+        moments.set(named(moment, moments), this._tensor(moment, false));
       }
       const inOrder = Array.from(moments, (_, index) => moments.get(`momentum${index}`));
       if (inOrder.includes(undefined)) {
@@ -173,7 +186,7 @@ class CheckpointReader {
     return { step, initialLearningRate: table.f32(2), states };
   }
 
-  private tensor(table: FlatTable, nominal: boolean): Stored {
+  private _tensor(table: FlatTable, nominal: boolean): Stored {
     const code = table.i32(3);
     if (!ELEMENT_TYPES.has(code)) table.fail(`the element type ${code} is unknown`);
     const dims = dimsOf(table);
@@ -189,7 +202,7 @@ class CheckpointReader {
       }
       return { code, dims, data: none, strings };
     }
-    const data = this.bytes(table, dataSize(code, dims));
+    const data = this._bytes(table, dataSize(code, dims));
     if (code === BOOL && data.some((value) => value > 1)) {
       table.fail("a truth value is neither 0 nor 1");
     }
@@ -197,7 +210,7 @@ class CheckpointReader {
   }
 
   /** The elements, after checking that there are `size` bytes of them. */
-  private bytes(table: FlatTable, size: number): Uint8Array {
+  private _bytes(table: FlatTable, size: number): Uint8Array {
     const offset = table.i64(6, -1n);
     if (offset === -1n) {
       const data = table.bytes(4);
@@ -206,7 +219,7 @@ class CheckpointReader {
       }
       return data;
     }
-    const { external } = this;
+    const { _external: external } = this;
     const end = offset + BigInt(size);
     if (!external || offset < 0n || end > BigInt(external.length)) {
       return table.fail(
@@ -253,15 +266,15 @@ export function writeCheckpoint(content: CheckpointContent): Uint8Array {
     throw new CheckpointError("a nominal checkpoint holds no state of an optimizer");
   }
   const [trained, kept] = [trainable, frozen].map((tensors, slot) =>
-    flat.reference(slot, listed(tensors, (tensor, name) => tensorTable(name, tensor, nominal))),
+    reference(slot, listed(tensors, (tensor, name) => tensorTable(name, tensor, nominal))),
   );
-  const root = flat.table(
-    flat.i32(0, VERSION),
-    flat.reference(1, flat.table(trained!, kept!, flat.bool(2, nominal))),
-    flat.reference(2, listed(groups, groupTable)),
-    properties.size ? flat.reference(3, propertyBag(properties)) : null,
+  const root = table(
+    i32(0, VERSION),
+    reference(1, table(trained!, kept!, bool(2, nominal))),
+    reference(2, listed(groups, groupTable)),
+    properties.size ? reference(3, propertyBag(properties)) : null,
   );
-  return writeChecksum(flat.layOut(root, IDENTIFIER, CHECKSUM_SIZE));
+  return writeChecksum(layOut(root, IDENTIFIER, CHECKSUM_SIZE));
 }
 
 function sorted<T>(entries: ReadonlyMap<string, T>): [string, T][] {
@@ -270,70 +283,70 @@ function sorted<T>(entries: ReadonlyMap<string, T>): [string, T][] {
 
 function listed<T>(
   entries: ReadonlyMap<string, T>,
-  write: (value: T, name: string) => flat.Node,
-): flat.Node {
-  return flat.vector(sorted(entries).map(([name, value]) => write(value, name)));
+  write: (value: T, name: string) => Node,
+): Node {
+  return vector(sorted(entries).map(([name, value]) => write(value, name)));
 }
 
-function tensorTable(name: string, { code, dims, data, strings }: Stored, nominal: boolean): flat.Node {
-  const content = (): ReturnType<typeof flat.reference> => {
-    if (nominal) return flat.reference(4, flat.bulk(new Uint8Array(0), 4));
-    if (strings) return flat.reference(5, flat.vector(strings.map((value) => text(value, true))));
+function tensorTable(name: string, { code, dims, data, strings }: Stored, nominal: boolean): Node {
+  const content = (): ReturnType<typeof reference> => {
+    if (nominal) return reference(4, bulk(new Uint8Array(0), 4));
+    if (strings) return reference(5, vector(strings.map((value) => text(value, true))));
     const length = dataSize(code, dims);
     if (data.length !== length) {
       throw new CheckpointError(
         `tensor ${quoted(name)}: ${data.length} bytes of data do not fill [${dims.join(", ")}]`,
       );
     }
-    return flat.reference(4, flat.bulk(data, length >= ALIGNMENT ? ALIGNMENT : 8));
+    return reference(4, bulk(data, length >= ALIGNMENT ? ALIGNMENT : 8));
   };
-  return flat.table(
-    flat.reference(0, text(name)),
-    flat.reference(2, flat.int64s(nominal ? [] : dims)),
-    flat.i32(3, code),
+  return table(
+    reference(0, text(name)),
+    reference(2, int64s(nominal ? [] : dims)),
+    i32(3, code),
     content(),
   );
 }
 
-function groupTable({ step, initialLearningRate, states }: OptimizerGroup, name: string): flat.Node {
+function groupTable({ step, initialLearningRate, states }: OptimizerGroup, name: string): Node {
   const what = `of group ${quoted(name)}`;
-  return flat.table(
-    flat.reference(0, text(name)),
-    flat.i64(1, int64(step, `the step ${what}`)),
-    flat.f32(2, float32(initialLearningRate, `the learning rate ${what}`)),
-    flat.reference(
+  return table(
+    reference(0, text(name)),
+    i64(1, int64(step, `the step ${what}`)),
+    f32(2, float32(initialLearningRate, `the learning rate ${what}`)),
+    reference(
       3,
       listed(states, (moments, parameter) => {
         const tensors = moments.map((moment, k) => tensorTable(`momentum${k}`, moment, false));
-        return flat.table(
-          flat.reference(0, text(parameter)),
-          flat.reference(1, flat.vector(tensors)),
+        return table(
+          reference(0, text(parameter)),
+          reference(1, vector(tensors)),
         );
       }),
     ),
   );
 }
 
-function propertyBag(properties: ReadonlyMap<string, StoredProperty>): flat.Node {
-  const lists: [flat.Node[], flat.Node[], flat.Node[]] = [[], [], []];
+function propertyBag(properties: ReadonlyMap<string, StoredProperty>): Node {
+  const lists: [Node[], Node[], Node[]] = [[], [], []];
   for (const [name, value] of sorted(properties)) {
     const what = `the property ${quoted(name)}`;
     const [slot, field] =
       typeof value === "bigint"
-        ? ([0, flat.i64(1, int64(value, what))] as const)
+        ? ([0, i64(1, int64(value, what))] as const)
         : typeof value === "number"
-          ? ([1, flat.f32(1, float32(value, what))] as const)
-          : ([2, flat.reference(1, text(value, true))] as const);
-    lists[slot].push(flat.table(flat.reference(0, text(name)), field));
+          ? ([1, f32(1, float32(value, what))] as const)
+          : ([2, reference(1, text(value, true))] as const);
+    lists[slot].push(table(reference(0, text(name)), field));
   }
-  return flat.table(...lists.map((items, slot) => flat.reference(slot, flat.vector(items))));
+  return table(...lists.map((items, slot) => reference(slot, vector(items))));
 }
 
-function text(value: string, mayBeEmpty = false): flat.Node {
+function text(value: string, mayBeEmpty = false): Node {
   const bytes = encoded(value);
   if (!bytes) throw new CheckpointError(`${quoted(value)} cannot be written as UTF-8`);
   if (!bytes.length && !mayBeEmpty) throw new CheckpointError("'' is not a name");
-  return flat.text(bytes);
+  return textNode(bytes);
 }
 
 function int64(value: bigint, what: string): bigint {

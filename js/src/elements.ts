@@ -23,40 +23,31 @@ export const STRING = 8;
 export const BOOL = 9;
 export const UINT32 = 12;
 
-function type(name: string, bits: number, ort: string | null, array: unknown): ElementType {
-  return { name, bits, ort, array: array as ArrayType | null };
-}
+// Name, bits and array of each type; a star marks what onnxruntime has tensors of. Bits of half
+// floats are shown as such: not every JavaScript has an array of them.
+const TABLE = `float32 32 Float32*,uint8 8 Uint8*,int8 8 Int8*,uint16 16 Uint16*,int16 16 Int16*,int32 32 Int32*,
+int64 64 BigInt64*,string 0 *,bool 8 Uint8*,float16 16 Uint16*,float64 64 Float64*,uint32 32 Uint32*,
+uint64 64 BigUint64*,complex64 64 ,complex128 128 ,bfloat16 16 Uint16,float8e4m3fn 8 Uint8,
+float8e4m3fnuz 8 Uint8,float8e5m2 8 Uint8,float8e5m2fnuz 8 Uint8,uint4 4 ,int4 4 ,float4e2m1 4 ,
+float8e8m0 8 Uint8,uint2 2 ,int2 2 `;
 
-/** ONNX's numbers for element types. Of strings, the width is of no meaning. */
-export const ELEMENT_TYPES: ReadonlyMap<number, ElementType> = new Map([
-  [FLOAT, type("float32", 32, "float32", Float32Array)],
-  [2, type("uint8", 8, "uint8", Uint8Array)],
-  [3, type("int8", 8, "int8", Int8Array)],
-  [4, type("uint16", 16, "uint16", Uint16Array)],
-  [5, type("int16", 16, "int16", Int16Array)],
-  [6, type("int32", 32, "int32", Int32Array)],
-  [INT64, type("int64", 64, "int64", BigInt64Array)],
-  [STRING, type("string", 0, "string", null)],
-  [BOOL, type("bool", 8, "bool", Uint8Array)],
-  // Bits of 16 are shown as such: not every JavaScript has an array of half floats.
-  [10, type("float16", 16, "float16", Uint16Array)],
-  [11, type("float64", 64, "float64", Float64Array)],
-  [UINT32, type("uint32", 32, "uint32", Uint32Array)],
-  [13, type("uint64", 64, "uint64", BigUint64Array)],
-  [14, type("complex64", 64, null, null)],
-  [15, type("complex128", 128, null, null)],
-  [16, type("bfloat16", 16, null, Uint16Array)],
-  [17, type("float8e4m3fn", 8, null, Uint8Array)],
-  [18, type("float8e4m3fnuz", 8, null, Uint8Array)],
-  [19, type("float8e5m2", 8, null, Uint8Array)],
-  [20, type("float8e5m2fnuz", 8, null, Uint8Array)],
-  [21, type("uint4", 4, null, null)],
-  [22, type("int4", 4, null, null)],
-  [23, type("float4e2m1", 4, null, null)],
-  [24, type("float8e8m0", 8, null, Uint8Array)],
-  [25, type("uint2", 2, null, null)],
-  [26, type("int2", 2, null, null)],
-]);
+/** ONNX's numbers for element types, which count from 1. Of strings, the width is of no meaning. */
+export const ELEMENT_TYPES: ReadonlyMap<number, ElementType> = new Map(
+  TABLE.split(",").map((row, index) => {
+    const [name, bits, kind] = row.trimStart().split(" ") as [string, string, string];
+    const array = (globalThis as Record<string, any>)[`${kind.replace("*", "")}Array`];
+    const hasArray = /\w/.test(kind);
+    return [
+      index + 1,
+      {
+        name,
+        bits: Number(bits),
+        ort: kind.endsWith("*") ? name : null,
+        array: hasArray ? (array as ArrayType) : null,
+      },
+    ];
+  }),
+);
 
 const CODES = new Map(
   [...ELEMENT_TYPES].flatMap(([code, { ort }]) => (ort === null ? [] : [[ort, code] as const])),

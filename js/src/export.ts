@@ -65,46 +65,46 @@ export async function exportModel(
 }
 
 class Cut {
-  private readonly needed: Needed;
+  private readonly _needed: Needed;
 
   constructor(
-    private readonly model: ModelFile,
-    private readonly parts: ModelParts,
-    private readonly names: readonly string[],
-    private readonly values: Values,
-    private readonly ort: Ort,
+    private readonly _model: ModelFile,
+    private readonly _parts: ModelParts,
+    private readonly _names: readonly string[],
+    private readonly _values: Values,
+    private readonly _ort: Ort,
   ) {
-    this.needed = findNeeded(parts, names, model.source);
-    const known = valueNames(parts);
-    const lost = [...this.needed.values].filter((name) => !known.has(name)).sort();
+    this._needed = findNeeded(_parts, _names, _model.source);
+    const known = valueNames(_parts);
+    const lost = [...this._needed.values].filter((name) => !known.has(name)).sort();
     if (lost.length) {
       throw new ModelError(
-        `${model.source}: nothing in the graph makes ${lost.slice(0, 8).map(quoted).join(", ")}, ` +
+        `${_model.source}: nothing in the graph makes ${lost.slice(0, 8).map(quoted).join(", ")}, ` +
           "which it reads",
       );
     }
   }
 
   async file(): Promise<Uint8Array> {
-    const parameters = [...this.parts.inputs.keys()].filter((name) => this.isParameter(name));
+    const parameters = [...this._parts.inputs.keys()].filter((name) => this._isParameter(name));
     const replaced = new Set(parameters);
-    const inputs = this.kept(this.parts.inputs).filter(([name]) => !replaced.has(name));
-    const tensors = parameters.map((name) => this.parameter(name));
+    const inputs = this._kept(this._parts.inputs).filter(([name]) => !replaced.has(name));
+    const tensors = parameters.map((name) => this._parameter(name));
     const copied: Uint8Array[] = [];
-    for (const [name, data] of this.kept(this.parts.initializers)) {
+    for (const [name, data] of this._kept(this._parts.initializers)) {
       if (replaced.has(name)) continue;
-      const value = this.values.get(name);
+      const value = this._values.get(name);
       if (value) {
         const { code, dims } = readTensorType(data);
         tensors.push(checkedTensor(name, value, code, dims));
-      } else if (this.model.external.has(name)) {
+      } else if (this._model.external.has(name)) {
         throw new CheckpointError(
-          `there is no value for ${quoted(name)}, which ${this.model.source} takes from another file`,
+          `there is no value for ${quoted(name)}, which ${this._model.source} takes from another file`,
         );
       } else copied.push(data.data);
     }
-    const outputs = await this.outputTypes();
-    const file = this.assemble(
+    const outputs = await this._outputTypes();
+    const file = this._assemble(
       inputs.map(([, { data }]) => data),
       outputs,
       copied,
@@ -118,14 +118,14 @@ class Cut {
     return file.join();
   }
 
-  private assemble(
+  private _assemble(
     inputs: readonly Uint8Array[],
     outputs: readonly Uint8Array[],
     copied: readonly Uint8Array[],
     tensors: readonly Chunks[],
   ): Chunks {
-    const { parts, needed } = this;
-    const givenOut = new Set(this.names);
+    const { _parts: parts, _needed: needed } = this;
+    const givenOut = new Set(this._names);
     const made = new Set(
       needed.nodes.flatMap((node) => node.outputs).filter((name) => !givenOut.has(name)),
     );
@@ -135,11 +135,11 @@ class Cut {
     for (const [field, messages] of [
       [GRAPH_NODE, needed.nodes.map((node) => node.data)],
       [GRAPH_INITIALIZER, copied],
-      [GRAPH_SPARSE, pieces(this.kept(parts.sparse))],
+      [GRAPH_SPARSE, pieces(this._kept(parts.sparse))],
       [GRAPH_INPUT, inputs],
       [GRAPH_OUTPUT, outputs],
       [GRAPH_VALUE_INFO, pieces([...parts.valueInfos].filter(([name]) => made.has(name)))],
-      [GRAPH_QUANTIZATION, pieces(this.kept(parts.quantization))],
+      [GRAPH_QUANTIZATION, pieces(this._kept(parts.quantization))],
     ] as const) {
       for (const message of messages) graph.bytes(field, message);
     }
@@ -153,39 +153,39 @@ class Cut {
     return file;
   }
 
-  private kept(pieces: Pieces): [string, Message][] {
-    return [...pieces].filter(([name]) => this.needed.values.has(name));
+  private _kept(pieces: Pieces): [string, Message][] {
+    return [...pieces].filter(([name]) => this._needed.values.has(name));
   }
 
-  private isParameter(name: string): boolean {
-    if (!this.needed.values.has(name)) return false;
-    const { trainable = [], statistics = [] } = this.model.notes;
-    return this.values.has(name) || trainable.includes(name) || statistics.includes(name);
+  private _isParameter(name: string): boolean {
+    if (!this._needed.values.has(name)) return false;
+    const { trainable = [], statistics = [] } = this._model.notes;
+    return this._values.has(name) || trainable.includes(name) || statistics.includes(name);
   }
 
-  private parameter(name: string): Chunks {
-    const value = this.values.get(name);
+  private _parameter(name: string): Chunks {
+    const value = this._values.get(name);
     if (!value) {
       throw new CheckpointError(
-        `there is no value for the parameter ${quoted(name)} of ${this.model.source}: load the ` +
+        `there is no value for the parameter ${quoted(name)} of ${this._model.source}: load the ` +
           "checkpoint that belongs to the model",
       );
     }
-    const wanted = readValueType(this.parts.inputs.get(name)!);
+    const wanted = readValueType(this._parts.inputs.get(name)!);
     return checkedTensor(name, value, wanted.code, wanted.dims);
   }
 
   // ---- types of outputs --------------------------------------------------------------------------
 
   /** The types of the outputs: as the model states them, else as onnxruntime infers them. */
-  private async outputTypes(): Promise<Uint8Array[]> {
-    const unsure = this.names.filter((name) => !this.statedType(name)?.[1]);
-    const inferred = await this.infer(unsure);
-    return this.names.map((name) => {
-      const data = inferred.get(name) ?? this.statedType(name)?.[0];
+  private async _outputTypes(): Promise<Uint8Array[]> {
+    const unsure = this._names.filter((name) => !this._statedType(name)?.[1]);
+    const inferred = await this._infer(unsure);
+    return this._names.map((name) => {
+      const data = inferred.get(name) ?? this._statedType(name)?.[0];
       if (!data) {
         throw new ModelError(
-          `${this.model.source} does not say of which type ${quoted(name)} is, and onnxruntime ` +
+          `${this._model.source} does not say of which type ${quoted(name)} is, and onnxruntime ` +
             "cannot tell here: export an output of the model instead",
         );
       }
@@ -194,37 +194,37 @@ class Cut {
   }
 
   /** The type that the model states for a value, and whether that has its shape. */
-  private statedType(name: string): [data: Uint8Array, hasShape: boolean] | null {
-    const { outputs, valueInfos, inputs, initializers } = this.parts;
+  private _statedType(name: string): [data: Uint8Array, hasShape: boolean] | null {
+    const { outputs, valueInfos, inputs, initializers } = this._parts;
     for (const pieces of [outputs, valueInfos, inputs]) {
       const value = pieces.get(name);
       const { type, shape } = value ? isTyped(value) : { type: false, shape: false };
       if (type) return [value!.data, shape];
     }
     const tensor = initializers.get(name);
-    return tensor ? [this.initializerType(name, tensor), true] : null;
+    return tensor ? [this._initializerType(name, tensor), true] : null;
   }
 
-  private initializerType(name: string, tensor: Message): Uint8Array {
+  private _initializerType(name: string, tensor: Message): Uint8Array {
     const { code, dims } = readTensorType(tensor);
     return valueInfo(name, code, dims).join();
   }
 
   /** Let onnxruntime find types; parameters stay inputs, so that no data are needed. */
-  private async infer(names: readonly string[]): Promise<Map<string, Uint8Array>> {
+  private async _infer(names: readonly string[]): Promise<Map<string, Uint8Array>> {
     const found = new Map<string, Uint8Array>();
     if (!names.length) return found;
-    const inputs = this.kept(this.parts.inputs).map(([, { data }]) => data);
+    const inputs = this._kept(this._parts.inputs).map(([, { data }]) => data);
     const copied: Uint8Array[] = [];
-    for (const [name, data] of this.kept(this.parts.initializers)) {
-      if (!this.model.external.has(name)) copied.push(data.data);
-      else if (!this.parts.inputs.has(name)) inputs.push(this.initializerType(name, data));
+    for (const [name, data] of this._kept(this._parts.initializers)) {
+      if (!this._model.external.has(name)) copied.push(data.data);
+      else if (!this._parts.inputs.has(name)) inputs.push(this._initializerType(name, data));
     }
     const untyped = names.map((name) => new Chunks().text(1, name).join());
-    const model = this.assemble(inputs, untyped, copied, []).join();
+    const model = this._assemble(inputs, untyped, copied, []).join();
     let metadata: readonly OutputMetadata[] = [];
     try {
-      const session = await this.ort.InferenceSession.create(model, {
+      const session = await this._ort.InferenceSession.create(model, {
         graphOptimizationLevel: "disabled",
         executionProviders: ["cpu"],
         logSeverityLevel: 4,
@@ -232,9 +232,9 @@ class Cut {
       metadata = (session as { outputMetadata?: readonly OutputMetadata[] }).outputMetadata ?? [];
       await session.release?.();
     } catch (error) {
-      if (names.some((name) => !this.statedType(name))) {
+      if (names.some((name) => !this._statedType(name))) {
         throw new ModelError(
-          `${this.model.source} does not say of which type ${names.map(quoted).join(", ")} is, and ` +
+          `${this._model.source} does not say of which type ${names.map(quoted).join(", ")} is, and ` +
             `onnxruntime cannot tell: ${messageOf(error)}`,
         );
       }

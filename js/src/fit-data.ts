@@ -64,15 +64,15 @@ interface Column {
 /** Batches of arrays, in an order that follows from the seed and the number of the epoch. */
 class ArraySource implements BatchSource {
   readonly batches: number;
-  private readonly columns: readonly Column[];
-  private readonly samples: number;
+  private readonly _columns: readonly Column[];
+  private readonly _samples: number;
 
   constructor(
     feeds: Feeds,
     inputs: readonly ValueType[],
-    private readonly options: ArrayOptions,
+    private readonly _options: ArrayOptions,
   ) {
-    this.columns = inputs.map((value, index) => {
+    this._columns = inputs.map((value, index) => {
       const given = Array.isArray(feeds)
         ? (feeds as readonly Input[])[index]
         : (feeds as Readonly<Record<string, Input>>)[value.name];
@@ -84,25 +84,25 @@ class ArraySource implements BatchSource {
       }
       return column(value, given);
     });
-    this.samples = this.columns[0]?.dims[0] ?? 0;
-    const other = this.columns.findIndex(({ dims }) => dims[0] !== this.samples);
+    this._samples = this._columns[0]?.dims[0] ?? 0;
+    const other = this._columns.findIndex(({ dims }) => dims[0] !== this._samples);
     if (other >= 0) {
       throw new ArgumentError(
-        `${quoted(inputs[0]!.name)} has ${this.samples} samples and ${quoted(inputs[other]!.name)} ` +
-          `${this.columns[other]!.dims[0]}`,
+        `${quoted(inputs[0]!.name)} has ${this._samples} samples and ${quoted(inputs[other]!.name)} ` +
+          `${this._columns[other]!.dims[0]}`,
       );
     }
-    const count = this.samples / options.batchSize;
-    this.batches = options.dropLast ? Math.floor(count) : Math.ceil(count);
+    const count = this._samples / _options.batchSize;
+    this.batches = _options.dropLast ? Math.floor(count) : Math.ceil(count);
     if (this.batches === 0) throw new ArgumentError("the data are too few for a batch");
   }
 
   get order(): ReadonlyMap<string, Json> {
-    const { batchSize, shuffle, dropLast, seed } = this.options;
+    const { batchSize, shuffle, dropLast, seed } = this._options;
     return new Map<string, Json>([
       ["kind", "ArraySource"],
       ["batches", BigInt(this.batches)],
-      ["samples", BigInt(this.samples)],
+      ["samples", BigInt(this._samples)],
       ["batch_size", BigInt(batchSize)],
       ["shuffle", shuffle],
       ["drop_last", dropLast],
@@ -111,12 +111,12 @@ class ArraySource implements BatchSource {
   }
 
   async *epoch(number: number, skip: number): AsyncGenerator<Batch> {
-    const { batchSize, shuffle, seed } = this.options;
-    const order = shuffle ? shuffled(this.samples, seed, number) : null;
+    const { batchSize, shuffle, seed } = this._options;
+    const order = shuffle ? shuffled(this._samples, seed, number) : null;
     for (let index = skip; index < this.batches; index++) {
       const start = index * batchSize;
-      const end = Math.min(start + batchSize, this.samples);
-      const feeds = this.columns.map(({ array, dims, stride }) => ({
+      const end = Math.min(start + batchSize, this._samples);
+      const feeds = this._columns.map(({ array, dims, stride }) => ({
         data: order
           ? gathered(array, stride, order.subarray(start, end))
           : array.subarray(start * stride, end * stride),
@@ -163,16 +163,16 @@ class IterableSource implements BatchSource {
   readonly batches: number | null;
   readonly order: ReadonlyMap<string, Json>;
 
-  constructor(private readonly source: Batches | ((epoch: number) => Batches)) {
-    this.batches = Array.isArray(source) ? source.length : null;
+  constructor(private readonly _source: Batches | ((epoch: number) => Batches)) {
+    this.batches = Array.isArray(_source) ? _source.length : null;
     this.order = new Map<string, Json>([
-      ["kind", typeof source === "function" ? "FunctionSource" : "IterableSource"],
+      ["kind", typeof _source === "function" ? "FunctionSource" : "IterableSource"],
       ["batches", this.batches === null ? null : BigInt(this.batches)],
     ]);
   }
 
   async *epoch(number: number, skip: number): AsyncGenerator<Batch> {
-    const source = typeof this.source === "function" ? this.source(number) : this.source;
+    const source = typeof this._source === "function" ? this._source(number) : this._source;
     let index = 0;
     for await (const feeds of source) {
       if (index++ >= skip) yield { feeds, samples: samplesOf(feeds) };

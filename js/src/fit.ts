@@ -116,221 +116,221 @@ export async function evaluate(
 const TURN = 20; // milliseconds
 
 class Run {
-  private readonly source: BatchSource;
-  private readonly place: Place;
-  private readonly history: History;
-  private readonly evaluation: Evaluation | null;
-  private readonly scheduler: LRScheduler | null;
-  private readonly order: ReadonlyMap<string, Json>;
-  private readonly early: Early | null;
-  private best: Best | null = null;
-  private snapshot: Map<string, TypedArray> | null = null;
-  private readonly epochs: number;
-  private readonly accumulate: number;
+  private readonly _source: BatchSource;
+  private readonly _place: Place;
+  private readonly _history: History;
+  private readonly _evaluation: Evaluation | null;
+  private readonly _scheduler: LRScheduler | null;
+  private readonly _order: ReadonlyMap<string, Json>;
+  private readonly _early: Early | null;
+  private _best: Best | null = null;
+  private _snapshot: Map<string, TypedArray> | null = null;
+  private readonly _epochs: number;
+  private readonly _accumulate: number;
   /** What was accumulated: the sum of the gradients, each times its samples, divided by `unit`. */
-  private pending: { batches: number; samples: number; lossSum: number; unit: number } | null =
+  private _pending: { batches: number; samples: number; lossSum: number; unit: number } | null =
     null;
-  private began = 0;
-  private paused = performance.now();
-  private savedAt = "";
+  private _began = 0;
+  private _paused = performance.now();
+  private _savedAt = "";
 
   constructor(
-    private readonly session: TrainingSession,
+    private readonly _session: TrainingSession,
     data: FitData,
-    private readonly options: FitOptions,
+    private readonly _options: FitOptions,
   ) {
-    const optimizer = session.requireOptimizer();
-    this.epochs = whole("epochs", options.epochs ?? 1, 0);
-    this.accumulate = whole("accumulate", options.accumulate ?? 1, 1);
-    if (typeof options.saveEvery === "number") whole("saveEvery", options.saveEvery, 1);
-    this.evaluation = options.evaluate ? new Evaluation(session, options.evaluate, options) : null;
-    if (!this.evaluation && options.metrics) {
+    const optimizer = _session.requireOptimizer();
+    this._epochs = whole("epochs", _options.epochs ?? 1, 0);
+    this._accumulate = whole("accumulate", _options.accumulate ?? 1, 1);
+    if (typeof _options.saveEvery === "number") whole("saveEvery", _options.saveEvery, 1);
+    this._evaluation = _options.evaluate ? new Evaluation(_session, _options.evaluate, _options) : null;
+    if (!this._evaluation && _options.metrics) {
       throw new ArgumentError("metrics are measured in evaluation: pass the data as evaluate");
     }
-    this.early = this.earlyStopping();
-    const record = options.resume ? session.state.privateRecord.get(KEY) : undefined;
+    this._early = this._earlyStopping();
+    const record = _options.resume ? _session.state.privateRecord.get(KEY) : undefined;
     const saved = record === undefined ? null : readPlace(record, optimizer.stepCount);
-    const seed = options.seed === undefined ? null : BigInt(options.seed);
-    this.place =
+    const seed = _options.seed === undefined ? null : BigInt(_options.seed);
+    this._place =
       saved?.place ?? newPlace(seed ?? startingSeed() & ((1n << 63n) - 1n), optimizer.stepCount);
-    if (saved && seed !== null) this.place.seed = seed;
+    if (saved && seed !== null) this._place.seed = seed;
     // A new run has a schedule of its own.
-    session.state.savedScheduler = saved ? optimizer.schedulerState() : null;
-    this.history = this.place.history;
-    this.source = makeSource(data, session.module.trainPass.roles.inputs, {
-      batchSize: whole("batchSize", options.batchSize ?? 32, 1),
-      shuffle: options.shuffle ?? true,
-      dropLast: options.dropLast ?? false,
-      seed: this.place.seed,
+    _session.state.savedScheduler = saved ? optimizer.schedulerState() : null;
+    this._history = this._place.history;
+    this._source = makeSource(data, _session.module.trainPass.roles.inputs, {
+      batchSize: whole("batchSize", _options.batchSize ?? 32, 1),
+      shuffle: _options.shuffle ?? true,
+      dropLast: _options.dropLast ?? false,
+      seed: this._place.seed,
     });
-    this.order = new Map([...this.source.order, ["accumulate", BigInt(this.accumulate)]]);
-    if (saved) checkOrder(saved.order, this.order, this.place);
-    if (this.early) {
-      const { monitor } = this.early;
+    this._order = new Map([...this._source.order, ["accumulate", BigInt(this._accumulate)]]);
+    if (saved) checkOrder(saved.order, this._order, this._place);
+    if (this._early) {
+      const { monitor } = this._early;
       const earlier = saved?.best ?? null;
-      this.best =
+      this._best =
         earlier?.monitor === monitor ? earlier : { monitor, value: null, epoch: null, waited: 0 };
     }
-    this.scheduler = this.makeScheduler();
+    this._scheduler = this._makeScheduler();
   }
 
   async run(): Promise<History> {
-    while (this.place.epoch < this.epochs && !this.reasonToStop()) {
-      await this.trainEpoch();
-      if (!this.isAborted()) await this.endEpoch();
+    while (this._place.epoch < this._epochs && !this._reasonToStop()) {
+      await this._trainEpoch();
+      if (!this._isAborted()) await this._endEpoch();
     }
-    this.history.aborted = this.isAborted();
-    this.history.stopped = this.reasonToStop();
-    this.remember();
-    if (this.options.save && this.savedAt !== this.position()) await this.save();
-    if (this.early?.restoreBest && this.snapshot) {
-      for (const [name, values] of this.snapshot) this.session.state.setValue(name, values);
+    this._history.aborted = this._isAborted();
+    this._history.stopped = this._reasonToStop();
+    this._remember();
+    if (this._options.save && this._savedAt !== this._position()) await this._save();
+    if (this._early?.restoreBest && this._snapshot) {
+      for (const [name, values] of this._snapshot) this._session.state.setValue(name, values);
     }
-    return this.history;
+    return this._history;
   }
 
-  private isAborted(): boolean {
-    return this.options.signal?.aborted ?? false;
+  private _isAborted(): boolean {
+    return this._options.signal?.aborted ?? false;
   }
 
-  private reasonToStop(): string {
-    if (this.isAborted()) return "aborted";
-    if (!this.early || !this.best || this.best.waited < this.early.patience) return "";
-    return `no better ${this.best.monitor} for ${this.best.waited} epochs`;
+  private _reasonToStop(): string {
+    if (this._isAborted()) return "aborted";
+    if (!this._early || !this._best || this._best.waited < this._early.patience) return "";
+    return `no better ${this._best.monitor} for ${this._best.waited} epochs`;
   }
 
   // ---- steps -------------------------------------------------------------------------------------
 
-  private async trainEpoch(): Promise<void> {
-    const { place } = this;
-    this.began = performance.now() - 1000 * place.seconds;
-    for await (const batch of this.source.epoch(place.epoch, place.batch)) {
+  private async _trainEpoch(): Promise<void> {
+    const { _place: place } = this;
+    this._began = performance.now() - 1000 * place.seconds;
+    for await (const batch of this._source.epoch(place.epoch, place.batch)) {
       try {
-        if (this.accumulate === 1) {
-          const { loss } = await this.session.step(batch.feeds);
-          await this.endStep(this.checked(loss), 1, batch.samples);
-        } else await this.addBatch(batch);
+        if (this._accumulate === 1) {
+          const { loss } = await this._session.step(batch.feeds);
+          await this._endStep(this._checked(loss), 1, batch.samples);
+        } else await this._addBatch(batch);
       } catch (error) {
         if (error instanceof OnnxTrainError && !(error instanceof NonFiniteError)) {
           error.message += ` (epoch ${place.epoch + 1}, batch ${place.batch + 1}, ${batch.samples} samples)`;
         }
         throw error;
       }
-      await this.takeTurns();
-      if (this.isAborted()) return;
+      await this._takeTurns();
+      if (this._isAborted()) return;
     }
-    if (this.pending) await this.update();
+    if (this._pending) await this._update();
   }
 
   /** Add the gradients of a batch to those of others, so that their mean is over samples. */
-  private async addBatch(batch: Batch): Promise<void> {
-    if (!this.pending) this.session.module.lazyResetGrad();
-    else if (this.pending.unit !== batch.samples) {
-      await this.scaleGradients(this.pending.unit / batch.samples);
+  private async _addBatch(batch: Batch): Promise<void> {
+    if (!this._pending) this._session.module.lazyResetGrad();
+    else if (this._pending.unit !== batch.samples) {
+      await this._scaleGradients(this._pending.unit / batch.samples);
     }
-    const made = await this.session.runTrainStep(batch.feeds);
-    const loss = this.checked(numberOf(made[this.session.lossName]!));
-    this.pending ??= { batches: 0, samples: 0, lossSum: 0, unit: 0 };
-    this.pending.unit = batch.samples;
-    this.pending.batches += 1;
-    this.pending.samples += batch.samples;
-    this.pending.lossSum += loss * batch.samples;
-    if (this.pending.batches === this.accumulate) await this.update();
+    const made = await this._session.runTrainStep(batch.feeds);
+    const loss = this._checked(numberOf(made[this._session.lossName]!));
+    this._pending ??= { batches: 0, samples: 0, lossSum: 0, unit: 0 };
+    this._pending.unit = batch.samples;
+    this._pending.batches += 1;
+    this._pending.samples += batch.samples;
+    this._pending.lossSum += loss * batch.samples;
+    if (this._pending.batches === this._accumulate) await this._update();
   }
 
-  private async update(): Promise<void> {
-    const { batches, samples, lossSum, unit } = this.pending!;
-    this.pending = null;
-    if (unit !== samples) await this.scaleGradients(unit / samples);
-    await this.session.runOptimizerStep();
-    this.session.module.lazyResetGrad();
-    await this.endStep(lossSum / samples, batches, samples);
+  private async _update(): Promise<void> {
+    const { batches, samples, lossSum, unit } = this._pending!;
+    this._pending = null;
+    if (unit !== samples) await this._scaleGradients(unit / samples);
+    await this._session.runOptimizerStep();
+    this._session.module.lazyResetGrad();
+    await this._endStep(lossSum / samples, batches, samples);
   }
 
-  private async scaleGradients(factor: number): Promise<void> {
-    await this.session.state.download();
+  private async _scaleGradients(factor: number): Promise<void> {
+    await this._session.state.download();
     const scale = Math.fround(factor);
-    for (const [, parameter] of this.session.state.parameters) {
+    for (const [, parameter] of this._session.state.parameters) {
       const gradient = parameter.requiresGrad ? (parameter.grad as Float32Array | null) : null;
       if (gradient) parameter.grad = gradient.map((value) => value * scale);
     }
   }
 
-  private checked(loss: number): number {
+  private _checked(loss: number): number {
     if (!Number.isFinite(loss)) {
       throw new NonFiniteError(
-        `epoch ${this.place.epoch + 1}, step ${this.history.losses.length + 1} of the run: the loss ` +
+        `epoch ${this._place.epoch + 1}, step ${this._history.losses.length + 1} of the run: the loss ` +
           `is ${loss}. A lower learning rate usually helps; what was saved before is not touched`,
       );
     }
     return loss;
   }
 
-  private async endStep(loss: number, batches: number, samples: number): Promise<void> {
-    const { place, history, options } = this;
+  private async _endStep(loss: number, batches: number, samples: number): Promise<void> {
+    const { _place: place, _history: history, _options: options } = this;
     place.batch += batches;
     place.samples += samples;
     place.lossSum += loss * samples;
     history.losses.push(loss);
-    if (this.scheduler && !(this.scheduler instanceof PlateauLRScheduler)) this.scheduler.step();
+    if (this._scheduler && !(this._scheduler instanceof PlateauLRScheduler)) this._scheduler.step();
     if (typeof options.saveEvery === "number" && history.losses.length % options.saveEvery === 0) {
-      await this.save();
+      await this._save();
     }
     options.onProgress?.({
       type: "step",
       epoch: place.epoch + 1,
-      epochs: this.epochs,
+      epochs: this._epochs,
       step: history.losses.length,
       batch: place.batch,
-      batches: this.source.batches,
+      batches: this._source.batches,
       loss,
-      learningRate: this.session.getLearningRate(),
+      learningRate: this._session.getLearningRate(),
     });
   }
 
   /** Let the thread do other things from time to time: draw, hear of an abort. */
-  private async takeTurns(): Promise<void> {
-    if (performance.now() - this.paused < TURN) return;
+  private async _takeTurns(): Promise<void> {
+    if (performance.now() - this._paused < TURN) return;
     await new Promise((resolve) => setTimeout(resolve));
-    this.paused = performance.now();
+    this._paused = performance.now();
   }
 
   // ---- the end of an epoch -----------------------------------------------------------------------
 
-  private async endEpoch(): Promise<void> {
-    const { place, history } = this;
-    const values = this.evaluation ? await this.evaluation.run(place.epoch) : {};
+  private async _endEpoch(): Promise<void> {
+    const { _place: place, _history: history } = this;
+    const values = this._evaluation ? await this._evaluation.run(place.epoch) : {};
     const record: EpochRecord = {
       epoch: place.epoch + 1,
       steps: history.losses.length,
       samples: place.samples,
       loss: place.lossSum / place.samples,
-      learningRate: this.session.getLearningRate(),
-      seconds: (performance.now() - this.began) / 1000,
+      learningRate: this._session.getLearningRate(),
+      seconds: (performance.now() - this._began) / 1000,
       values,
     };
     history.epochs.push(record);
-    if (this.scheduler instanceof PlateauLRScheduler) {
-      this.scheduler.step(values["evalLoss"] ?? record.loss);
+    if (this._scheduler instanceof PlateauLRScheduler) {
+      this._scheduler.step(values["evalLoss"] ?? record.loss);
     }
-    if (this.best && this.early) this.judge(values[this.best.monitor] ?? record.loss, record.epoch);
+    if (this._best && this._early) this._judge(values[this._best.monitor] ?? record.loss, record.epoch);
     place.epoch += 1;
     place.batch = place.samples = place.lossSum = place.seconds = 0;
-    if (this.options.save && typeof this.options.saveEvery !== "number") await this.save();
-    this.options.onProgress?.({ type: "epoch", epochs: this.epochs, record });
+    if (this._options.save && typeof this._options.saveEvery !== "number") await this._save();
+    this._options.onProgress?.({ type: "epoch", epochs: this._epochs, record });
   }
 
-  private judge(value: number, epoch: number): void {
-    const best = this.best!;
-    const { mode, minDelta, restoreBest } = this.early!;
+  private _judge(value: number, epoch: number): void {
+    const best = this._best!;
+    const { mode, minDelta, restoreBest } = this._early!;
     const sign = mode === "min" ? 1 : -1;
     if (best.value === null || sign * value < sign * best.value - minDelta) {
       Object.assign(best, { value, epoch, waited: 0 });
-      this.history.bestEpoch = epoch;
+      this._history.bestEpoch = epoch;
       if (restoreBest) {
-        const { state } = this.session;
-        this.snapshot = new Map(
-          this.session.module.trainPass.roles.parameters.map(({ name }) => [
+        const { state } = this._session;
+        this._snapshot = new Map(
+          this._session.module.trainPass.roles.parameters.map(({ name }) => [
             name,
             state.valueOf(name).slice(),
           ]),
@@ -341,33 +341,33 @@ class Run {
 
   // ---- saving ------------------------------------------------------------------------------------
 
-  private position(): string {
-    return `${this.place.epoch}/${this.history.losses.length}`;
+  private _position(): string {
+    return `${this._place.epoch}/${this._history.losses.length}`;
   }
 
-  private remember(): void {
-    const { place, session } = this;
-    if (place.batch) place.seconds = (performance.now() - this.began) / 1000;
+  private _remember(): void {
+    const { _place: place, _session: session } = this;
+    if (place.batch) place.seconds = (performance.now() - this._began) / 1000;
     const step = session.requireOptimizer().stepCount;
-    session.state.privateRecord.set(KEY, writePlace(place, step, this.order, this.best));
+    session.state.privateRecord.set(KEY, writePlace(place, step, this._order, this._best));
   }
 
-  private async save(): Promise<void> {
-    this.remember();
-    const bytes = await this.session.saveCheckpoint();
-    await this.options.save?.(bytes);
-    this.savedAt = this.position();
-    this.options.onProgress?.({
+  private async _save(): Promise<void> {
+    this._remember();
+    const bytes = await this._session.saveCheckpoint();
+    await this._options.save?.(bytes);
+    this._savedAt = this._position();
+    this._options.onProgress?.({
       type: "saved",
-      step: this.history.losses.length,
+      step: this._history.losses.length,
       bytes: bytes.length,
     });
   }
 
   // ---- arguments ---------------------------------------------------------------------------------
 
-  private earlyStopping(): Early | null {
-    const given = this.options.earlyStopping;
+  private _earlyStopping(): Early | null {
+    const given = this._options.earlyStopping;
     if (given === undefined) return null;
     const {
       monitor,
@@ -376,8 +376,8 @@ class Run {
       mode,
       restoreBest = false,
     } = typeof given === "number" ? { patience: given } : given;
-    const watched = monitor ?? (this.evaluation ? "evalLoss" : "loss");
-    const known = ["loss", ...(this.evaluation ? ["evalLoss", ...this.evaluation.names] : [])];
+    const watched = monitor ?? (this._evaluation ? "evalLoss" : "loss");
+    const known = ["loss", ...(this._evaluation ? ["evalLoss", ...this._evaluation.names] : [])];
     if (!known.includes(watched)) {
       throw new ArgumentError(
         `earlyStopping cannot watch ${quoted(watched)}: there is ${known.join(", ")}`,
@@ -398,8 +398,8 @@ class Run {
     };
   }
 
-  private makeScheduler(): LRScheduler | null {
-    const given = this.options.scheduler;
+  private _makeScheduler(): LRScheduler | null {
+    const given = this._options.scheduler;
     if (given === undefined) return null;
     if (typeof given === "object" && "kind" in given && typeof given.step === "function") {
       return given as LRScheduler;
@@ -417,47 +417,47 @@ class Run {
       optimizer: unknown,
       settings: object,
     ) => LRScheduler;
-    if (kind === "plateau") return new make(this.session.optimizer, settings);
+    if (kind === "plateau") return new make(this._session.optimizer, settings);
     if (
       ["linear", "cosine", "onecycle"].includes(kind) &&
       settings["totalStepCount"] === undefined
     ) {
-      if (this.source.batches === null) {
+      if (this._source.batches === null) {
         throw new ArgumentError(
           `the scheduler ${quoted(name)} needs totalStepCount: the data have no length`,
         );
       }
-      settings["totalStepCount"] = this.epochs * Math.ceil(this.source.batches / this.accumulate);
+      settings["totalStepCount"] = this._epochs * Math.ceil(this._source.batches / this._accumulate);
     }
-    settings["firstStep"] ??= this.place.firstStep;
+    settings["firstStep"] ??= this._place.firstStep;
     const [rate, pythonRate] =
       kind === "onecycle" ? ["maxLr", "max_lr"] : ["initialLr", "initial_lr"];
     const saved =
-      this.place.scheduler?.get("name") === name ? this.place.scheduler.get(pythonRate) : undefined;
-    settings[rate] ??= typeof saved === "number" ? saved : this.session.getLearningRate();
-    this.place.scheduler = new Map<string, Json>([
+      this._place.scheduler?.get("name") === name ? this._place.scheduler.get(pythonRate) : undefined;
+    settings[rate] ??= typeof saved === "number" ? saved : this._session.getLearningRate();
+    this._place.scheduler = new Map<string, Json>([
       ["name", name],
       [pythonRate, settings[rate] as number],
     ]);
-    return new make(this.session.optimizer, settings);
+    return new make(this._session.optimizer, settings);
   }
 }
 
 /** Evaluation over the same data again and again. */
 class Evaluation {
   readonly names: readonly string[];
-  private readonly source: BatchSource;
-  private readonly metrics: readonly [string, Metric][];
+  private readonly _source: BatchSource;
+  private readonly _metrics: readonly [string, Metric][];
 
   constructor(
-    private readonly session: TrainingSession,
+    private readonly _session: TrainingSession,
     data: FitData,
     options: Pick<FitOptions, "batchSize" | "metrics">,
   ) {
-    const pass = session.module.evalPass;
+    const pass = _session.module.evalPass;
     if (!pass)
       throw new ArgumentError("the session has no evaluation model: make it with evalModel");
-    this.source = makeSource(data, pass.roles.inputs, {
+    this._source = makeSource(data, pass.roles.inputs, {
       batchSize: whole("batchSize", options.batchSize ?? 32, 1),
       shuffle: false,
       dropLast: false,
@@ -467,15 +467,15 @@ class Evaluation {
     const pairs: [string, Metric | "accuracy"][] = Array.isArray(given)
       ? given.map((name: "accuracy") => [name, name])
       : Object.entries(given);
-    this.metrics = pairs.map(([name, metric]) => {
+    this._metrics = pairs.map(([name, metric]) => {
       if (metric === "accuracy") return [name, accuracy];
       if (typeof metric !== "function") {
         throw new ArgumentError(`the metric ${quoted(name)} is a function, or 'accuracy'`);
       }
       return [name, metric];
     });
-    this.names = this.metrics.map(([name]) => name);
-    if (this.metrics.length && session.outputNames(false).length < 2) {
+    this.names = this._metrics.map(([name]) => name);
+    if (this._metrics.length && _session.outputNames(false).length < 2) {
       throw new ArgumentError(
         "metrics need an output of the model, and the evaluation model gives the loss alone: " +
           "generate the artifacts with additional_output_names=['...']",
@@ -485,15 +485,15 @@ class Evaluation {
 
   async run(epoch: number): Promise<Record<string, number>> {
     const sums: Record<string, number> = { evalLoss: 0 };
-    const inputs = this.session.module.evalPass!.roles.inputs;
-    const output = this.session.outputNames(false)[1]!;
+    const inputs = this._session.module.evalPass!.roles.inputs;
+    const output = this._session.outputNames(false)[1]!;
     let samples = 0;
-    for await (const batch of this.source.epoch(epoch, 0)) {
-      const { loss, outputs } = await this.session.evaluate(batch.feeds);
+    for await (const batch of this._source.epoch(epoch, 0)) {
+      const { loss, outputs } = await this._session.evaluate(batch.feeds);
       if (!Number.isFinite(loss)) throw new NonFiniteError(`evaluation: the loss is ${loss}`);
       sums["evalLoss"]! += loss * batch.samples;
       const given = arranged(inputs, batch.feeds);
-      for (const [name, metric] of this.metrics) {
+      for (const [name, metric] of this._metrics) {
         const labels = numbersOf(given[given.length - 1]!);
         sums[name] = (sums[name] ?? 0) + metric(outputs[output]!, labels) * batch.samples;
       }

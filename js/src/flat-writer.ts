@@ -85,7 +85,7 @@ class Front {
   readonly open: [reference: number, node: Node][] = [];
   bytes = new Uint8Array(1024);
   view = new DataView(this.bytes.buffer);
-  private readonly vtables = new Map<string, number>();
+  private readonly _vtables = new Map<string, number>();
 
   extend(count: number): number {
     const start = this.length;
@@ -122,12 +122,12 @@ class Front {
   /** Tables of one shape share a vtable. */
   vtable(words: readonly number[]): number {
     const key = words.join();
-    let at = this.vtables.get(key);
+    let at = this._vtables.get(key);
     if (at === undefined) {
       this.pad(2);
       at = this.length;
       this.append(new Uint8Array(Uint16Array.from(words).buffer));
-      this.vtables.set(key, at);
+      this._vtables.set(key, at);
     }
     return at;
   }

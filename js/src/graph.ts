@@ -23,17 +23,17 @@ export type Tensors = Record<string, OrtTensor>;
 
 /** One graph file of the artifacts. */
 export class Graph {
-  private session: OrtSession | null = null;
-  private version = -1;
-  private batch: number | null = null;
-  private released = false;
+  private _session: OrtSession | null = null;
+  private _version = -1;
+  private _batch: number | null = null;
+  private _released = false;
 
   constructor(
     readonly model: ModelFile,
-    private readonly settings: Settings,
-    private readonly frozen: Frozen,
+    private readonly _settings: Settings,
+    private readonly _frozen: Frozen,
     /** The outputs that are read by graphs alone, and may stay on the device. */
-    private readonly kept: ReadonlySet<string> = new Set(),
+    private readonly _kept: ReadonlySet<string> = new Set(),
   ) {}
 
   get name(): string {
@@ -46,7 +46,7 @@ export class Graph {
     fetches: readonly string[],
     options: RunOptions = {},
   ): Promise<Tensors> {
-    const session = await this.current();
+    const session = await this._current();
     try {
       return (await session.run(feeds, fetches, options)) as Tensors;
     } catch (error) {
@@ -55,44 +55,44 @@ export class Graph {
   }
 
   async release(): Promise<void> {
-    this.released = true;
-    await this.drop();
+    this._released = true;
+    await this._drop();
   }
 
-  private async drop(): Promise<void> {
-    const { session } = this;
-    this.session = null;
+  private async _drop(): Promise<void> {
+    const { _session: session } = this;
+    this._session = null;
     await session?.release?.();
   }
 
   /** The session, made anew where a constant or the size of the batch has changed. */
-  private async current(): Promise<OrtSession> {
-    if (this.released) throw new StateError("the session was released");
-    const { batch } = this.settings;
-    if (this.session && this.version === this.frozen.version && this.batch === batch) {
-      return this.session;
+  private async _current(): Promise<OrtSession> {
+    if (this._released) throw new StateError("the session was released");
+    const { batch } = this._settings;
+    if (this._session && this._version === this._frozen.version && this._batch === batch) {
+      return this._session;
     }
-    await this.drop(); // free the memory of the old one first
-    this.session = await this.make();
-    this.version = this.frozen.version;
-    this.batch = batch;
-    return this.session;
+    await this._drop(); // free the memory of the old one first
+    this._session = await this._make();
+    this._version = this._frozen.version;
+    this._batch = batch;
+    return this._session;
   }
 
-  private async make(): Promise<OrtSession> {
-    const { ort, batch } = this.settings;
-    const options = await available(this.settings.options);
-    const changes = this.inlineChanges();
+  private async _make(): Promise<OrtSession> {
+    const { ort, batch } = this._settings;
+    const options = await available(this._settings.options);
+    const changes = this._inlineChanges();
     const symbol = batch === null ? null : batchSymbol(this.model.inputs);
     const isChanged = changes.size > 0 || symbol !== null;
     const data = isChanged ? rewritten(this.model, changes, symbol, batch ?? 0) : this.model.data;
-    const external = this.externalData();
+    const external = this._externalData();
     const own: SessionOptions = {
       ...DEFAULTS,
       ...options,
       extra: { ...EXTRA, ...(options["extra"] as object | undefined) },
       ...(external.length ? { externalData: external } : {}),
-      ...this.outputLocations(options),
+      ...this._outputLocations(options),
     };
     const { notes } = this.model;
     if (asksForGpu(options) && notes.on_cpu) {
@@ -111,20 +111,20 @@ export class Graph {
   }
 
   /** On a GPU, what the next step reads again stays there. */
-  private outputLocations(options: SessionOptions): SessionOptions {
+  private _outputLocations(options: SessionOptions): SessionOptions {
     if (!asksForGpu(options) || "preferredOutputLocation" in options) return {};
     return {
       preferredOutputLocation: Object.fromEntries(
-        this.model.outputs.map(({ name }) => [name, this.kept.has(name) ? "gpu-buffer" : "cpu"]),
+        this.model.outputs.map(({ name }) => [name, this._kept.has(name) ? "gpu-buffer" : "cpu"]),
       ),
     };
   }
 
   /** The files that the graph takes frozen parameters from, laid out as it expects them. */
-  private externalData(): { path: string; data: Uint8Array }[] {
+  private _externalData(): { path: string; data: Uint8Array }[] {
     const files = new Map<string, { size: number; tensors: [number, Stored][] }>();
     for (const [name, tensor] of this.model.external) {
-      const value = this.frozen.values.get(name);
+      const value = this._frozen.values.get(name);
       if (!value) {
         throw new ModelError(
           `${this.name} takes the frozen parameter ${quoted(name)} from the checkpoint, which does ` +
@@ -137,7 +137,7 @@ export class Graph {
       files.set(tensor.location, file);
     }
     return [...files].map(([path, { size, tensors }]) => {
-      const { file } = this.frozen;
+      const { file } = this._frozen;
       const isFile = file && tensors.every(([offset, value]) => liesAt(value.data, file, offset));
       if (isFile) return { path, data: file };
       // A saved checkpoint has another layout than the one that the graphs were written for.
@@ -148,8 +148,8 @@ export class Graph {
   }
 
   /** The small constants that are in the graph itself, with a value that no longer holds. */
-  private inlineChanges(): Map<string, Stored> {
-    const { values } = this.frozen;
+  private _inlineChanges(): Map<string, Stored> {
+    const { values } = this._frozen;
     const shared = new Set(this.model.initializers.filter((name) => values.has(name)));
     const changed = new Map<string, Stored>();
     for (const [name, data] of storedData(this.model, shared)) {

@@ -76,9 +76,7 @@ function toTensor(
   }
   if (isShaped(given)) return make(ort, value, given.data, given.dims, inputs);
   if (!isNumbers(given)) {
-    throw new InputError(
-      `the input ${quoted(value.name)} is neither a tensor nor numbers. ${expected(inputs)}`,
-    );
+    refuse(value, inputs, `is neither a tensor nor numbers`);
   }
   return make(ort, value, given, shapeOf(value, given.length, symbols, inputs), inputs);
 }
@@ -118,9 +116,7 @@ function shapeOf(
     );
   }
   if (open.length === 0 && count !== known) {
-    throw new InputError(
-      `the input ${quoted(value.name)} takes ${known} numbers, not ${count}. ${expected(inputs)}`,
-    );
+    refuse(value, inputs, `takes ${known} numbers, not ${count}`);
   }
   return dims.map((dim) => (typeof dim === "number" ? dim : rest));
 }
@@ -133,10 +129,7 @@ function make(
   inputs: readonly ValueType[],
 ): OrtTensor {
   if (data.length !== countOf(dims)) {
-    throw new InputError(
-      `the input ${quoted(value.name)} was given ${data.length} numbers for the shape ` +
-        `[${dims.join(", ")}]. ${expected(inputs)}`,
-    );
+    refuse(value, inputs, `was given ${data.length} numbers for the shape [${dims.join(", ")}]`);
   }
   return new ort.Tensor(ortType(value.code), converted(value, data, inputs), [...dims]);
 }
@@ -159,9 +152,7 @@ export function converted(
   const isBig = result instanceof BigInt64Array || result instanceof BigUint64Array;
   const isFloat = result instanceof Float32Array || result instanceof Float64Array;
   if (value.code === 10) {
-    throw new InputError(
-      `the input ${quoted(value.name)} is float16: give a tensor of onnxruntime. ${expected(inputs)}`,
-    );
+    refuse(value, inputs, `is float16: give a tensor of onnxruntime`);
   }
   for (let i = 0; i < data.length; i++) {
     const item = data[i]!;
@@ -182,11 +173,12 @@ export function converted(
   return result;
 }
 
+function refuse(value: ValueType, inputs: readonly ValueType[], why: string): never {
+  throw new InputError(`the input ${quoted(value.name)} ${why}. ${expected(inputs)}`);
+}
+
 function lost(value: ValueType, item: unknown, at: number, inputs: readonly ValueType[]): never {
-  throw new InputError(
-    `the input ${quoted(value.name)} is ${typeName(value.code)}, and ${String(item)} at ${at} is ` +
-      `not. ${expected(inputs)}`,
-  );
+  refuse(value, inputs, `is ${typeName(value.code)}, and ${String(item)} at ${at} is not`);
 }
 
 function checkShape(
@@ -200,10 +192,7 @@ function checkShape(
     dims.length === value.dims.length &&
     value.dims.every((dim, index) => typeof dim !== "number" || dim === dims[index]);
   if (!fits) {
-    throw new InputError(
-      `the input ${quoted(value.name)} has the shape ${shown(value.dims)}, and was given ` +
-        `[${dims.join(", ")}]. ${expected(inputs)}`,
-    );
+    refuse(value, inputs, `has the shape ${shown(value.dims)}, and was given [${dims.join(", ")}]`);
   }
   value.dims.forEach((dim, index) => {
     if (typeof dim !== "string") return;

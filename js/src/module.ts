@@ -3,7 +3,6 @@
 import { Buffers } from "./buffers.js";
 import { BOOL, FLOAT, UINT32, zerosOf } from "./elements.js";
 import { ArgumentError, InputError, StateError } from "./errors.js";
-import { exportModel } from "./export.js";
 import { batchSymbol, Graph, type Settings, type Tensors } from "./graph.js";
 import { type Feeds, prepared } from "./inputs.js";
 import { loadBytes, type Source } from "./load.js";
@@ -59,17 +58,17 @@ export class Module {
   /** Whether `run` trains. */
   training = true;
   /** @internal */ readonly settings: Settings;
-  private readonly buffers: Buffers;
+  private readonly _buffers: Buffers;
 
   private constructor(
     readonly state: CheckpointState,
     settings: Settings,
     /** @internal */ readonly trainPass: TrainPass,
     /** @internal */ readonly evalPass: EvalPass | null,
-    private readonly automatic: boolean,
+    private readonly _automatic: boolean,
   ) {
     this.settings = settings;
-    this.buffers = new Buffers(state, trainPass.graph.model, trainPass.roles);
+    this._buffers = new Buffers(state, trainPass.graph.model, trainPass.roles);
   }
 
   static async create(options: ModuleOptions): Promise<Module> {
@@ -114,10 +113,10 @@ export class Module {
 
   /** Run the graph of the present mode; inputs go by name, or as a list in their order. */
   run(feeds: Feeds, request: RunRequest = {}): Promise<Tensors> {
-    return this.state.lock.run(() => this.runPass(this.present(), feeds, request));
+    return this.state.lock.run(() => this.runPass(this._present(), feeds, request));
   }
 
-  private present(): Pass {
+  private _present(): Pass {
     if (this.training) return this.trainPass;
     if (this.evalPass) return this.evalPass;
     throw new StateError("there is no evaluation graph: give evalModel, or call train()");
@@ -128,7 +127,7 @@ export class Module {
     this.state.requireValues();
     const { inputs, outputs } = pass.roles;
     const values = prepared(this.settings.ort, inputs, feeds);
-    this.adaptBatch(inputs, values);
+    this._adaptBatch(inputs, values);
     const names = outputs.map(({ name }) => name);
     const wanted = request.fetches ?? names;
     const unknown = wanted.filter((name) => !names.includes(name));
@@ -140,12 +139,12 @@ export class Module {
     return pass.run(values, wanted, request.options);
   }
 
-  private adaptBatch(inputs: readonly ValueType[], values: readonly OrtTensor[]): void {
-    if (this.settings.batch === null && !this.automatic) return;
+  private _adaptBatch(inputs: readonly ValueType[], values: readonly OrtTensor[]): void {
+    if (this.settings.batch === null && !this._automatic) return;
     const symbol = batchSymbol(inputs);
     const index = inputs.findIndex(({ dims }) => dims?.[0] === symbol);
     const size = values[index]!.dims[0]!;
-    if (this.automatic) this.settings.batch = size;
+    if (this._automatic) this.settings.batch = size;
     else if (size !== this.settings.batch) {
       throw new InputError(
         `the batch has ${size} samples, and batchSize ${this.settings.batch} fixed it. With ` +
@@ -176,7 +175,7 @@ export class Module {
 
   /** How many numbers the parameters have. */
   getParametersSize(trainableOnly = true): number {
-    return this.buffers.size(trainableOnly);
+    return this._buffers.size(trainableOnly);
   }
 
   /** A copy of all parameters, one behind the other. */
@@ -186,7 +185,7 @@ export class Module {
       for (const { name } of this.trainPass.roles.parameters) {
         await this.state.variable(name).download();
       }
-      const buffer = this.buffers.read(trainableOnly);
+      const buffer = this._buffers.read(trainableOnly);
       return new this.settings.ort.Tensor(ortType(FLOAT), buffer, [buffer.length]);
     });
   }
@@ -196,7 +195,7 @@ export class Module {
     buffer: Uint8Array | Float32Array | OrtTensor,
     trainableOnly = true,
   ): Promise<void> {
-    return this.state.lock.run(async () => this.buffers.write(buffer, trainableOnly));
+    return this.state.lock.run(async () => this._buffers.write(buffer, trainableOnly));
   }
 
   /**
@@ -216,6 +215,7 @@ export class Module {
         values.set(name, this.state.held(name));
       }
       
+      const { exportModel } = await import("./export.js"); // only those who export load it
       return exportModel(this.evalPass.graph.model, outputNames, values, this.settings.ort);
     });
   }
@@ -235,7 +235,7 @@ export abstract class Pass {
   readonly graph: Graph;
   readonly roles: Roles;
 
-  protected constructor(
+  constructor(
     bytes: Uint8Array,
     source: string,
     protected readonly settings: Settings,
@@ -287,10 +287,6 @@ export function picked(made: Tensors, names: readonly string[]): Tensors {
 
 /** The evaluation graph. */
 export class EvalPass extends Pass {
-  constructor(bytes: Uint8Array, source: string, settings: Settings, state: CheckpointState) {
-    super(bytes, source, settings, state);
-  }
-
   override run(
     values: readonly OrtTensor[],
     fetches: readonly string[],
@@ -304,15 +300,15 @@ export class EvalPass extends Pass {
 export class TrainPass extends Pass {
   reset = true;
   readonly inputGradients = new Map<string, OrtTensor>();
-  private readonly trained: readonly string[];
-  private readonly differentiatedInputs: readonly string[];
+  private readonly _trained: readonly string[];
+  private readonly _differentiatedInputs: readonly string[];
 
   constructor(bytes: Uint8Array, source: string, settings: Settings, state: CheckpointState) {
     super(bytes, source, settings, state);
     checkTrains(this.graph.model, state, this.roles);
     const inputs = new Set(this.roles.inputs.map(({ name }) => name));
-    this.trained = this.roles.trained.filter((name) => !inputs.has(name));
-    this.differentiatedInputs = this.roles.trained.filter((name) => inputs.has(name));
+    this._trained = this.roles.trained.filter((name) => !inputs.has(name));
+    this._differentiatedInputs = this.roles.trained.filter((name) => inputs.has(name));
   }
 
   override async run(
@@ -322,9 +318,9 @@ export class TrainPass extends Pass {
   ): Promise<Tensors> {
     const { ort } = this.settings;
     const feeds = this.feeds(values);
-    for (const name of this.trained) feeds[name + BUFFER] = this.state.gradient(name).feed(ort);
-    for (const name of this.differentiatedInputs) {
-      feeds[name + BUFFER] = this.inputBuffer(name, feeds[name]!);
+    for (const name of this._trained) feeds[name + BUFFER] = this.state.gradient(name).feed(ort);
+    for (const name of this._differentiatedInputs) {
+      feeds[name + BUFFER] = this._inputBuffer(name, feeds[name]!);
     }
     feeds[LAZY_RESET] = this.tensor(BOOL, Uint8Array.of(this.reset ? 1 : 0), [1]);
     const results = [
@@ -333,8 +329,8 @@ export class TrainPass extends Pass {
     ];
     const made = await this.graph.run(feeds, [...fetches, ...results], options);
     this.reset = false;
-    for (const name of this.trained) this.state.gradient(name).replace(made[name + ACCUMULATED]!);
-    for (const name of this.differentiatedInputs) {
+    for (const name of this._trained) this.state.gradient(name).replace(made[name + ACCUMULATED]!);
+    for (const name of this._differentiatedInputs) {
       this.inputGradients.set(name, made[name + ACCUMULATED]!);
     }
     this.takeUpdates(made);
@@ -342,7 +338,7 @@ export class TrainPass extends Pass {
   }
 
   /** What the gradient of an input is added to, in the shape that the input has. */
-  private inputBuffer(name: string, value: OrtTensor): OrtTensor {
+  private _inputBuffer(name: string, value: OrtTensor): OrtTensor {
     const earlier = this.inputGradients.get(name);
     const isSame = earlier && earlier.dims.join() === value.dims.join();
     if (isSame) return earlier;

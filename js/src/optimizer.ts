@@ -10,7 +10,7 @@ import { type Module, nameOf } from "./module.js";
 import type { JsonObject } from "./python-json.js";
 import { checkUpdates, LEARNING_RATE, momentumsOf, STEP, UPDATED } from "./roles.js";
 import type { RunOptions } from "./runtime.js";
-import type { LRScheduler } from "./schedulers.js";
+import type { LRScheduler } from "./scheduler-base.js";
 import { type CheckpointState, GROUP } from "./state.js";
 import { ortType, Variable } from "./variables.js";
 
@@ -25,28 +25,28 @@ export const DEFAULT_LEARNING_RATE = 0.001;
 export class Optimizer {
   /** What schedulers start from. */
   initialLr = DEFAULT_LEARNING_RATE;
-  private readonly state: CheckpointState;
-  private readonly names: readonly string[];
-  private moments: Map<string, Variable[]> | null = null;
-  private rate = Math.fround(DEFAULT_LEARNING_RATE);
-  private count = 0;
-  private attached: LRScheduler | null = null;
+  private readonly _state: CheckpointState;
+  private readonly _names: readonly string[];
+  private _moments: Map<string, Variable[]> | null = null;
+  private _rate = Math.fround(DEFAULT_LEARNING_RATE);
+  private _count = 0;
+  private _attached: LRScheduler | null = null;
 
   private constructor(
-    private readonly module: Module,
-    private readonly graph: Graph,
+    private readonly _module: Module,
+    private readonly _graph: Graph,
   ) {
-    const { state } = module;
-    this.state = state;
-    checkUpdates(graph.model, state);
-    this.names = state.trainableNames();
-    if (state.savedLearningRate !== null) this.rate = Math.fround(state.savedLearningRate);
+    const { state } = _module;
+    this._state = state;
+    checkUpdates(_graph.model, state);
+    this._names = state.trainableNames();
+    if (state.savedLearningRate !== null) this._rate = Math.fround(state.savedLearningRate);
     const group = state.groups.get(GROUP);
     if (group) {
-      this.count = Number(group.step);
+      this._count = Number(group.step);
       this.initialLr = group.initialLearningRate;
     }
-    if (!state.nominal) this.allocate();
+    if (!state.nominal) this._allocate();
     state.optimizer = this;
   }
 
@@ -68,32 +68,32 @@ export class Optimizer {
 
   /** Update every parameter that trains, once. */
   step(options?: RunOptions): Promise<void> {
-    return this.state.lock.run(() => this.stepNow(options));
+    return this._state.lock.run(() => this.stepNow(options));
   }
 
   /** @internal The same, while the lock of the state is held. */
   async stepNow(options?: RunOptions): Promise<void> {
-    this.state.requireValues();
-    const { ort } = this.module.settings;
+    this._state.requireValues();
+    const { ort } = this._module.settings;
     const feeds = this.feeds();
-    for (const name of this.names) {
-      const variable = this.state.variable(name);
+    for (const name of this._names) {
+      const variable = this._state.variable(name);
       feeds[name] = variable.feed(ort);
-      feeds[`${name}_grad`] = this.state.gradient(name).feed(ort);
+      feeds[`${name}_grad`] = this._state.gradient(name).feed(ort);
     }
-    const made = await this.graph.run(feeds, this.results(), options);
-    for (const name of this.names) this.state.variable(name).replace(made[name + UPDATED]!);
+    const made = await this._graph.run(feeds, this.results(), options);
+    for (const name of this._names) this._state.variable(name).replace(made[name + UPDATED]!);
     this.finish(made);
   }
 
   /** @internal What an update reads beside parameters and gradients. */
   feeds(): Tensors {
-    const { ort } = this.module.settings;
+    const { ort } = this._module.settings;
     const feeds: Tensors = {
-      [LEARNING_RATE]: new ort.Tensor(ortType(FLOAT), Float32Array.of(this.rate), [1]),
-      [STEP]: new ort.Tensor(ortType(INT64), BigInt64Array.of(BigInt(this.count + 1)), [1]),
+      [LEARNING_RATE]: new ort.Tensor(ortType(FLOAT), Float32Array.of(this._rate), [1]),
+      [STEP]: new ort.Tensor(ortType(INT64), BigInt64Array.of(BigInt(this._count + 1)), [1]),
     };
-    for (const [name, moments] of this.allocate()) {
+    for (const [name, moments] of this._allocate()) {
       moments.forEach((moment, k) => (feeds[`${name}.momentum${k}`] = moment.feed(ort)));
     }
     return feeds;
@@ -101,7 +101,7 @@ export class Optimizer {
 
   /** @internal The names of what an update makes. */
   results(): string[] {
-    return [...this.allocate()].flatMap(([name, moments]) => [
+    return [...this._allocate()].flatMap(([name, moments]) => [
       name + UPDATED,
       ...moments.map((_, k) => `${name}.momentum${k}${UPDATED}`),
     ]);
@@ -109,22 +109,22 @@ export class Optimizer {
 
   /** @internal Take over the moments that a step has made, and count it. */
   finish(made: Tensors): void {
-    for (const [name, moments] of this.allocate()) {
+    for (const [name, moments] of this._allocate()) {
       moments.forEach((moment, k) => moment.replace(made[`${name}.momentum${k}${UPDATED}`]!));
     }
-    this.count += 1;
+    this._count += 1;
   }
 
   /** How many steps were taken so far. */
   get stepCount(): number {
-    return this.count;
+    return this._count;
   }
 
   // ---- learning rate -----------------------------------------------------------------------------
 
   /** The learning rate of the next step, as the float32 that the graph is given. */
   get learningRate(): number {
-    return this.rate;
+    return this._rate;
   }
 
   set learningRate(rate: number) {
@@ -136,18 +136,18 @@ export class Optimizer {
     if (typeof learningRate !== "number" || !Number.isFinite(rate)) {
       throw new ArgumentError(`a learning rate is a finite number, not ${String(learningRate)}`);
     }
-    this.rate = rate;
+    this._rate = rate;
   }
 
   getLearningRate(): number {
-    return this.rate;
+    return this._rate;
   }
 
   /** Remember the scheduler; returns what the checkpoint holds for its kind, once. */
   attach(scheduler: LRScheduler): JsonObject | null {
-    this.attached = scheduler;
-    const saved = this.state.savedScheduler;
-    this.state.savedScheduler = null;
+    this._attached = scheduler;
+    const saved = this._state.savedScheduler;
+    this._state.savedScheduler = null;
     if (saved === null || saved.get("kind") !== scheduler.kind) return null;
     const state = saved.get("state");
     if (!(state instanceof Map)) {
@@ -158,39 +158,39 @@ export class Optimizer {
 
   /** The scheduler that sets the learning rate, if any. */
   get scheduler(): LRScheduler | null {
-    return this.attached;
+    return this._attached;
   }
 
   // ---- state -------------------------------------------------------------------------------------
 
   /** The moments: those of the checkpoint, or zeros. */
-  private allocate(): Map<string, Variable[]> {
-    if (this.moments) return this.moments;
-    const group = this.state.groups.get(GROUP);
+  private _allocate(): Map<string, Variable[]> {
+    if (this._moments) return this._moments;
+    const group = this._state.groups.get(GROUP);
     const moments = new Map<string, Variable[]>();
-    for (const name of this.names) {
-      const wanted = momentumsOf(this.graph.model, name);
+    for (const name of this._names) {
+      const wanted = momentumsOf(this._graph.model, name);
       let held = group?.states.get(name);
       if (wanted.length === 0 && held && standsForNone(held)) held = [];
       if (group && held?.length !== wanted.length) refuse(name, wanted.length, held?.length);
-      const { dims } = this.state.typeOf(name);
+      const { dims } = this._state.typeOf(name);
       moments.set(
         name,
         wanted.map(({ code }, k) => momentOf(`${name}.momentum${k}`, code, dims, held?.[k])),
       );
     }
-    this.state.groups.delete(GROUP);
-    this.moments = moments;
+    this._state.groups.delete(GROUP);
+    this._moments = moments;
     return moments;
   }
 
   /** @internal The state of the optimizer as a checkpoint holds it. */
   group(): OptimizerGroup {
     return {
-      step: BigInt(this.count),
+      step: BigInt(this._count),
       initialLearningRate: this.initialLr,
       states: new Map(
-        [...this.allocate()].map(([name, moments]) => [
+        [...this._allocate()].map(([name, moments]) => [
           name,
           moments.length > 0 ? moments.map((m) => m.stored()) : [noState()],
         ]),
@@ -200,24 +200,24 @@ export class Optimizer {
 
   /** @internal The state of the scheduler as a checkpoint holds it. */
   schedulerState(): JsonObject | null {
-    if (!this.attached) return this.state.savedScheduler;
+    if (!this._attached) return this._state.savedScheduler;
     return new Map<string, string | JsonObject>([
-      ["kind", this.attached.kind],
-      ["state", this.attached.state()],
+      ["kind", this._attached.kind],
+      ["state", this._attached.state()],
     ]);
   }
 
   /** @internal */
   async download(): Promise<void> {
-    for (const moments of this.moments?.values() ?? []) {
+    for (const moments of this._moments?.values() ?? []) {
       for (const moment of moments) await moment.download();
     }
   }
 
   /** Free the session. */
   async release(): Promise<void> {
-    await this.graph.release();
-    for (const moments of this.moments?.values() ?? []) {
+    await this._graph.release();
+    for (const moments of this._moments?.values() ?? []) {
       for (const moment of moments) moment.release();
     }
   }

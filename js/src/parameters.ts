@@ -2,7 +2,7 @@
 
 import { RESERVED_PREFIX, type StoredProperty } from "./checkpoint-file.js";
 import { typeName } from "./elements.js";
-import { ArgumentError, quoted, StateError, UnknownNameError } from "./errors.js";
+import { ArgumentError, quoted, UnknownNameError } from "./errors.js";
 import type { TypedArray } from "./runtime.js";
 import type { CheckpointState } from "./state.js";
 import { byCodePoints } from "./text.js";
@@ -11,54 +11,54 @@ import { byCodePoints } from "./text.js";
 export class Parameter {
   /** @internal */
   constructor(
-    private readonly state: CheckpointState,
+    private readonly _state: CheckpointState,
     /** The name of the parameter in the model. */
     readonly name: string,
   ) {}
 
   /** Whether the parameter trains. */
   get requiresGrad(): boolean {
-    return this.state.isTrainable(this.name);
+    return this._state.isTrainable(this.name);
   }
 
   /** The type of its elements, such as "float32". */
   get type(): string {
-    return typeName(this.state.typeOf(this.name).code);
+    return typeName(this._state.typeOf(this.name).code);
   }
 
   /** Its shape. */
   get dims(): readonly number[] {
-    return this.state.typeOf(this.name).dims;
+    return this._state.typeOf(this.name).dims;
   }
 
   /** The values as they are now; a step of training makes new ones. To change them, set them. */
   get data(): TypedArray {
-    return this.state.valueOf(this.name);
+    return this._state.valueOf(this.name);
   }
 
   set data(values: TypedArray) {
-    this.state.setValue(this.name, values);
+    this._state.setValue(this.name, values);
   }
 
   /** The accumulated gradient; null for what is frozen, and before the first training step. */
   get grad(): TypedArray | null {
-    return this.state.gradientOf(this.name);
+    return this._state.gradientOf(this.name);
   }
 
   set grad(values: TypedArray) {
-    this.state.setGradient(this.name, values);
+    this._state.setGradient(this.name, values);
   }
 }
 
 /** The parameters of a state, by name; iterating gives pairs of name and parameter. */
 export class Parameters {
   /** @internal */
-  constructor(private readonly state: CheckpointState) {}
+  constructor(private readonly _state: CheckpointState) {}
 
   get(name: string): Parameter {
-    if (!this.state.has(name)) throw new UnknownNameError(`Parameter ${name} not found.`);
-    this.requireValues();
-    return new Parameter(this.state, name);
+    if (!this._state.has(name)) throw new UnknownNameError(`Parameter ${name} not found.`);
+    this._state.requireValues();
+    return new Parameter(this._state, name);
   }
 
   set(name: string, values: TypedArray): this {
@@ -67,30 +67,21 @@ export class Parameters {
   }
 
   has(name: string): boolean {
-    return this.state.has(name);
+    return this._state.has(name);
   }
 
   get size(): number {
-    return this.state.names().length;
+    return this._state.names().length;
   }
 
   /** The names, sorted. */
   names(): string[] {
-    return this.state.names();
+    return this._state.names();
   }
 
   *[Symbol.iterator](): Generator<[string, Parameter]> {
-    this.requireValues();
-    for (const name of this.state.names()) yield [name, new Parameter(this.state, name)];
-  }
-
-  private requireValues(): void {
-    if (this.state.nominal) {
-      throw new StateError(
-        "Please load the parameter states first: the checkpoint is nominal, it has names and no " +
-          "values. loadParametersBuffer(buffer, false) gives it all of them",
-      );
-    }
+    this._state.requireValues();
+    for (const name of this._state.names()) yield [name, new Parameter(this._state, name)];
   }
 }
 
@@ -104,10 +95,10 @@ export type Property = number | bigint | string;
  */
 export class Properties {
   /** @internal */
-  constructor(private readonly values: Map<string, StoredProperty>) {}
+  constructor(private readonly _values: Map<string, StoredProperty>) {}
 
   get(name: string): Property | undefined {
-    const value = this.values.get(name);
+    const value = this._values.get(name);
     return value === undefined ? undefined : shown(value);
   }
 
@@ -122,11 +113,11 @@ export class Properties {
     if (name.startsWith(RESERVED_PREFIX)) {
       throw new ArgumentError(`names that begin with ${quoted(RESERVED_PREFIX)} are reserved`);
     }
-    this.values.set(name, this.kept(name, value, kind));
+    this._values.set(name, this._kept(name, value, kind));
     return this;
   }
 
-  private kept(name: string, value: Property | boolean, kind?: "int" | "float"): StoredProperty {
+  private _kept(name: string, value: Property | boolean, kind?: "int" | "float"): StoredProperty {
     if (typeof value === "boolean") return value ? 1n : 0n;
     if (typeof value === "string") return value;
     if (typeof value === "bigint") {
@@ -137,7 +128,7 @@ export class Properties {
         `the property ${quoted(name)} is a ${typeof value}; properties are numbers and strings`,
       );
     }
-    const isFloat = kind === "float" || (!kind && typeof this.values.get(name) === "number");
+    const isFloat = kind === "float" || (!kind && typeof this._values.get(name) === "number");
     if (isFloat || !Number.isInteger(value) || Math.abs(value) >= 2 ** 63) {
       if (kind === "int") throw new ArgumentError(`${value} is not an integer of 64 bits`);
       return Math.fround(value);
@@ -146,19 +137,19 @@ export class Properties {
   }
 
   has(name: string): boolean {
-    return this.values.has(name);
+    return this._values.has(name);
   }
 
   delete(name: string): boolean {
-    return this.values.delete(name);
+    return this._values.delete(name);
   }
 
   get size(): number {
-    return this.values.size;
+    return this._values.size;
   }
 
   *[Symbol.iterator](): Generator<[string, Property]> {
-    for (const [name, value] of [...this.values].sort(([a], [b]) => byCodePoints(a, b))) {
+    for (const [name, value] of [...this._values].sort(([a], [b]) => byCodePoints(a, b))) {
       yield [name, shown(value)];
     }
   }

@@ -31,37 +31,37 @@ export function startingSeed(): bigint {
 
 /** A sequence of seeds; where it stands can be saved. */
 export class RandomState {
-  private seed: bigint;
-  private draws: bigint;
-  private seenSeeds = timesSeeded;
+  private _seed: bigint;
+  private _draws: bigint;
+  private _seenSeeds = timesSeeded;
 
   constructor(saved?: JsonObject) {
-    this.seed = saved ? (saved.get("seed") as bigint) & MASK : startingSeed();
-    this.draws = saved ? (saved.get("draws") as bigint) : 0n;
+    this._seed = saved ? (saved.get("seed") as bigint) & MASK : startingSeed();
+    this._draws = saved ? (saved.get("draws") as bigint) : 0n;
   }
 
   /** The next seed, two words of 32 bits. */
   next(): Uint32Array {
-    this.heedSetSeed();
-    this.draws += 1n;
-    const mixed = mix((this.seed + this.draws * GOLDEN) & MASK);
+    this._heedSetSeed();
+    this._draws += 1n;
+    const mixed = mix((this._seed + this._draws * GOLDEN) & MASK);
     return Uint32Array.of(Number(mixed & 0xffffffffn), Number(mixed >> 32n));
   }
 
   saved(): JsonObject {
-    this.heedSetSeed();
+    this._heedSetSeed();
     return new Map([
-      ["seed", this.seed],
-      ["draws", this.draws],
+      ["seed", this._seed],
+      ["draws", this._draws],
     ]);
   }
 
   /** Start anew if `setSeed` was called since. */
-  private heedSetSeed(): void {
-    if (this.seenSeeds === timesSeeded) return;
-    this.seenSeeds = timesSeeded;
-    this.seed = startingSeed();
-    this.draws = 0n;
+  private _heedSetSeed(): void {
+    if (this._seenSeeds === timesSeeded) return;
+    this._seenSeeds = timesSeeded;
+    this._seed = startingSeed();
+    this._draws = 0n;
   }
 }
 

@@ -1,52 +1,44 @@
-/**
- * Learning-rate schedulers: the rate as a function of the optimizer's steps.
- *
- * A scheduler is made for an optimizer, sets its learning rate at once, and sets it anew at each
- * `step()`, which is called after each step of the optimizer. The step is the optimizer's, so a run
- * that was resumed goes on where it was. What a scheduler has to remember is saved in the checkpoint.
- */
+/** The schedulers beside the linear one, and all of them by name. */
 
-import { ArgumentError, CheckpointError } from "./errors.js";
+import { ArgumentError } from "./errors.js";
 import type { Json, JsonObject } from "./python-json.js";
+import {
+  type Check,
+  complete,
+  count,
+  FormulaLRScheduler,
+  type FormulaSettings,
+  INITIAL,
+  LinearLRScheduler,
+  type LinearSettings,
+  LRScheduler,
+  notNegative,
+  number,
+  positive,
+  positiveCount,
+  rateOrNone,
+  refuse,
+  requireRoom,
+  type Row,
+  savedNumber,
+  savedSettings,
+  type ScheduledOptimizer,
+  TOTAL,
+  type Values,
+  warmedUp,
+  WARMUP,
+} from "./scheduler-base.js";
 import { byCodePoints } from "./text.js";
 
-/** What a scheduler needs of an optimizer. */
-export interface ScheduledOptimizer {
-  initialLr: number;
-  readonly stepCount: number;
-  getLearningRate(): number;
-  setLearningRate(learningRate: number): void;
-  attach(scheduler: LRScheduler): JsonObject | null;
-}
+export {
+  FormulaLRScheduler,
+  type FormulaSettings,
+  LinearLRScheduler,
+  type LinearSettings,
+  LRScheduler,
+  type ScheduledOptimizer,
+} from "./scheduler-base.js";
 
-// ---- arguments -----------------------------------------------------------------------------------
-
-type Values = Readonly<Record<string, any>>;
-/** What a checkpoint keeps of a setting; an error if it is none. */
-type Check = (value: any, name: string) => Json;
-/** The name of a setting, what it must be, and what it is if it is left out. */
-type Row = readonly [name: string, check: Check, otherwise?: unknown];
-
-function refuse(name: string, value: unknown, wanted: string): never {
-  throw new ArgumentError(`${name} must be ${wanted}, not ${String(value)}`);
-}
-
-const whole =
-  (least: number): Check =>
-  (value, name) =>
-    Number.isSafeInteger(value) && value >= least
-      ? BigInt(value)
-      : refuse(name, value, `a whole number of at least ${least}`);
-const count = whole(0);
-const positiveCount = whole(1);
-
-const number =
-  (isRight: (value: number) => boolean, wanted: string): Check =>
-  (value, name) =>
-    Number.isFinite(value) && isRight(value) ? value : refuse(name, value, wanted);
-const notNegative = number((value) => value >= 0, "a number that is not negative");
-const positive = number((value) => value > 0, "more than 0");
-const rateOrNone: Check = (value, name) => (value === undefined ? null : notNegative(value, name));
 const flag: Check = (value) => Boolean(value);
 const choice =
   (...choices: readonly string[]): Check =>
@@ -60,177 +52,9 @@ const rising: Check = (steps: readonly number[] | undefined, name) => {
   return steps.join(",");
 };
 
-/** The settings with what was left out. */
-function complete(given: object, rows: readonly Row[]): Values {
-  const entries = rows.map(([name, , otherwise]) => [name, (given as Values)[name] ?? otherwise]);
-  return Object.fromEntries(entries) as Values;
-}
-
-/** The settings as checkpoints have them, which is as Python writes them. */
-function savedSettings(values: Values, rows: readonly Row[]): JsonObject {
-  const snake = (name: string): string => name.replace(/[A-Z]/g, (c) => `_${c.toLowerCase()}`);
-  return new Map(rows.map(([name, check]) => [snake(name), check(values[name], name)]));
-}
-
-function savedNumber(saved: JsonObject, name: string): number {
-  const value = saved.get(name);
-  const found = typeof value === "bigint" ? Number(value) : value;
-  if (!Number.isFinite(found)) {
-    throw new CheckpointError(
-      `the checkpoint has ${String(value)} as ${name} of a scheduler, where a number should be`,
-    );
-  }
-  return found as number;
-}
-
-// ---- what all have in common ---------------------------------------------------------------------
-
-const INITIAL = "initial_lr";
-
-/** What all schedulers have in common. `kind` is the name in checkpoints and in `fit`. */
-export abstract class LRScheduler {
-  protected readonly values: Values;
-  protected readonly settings: JsonObject;
-
-  protected constructor(
-    protected readonly optimizer: ScheduledOptimizer,
-    readonly kind: string,
-    given: object,
-    rows: readonly Row[],
-  ) {
-    this.values = complete(given, rows);
-    this.settings = savedSettings(this.values, rows);
-  }
-
-  /** Set the learning rate of the optimizer's next step. */
-  abstract step(metric?: number): void;
-
-  /** @internal What a checkpoint keeps of the scheduler. */
-  state(): JsonObject {
-    return new Map(this.settings);
-  }
-
-  /** The rate to start from. */
-  get initialLr(): number {
-    return Number(this.settings.get(INITIAL));
-  }
-
-  /** Join the optimizer; the saved state, if there is one of this kind. */
-  protected join(): JsonObject | null {
-    const saved = this.optimizer.attach(this);
-    if (this.settings.get(INITIAL) === null) {
-      // A scheduler that was made without a rate takes over the saved one.
-      this.settings.set(
-        INITIAL,
-        saved ? savedNumber(saved, INITIAL) : this.optimizer.getLearningRate(),
-      );
-    }
-    return saved;
-  }
-
-  /** Say which settings are not as saved, and return whether there are any. */
-  protected warnOfChanges(saved: JsonObject): boolean {
-    const plain = (value: Json | undefined): unknown =>
-      typeof value === "bigint" ? Number(value) : value;
-    const changed = [...this.settings].filter(
-      ([key, value]) => plain(saved.get(key)) !== plain(value),
-    );
-    if (!changed.length) return false;
-    const details = changed.map(
-      ([key, value]) => `${key}=${String(value)} (saved: ${String(saved.get(key))})`,
-    );
-    console.warn(
-      `onnxtrain: the scheduler '${this.kind}' goes on with other settings than the checkpoint has: ` +
-        details.join(", "),
-    );
-    return true;
-  }
-}
-
-/** What schedulers with a formula take beside their own settings. */
-export interface FormulaSettings {
-  /** The rate to start from; by default the optimizer's. */
-  readonly initialLr?: number | undefined;
-  /** The step of the optimizer at which the schedule begins. */
-  readonly firstStep?: number | undefined;
-}
-
-/** A scheduler whose rate is a formula of the number of steps. */
-export abstract class FormulaLRScheduler extends LRScheduler {
-  protected constructor(
-    optimizer: ScheduledOptimizer,
-    kind: string,
-    settings: object,
-    rows: readonly Row[],
-    private readonly rate: (step: number, settings: Values, initialLr: number) => number,
-    check: (settings: Values, initialLr: number) => void = () => undefined,
-  ) {
-    super(optimizer, kind, settings, [...rows, ["initialLr", rateOrNone], ["firstStep", count, 0]]);
-    check(this.values, 0);
-    const saved = this.join();
-    check(this.values, this.initialLr);
-    if (!saved || this.warnOfChanges(saved)) {
-      optimizer.initialLr = this.initialLr;
-      this.step();
-    }
-  }
-
-  /** The learning rate after `step` steps of the optimizer, in double precision. */
-  learningRate(step: number): number {
-    const { values, initialLr } = this;
-    return this.rate(Math.max(0, step - values["firstStep"]), values, initialLr);
-  }
-
-  override step(): void {
-    this.optimizer.setLearningRate(this.learningRate(this.optimizer.stepCount));
-  }
-}
-
-const WARMUP: Row = ["warmupStepCount", count, 0];
-const TOTAL: Row = ["totalStepCount", count];
 const GAMMA: Row = ["gamma", positive, 0.1];
 const EVERY: Row = ["every", positiveCount, 1];
 
-/** The factor during the warm-up: from 0 to 1 in equal steps; null after it. */
-function warmedUp(step: number, { warmupStepCount: warmup }: Values): number | null {
-  return step < warmup ? step / Math.max(1, warmup) : null;
-}
-
-function requireRoom({ warmupStepCount: warmup, totalStepCount: total }: Values): void {
-  if (warmup > total) {
-    throw new ArgumentError(
-      `warmupStepCount (${warmup}) is more than totalStepCount (${total}): the warm-up is a part of ` +
-        "all steps",
-    );
-  }
-}
-
-// ---- the schedulers ------------------------------------------------------------------------------
-
-export interface LinearSettings extends FormulaSettings {
-  readonly warmupStepCount?: number | undefined;
-  readonly totalStepCount: number;
-}
-
-/** From 0 to `initialLr` during the warm-up, then down to 0 in equal steps. */
-export class LinearLRScheduler extends FormulaLRScheduler {
-  constructor(optimizer: ScheduledOptimizer, settings: LinearSettings) {
-    super(
-      optimizer,
-      "linear",
-      settings,
-      [WARMUP, TOTAL],
-      (step, s, lr) =>
-        lr *
-        (warmedUp(step, s) ??
-          Math.max(
-            0,
-            (s["totalStepCount"] - step) / Math.max(1, s["totalStepCount"] - s["warmupStepCount"]),
-          )),
-      requireRoom,
-    );
-  }
-}
 
 export interface ConstantSettings extends FormulaSettings {
   readonly warmupStepCount?: number | undefined;
@@ -412,10 +236,10 @@ export interface PlateauSettings {
  * `step(metric)` is called after each evaluation.
  */
 export class PlateauLRScheduler extends LRScheduler {
-  private best: number | null = null;
-  private badSteps = 0;
-  private resting = 0;
-  private rate = 0;
+  private _best: number | null = null;
+  private _badSteps = 0;
+  private _resting = 0;
+  private _rate = 0;
 
   constructor(optimizer: ScheduledOptimizer, settings: PlateauSettings = {}) {
     super(optimizer, "plateau", settings, [
@@ -432,15 +256,15 @@ export class PlateauLRScheduler extends LRScheduler {
     const saved = this.join();
     const isNewRate = saved && this.initialLr !== savedNumber(saved, INITIAL);
     if (!saved || (this.warnOfChanges(saved) && isNewRate)) {
-      this.rate = optimizer.initialLr = this.initialLr;
-      optimizer.setLearningRate(this.rate);
+      this._rate = optimizer.initialLr = this.initialLr;
+      optimizer.setLearningRate(this._rate);
       return;
     }
     // Go on with what was counted; the rate is the optimizer's, which was restored.
-    this.best = (saved.get("best") ?? null) === null ? null : savedNumber(saved, "best");
-    this.badSteps = savedNumber(saved, "bad_steps");
-    this.resting = savedNumber(saved, "resting");
-    this.rate = savedNumber(saved, "rate");
+    this._best = (saved.get("best") ?? null) === null ? null : savedNumber(saved, "best");
+    this._badSteps = savedNumber(saved, "bad_steps");
+    this._resting = savedNumber(saved, "resting");
+    this._rate = savedNumber(saved, "rate");
   }
 
   get mode(): "min" | "max" {
@@ -450,10 +274,10 @@ export class PlateauLRScheduler extends LRScheduler {
   override state(): JsonObject {
     return new Map<string, Json>([
       ...this.settings,
-      ["best", this.best],
-      ["bad_steps", BigInt(this.badSteps)],
-      ["resting", BigInt(this.resting)],
-      ["rate", this.rate],
+      ["best", this._best],
+      ["bad_steps", BigInt(this._badSteps)],
+      ["resting", BigInt(this._resting)],
+      ["rate", this._rate],
     ]);
   }
 
@@ -462,39 +286,39 @@ export class PlateauLRScheduler extends LRScheduler {
     if (typeof metric !== "number") {
       throw new ArgumentError("the scheduler 'plateau' is told the measure: step(metric)");
     }
-    if (this.isBetter(metric)) {
-      this.best = metric;
-      this.badSteps = 0;
-    } else this.badSteps += 1;
-    if (this.resting > 0) {
-      this.resting -= 1;
-      this.badSteps = 0;
+    if (this._isBetter(metric)) {
+      this._best = metric;
+      this._badSteps = 0;
+    } else this._badSteps += 1;
+    if (this._resting > 0) {
+      this._resting -= 1;
+      this._badSteps = 0;
     }
-    if (this.badSteps > this.values["patience"]) {
-      this.fall();
-      this.resting = this.values["cooldown"];
-      this.badSteps = 0;
+    if (this._badSteps > this.values["patience"]) {
+      this._fall();
+      this._resting = this.values["cooldown"];
+      this._badSteps = 0;
     }
   }
 
-  private isBetter(value: number): boolean {
+  private _isBetter(value: number): boolean {
     if (Number.isNaN(value)) return false;
     const isMin = this.mode === "min";
-    if (this.best === null) return isMin ? value < Infinity : value > -Infinity;
+    if (this._best === null) return isMin ? value < Infinity : value > -Infinity;
     const by = (isMin ? -1 : 1) * this.values["threshold"];
     const isRelative = this.values["thresholdMode"] === "rel";
-    const bound = isRelative ? this.best * (1 + by) : this.best + by;
+    const bound = isRelative ? this._best * (1 + by) : this._best + by;
     return isMin ? value < bound : value > bound;
   }
 
-  private fall(): void {
+  private _fall(): void {
     const current = this.optimizer.getLearningRate();
     // The optimizer's rate is rounded to 32 bits; unless somebody changed it, ours is exact.
-    const size = Math.max(Math.abs(current), Math.abs(this.rate));
-    if (Math.abs(current - this.rate) > 1e-6 * size) this.rate = current;
-    const lower = Math.max(this.rate * this.values["factor"], this.values["minLr"]);
-    if (this.rate - lower > this.values["eps"]) {
-      this.rate = lower;
+    const size = Math.max(Math.abs(current), Math.abs(this._rate));
+    if (Math.abs(current - this._rate) > 1e-6 * size) this._rate = current;
+    const lower = Math.max(this._rate * this.values["factor"], this.values["minLr"]);
+    if (this._rate - lower > this.values["eps"]) {
+      this._rate = lower;
       this.optimizer.setLearningRate(lower);
     }
   }

@@ -9,7 +9,7 @@ import { Optimizer } from "./optimizer.js";
 import type { Property } from "./parameters.js";
 import { UPDATED } from "./roles.js";
 import type { Ort, OrtTensor, RunOptions, SessionOptions, TypedArray } from "./runtime.js";
-import { LinearLRScheduler } from "./schedulers.js";
+import { LinearLRScheduler } from "./scheduler-base.js";
 import { CheckpointState } from "./state.js";
 
 /** What a session is made from. Sources are bytes, an address or, in Node, a path. */
@@ -61,8 +61,8 @@ export type Fetches = readonly string[] | Readonly<Record<string, unknown>>;
  * ```
  */
 export class TrainingSession {
-  private canUpdateAlone = false;
-  private fused: FusedPass | null = null;
+  private _canUpdateAlone = false;
+  private _fused: FusedPass | null = null;
 
   private constructor(
     /** The parameters and properties. */
@@ -87,10 +87,10 @@ export class TrainingSession {
     const updates = optimizerModel ?? step;
     const optimizer = updates === undefined ? null : await Optimizer.create(updates, module);
     const session = new TrainingSession(state, module, optimizer);
-    session.canUpdateAlone = optimizerModel !== undefined;
+    session._canUpdateAlone = optimizerModel !== undefined;
     if (step && optimizer) {
       const name = nameOf(stepModel!, "step model");
-      session.fused = new FusedPass(step, name, module.settings, state, optimizer);
+      session._fused = new FusedPass(step, name, module.settings, state, optimizer);
     }
     return session;
   }
@@ -134,7 +134,7 @@ export class TrainingSession {
   runTrainStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Tensors>;
   runTrainStep(feeds: Feeds, second?: unknown, third?: RunOptions): Promise<Tensors> {
     return this.state.lock.run(() =>
-      this.module.runPass(this.module.trainPass, feeds, this.request(true, second, third)),
+      this.module.runPass(this.module.trainPass, feeds, this._request(true, second, third)),
     );
   }
 
@@ -145,11 +145,11 @@ export class TrainingSession {
     return this.state.lock.run(() => {
       const pass = this.module.evalPass;
       if (!pass) throw new StateError("there is no evaluation graph: give evalModel");
-      return this.module.runPass(pass, feeds, this.request(false, second, third));
+      return this.module.runPass(pass, feeds, this._request(false, second, third));
     });
   }
 
-  private request(
+  private _request(
     training: boolean,
     second: unknown,
     third?: RunOptions,
@@ -168,11 +168,11 @@ export class TrainingSession {
 
   /** Update the parameters from the accumulated gradients. */
   runOptimizerStep(options?: RunOptions): Promise<void> {
-    return this.state.lock.run(() => this.updateNow(options));
+    return this.state.lock.run(() => this._updateNow(options));
   }
 
-  private updateNow(options?: RunOptions): Promise<void> {
-    if (!this.canUpdateAlone || !this.optimizer) {
+  private _updateNow(options?: RunOptions): Promise<void> {
+    if (!this._canUpdateAlone || !this.optimizer) {
       throw new StateError("there is no optimizer graph: give optimizerModel, or call step");
     }
     return this.optimizer.stepNow(options);
@@ -191,21 +191,21 @@ export class TrainingSession {
    */
   step(feeds: Feeds): Promise<StepResult> {
     return this.state.lock.run(async () => {
-      if (this.fused) return this.result(await this.module.runPass(this.fused, feeds));
+      if (this._fused) return this._result(await this.module.runPass(this._fused, feeds));
       this.module.lazyResetGrad();
       const made = await this.module.runPass(this.module.trainPass, feeds);
-      await this.updateNow();
+      await this._updateNow();
       this.module.lazyResetGrad();
-      return this.result(made);
+      return this._result(made);
     });
   }
 
   /** Evaluate a batch; the result has the loss and the outputs. */
   async evaluate(feeds: Feeds): Promise<StepResult> {
-    return this.result(await this.runEvalStep(feeds));
+    return this._result(await this.runEvalStep(feeds));
   }
 
-  private result(outputs: Tensors): StepResult {
+  private _result(outputs: Tensors): StepResult {
     return { loss: numberOf(outputs[this.lossName]!), outputs };
   }
 
@@ -296,15 +296,15 @@ export class TrainingSession {
 
   /** The names of what a step takes: the inputs of the model, then labels. */
   inputNames(training = true): string[] {
-    return this.pass(training)?.roles.inputs.map(({ name }) => name) ?? [];
+    return this._pass(training)?.roles.inputs.map(({ name }) => name) ?? [];
   }
 
   /** The names of what a step returns; the first is the loss. */
   outputNames(training = true): string[] {
-    return this.pass(training)?.roles.outputs.map(({ name }) => name) ?? [];
+    return this._pass(training)?.roles.outputs.map(({ name }) => name) ?? [];
   }
 
-  private pass(training: boolean): Pass | null {
+  private _pass(training: boolean): Pass | null {
     return training ? this.module.trainPass : this.module.evalPass;
   }
 
@@ -338,7 +338,7 @@ export class TrainingSession {
   async release(): Promise<void> {
     await this.module.release();
     await this.optimizer?.release();
-    await this.fused?.graph.release();
+    await this._fused?.graph.release();
   }
 }
 
@@ -366,7 +366,7 @@ class FusedPass extends Pass {
     source: string,
     settings: Settings,
     state: CheckpointState,
-    private readonly optimizer: Optimizer,
+    private readonly _optimizer: Optimizer,
   ) {
     super(bytes, source, settings, state, true);
   }
@@ -376,11 +376,11 @@ class FusedPass extends Pass {
     fetches: readonly string[],
     options?: RunOptions,
   ): Promise<Tensors> {
-    const feeds = { ...this.feeds(values), ...this.optimizer.feeds() };
+    const feeds = { ...this.feeds(values), ...this._optimizer.feeds() };
     const results = this.roles.updated.map((name) => name + UPDATED);
     const made = await this.graph.run(feeds, [...fetches, ...results], options);
     this.takeUpdates(made);
-    this.optimizer.finish(made);
+    this._optimizer.finish(made);
     return picked(made, fetches);
   }
 }

@@ -53,24 +53,24 @@ export class CheckpointState {
   /** @internal */ readonly privateRecord: JsonObject;
   /** @internal */ savedLearningRate: number | null;
   /** @internal */ savedScheduler: JsonObject | null;
-  private isNominal: boolean;
-  private readonly userProperties = new Map<string, StoredProperty>();
-  private readonly reserved = new Map<string, StoredProperty>();
-  private readonly trainable: Map<string, Stored>;
-  private readonly variables = new Map<string, Variable>();
-  private readonly gradients = new Map<string, Variable>();
+  private _isNominal: boolean;
+  private readonly _userProperties = new Map<string, StoredProperty>();
+  private readonly _reserved = new Map<string, StoredProperty>();
+  private readonly _trainable: Map<string, Stored>;
+  private readonly _variables = new Map<string, Variable>();
+  private readonly _gradients = new Map<string, Variable>();
 
   /** @internal Use `CheckpointState.load`. */
   constructor(content: CheckpointContent, file: Uint8Array | null = null) {
     for (const [name, value] of content.properties) {
       if (name.startsWith(RESERVED_PREFIX)) {
-        this.reserved.set(name.slice(RESERVED_PREFIX.length), value);
-      } else this.userProperties.set(name, value);
+        this._reserved.set(name.slice(RESERVED_PREFIX.length), value);
+      } else this._userProperties.set(name, value);
     }
-    const saved = trainingOf(this.reserved.get(TRAINING));
-    this.reserved.delete(TRAINING);
-    this.isNominal = content.nominal;
-    this.trainable = new Map(content.trainable);
+    const saved = trainingOf(this._reserved.get(TRAINING));
+    this._reserved.delete(TRAINING);
+    this._isNominal = content.nominal;
+    this._trainable = new Map(content.trainable);
     this.frozen = { values: new Map(content.frozen), version: 0, file };
     this.groups = new Map(content.groups);
     this.random = new RandomState(saved.get("random") as JsonObject | undefined);
@@ -124,44 +124,44 @@ export class CheckpointState {
    */
   toBytes(includeOptimizerState = false): Promise<Uint8Array> {
     return this.lock.run(async () => {
-      await this.downloadAll();
-      return writeCheckpoint(this.content(includeOptimizerState));
+      await this._downloadAll();
+      return writeCheckpoint(this._content(includeOptimizerState));
     });
   }
 
   /** Fetch from the GPU what is there, so that `parameters` can be read. */
   download(): Promise<void> {
-    return this.lock.run(() => this.downloadAll());
+    return this.lock.run(() => this._downloadAll());
   }
 
-  private async downloadAll(): Promise<void> {
-    for (const variable of [...this.variables.values(), ...this.gradients.values()]) {
+  private async _downloadAll(): Promise<void> {
+    for (const variable of [...this._variables.values(), ...this._gradients.values()]) {
       await variable.download();
     }
     await this.optimizer?.download();
   }
 
-  private content(includeOptimizerState: boolean): CheckpointContent {
-    const properties = new Map(this.userProperties);
-    const reserved = new Map(this.reserved);
+  private _content(includeOptimizerState: boolean): CheckpointContent {
+    const properties = new Map(this._userProperties);
+    const reserved = new Map(this._reserved);
     let groups = new Map<string, OptimizerGroup>();
-    if (includeOptimizerState && !this.isNominal) {
+    if (includeOptimizerState && !this._isNominal) {
       groups = this.optimizer ? new Map([[GROUP, this.optimizer.group()]]) : this.groups;
-      reserved.set(TRAINING, toJson(this.training()));
+      reserved.set(TRAINING, toJson(this._training()));
     }
     for (const [name, value] of reserved) properties.set(RESERVED_PREFIX + name, value);
     const held = (names: Iterable<string>): Map<string, Stored> =>
       new Map([...names].map((name) => [name, this.held(name)]));
     return {
-      trainable: held(this.trainable.keys()),
+      trainable: held(this._trainable.keys()),
       frozen: held(this.frozen.values.keys()),
-      nominal: this.isNominal,
+      nominal: this._isNominal,
       groups,
       properties,
     };
   }
 
-  private training(): JsonObject {
+  private _training(): JsonObject {
     const { optimizer } = this;
     const saved: [string, Json][] = [
       ["random", this.random.saved()],
@@ -183,66 +183,66 @@ export class CheckpointState {
 
   /** What the user keeps beside the parameters. */
   get properties(): Properties {
-    return new Properties(this.userProperties);
+    return new Properties(this._userProperties);
   }
 
   /** Whether the state has names and no values yet. */
   get nominal(): boolean {
-    return this.isNominal;
+    return this._isNominal;
   }
 
   // ---- what others of this package ask -------------------------------------------------------------
 
   /** @internal The names of all parameters, sorted. */
   names(): string[] {
-    return [...this.trainable.keys(), ...this.frozen.values.keys()].sort(byCodePoints);
+    return [...this._trainable.keys(), ...this.frozen.values.keys()].sort(byCodePoints);
   }
 
   /** @internal The names of what trains, in the order of the checkpoint. */
   trainableNames(): string[] {
-    return [...this.trainable.keys()];
+    return [...this._trainable.keys()];
   }
 
   /** @internal */
   has(name: string): boolean {
-    return this.trainable.has(name) || this.frozen.values.has(name);
+    return this._trainable.has(name) || this.frozen.values.has(name);
   }
 
   /** @internal */
   isTrainable(name: string): boolean {
-    return this.trainable.has(name);
+    return this._trainable.has(name);
   }
 
   /** @internal Element type and shape of a parameter. */
   typeOf(name: string): { readonly code: number; readonly dims: readonly number[] } {
-    return this.stored(name);
+    return this._stored(name);
   }
 
-  private stored(name: string): Stored {
-    const tensor = this.trainable.get(name) ?? this.frozen.values.get(name);
+  private _stored(name: string): Stored {
+    const tensor = this._trainable.get(name) ?? this.frozen.values.get(name);
     if (!tensor) throw new CheckpointError(`there is no parameter ${quoted(name)}`);
     return tensor;
   }
 
   /** @internal The present value of a parameter, as it is stored. */
   held(name: string): Stored {
-    return this.variables.get(name)?.stored() ?? this.stored(name);
+    return this._variables.get(name)?.stored() ?? this._stored(name);
   }
 
   /** @internal */
   valueOf(name: string): TypedArray {
-    return this.variables.get(name)?.array ?? elementsOf(this.stored(name));
+    return this._variables.get(name)?.array ?? elementsOf(this._stored(name));
   }
 
   /** @internal Set a parameter; the graphs see it with their next run. */
   setValue(name: string, value: unknown): void {
-    const { code, dims } = this.stored(name);
+    const { code, dims } = this._stored(name);
     const array = checked(name, value, code, dims);
-    const variable = this.variables.get(name);
+    const variable = this._variables.get(name);
     if (variable) variable.assign(array);
     else {
       const copy: Stored = { code, dims, data: bytesOf(array).slice() };
-      if (this.trainable.has(name)) this.trainable.set(name, copy);
+      if (this._trainable.has(name)) this._trainable.set(name, copy);
       else {
         this.frozen.values.set(name, copy);
         this.frozen.version += 1;
@@ -252,12 +252,12 @@ export class CheckpointState {
 
   /** @internal The gradient of a parameter; null if it has none. */
   gradientOf(name: string): TypedArray | null {
-    return this.gradients.get(name)?.array ?? null;
+    return this._gradients.get(name)?.array ?? null;
   }
 
   /** @internal */
   setGradient(name: string, value: unknown): void {
-    const gradient = this.gradients.get(name);
+    const gradient = this._gradients.get(name);
     if (!gradient) {
       throw new StateError(
         `the parameter ${quoted(name)} has no gradient, or there was no training step yet`,
@@ -268,26 +268,26 @@ export class CheckpointState {
 
   /** @internal What a parameter is kept in; from then on graphs read and write it. */
   variable(name: string): Variable {
-    let variable = this.variables.get(name);
+    let variable = this._variables.get(name);
     if (!variable) {
-      variable = Variable.of(this.stored(name));
-      this.variables.set(name, variable);
+      variable = Variable.of(this._stored(name));
+      this._variables.set(name, variable);
     }
     return variable;
   }
 
   /** @internal */
   variableIfThere(name: string): Variable | null {
-    return this.variables.get(name) ?? null;
+    return this._variables.get(name) ?? null;
   }
 
   /** @internal The gradient of a parameter, all zero where there was none yet. */
   gradient(name: string): Variable {
-    let gradient = this.gradients.get(name);
+    let gradient = this._gradients.get(name);
     if (!gradient) {
-      const { code, dims } = this.stored(name);
+      const { code, dims } = this._stored(name);
       gradient = new Variable(code, dims, zerosOf(code, dims));
-      this.gradients.set(name, gradient);
+      this._gradients.set(name, gradient);
     }
     return gradient;
   }
@@ -295,26 +295,26 @@ export class CheckpointState {
   /** @internal Give a nominal state its values. */
   complete(values: ReadonlyMap<string, Stored>): void {
     for (const [name, value] of values) {
-      (this.trainable.has(name) ? this.trainable : this.frozen.values).set(name, value);
+      (this._trainable.has(name) ? this._trainable : this.frozen.values).set(name, value);
     }
-    this.isNominal = false;
+    this._isNominal = false;
     this.frozen.version += 1;
   }
 
   /** @internal Refuse to go on with a nominal state. */
   requireValues(): void {
-    if (this.isNominal) {
+    if (this._isNominal) {
       throw new StateError(
         "Please load the model parameters first. The checkpoint is nominal, it has names and no " +
-          "values: loadParametersBuffer(buffer, false) gives it some",
+          "values: loadParametersBuffer(buffer, false) gives it all of them",
       );
     }
   }
 
   /** @internal Free what is not in the memory of JavaScript. */
   release(): void {
-    for (const variable of this.variables.values()) variable.release();
-    for (const gradient of this.gradients.values()) gradient.release();
+    for (const variable of this._variables.values()) variable.release();
+    for (const gradient of this._gradients.values()) gradient.release();
   }
 }
 

@@ -22,7 +22,7 @@ interface Entry {
  * that is closed, or storage that is full, leaves the one before.
  */
 export class CheckpointStore {
-  private constructor(private readonly database: IDBDatabase) {}
+  private constructor(private readonly _database: IDBDatabase) {}
 
   /** Open the store of this name; it is made if there is none. */
   static open(name = "onnxtrain"): Promise<CheckpointStore> {
@@ -63,7 +63,7 @@ export class CheckpointStore {
   /** Keep a checkpoint under a key, in place of the one that is there. */
   async save(key: string, checkpoint: Uint8Array): Promise<void> {
     const entry: Entry = { bytes: checkpoint, savedAt: Date.now() };
-    await this.transaction("readwrite", (store) => store.put(entry, key), "keep the checkpoint");
+    await this._transaction("readwrite", (store) => store.put(entry, key), "keep the checkpoint");
   }
 
   /** A function that keeps checkpoints under a key, for `fit({ save })`. */
@@ -78,7 +78,7 @@ export class CheckpointStore {
 
   /** A checkpoint and when it was saved; null if there is none under this key. */
   async entry(key: string): Promise<StoredCheckpoint | null> {
-    const found = (await this.transaction(
+    const found = (await this._transaction(
       "readonly",
       (store) => store.get(key),
       "read the checkpoint",
@@ -88,7 +88,7 @@ export class CheckpointStore {
 
   /** The keys under which there are checkpoints. */
   async keys(): Promise<string[]> {
-    const found = await this.transaction(
+    const found = await this._transaction(
       "readonly",
       (store) => store.getAllKeys(),
       "list checkpoints",
@@ -98,19 +98,19 @@ export class CheckpointStore {
 
   /** Forget a checkpoint. */
   async delete(key: string): Promise<void> {
-    await this.transaction("readwrite", (store) => store.delete(key), "delete the checkpoint");
+    await this._transaction("readwrite", (store) => store.delete(key), "delete the checkpoint");
   }
 
   /** Forget all of them. */
   async clear(): Promise<void> {
-    await this.transaction("readwrite", (store) => store.clear(), "delete the checkpoints");
+    await this._transaction("readwrite", (store) => store.clear(), "delete the checkpoints");
   }
 
   close(): void {
-    this.database.close();
+    this._database.close();
   }
 
-  private transaction(
+  private _transaction(
     mode: IDBTransactionMode,
     ask: (store: IDBObjectStore) => IDBRequest,
     action: string,
@@ -118,7 +118,7 @@ export class CheckpointStore {
     return new Promise((resolve, reject) => {
       const fail = (error: unknown): void => reject(storageError(error, action));
       try {
-        const transaction = this.database.transaction(OBJECTS, mode);
+        const transaction = this._database.transaction(OBJECTS, mode);
         const request = ask(transaction.objectStore(OBJECTS));
         // Only when the transaction is complete, what was written is there to stay.
         transaction.oncomplete = () => resolve(request.result);

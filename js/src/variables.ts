@@ -7,12 +7,12 @@ import { elementsOf, type Stored } from "./checkpoint-file.js";
 
 /** A tensor whose value is replaced from run to run. */
 export class Variable {
-  private tensor: OrtTensor | null = null;
+  private _tensor: OrtTensor | null = null;
 
   constructor(
     readonly code: number,
     readonly dims: readonly number[],
-    private elements: TypedArray | null,
+    private _elements: TypedArray | null,
   ) {}
 
   static of(tensor: Stored): Variable {
@@ -21,42 +21,42 @@ export class Variable {
 
   /** The elements as they are now. */
   get array(): TypedArray {
-    if (this.elements === null) {
+    if (this._elements === null) {
       throw new StateError("the values are on the GPU: await state.download() before reading them");
     }
-    return this.elements;
+    return this._elements;
   }
 
   /** The tensor that a session is fed with. */
   feed(ort: Ort): OrtTensor {
-    this.tensor ??= new ort.Tensor(ortType(this.code), this.elements, this.dims);
-    return this.tensor;
+    this._tensor ??= new ort.Tensor(ortType(this.code), this._elements, this.dims);
+    return this._tensor;
   }
 
   /** Go on with what a run has made. */
   replace(tensor: OrtTensor): void {
-    if (tensor === this.tensor) return;
-    const old = this.tensor;
-    this.elements = isOnCpu(tensor) ? elementsOfTensor(tensor) : null;
+    if (tensor === this._tensor) return;
+    const old = this._tensor;
+    this._elements = isOnCpu(tensor) ? elementsOfTensor(tensor) : null;
     // A large tensor is updated as a list of pieces of it: the same elements in another shape.
     const isSame = sameDims(tensor.dims, this.dims);
-    this.tensor = isSame ? tensor : this.elements ? null : onGpuInShape(tensor, this.dims);
+    this._tensor = isSame ? tensor : this._elements ? null : onGpuInShape(tensor, this.dims);
     if (old !== null && !isOnCpu(old)) old.dispose?.();
   }
 
   /** Set the elements; they are copied. */
   assign(array: TypedArray): void {
-    const old = this.tensor;
-    this.tensor = null;
-    this.elements = array.slice();
+    const old = this._tensor;
+    this._tensor = null;
+    this._elements = array.slice();
     if (old !== null && !isOnCpu(old)) old.dispose?.();
   }
 
   /** Fetch the elements from the GPU, if they are there. */
   async download(): Promise<void> {
-    if (this.elements !== null || this.tensor === null) return;
-    const data = (await this.tensor.getData?.()) as TypedArray;
-    this.elements = data;
+    if (this._elements !== null || this._tensor === null) return;
+    const data = (await this._tensor.getData?.()) as TypedArray;
+    this._elements = data;
   }
 
   stored(): Stored {
@@ -65,8 +65,8 @@ export class Variable {
 
   /** Free what is not in the memory of JavaScript. */
   release(): void {
-    if (this.tensor !== null && !isOnCpu(this.tensor)) this.tensor.dispose?.();
-    this.tensor = null;
+    if (this._tensor !== null && !isOnCpu(this._tensor)) this._tensor.dispose?.();
+    this._tensor = null;
   }
 
   fits(code: number, dims: readonly number[]): boolean {
@@ -113,11 +113,11 @@ export function ortType(code: number): string {
 
 /** Lets calls that were made at once happen one after the other. */
 export class Lock {
-  private last: Promise<unknown> = Promise.resolve();
+  private _last: Promise<unknown> = Promise.resolve();
 
   run<T>(work: () => Promise<T>): Promise<T> {
-    const result = this.last.then(work);
-    this.last = result.catch(() => undefined);
+    const result = this._last.then(work);
+    this._last = result.catch(() => undefined);
     return result;
   }
 }

@@ -37,10 +37,10 @@ interface File {
 
 /** A message in a file. `where` says which, for errors. */
 export class Message {
-  private found: Field[] | null = null;
+  private _found: Field[] | null = null;
 
   private constructor(
-    private readonly file: File,
+    private readonly _file: File,
     readonly data: Uint8Array,
     readonly where: string,
   ) {}
@@ -50,22 +50,22 @@ export class Message {
   }
 
   fail(what: string, where = this.where): never {
-    throw new ModelError(`${this.file.source}: ${where}: ${what}`);
+    throw new ModelError(`${this._file.source}: ${where}: ${what}`);
   }
 
   /** All fields, in the order of the file. */
   get fields(): readonly Field[] {
-    return (this.found ??= this.read());
+    return (this._found ??= this._read());
   }
 
-  private read(): Field[] {
-    const { data, file } = this;
+  private _read(): Field[] {
+    const { data, _file: file } = this;
     const found: Field[] = [];
     for (let at = 0; at < data.length; ) {
       if (--file.left < 0) this.fail("there are more fields than any real model has");
       const start = at;
       const next = (): [low: number, high: number] => {
-        const [low, high, end] = this.varint(data, at);
+        const [low, high, end] = this._varint(data, at);
         at = end;
         return [low, high];
       };
@@ -93,7 +93,7 @@ export class Message {
   }
 
   /** A number of variable length in two halves, and the position behind it. */
-  private varint(data: Uint8Array, at: number): [low: number, high: number, end: number] {
+  private _varint(data: Uint8Array, at: number): [low: number, high: number, end: number] {
     let low = 0;
     let high = 0;
     for (let index = 0; index < 10; index++) {
@@ -111,7 +111,7 @@ export class Message {
     return this.fields.filter((field) => field.number === number);
   }
 
-  private last(number: number): Field | undefined {
+  private _last(number: number): Field | undefined {
     return this.all(number).pop();
   }
 
@@ -119,7 +119,7 @@ export class Message {
   inner(field: Field, name: string | number): Message {
     const where = `${this.where}.${name}`;
     if (field.kind !== BYTES) this.fail("a number where a message should be", where);
-    return new Message(this.file, field.data, where);
+    return new Message(this._file, field.data, where);
   }
 
   /** The messages in a field. */
@@ -147,7 +147,7 @@ export class Message {
 
   /** A signed number. Beyond 2⁵³ it is not exact, which is as good as impossible here. */
   int(number: number): number {
-    const field = this.last(number);
+    const field = this._last(number);
     if (!field) return 0;
     if (field.kind !== VARINT) this.fail("a message where a number should be");
     return signed([field.low, field.high]);
@@ -160,7 +160,7 @@ export class Message {
       if (field.kind === VARINT) found.push([field.low, field.high]);
       const { data } = field;
       for (let at = 0; at < data.length && found.length <= most; ) {
-        const [low, high, end] = this.varint(data, at);
+        const [low, high, end] = this._varint(data, at);
         found.push([low, high]);
         at = end;
       }
@@ -183,7 +183,7 @@ function signed([low, high]: readonly [number, number]): number {
 /** Bytes in pieces, none of which is copied before they are joined. */
 export class Chunks {
   size = 0;
-  private readonly pieces: Uint8Array[] = [];
+  private readonly _pieces: Uint8Array[] = [];
 
   constructor(...pieces: Uint8Array[]) {
     this.add(...pieces);
@@ -191,7 +191,7 @@ export class Chunks {
 
   add(...pieces: Uint8Array[]): this {
     for (const piece of pieces) {
-      this.pieces.push(piece);
+      this._pieces.push(piece);
       this.size += piece.length;
     }
     return this;
@@ -212,13 +212,13 @@ export class Chunks {
   }
 
   message(field: number, content: Chunks): this {
-    return this.add(varint(field * 8 + BYTES), varint(content.size), ...content.pieces);
+    return this.add(varint(field * 8 + BYTES), varint(content.size), ...content._pieces);
   }
 
   join(): Uint8Array {
     const joined = new Uint8Array(this.size);
     let at = 0;
-    for (const piece of this.pieces) {
+    for (const piece of this._pieces) {
       joined.set(piece, at);
       at += piece.length;
     }

@@ -5,14 +5,16 @@ import type { FitOptions, ProgressEvent } from "./fit.js";
 import type { FitData } from "./fit-data.js";
 import type { History } from "./fit-place.js";
 import type { Feeds } from "./inputs.js";
-import type { Property } from "./parameters.js";
-import type { TypedArray } from "./runtime.js";
-import type {
-  Call,
-  PlainTensor,
-  Reply,
-  WorkerFitOptions,
-  WorkerOptions,
+import type { Tensors } from "./graph.js";
+import type { OrtTensor } from "./runtime.js";
+import type { StepResult, TrainingSession } from "./session.js";
+import {
+  type Call,
+  METHODS,
+  type PlainTensor,
+  type Reply,
+  type WorkerFitOptions,
+  type WorkerOptions,
 } from "./worker-messages.js";
 
 export type { PlainTensor, WorkerFitOptions, WorkerOptions } from "./worker-messages.js";
@@ -51,37 +53,46 @@ interface SessionNames {
   readonly evalOutputNames: readonly string[];
 }
 
+/** A method of `TrainingSession` as it is in a worker: it returns a promise, and plain tensors. */
+type Remote<F> = F extends (...args: infer A) => infer R ? (...args: A) => Promise<Posted<Awaited<R>>> : never;
+type Posted<T> = T extends OrtTensor
+  ? PlainTensor
+  : T extends Tensors
+    ? Record<string, PlainTensor>
+    : T extends StepResult
+      ? WorkerStepResult
+      : T;
+type RemoteMethods = {
+  [M in Exclude<(typeof METHODS)[number], "runTrainStep" | "runEvalStep">]: Remote<TrainingSession[M]>;
+};
+
+// Those of the session, which is there, are added below.
+export interface WorkerSession extends RemoteMethods {
+  runTrainStep(feeds: Feeds): Promise<Record<string, PlainTensor>>;
+  runEvalStep(feeds: Feeds): Promise<Record<string, PlainTensor>>;
+  /** Let all that is random in training follow from a number, from here on. */
+  setSeed(seed: number | bigint): Promise<void>;
+  /** The mean loss (`evalLoss`) and metrics over data. */
+  evaluateData(
+    data: FitData,
+    options?: Pick<WorkerFitOptions, "batchSize" | "metrics">,
+  ): Promise<Record<string, number>>;
+}
+
 /** A `TrainingSession` that is in a worker. */
 export class WorkerSession {
+  private readonly _link: Link;
+
   /** @internal */
   constructor(
-    private readonly link: Link,
+    link: Link,
     /** The names of the loss, of inputs and of outputs. */
     readonly names: SessionNames,
-  ) {}
-
-  step(feeds: Feeds): Promise<WorkerStepResult> {
-    return this.link.call("step", [feeds]);
-  }
-
-  evaluate(feeds: Feeds): Promise<WorkerStepResult> {
-    return this.link.call("evaluate", [feeds]);
-  }
-
-  runTrainStep(feeds: Feeds): Promise<Record<string, PlainTensor>> {
-    return this.link.call("runTrainStep", [feeds]);
-  }
-
-  runEvalStep(feeds: Feeds): Promise<Record<string, PlainTensor>> {
-    return this.link.call("runEvalStep", [feeds]);
-  }
-
-  runOptimizerStep(): Promise<void> {
-    return this.link.call("runOptimizerStep", []);
-  }
-
-  lazyResetGrad(): Promise<void> {
-    return this.link.call("lazyResetGrad", []);
+  ) {
+    this._link = link;
+    for (const method of [...METHODS, "setSeed", "evaluateData"] as const) {
+      this[method] = (...args: unknown[]): Promise<never> => link.call(method, args);
+    }
   }
 
   /**
@@ -93,144 +104,74 @@ export class WorkerSession {
     options: WorkerFitOptions & Pick<FitOptions, "onProgress" | "signal"> = {},
   ): Promise<History> {
     const { onProgress, signal, ...rest } = options;
-    return this.link.call("fit", [data, rest], onProgress, signal);
-  }
-
-  /** The mean loss (`evalLoss`) and metrics over data. */
-  evaluateData(
-    data: FitData,
-    options: Pick<WorkerFitOptions, "batchSize" | "metrics"> = {},
-  ): Promise<Record<string, number>> {
-    return this.link.call("evaluateData", [data, options]);
-  }
-
-  setLearningRate(learningRate: number): Promise<void> {
-    return this.link.call("setLearningRate", [learningRate]);
-  }
-
-  getLearningRate(): Promise<number> {
-    return this.link.call("getLearningRate", []);
-  }
-
-  registerLinearLRScheduler(warmup: number, total: number, initialLr: number): Promise<void> {
-    return this.link.call("registerLinearLRScheduler", [warmup, total, initialLr]);
-  }
-
-  schedulerStep(metric?: number): Promise<void> {
-    return this.link.call("schedulerStep", [metric]);
-  }
-
-  getParametersSize(trainableOnly = true): Promise<number> {
-    return this.link.call("getParametersSize", [trainableOnly]);
-  }
-
-  getContiguousParameters(trainableOnly = true): Promise<PlainTensor> {
-    return this.link.call("getContiguousParameters", [trainableOnly]);
-  }
-
-  loadParametersBuffer(buffer: Uint8Array | Float32Array, trainableOnly = true): Promise<void> {
-    return this.link.call("loadParametersBuffer", [buffer, trainableOnly]);
-  }
-
-  getParameter(name: string): Promise<TypedArray> {
-    return this.link.call("getParameter", [name]);
-  }
-
-  updateParameter(name: string, values: TypedArray): Promise<void> {
-    return this.link.call("updateParameter", [name, values]);
-  }
-
-  addProperty(name: string, value: Property): Promise<void> {
-    return this.link.call("addProperty", [name, value]);
-  }
-
-  getProperty(name: string): Promise<Property | undefined> {
-    return this.link.call("getProperty", [name]);
-  }
-
-  saveCheckpoint(includeOptimizerState = true): Promise<Uint8Array> {
-    return this.link.call("saveCheckpoint", [includeOptimizerState]);
-  }
-
-  exportModelForInferencing(outputNames: readonly string[]): Promise<Uint8Array> {
-    return this.link.call("exportModelForInferencing", [outputNames]);
-  }
-
-  /** Let all that is random in training follow from a number, from here on. */
-  setSeed(seed: number | bigint): Promise<void> {
-    return this.link.call("setSeed", [seed]);
-  }
-
-  /** Free the session in the worker. */
-  release(): Promise<void> {
-    return this.link.call("release", []);
+    return this._link.call("fit", [data, rest], onProgress, signal);
   }
 
   /** End the worker at once; calls that were not answered are rejected. */
   terminate(): void {
-    this.link.end("the worker was ended by terminate()");
+    this._link.end("the worker was ended by terminate()");
   }
 }
 
 class Link {
-  private readonly pending = new Map<number, Pending>();
-  private waiting: Call[] | null = [];
-  private ended: string | null = null;
-  private last = 0;
+  private readonly _pending = new Map<number, Pending>();
+  private _waiting: Call[] | null = [];
+  private _ended: string | null = null;
+  private _last = 0;
 
-  constructor(private readonly worker: WorkerLike) {
-    if (typeof worker?.postMessage !== "function") {
+  constructor(private readonly _worker: WorkerLike) {
+    if (typeof _worker?.postMessage !== "function") {
       throw new ArgumentError("a worker is needed: new Worker(url, { type: 'module' })");
     }
-    worker.addEventListener("message", (event: MessageEvent) => this.hear(event.data as Reply));
-    worker.addEventListener("error", (event: ErrorEvent) =>
+    _worker.addEventListener("message", (event: MessageEvent) => this._hear(event.data as Reply));
+    _worker.addEventListener("error", (event: ErrorEvent) =>
       this.end(
         `the worker failed: ${event.message || "its script could not be loaded"}. What it has saved ` +
           "is still there: make a new worker and go on from that",
       ),
     );
-    worker.addEventListener("messageerror", () =>
+    _worker.addEventListener("messageerror", () =>
       this.end("an answer of the worker could not be read"),
     );
     // It may have said that it is ready before anybody listened.
-    worker.postMessage({ onnxtrain: "hello" });
+    _worker.postMessage({ onnxtrain: "hello" });
   }
 
-  private hear(reply: Reply): void {
-    if (reply?.onnxtrain === "ready") this.begin();
-    else if (reply?.onnxtrain === "holding") this.waitForEnd(reply.lock);
-    else if (reply && "id" in reply) this.settle(reply);
+  private _hear(reply: Reply): void {
+    if (reply?.onnxtrain === "ready") this._begin();
+    else if (reply?.onnxtrain === "holding") this._waitForEnd(reply.lock);
+    else if (reply && "id" in reply) this._settle(reply);
   }
 
-  private settle(reply: Extract<Reply, { readonly id: number }>): void {
-    const pending = this.pending.get(reply.id);
+  private _settle(reply: Extract<Reply, { readonly id: number }>): void {
+    const pending = this._pending.get(reply.id);
     if (!pending) return;
     if (reply.onnxtrain === "progress") {
       pending.progress?.(reply.event);
       return;
     }
-    this.pending.delete(reply.id);
+    this._pending.delete(reply.id);
     if (reply.onnxtrain === "result") pending.resolve(reply.value as never);
     else pending.reject(revived(reply.name, reply.message));
   }
 
   /** The worker listens: what came before would have been lost, so it has waited. */
-  private begin(): void {
-    const { waiting } = this;
+  private _begin(): void {
+    const { _waiting: waiting } = this;
     if (!waiting) return;
-    this.waiting = null;
+    this._waiting = null;
     if (locksOf()) {
       const lock = `onnxtrain-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`;
-      this.post({ onnxtrain: "hold", lock });
+      this._post({ onnxtrain: "hold", lock });
     }
-    for (const call of waiting) this.post(call);
+    for (const call of waiting) this._post(call);
   }
 
   /**
    * The worker holds a lock as long as it lives. Nothing else tells a page that the browser has
    * ended one, for want of memory for example.
    */
-  private waitForEnd(lock: string): void {
+  private _waitForEnd(lock: string): void {
     void locksOf()?.request(lock, () => {
       this.end(
         "the worker has ended: the browser may have been short of memory. What it has saved is " +
@@ -239,13 +180,13 @@ class Link {
     });
   }
 
-  private post(call: Call): void {
+  private _post(call: Call): void {
     try {
-      this.worker.postMessage(call);
+      this._worker.postMessage(call);
     } catch (error) {
       if (!("id" in call)) return;
-      const pending = this.pending.get(call.id);
-      this.pending.delete(call.id);
+      const pending = this._pending.get(call.id);
+      this._pending.delete(call.id);
       pending?.reject(
         new ArgumentError(`this cannot be sent to a worker: ${(error as Error).message}`),
       );
@@ -258,29 +199,29 @@ class Link {
     progress?: (event: ProgressEvent) => void,
     signal?: AbortSignal,
   ): Promise<T> {
-    if (this.ended !== null) return Promise.reject(new WorkerError(this.ended));
-    this.last += 1;
-    const id = this.last;
+    if (this._ended !== null) return Promise.reject(new WorkerError(this._ended));
+    this._last += 1;
+    const id = this._last;
     const call: Call = { onnxtrain: "call", id, method, args: args.map(sendable) };
     return new Promise<T>((resolve, reject) => {
-      this.pending.set(id, { resolve, reject, progress });
+      this._pending.set(id, { resolve, reject, progress });
       const abort = (): void => {
-        if (this.waiting) this.waiting.push({ onnxtrain: "abort", id });
-        else this.post({ onnxtrain: "abort", id });
+        if (this._waiting) this._waiting.push({ onnxtrain: "abort", id });
+        else this._post({ onnxtrain: "abort", id });
       };
-      if (this.waiting) this.waiting.push(call);
-      else this.post(call);
+      if (this._waiting) this._waiting.push(call);
+      else this._post(call);
       if (signal?.aborted) abort();
       else signal?.addEventListener("abort", abort, { once: true });
     });
   }
 
   end(reason: string): void {
-    if (this.ended !== null) return;
-    this.ended = reason;
-    this.worker.terminate();
-    for (const pending of this.pending.values()) pending.reject(new WorkerError(reason));
-    this.pending.clear();
+    if (this._ended !== null) return;
+    this._ended = reason;
+    this._worker.terminate();
+    for (const pending of this._pending.values()) pending.reject(new WorkerError(reason));
+    this._pending.clear();
   }
 }
 

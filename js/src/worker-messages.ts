@@ -3,6 +3,30 @@
 import type { FitOptions, ProgressEvent } from "./fit.js";
 import type { SessionOptions, TypedArray } from "./runtime.js";
 
+/** The methods of `TrainingSession` that a worker performs as they are. */
+export const METHODS = [
+  "step",
+  "evaluate",
+  "runTrainStep",
+  "runEvalStep",
+  "runOptimizerStep",
+  "lazyResetGrad",
+  "setLearningRate",
+  "getLearningRate",
+  "registerLinearLRScheduler",
+  "schedulerStep",
+  "getParametersSize",
+  "getContiguousParameters",
+  "loadParametersBuffer",
+  "getParameter",
+  "updateParameter",
+  "addProperty",
+  "getProperty",
+  "saveCheckpoint",
+  "exportModelForInferencing",
+  "release",
+] as const;
+
 /** A tensor that came from a worker. */
 export interface PlainTensor {
   readonly type: string;

@@ -18,12 +18,13 @@ import { TrainingSession } from "./session.js";
 import { CheckpointStore } from "./store.js";
 import { CheckpointState } from "./state.js";
 import { setSeed } from "./random.js";
-import type {
-  Call,
-  PlainTensor,
-  Reply,
-  WorkerFitOptions,
-  WorkerOptions,
+import {
+  type Call,
+  METHODS,
+  type PlainTensor,
+  type Reply,
+  type WorkerFitOptions,
+  type WorkerOptions,
 } from "./worker-messages.js";
 
 interface Port {
@@ -37,56 +38,56 @@ export function serve(ort: Ort, port: Port = globalThis as unknown as Port): voi
 }
 
 class Server {
-  private session: TrainingSession | null = null;
-  private readonly aborts = new Map<number, AbortController>();
+  private _session: TrainingSession | null = null;
+  private readonly _aborts = new Map<number, AbortController>();
 
   constructor(
-    private readonly ort: Ort,
-    private readonly port: Port,
+    private readonly _ort: Ort,
+    private readonly _port: Port,
   ) {}
 
   start(): void {
-    this.port.addEventListener("message", ({ data }) => {
+    this._port.addEventListener("message", ({ data }) => {
       const call = data as Call;
-      if (call?.onnxtrain === "abort") this.aborts.get(call.id)?.abort();
-      else if (call?.onnxtrain === "call") void this.answer(call);
-      else if (call?.onnxtrain === "hello") this.post({ onnxtrain: "ready" });
-      else if (call?.onnxtrain === "hold") this.hold(call.lock);
+      if (call?.onnxtrain === "abort") this._aborts.get(call.id)?.abort();
+      else if (call?.onnxtrain === "call") void this._answer(call);
+      else if (call?.onnxtrain === "hello") this._post({ onnxtrain: "ready" });
+      else if (call?.onnxtrain === "hold") this._hold(call.lock);
     });
-    this.post({ onnxtrain: "ready" });
+    this._post({ onnxtrain: "ready" });
   }
 
   /** Hold a lock until the worker ends, however it does, so that the page hears of it. */
-  private hold(lock: string): void {
+  private _hold(lock: string): void {
     void navigator.locks?.request(lock, () => {
-      this.post({ onnxtrain: "holding", lock });
+      this._post({ onnxtrain: "holding", lock });
       return new Promise<never>(() => undefined);
     });
   }
 
-  private post(reply: Reply): void {
-    this.port.postMessage(reply);
+  private _post(reply: Reply): void {
+    this._port.postMessage(reply);
   }
 
-  private async answer(call: Call & { onnxtrain: "call" }): Promise<void> {
+  private async _answer(call: Call & { onnxtrain: "call" }): Promise<void> {
     try {
-      const value = await this.perform(call.id, call.method, call.args);
-      this.post({ onnxtrain: "result", id: call.id, value });
+      const value = await this._perform(call.id, call.method, call.args);
+      this._post({ onnxtrain: "result", id: call.id, value });
     } catch (error) {
       const name = error instanceof Error ? error.name : "Error";
-      this.post({ onnxtrain: "error", id: call.id, name, message: messageOf(error) });
+      this._post({ onnxtrain: "error", id: call.id, name, message: messageOf(error) });
     } finally {
-      this.aborts.delete(call.id);
+      this._aborts.delete(call.id);
     }
   }
 
-  private async perform(id: number, method: string, args: readonly unknown[]): Promise<unknown> {
-    if (method === "create") return this.create(args[0] as WorkerOptions);
+  private async _perform(id: number, method: string, args: readonly unknown[]): Promise<unknown> {
+    if (method === "create") return this._create(args[0] as WorkerOptions);
     if (method === "setSeed") return setSeed(args[0] as number);
-    const { session } = this;
+    const { _session: session } = this;
     if (!session) throw new StateError("there is no session in the worker yet");
     if (method === "fit") {
-      return this.fit(session, id, args[0] as FitData, args[1] as WorkerFitOptions | undefined);
+      return this._fit(session, id, args[0] as FitData, args[1] as WorkerFitOptions | undefined);
     }
     if (method === "evaluateData") {
       return evaluate(
@@ -95,25 +96,25 @@ class Server {
         args[1] as Pick<FitOptions, "batchSize" | "metrics">,
       );
     }
-    if (!METHODS.has(method)) throw new OnnxTrainError(`a worker has no method '${method}'`);
+    if (!(METHODS as readonly string[]).includes(method)) throw new OnnxTrainError(`a worker has no method '${method}'`);
     const call = (session as unknown as Record<string, (...args: unknown[]) => unknown>)[method]!;
     return plain(await call.apply(session, [...args]));
   }
 
-  private async create(options: WorkerOptions): Promise<unknown> {
-    await this.session?.release();
-    this.session = null;
-    this.session = await (options.folder === undefined
+  private async _create(options: WorkerOptions): Promise<unknown> {
+    await this._session?.release();
+    this._session = null;
+    this._session = await (options.folder === undefined
       ? TrainingSession.create(
           {
             ...options,
-            ort: this.ort,
+            ort: this._ort,
             checkpointState: await CheckpointState.load(options.checkpoint),
           },
           options.sessionOptions,
         )
-      : TrainingSession.fromFolder({ ...options, ort: this.ort }, options.sessionOptions));
-    const { session } = this;
+      : TrainingSession.fromFolder({ ...options, ort: this._ort }, options.sessionOptions));
+    const { _session: session } = this;
     return {
       lossName: session.lossName,
       trainingInputNames: session.inputNames(true),
@@ -123,50 +124,27 @@ class Server {
     };
   }
 
-  private async fit(
+  private async _fit(
     session: TrainingSession,
     id: number,
     data: FitData,
     { store, ...options }: WorkerFitOptions = {},
   ): Promise<unknown> {
     const controller = new AbortController();
-    this.aborts.set(id, controller);
+    this._aborts.set(id, controller);
     const opened = store ? await CheckpointStore.open(store.name) : null;
     try {
       return await fit(session, data, {
         ...options,
         save: store && opened ? opened.saver(store.key) : undefined,
         signal: controller.signal,
-        onProgress: (event: ProgressEvent) => this.post({ onnxtrain: "progress", id, event }),
+        onProgress: (event: ProgressEvent) => this._post({ onnxtrain: "progress", id, event }),
       });
     } finally {
       opened?.close();
     }
   }
 }
-
-const METHODS = new Set([
-  "step",
-  "evaluate",
-  "runTrainStep",
-  "runEvalStep",
-  "runOptimizerStep",
-  "lazyResetGrad",
-  "setLearningRate",
-  "getLearningRate",
-  "registerLinearLRScheduler",
-  "schedulerStep",
-  "getParametersSize",
-  "getContiguousParameters",
-  "loadParametersBuffer",
-  "getParameter",
-  "updateParameter",
-  "addProperty",
-  "getProperty",
-  "saveCheckpoint",
-  "exportModelForInferencing",
-  "release",
-]);
 
 /** What can be posted: tensors as plain objects. */
 function plain(value: unknown): unknown {

@@ -41,7 +41,7 @@ test("files of ONNX Runtime are read", async () => {
   assert.equal(nominal.nominal, true);
   assert.throws(
     () => nominal.parameters.get("fc.weight"),
-    /Please load the parameter states first/,
+    /Please load the model parameters first/,
   );
   await CheckpointState.load(await bytes(folder, "version1"));
 

@@ -305,7 +305,8 @@ test("an error in the middle leaves the state as it was", async () => {
 });
 
 for (const [runtime, own] of Object.entries(await runtimes())) {
-  test(`a thousand steps do not fill the memory in ${runtime}`, async () => {
+  const once = process.env.ONNXTRAIN_MINIFIED ? "is tested with the single files" : false;
+  test(`a thousand steps do not fill the memory in ${runtime}`, { skip: once }, async () => {
     // Parameters and moments have 60 kB: kept from each step, they would be 60 MB.
     const session = await TrainingSession.fromFolder({ ort: own, folder: golden("bert") });
     const feeds = batch(0, { shape: [6, 7], words: 20, classes: 3 });
