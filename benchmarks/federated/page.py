@@ -24,7 +24,7 @@ def write(mark: str, text: str) -> None:
 def machine(load: float) -> str:
     """Say when and where something was measured, and whether the machine was quiet."""
     quiet = "" if load < 0.5 else (
-        f" **The machine was not quiet** (load {load:.1f} before the run): ratios within the run mean "
-        "something, times little."
+        f" **The machine was not quiet** (load {load:.1f} before the run): ratios within the run "
+        "mean something, times little."
     )  # fmt: skip
     return f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.system()}.{quiet}"
