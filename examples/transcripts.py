@@ -70,8 +70,10 @@ def rewrite(page: Path) -> None:
             pieces = [f"{c}\n{run(c, folder)}" for c, _ in commands_of(block[1])]
             return f"```console\n{''.join(pieces)}```"
 
+        from gallery import renew
+
         text = BLOCK.sub(renewed, page.read_text(encoding="utf-8"))
-    page.write_text(text, encoding="utf-8")
+    renew(page, text)
 
 
 if __name__ == "__main__":

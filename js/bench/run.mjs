@@ -12,32 +12,33 @@ import { node } from "../test/runtimes.js";
 const ROUNDS = Number(process.env.ROUNDS ?? 3);
 const STEPS = 15;
 const python = process.env.ONNXTRAIN_PYTHON ?? "python3";
-const script = fileURLToPath(new URL("make_cnn.py", import.meta.url));
-const folder = mkdtempSync(fileURLToPath(new URL("./artifacts-", import.meta.url)));
+const script = fileURLToPath(new URL("networks.py", import.meta.url));
+const scratch = mkdtempSync(fileURLToPath(new URL("./artifacts-", import.meta.url)));
+const folders = { cnn: join(scratch, "cnn"), mlp: join(scratch, "mlp") };
 const found = new Map();
 
 const note = (name, times) => found.set(name, [...(found.get(name) ?? []), ...times]);
 
-function inPython() {
-  const printed = execFileSync(python, [script, "run", folder, String(STEPS)], {
-    encoding: "utf-8",
-  });
-  note("Python, onnxruntime", JSON.parse(printed));
+const stepsOf = (name) => (name === "mlp" ? 20 * STEPS : STEPS);
+
+function inPython(name) {
+  const args = [script, "run", name, folders[name], String(stepsOf(name))];
+  note(`${name}: Python, onnxruntime`, JSON.parse(execFileSync(python, args, { encoding: "utf-8" })));
 }
 
-async function inNode() {
+async function inNode(name) {
   const ort = await node();
-  const session = await TrainingSession.fromFolder({ ort, folder });
+  const session = await TrainingSession.fromFolder({ ort, folder: folders[name] });
   const x = Float32Array.from({ length: 64 * 784 }, () => Math.random());
   const labels = Array.from({ length: 64 }, (_, i) => i % 10);
   const times = [];
-  for (let i = 0; i < STEPS + 3; i++) {
+  for (let i = 0; i < stepsOf(name) + 3; i++) {
     const began = performance.now();
     await session.step({ x, labels });
     times.push(performance.now() - began);
   }
   await session.release();
-  note("Node, onnxruntime-node", times.slice(3));
+  note(`${name}: Node, onnxruntime-node`, times.slice(3));
 }
 
 async function inChromium(browser, address, threads) {
@@ -59,10 +60,10 @@ async function inChromium(browser, address, threads) {
       }
       return measured.slice(2);
     },
-    [`/bench/${folder.split("/").pop()}`, threads, 8],
+    [`/bench/${scratch.split("/").pop()}/cnn`, threads, 8],
   );
   await page.close();
-  note(`Chromium, onnxruntime-web, ${threads} thread${threads > 1 ? "s" : ""}`, times);
+  note(`cnn: Chromium, onnxruntime-web, ${threads} thread${threads > 1 ? "s" : ""}`, times);
 }
 
 async function inTensorFlow(browser, address, backend) {
@@ -107,27 +108,33 @@ async function inTensorFlow(browser, address, backend) {
     return times.slice(1);
   }, backend);
   await page.close();
-  const name = `Chromium, TensorFlow.js 4.22, backend ${backend}`;
+  const name = `cnn: Chromium, TensorFlow.js 4.22, backend ${backend}`;
   if (typeof result === "string") found.set(`${name}: ${result}`, []);
   else note(name, result);
 }
 
 try {
-  execFileSync(python, [script, "write", folder]);
+  for (const [name, folder] of Object.entries(folders)) {
+    execFileSync(python, [script, "write", name, folder]);
+  }
   const browser = await launch();
   const { server, address } = await serveTests();
   for (let round = 0; round < ROUNDS; round++) {
-    inPython();
-    await inNode();
+    for (const name of Object.keys(folders)) {
+      inPython(name);
+      await inNode(name);
+    }
     await inChromium(browser, address, 1);
     await inChromium(browser, address, 2);
-    if (round === 0)
+    // A step of its cpu backend takes longer than all of the others together.
+    if (round === 0) {
       for (const backend of ["wasm", "cpu"]) await inTensorFlow(browser, address, backend);
+    }
   }
   await browser.close();
   server.close();
 } finally {
-  rmSync(folder, { recursive: true });
+  rmSync(scratch, { recursive: true });
 }
 for (const [name, times] of found) {
   const sorted = times.sort((a, b) => a - b);

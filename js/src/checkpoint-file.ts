@@ -8,8 +8,8 @@
 import { CHECKSUM_SIZE, isChecksumRight, writeChecksum } from "./checksum.js";
 import { arrayOf, BOOL, bytesOf, countOf, dataSize, ELEMENT_TYPES, STRING } from "./elements.js";
 import { CheckpointError, quoted } from "./errors.js";
-import { FlatReader, type FlatTable } from "./flat-reader.js";
-import { Bulk, Int64s, layOut, Table, Text, Vector, type Node } from "./flat-writer.js";
+import { FlatTable } from "./flat-reader.js";
+import * as flat from "./flat-writer.js";
 import type { TypedArray } from "./runtime.js";
 import { byCodePoints, decoded, encoded } from "./text.js";
 
@@ -71,7 +71,7 @@ export function readCheckpoint(
   externalData?: Uint8Array,
   source = "checkpoint",
 ): CheckpointContent {
-  return new CheckpointReader(new FlatReader(bytes, source), externalData).read();
+  return new CheckpointReader(bytes, externalData, source).read();
 }
 
 class CheckpointReader {
@@ -79,211 +79,164 @@ class CheckpointReader {
   private external: Uint8Array | null = null;
 
   constructor(
-    private readonly reader: FlatReader,
+    private readonly data: Uint8Array,
     private readonly given: Uint8Array | undefined,
+    private readonly source: string,
   ) {
-    this.root = reader.root(IDENTIFIER, "checkpoint");
-    const version = this.root.i32(0, "version");
+    this.root = FlatTable.root(data, source, IDENTIFIER, "checkpoint");
+    const version = this.root.i32(0);
     if (version !== 1 && version !== VERSION) {
-      reader.fail(
-        `the format version is ${version}; versions 1 and 2 can be read`,
-        "checkpoint.version",
-      );
+      this.root.fail(`the format version is ${version}; versions 1 and 2 can be read`);
     }
   }
 
   read(): CheckpointContent {
-    if (!isChecksumRight(this.reader.data)) {
-      this.reader.fail("the checksum is another: the file is damaged", "checkpoint");
+    if (!isChecksumRight(this.data)) {
+      this.root.fail("the checksum is another: the file is damaged");
     }
     const properties = this.properties();
     const bond = properties.get(DATA_ID);
     properties.delete(DATA_ID);
-    const content: CheckpointContent = {
-      trainable: new Map(),
-      frozen: new Map(),
-      nominal: false,
-      groups: new Map(),
-      properties,
-    };
+    const trainable = new Map<string, Stored>();
+    const frozen = new Map<string, Stored>();
+    const groups = new Map<string, OptimizerGroup>();
     const module = this.root.table(1, "module_state");
-    if (module !== null) {
-      content.nominal = module.flag(2, "is_nominal_state");
-      if (module.flag(3, "has_external_data")) this.external = this.externalData(bond);
-      const taken = new Map<string, unknown>();
-      for (const [slot, field, tensors] of [
-        [0, "requires_grad_params", content.trainable],
-        [1, "frozen_params", content.frozen],
-      ] as const) {
-        for (const table of module.tables(slot, field)) {
-          const name = this.name(table, "name", taken);
-          taken.set(name, true);
-          tensors.set(name, this.tensor(table, content.nominal));
-        }
+    const nominal = module?.flag(2) ?? false;
+    if (module?.flag(3)) this.external = this.externalData(bond);
+    for (const [slot, field, tensors, other] of [
+      [0, "requires_grad_params", trainable, frozen],
+      [1, "frozen_params", frozen, trainable],
+    ] as const) {
+      for (const table of module?.tables(slot, field) ?? []) {
+        const name = named(table, tensors, other);
+        tensors.set(name, this.tensor(table, nominal));
       }
     }
     for (const table of this.root.tables(2, "optimizer_groups")) {
-      const name = this.name(table, "group_name", content.groups);
-      content.groups.set(name, this.group(table));
+      groups.set(named(table, groups), this.group(table));
     }
-    return content;
+    return { trainable, frozen, nominal, groups, properties };
   }
 
   private externalData(bond: StoredProperty | undefined): Uint8Array {
     const data = this.given;
-    if (data === undefined) {
+    if (!data) {
       throw new CheckpointError(
-        `${this.reader.source} has external data, which are in a second file (its name and ` +
-          ".data): pass its bytes as externalData",
+        `${this.source} has external data, which are in a second file (its name and .data): pass ` +
+          "its bytes as externalData",
       );
     }
     const end = decoded(data.subarray(Math.max(0, data.length - FOOTER_SIZE))) ?? "";
-    const own = FOOTER.test(end) ? end.slice(8) : null;
-    if (own !== null && own !== bond) {
+    if (!FOOTER.test(end)) return data;
+    if (end.slice(8) !== bond) {
       throw new CheckpointError(
-        `the external data given with ${this.reader.source} are of another checkpoint`,
+        `the external data given with ${this.source} are of another checkpoint`,
       );
     }
-    return own === null ? data : data.subarray(0, data.length - FOOTER_SIZE);
+    return data.subarray(0, -FOOTER_SIZE);
   }
 
   private properties(): Map<string, StoredProperty> {
     const found = new Map<string, StoredProperty>();
     const bag = this.root.table(3, "property_bag");
-    if (bag === null) return found;
-    for (const table of bag.tables(0, "ints")) {
-      found.set(this.name(table, "name", found), table.i64(1, "value"));
-    }
-    for (const table of bag.tables(1, "floats")) {
-      found.set(this.name(table, "name", found), table.f32(1, "value"));
-    }
-    for (const table of bag.tables(2, "strings")) {
-      found.set(this.name(table, "name", found), table.string(1, "value") ?? "");
+    for (const [slot, field, value] of [
+      [0, "ints", (table: FlatTable) => table.i64(1)],
+      [1, "floats", (table: FlatTable) => table.f32(1)],
+      [2, "strings", (table: FlatTable) => table.text(1)],
+    ] as const) {
+      for (const table of bag?.tables(slot, field) ?? []) {
+        found.set(named(table, found), value(table));
+      }
     }
     return found;
   }
 
-  private name(table: FlatTable, field: string, taken: ReadonlyMap<string, unknown>): string {
-    const name = table.string(0, field);
-    if (!name) this.reader.fail(`${field} is missing`, table.where, table.position);
-    if (taken.has(name)) {
-      this.reader.fail(`the name ${quoted(name)} occurs twice`, table.where, table.position);
-    }
-    table.where += ` (${quoted(name.slice(0, 80))})`;
-    return name;
-  }
-
   private group(table: FlatTable): OptimizerGroup {
-    const group: OptimizerGroup = {
-      step: table.i64(1, "step"),
-      initialLearningRate: table.f32(2, "initial_learning_rate"),
-      states: new Map(),
-    };
-    if (group.step < 0n) {
-      this.reader.fail(`the step is ${group.step}`, table.where, table.position);
-    }
+    const step = table.i64(1);
+    if (step < 0n) table.fail(`the step is ${step}`);
+    const states = new Map<string, Stored[]>();
     for (const state of table.tables(3, "optimizer_states")) {
-      const parameter = this.name(state, "param_name", group.states);
+      const parameter = named(state, states);
       const moments = new Map<string, Stored>();
       for (const moment of state.tables(1, "momentums")) {
-        const name = this.name(moment, "name", moments);
-        moments.set(name, this.tensor(moment, false));
+        moments.set(named(moment, moments), this.tensor(moment, false));
       }
       const inOrder = Array.from(moments, (_, index) => moments.get(`momentum${index}`));
-      if (inOrder.some((moment) => moment === undefined)) {
-        this.reader.fail(
+      if (inOrder.includes(undefined)) {
+        state.fail(
           `the momentums are called ${[...moments.keys()].join(", ")} instead of momentum0 to ` +
             `momentum${moments.size - 1}`,
-          state.where,
-          state.position,
         );
       }
-      group.states.set(parameter, inOrder as Stored[]);
+      states.set(parameter, inOrder as Stored[]);
     }
-    return group;
+    return { step, initialLearningRate: table.f32(2), states };
   }
 
   private tensor(table: FlatTable, nominal: boolean): Stored {
-    const code = table.i32(3, "data_type");
-    if (!ELEMENT_TYPES.has(code)) {
-      this.reader.fail(`the element type ${code} is unknown`, table.where, table.position);
-    }
-    const dims = this.dims(table);
+    const code = table.i32(3);
+    if (!ELEMENT_TYPES.has(code)) table.fail(`the element type ${code} is unknown`);
+    const dims = dimsOf(table);
+    const none = new Uint8Array(0);
     if (nominal) {
-      const raw = table.target(4, "raw_data");
-      if (raw !== null && this.reader.vector(raw, 1, table.where)[1]) {
-        this.reader.fail("a nominal checkpoint has data", table.where, raw);
-      }
-      return { code, dims, data: new Uint8Array(0) };
+      if (table.bytes(4).length) table.fail("a nominal checkpoint has data");
+      return { code, dims, data: none };
     }
-    if (code === STRING) return this.strings(table, dims);
+    if (code === STRING) {
+      const strings = table.texts(5);
+      if (strings.length !== countOf(dims)) {
+        table.fail(`${strings.length} strings do not fill the dimensions ${dims.join(", ")}`);
+      }
+      return { code, dims, data: none, strings };
+    }
     const data = this.bytes(table, dataSize(code, dims));
     if (code === BOOL && data.some((value) => value > 1)) {
-      this.reader.fail("a truth value is neither 0 nor 1", table.where);
+      table.fail("a truth value is neither 0 nor 1");
     }
     return { code, dims, data };
   }
 
-  private dims(table: FlatTable): number[] {
-    const at = table.target(2, "dims");
-    if (at === null) return [];
-    const dims = this.reader.i64s(at, `${table.where}.dims`, MAX_RANK);
-    let elements = 1;
-    for (const dim of dims) {
-      elements *= Number(dim > 1n ? dim : 1n);
-      if (dim < 0n || !Number.isSafeInteger(elements)) {
-        this.reader.fail(`the dimensions ${dims.join(", ")} are not possible`, table.where, at);
-      }
-    }
-    return dims.map(Number);
-  }
-
   /** The elements, after checking that there are `size` bytes of them. */
   private bytes(table: FlatTable, size: number): Uint8Array {
-    const offset = table.i64(6, "external_data_offset", -1n);
-    const raw = table.target(4, "raw_data");
+    const offset = table.i64(6, -1n);
     if (offset === -1n) {
-      const [start, length] = raw === null ? [0, 0] : this.reader.vector(raw, 1, table.where);
-      if (length !== size) {
-        this.reader.fail(
-          `the dimensions ask for ${size} bytes of data, but there are ${length}`,
-          table.where,
-          raw ?? undefined,
-        );
+      const data = table.bytes(4);
+      if (data.length !== size) {
+        table.fail(`the dimensions ask for ${size} bytes of data, but there are ${data.length}`);
       }
-      return this.reader.data.subarray(start, start + length);
+      return data;
     }
-    if (this.external === null) {
-      this.reader.fail(
-        "the tensor is in external data, which the checkpoint does not have",
-        table.where,
-        table.position,
-      );
-    }
+    const { external } = this;
     const end = offset + BigInt(size);
-    if (offset < 0n || end > BigInt(this.external.length)) {
-      this.reader.fail(
+    if (!external || offset < 0n || end > BigInt(external.length)) {
+      return table.fail(
         `bytes ${offset} to ${end} of the external data are needed, which have ` +
-          `${this.external.length} bytes`,
-        table.where,
-        table.position,
+          `${external?.length ?? 0} bytes`,
       );
     }
-    return this.external.subarray(Number(offset), Number(end));
+    return external.subarray(Number(offset), Number(end));
   }
+}
 
-  private strings(table: FlatTable, dims: number[]): Stored {
-    const at = table.target(5, "string_data");
-    const strings = at === null ? [] : this.reader.strings(at, `${table.where}.string_data`);
-    if (strings.length !== countOf(dims)) {
-      this.reader.fail(
-        `${strings.length} strings do not fill the dimensions ${dims.join(", ")}`,
-        table.where,
-        at ?? undefined,
-      );
+/** The name of a table, which no other one has. */
+function named(table: FlatTable, ...taken: readonly ReadonlyMap<string, unknown>[]): string {
+  const name = table.text(0);
+  if (!name) table.fail("its name is missing");
+  if (taken.some((names) => names.has(name))) table.fail(`the name ${quoted(name)} occurs twice`);
+  table.where += ` (${quoted(name.slice(0, 80))})`;
+  return name;
+}
+
+function dimsOf(table: FlatTable): number[] {
+  const dims = table.i64s(2, MAX_RANK);
+  let elements = 1;
+  for (const dim of dims) {
+    elements *= Number(dim > 1n ? dim : 1n);
+    if (dim < 0n || !Number.isSafeInteger(elements)) {
+      table.fail(`the dimensions ${dims.join(", ")} are not possible`);
     }
-    return { code: STRING, dims, data: new Uint8Array(0), strings };
   }
+  return dims.map(Number);
 }
 
 // ---- writing -------------------------------------------------------------------------------------
@@ -299,82 +252,88 @@ export function writeCheckpoint(content: CheckpointContent): Uint8Array {
   if (nominal && groups.size) {
     throw new CheckpointError("a nominal checkpoint holds no state of an optimizer");
   }
-  const module = new Table();
-  [trainable, frozen].forEach((tensors, slot) => {
-    const items = sorted(tensors).map(([name, tensor]) => tensorTable(name, tensor, nominal));
-    module.refer(slot, new Vector(items));
-  });
-  module.set(2, { kind: "bool", value: nominal });
-  const root = new Table().set(0, { kind: "i32", value: VERSION }).refer(1, module);
-  root.refer(2, new Vector(sorted(groups).map(([name, group]) => groupTable(name, group))));
-  if (properties.size) root.refer(3, propertyBag(properties));
-  return writeChecksum(layOut(root, IDENTIFIER, CHECKSUM_SIZE));
+  const [trained, kept] = [trainable, frozen].map((tensors, slot) =>
+    flat.reference(slot, listed(tensors, (tensor, name) => tensorTable(name, tensor, nominal))),
+  );
+  const root = flat.table(
+    flat.i32(0, VERSION),
+    flat.reference(1, flat.table(trained!, kept!, flat.bool(2, nominal))),
+    flat.reference(2, listed(groups, groupTable)),
+    properties.size ? flat.reference(3, propertyBag(properties)) : null,
+  );
+  return writeChecksum(flat.layOut(root, IDENTIFIER, CHECKSUM_SIZE));
 }
 
 function sorted<T>(entries: ReadonlyMap<string, T>): [string, T][] {
   return [...entries].sort(([a], [b]) => byCodePoints(a, b));
 }
 
-function tensorTable(name: string, tensor: Stored, nominal: boolean): Table {
-  const table = new Table()
-    .refer(0, text(name))
-    .refer(2, new Int64s(nominal ? [] : tensor.dims))
-    .set(3, { kind: "i32", value: tensor.code });
-  if (nominal) return table.refer(4, new Bulk(new Uint8Array(0), 4));
-  if (tensor.strings) {
-    return table.refer(5, new Vector(tensor.strings.map((value) => text(value, true))));
-  }
-  const length = dataSize(tensor.code, tensor.dims);
-  if (tensor.data.length !== length) {
-    throw new CheckpointError(
-      `tensor ${quoted(name)}: ${tensor.data.length} bytes of data do not fill ` +
-        `[${tensor.dims.join(", ")}]`,
-    );
-  }
-  return table.refer(4, new Bulk(tensor.data, length >= ALIGNMENT ? ALIGNMENT : 8));
+function listed<T>(
+  entries: ReadonlyMap<string, T>,
+  write: (value: T, name: string) => flat.Node,
+): flat.Node {
+  return flat.vector(sorted(entries).map(([name, value]) => write(value, name)));
 }
 
-function groupTable(name: string, group: OptimizerGroup): Table {
-  const states = sorted(group.states).map(([parameter, moments]) =>
-    new Table()
-      .refer(0, text(parameter))
-      .refer(1, new Vector(moments.map((moment, k) => tensorTable(`momentum${k}`, moment, false)))),
-  );
-  return new Table()
-    .refer(0, text(name))
-    .set(1, { kind: "i64", value: int64(group.step, `the step of group ${quoted(name)}`) })
-    .set(2, {
-      kind: "f32",
-      value: float32(group.initialLearningRate, `the learning rate of group ${quoted(name)}`),
-    })
-    .refer(3, new Vector(states));
-}
-
-function propertyBag(properties: ReadonlyMap<string, StoredProperty>): Table {
-  const ints: Node[] = [];
-  const floats: Node[] = [];
-  const strings: Node[] = [];
-  for (const [name, value] of sorted(properties)) {
-    const table = new Table().refer(0, text(name));
-    const what = `the property ${quoted(name)}`;
-    if (typeof value === "bigint") {
-      ints.push(table.set(1, { kind: "i64", value: int64(value, what) }));
-    } else if (typeof value === "number") {
-      floats.push(table.set(1, { kind: "f32", value: float32(value, what) }));
-    } else {
-      strings.push(table.refer(1, text(value, true)));
+function tensorTable(name: string, { code, dims, data, strings }: Stored, nominal: boolean): flat.Node {
+  const content = (): ReturnType<typeof flat.reference> => {
+    if (nominal) return flat.reference(4, flat.bulk(new Uint8Array(0), 4));
+    if (strings) return flat.reference(5, flat.vector(strings.map((value) => text(value, true))));
+    const length = dataSize(code, dims);
+    if (data.length !== length) {
+      throw new CheckpointError(
+        `tensor ${quoted(name)}: ${data.length} bytes of data do not fill [${dims.join(", ")}]`,
+      );
     }
-  }
-  const bag = new Table();
-  [ints, floats, strings].forEach((items, slot) => bag.refer(slot, new Vector(items)));
-  return bag;
+    return flat.reference(4, flat.bulk(data, length >= ALIGNMENT ? ALIGNMENT : 8));
+  };
+  return flat.table(
+    flat.reference(0, text(name)),
+    flat.reference(2, flat.int64s(nominal ? [] : dims)),
+    flat.i32(3, code),
+    content(),
+  );
 }
 
-function text(value: string, mayBeEmpty = false): Text {
+function groupTable({ step, initialLearningRate, states }: OptimizerGroup, name: string): flat.Node {
+  const what = `of group ${quoted(name)}`;
+  return flat.table(
+    flat.reference(0, text(name)),
+    flat.i64(1, int64(step, `the step ${what}`)),
+    flat.f32(2, float32(initialLearningRate, `the learning rate ${what}`)),
+    flat.reference(
+      3,
+      listed(states, (moments, parameter) => {
+        const tensors = moments.map((moment, k) => tensorTable(`momentum${k}`, moment, false));
+        return flat.table(
+          flat.reference(0, text(parameter)),
+          flat.reference(1, flat.vector(tensors)),
+        );
+      }),
+    ),
+  );
+}
+
+function propertyBag(properties: ReadonlyMap<string, StoredProperty>): flat.Node {
+  const lists: [flat.Node[], flat.Node[], flat.Node[]] = [[], [], []];
+  for (const [name, value] of sorted(properties)) {
+    const what = `the property ${quoted(name)}`;
+    const [slot, field] =
+      typeof value === "bigint"
+        ? ([0, flat.i64(1, int64(value, what))] as const)
+        : typeof value === "number"
+          ? ([1, flat.f32(1, float32(value, what))] as const)
+          : ([2, flat.reference(1, text(value, true))] as const);
+    lists[slot].push(flat.table(flat.reference(0, text(name)), field));
+  }
+  return flat.table(...lists.map((items, slot) => flat.reference(slot, flat.vector(items))));
+}
+
+function text(value: string, mayBeEmpty = false): flat.Node {
   const bytes = encoded(value);
-  if (bytes === null) throw new CheckpointError(`${quoted(value)} cannot be written as UTF-8`);
-  if (!bytes.length && !mayBeEmpty) throw new CheckpointError(`'' is not a name`);
-  return new Text(bytes);
+  if (!bytes) throw new CheckpointError(`${quoted(value)} cannot be written as UTF-8`);
+  if (!bytes.length && !mayBeEmpty) throw new CheckpointError("'' is not a name");
+  return flat.text(bytes);
 }
 
 function int64(value: bigint, what: string): bigint {

@@ -18,17 +18,32 @@ import {
 } from "./errors.js";
 import {
   type Dim,
-  GraphField,
+  GRAPH_INITIALIZER,
+  GRAPH_INPUT,
+  GRAPH_OUTPUT,
   isTyped,
-  ModelField,
+  MODEL_GRAPH,
   type ModelFile,
   readTensorType,
   readValueType,
 } from "./model-file.js";
-import { findNeeded, type ModelParts, type Needed, takeApart, valueNames } from "./model-parts.js";
+import {
+  findNeeded,
+  GRAPH_NODE,
+  GRAPH_QUANTIZATION,
+  GRAPH_SPARSE,
+  GRAPH_VALUE_INFO,
+  MODEL_FUNCTION,
+  MODEL_OPSET,
+  type ModelParts,
+  type Needed,
+  type Pieces,
+  takeApart,
+  valueNames,
+} from "./model-parts.js";
 import { tensorMessage } from "./rewrite.js";
 import type { Ort } from "./runtime.js";
-import { Chunks, WireReader } from "./wire.js";
+import { Chunks, type Message } from "./wire.js";
 
 type Values = ReadonlyMap<string, Stored>;
 const MAX_FILE_SIZE = 2 ** 31 - 1;
@@ -50,7 +65,6 @@ export async function exportModel(
 }
 
 class Cut {
-  private readonly reader: WireReader;
   private readonly needed: Needed;
 
   constructor(
@@ -60,7 +74,6 @@ class Cut {
     private readonly values: Values,
     private readonly ort: Ort,
   ) {
-    this.reader = new WireReader(model.source);
     this.needed = findNeeded(parts, names, model.source);
     const known = valueNames(parts);
     const lost = [...this.needed.values].filter((name) => !known.has(name)).sort();
@@ -82,18 +95,17 @@ class Cut {
       if (replaced.has(name)) continue;
       const value = this.values.get(name);
       if (value) {
-        const where = `initializer ${quoted(name)}`;
-        const { code, dims } = readTensorType(this.reader, this.reader.fields(data, where), where);
+        const { code, dims } = readTensorType(data);
         tensors.push(checkedTensor(name, value, code, dims));
       } else if (this.model.external.has(name)) {
         throw new CheckpointError(
           `there is no value for ${quoted(name)}, which ${this.model.source} takes from another file`,
         );
-      } else copied.push(data);
+      } else copied.push(data.data);
     }
     const outputs = await this.outputTypes();
     const file = this.assemble(
-      inputs.map(([, data]) => data),
+      inputs.map(([, { data }]) => data),
       outputs,
       copied,
       tensors,
@@ -118,30 +130,30 @@ class Cut {
       needed.nodes.flatMap((node) => node.outputs).filter((name) => !givenOut.has(name)),
     );
     const graph = new Chunks(...parts.graphHead);
-    const pieces = (entries: readonly (readonly [string, Uint8Array])[]): Uint8Array[] =>
-      entries.map(([, data]) => data);
+    const pieces = (entries: readonly (readonly [string, Message])[]): Uint8Array[] =>
+      entries.map(([, { data }]) => data);
     for (const [field, messages] of [
-      [GraphField.NODE, needed.nodes.map((node) => node.data)],
-      [GraphField.INITIALIZER, copied],
-      [GraphField.SPARSE, pieces(this.kept(parts.sparse))],
-      [GraphField.INPUT, inputs],
-      [GraphField.OUTPUT, outputs],
-      [GraphField.VALUE_INFO, pieces([...parts.valueInfos].filter(([name]) => made.has(name)))],
-      [GraphField.QUANTIZATION, pieces(this.kept(parts.quantization))],
+      [GRAPH_NODE, needed.nodes.map((node) => node.data)],
+      [GRAPH_INITIALIZER, copied],
+      [GRAPH_SPARSE, pieces(this.kept(parts.sparse))],
+      [GRAPH_INPUT, inputs],
+      [GRAPH_OUTPUT, outputs],
+      [GRAPH_VALUE_INFO, pieces([...parts.valueInfos].filter(([name]) => made.has(name)))],
+      [GRAPH_QUANTIZATION, pieces(this.kept(parts.quantization))],
     ] as const) {
       for (const message of messages) graph.bytes(field, message);
     }
-    for (const tensor of tensors) graph.message(GraphField.INITIALIZER, tensor);
+    for (const tensor of tensors) graph.message(GRAPH_INITIALIZER, tensor);
     const file = new Chunks(...parts.head);
     for (const [domain, data] of parts.opsets) {
-      if (needed.domains.has(domain)) file.bytes(ModelField.OPSET_IMPORT, data);
+      if (needed.domains.has(domain)) file.bytes(MODEL_OPSET, data);
     }
-    file.message(ModelField.GRAPH, graph);
-    for (const data of needed.functions) file.bytes(ModelField.FUNCTIONS, data);
+    file.message(MODEL_GRAPH, graph);
+    for (const data of needed.functions) file.bytes(MODEL_FUNCTION, data);
     return file;
   }
 
-  private kept(pieces: ReadonlyMap<string, Uint8Array>): [string, Uint8Array][] {
+  private kept(pieces: Pieces): [string, Message][] {
     return [...pieces].filter(([name]) => this.needed.values.has(name));
   }
 
@@ -159,7 +171,7 @@ class Cut {
           "checkpoint that belongs to the model",
       );
     }
-    const wanted = readValueType(this.reader, this.parts.inputs.get(name)!, "input");
+    const wanted = readValueType(this.parts.inputs.get(name)!);
     return checkedTensor(name, value, wanted.code, wanted.dims);
   }
 
@@ -167,14 +179,10 @@ class Cut {
 
   /** The types of the outputs: as the model states them, else as onnxruntime infers them. */
   private async outputTypes(): Promise<Uint8Array[]> {
-    const stated = this.names.map((name) => this.statedType(name));
-    const unsure = this.names.filter((_, index) => {
-      const data = stated[index];
-      return !data || !isTyped(this.reader, data).shape;
-    });
+    const unsure = this.names.filter((name) => !this.statedType(name)?.[1]);
     const inferred = await this.infer(unsure);
-    return this.names.map((name, index) => {
-      const data = inferred.get(name) ?? stated[index];
+    return this.names.map((name) => {
+      const data = inferred.get(name) ?? this.statedType(name)?.[0];
       if (!data) {
         throw new ModelError(
           `${this.model.source} does not say of which type ${quoted(name)} is, and onnxruntime ` +
@@ -185,19 +193,20 @@ class Cut {
     });
   }
 
-  private statedType(name: string): Uint8Array | null {
+  /** The type that the model states for a value, and whether that has its shape. */
+  private statedType(name: string): [data: Uint8Array, hasShape: boolean] | null {
     const { outputs, valueInfos, inputs, initializers } = this.parts;
     for (const pieces of [outputs, valueInfos, inputs]) {
-      const data = pieces.get(name);
-      if (data && isTyped(this.reader, data).type) return data;
+      const value = pieces.get(name);
+      const { type, shape } = value ? isTyped(value) : { type: false, shape: false };
+      if (type) return [value!.data, shape];
     }
     const tensor = initializers.get(name);
-    return tensor ? this.initializerType(name, tensor) : null;
+    return tensor ? [this.initializerType(name, tensor), true] : null;
   }
 
-  private initializerType(name: string, tensor: Uint8Array): Uint8Array {
-    const where = `initializer ${quoted(name)}`;
-    const { code, dims } = readTensorType(this.reader, this.reader.fields(tensor, where), where);
+  private initializerType(name: string, tensor: Message): Uint8Array {
+    const { code, dims } = readTensorType(tensor);
     return valueInfo(name, code, dims).join();
   }
 
@@ -205,10 +214,10 @@ class Cut {
   private async infer(names: readonly string[]): Promise<Map<string, Uint8Array>> {
     const found = new Map<string, Uint8Array>();
     if (!names.length) return found;
-    const inputs = this.kept(this.parts.inputs).map(([, data]) => data);
+    const inputs = this.kept(this.parts.inputs).map(([, { data }]) => data);
     const copied: Uint8Array[] = [];
     for (const [name, data] of this.kept(this.parts.initializers)) {
-      if (!this.model.external.has(name)) copied.push(data);
+      if (!this.model.external.has(name)) copied.push(data.data);
       else if (!this.parts.inputs.has(name)) inputs.push(this.initializerType(name, data));
     }
     const untyped = names.map((name) => new Chunks().text(1, name).join());

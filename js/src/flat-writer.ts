@@ -8,66 +8,90 @@ import { CheckpointError } from "./errors.js";
 /** FlatBuffers' limit: ONNX Runtime does not read a file that is larger. */
 const MAX_SIZE = 2 ** 31 - 2;
 
-export class Text {
-  constructor(readonly value: Uint8Array) {}
+/** A vector of bytes, which comes behind everything else. */
+interface Bulk {
+  readonly data: Uint8Array;
+  readonly alignment: number;
 }
 
-export class Int64s {
-  constructor(readonly values: readonly number[]) {}
-}
+/** An object of the file: bulk data, or what appends it to the front and returns its position. */
+export type Node = Bulk | ((front: Front) => number);
 
-/** A vector of bytes; `offset` says where the first one comes to lie. */
-export class Bulk {
-  offset = -1;
+/** A field of a table: a number, which is left out where it is the default, or a reference. */
+type Field = readonly [slot: number, width: number, content: Node | Write] | null;
+type Write = (view: DataView, at: number) => void;
 
-  constructor(
-    readonly data: Uint8Array,
-    readonly alignment: number,
-  ) {}
-}
+export const bulk = (data: Uint8Array, alignment: number): Node => ({ data, alignment });
 
-export class Vector {
-  constructor(readonly items: readonly Node[]) {}
-}
+export const text = (bytes: Uint8Array): Node => (front) => {
+  const position = front.head(bytes.length);
+  front.append(bytes);
+  front.extend(1);
+  return position;
+};
 
-type Scalar =
-  | { kind: "i64"; value: bigint }
-  | { kind: "i32" | "f32"; value: number }
-  | { kind: "bool"; value: boolean };
+export const int64s = (values: readonly number[]): Node => (front) => {
+  const position = front.head(values.length, 8, 4);
+  front.append(new Uint8Array(BigInt64Array.from(values, BigInt).buffer));
+  return position;
+};
 
-const WIDTHS = { i64: 8, i32: 4, f32: 4, bool: 1 } as const;
+export const vector = (items: readonly Node[]): Node => (front) => {
+  const position = front.head(items.length);
+  for (const item of items) front.open.push([front.extend(4), item]);
+  return position;
+};
 
-/** A table: the number of a field in the schema → its value. Absent fields are left out. */
-export class Table {
-  readonly references = new Map<number, Node>();
-  readonly scalars = new Map<number, Scalar>();
+export const reference = (slot: number, node: Node): Field => [slot, 4, node];
 
-  refer(slot: number, node: Node): this {
-    this.references.set(slot, node);
-    return this;
+const scalar =
+  (width: number, set: (view: DataView, at: number, value: any) => void) =>
+  (slot: number, value: number | bigint | boolean): Field =>
+    Number(value) === 0 ? null : [slot, width, (view: DataView, at: number) => set(view, at, value)];
+export const i64 = scalar(8, (view, at, value) => view.setBigInt64(at, value, true));
+export const i32 = scalar(4, (view, at, value) => view.setInt32(at, value, true));
+export const f32 = scalar(4, (view, at, value) => view.setFloat32(at, value, true));
+export const bool = scalar(1, (view, at) => view.setUint8(at, 1));
+
+/** Widest fields first, right behind the four bytes of the offset to the vtable. */
+export const table = (...given: readonly Field[]): Node => (front) => {
+  const fields = given.filter((field) => field !== null);
+  fields.sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+  const vtable = [4, 4];
+  for (const [slot, width] of fields) {
+    while (vtable.length < slot + 3) vtable.push(0);
+    vtable[slot + 2] = vtable[1]!;
+    vtable[1]! += width;
   }
-
-  /** Set a scalar; as FlatBuffers has it, one with its default value is left out. */
-  set(slot: number, scalar: Scalar): this {
-    const isDefault = scalar.kind === "i64" ? scalar.value === 0n : Number(scalar.value) === 0;
-    if (!isDefault) this.scalars.set(slot, scalar);
-    return this;
+  vtable[0] = 2 * vtable.length;
+  const at = front.vtable(vtable);
+  if (fields[0]?.[1] === 8) front.pad(8, 4);
+  else front.pad(4);
+  const position = front.extend(vtable[1]!);
+  front.view.setInt32(position, position - at, true);
+  for (const [slot, , content] of fields) {
+    const place = position + vtable[slot + 2]!;
+    // A function with two parameters writes a number.
+    if (typeof content === "function" && content.length === 2) (content as Write)(front.view, place);
+    else front.open.push([place, content as Node]);
   }
-}
+  return position;
+};
 
-export type Node = Table | Vector | Int64s | Text | Bulk;
-
-/** Bytes that grow at the end. */
-class Growing {
+/** The part of the file before bulk data; bytes that grow at the end. */
+class Front {
   length = 0;
-  private bytes = new Uint8Array(1024);
+  /** Where an offset is to be filled in, and what it refers to. */
+  readonly open: [reference: number, node: Node][] = [];
+  bytes = new Uint8Array(1024);
   view = new DataView(this.bytes.buffer);
+  private readonly vtables = new Map<string, number>();
 
   extend(count: number): number {
     const start = this.length;
     this.length += count;
     if (this.length > this.bytes.length) {
-      const larger = new Uint8Array(Math.max(2 * this.bytes.length, this.length));
+      const larger = new Uint8Array(2 * this.length);
       larger.set(this.bytes);
       this.bytes = larger;
       this.view = new DataView(larger.buffer);
@@ -81,95 +105,28 @@ class Growing {
     this.bytes.set(bytes, at);
   }
 
-  written(): Uint8Array {
-    return this.bytes.subarray(0, this.length);
-  }
-}
-
-class Front {
-  readonly bytes = new Growing();
-  /** Where an offset is to be filled in, and what it refers to. */
-  readonly open: [reference: number, node: Node][] = [];
-  private readonly vtables = new Map<string, number>();
-
-  constructor(identifier: string) {
-    this.bytes.extend(4);
-    this.bytes.append(Uint8Array.from(identifier, (letter) => letter.charCodeAt(0)));
-  }
-
   /** Add zeros until the position `ahead` bytes further on is aligned. */
-  private pad(alignment: number, ahead = 0): void {
-    const over = (this.bytes.length + ahead) % alignment;
-    if (over) this.bytes.extend(alignment - over);
+  pad(alignment: number, ahead = 0): void {
+    const over = (this.length + ahead) % alignment;
+    if (over) this.extend(alignment - over);
   }
 
-  /** Append the object and return its position. */
-  place(node: Table | Vector | Int64s | Text): number {
-    if (node instanceof Table) return this.placeTable(node);
-    this.pad(node instanceof Int64s ? 8 : 4, node instanceof Int64s ? 4 : 0);
-    const position = this.bytes.extend(4);
-    if (node instanceof Text) {
-      this.bytes.view.setUint32(position, node.value.length, true);
-      this.bytes.append(node.value);
-      this.bytes.extend(1);
-    } else if (node instanceof Int64s) {
-      this.bytes.view.setUint32(position, node.values.length, true);
-      for (const value of node.values) {
-        const at = this.bytes.extend(8);
-        this.bytes.view.setBigInt64(at, BigInt(value), true);
-      }
-    } else {
-      this.bytes.view.setUint32(position, node.items.length, true);
-      for (const item of node.items) this.open.push([this.bytes.extend(4), item]);
-    }
-    return position;
-  }
-
-  private placeTable(table: Table): number {
-    // Widest fields first, right behind the four bytes of the offset to the vtable.
-    const fields: [width: number, slot: number][] = [
-      ...[...table.scalars].map(([slot, { kind }]): [number, number] => [WIDTHS[kind], slot]),
-      ...[...table.references.keys()].map((slot): [number, number] => [4, slot]),
-    ];
-    fields.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
-    const offsets = new Map<number, number>();
-    let size = 4;
-    for (const [width, slot] of fields) {
-      offsets.set(slot, size);
-      size += width;
-    }
-    const count = Math.max(-1, ...offsets.keys()) + 1;
-    const vtable = this.placeVtable([
-      4 + 2 * count,
-      size,
-      ...Array.from({ length: count }, (_, slot) => offsets.get(slot) ?? 0),
-    ]);
-    if (fields[0]?.[0] === 8) this.pad(8, 4);
-    else this.pad(4);
-    const position = this.bytes.extend(size);
-    const { view } = this.bytes;
-    view.setInt32(position, position - vtable, true);
-    for (const [slot, scalar] of table.scalars) {
-      const at = position + offsets.get(slot)!;
-      if (scalar.kind === "i64") view.setBigInt64(at, scalar.value, true);
-      else if (scalar.kind === "i32") view.setInt32(at, scalar.value, true);
-      else if (scalar.kind === "f32") view.setFloat32(at, scalar.value, true);
-      else view.setUint8(at, scalar.value ? 1 : 0);
-    }
-    for (const [slot, node] of table.references) {
-      this.open.push([position + offsets.get(slot)!, node]);
-    }
+  /** Begin a vector; its length stands in front. */
+  head(count: number, alignment = 4, ahead = 0): number {
+    this.pad(alignment, ahead);
+    const position = this.extend(4);
+    this.view.setUint32(position, count, true);
     return position;
   }
 
   /** Tables of one shape share a vtable. */
-  private placeVtable(words: number[]): number {
+  vtable(words: readonly number[]): number {
     const key = words.join();
     let at = this.vtables.get(key);
     if (at === undefined) {
       this.pad(2);
-      at = this.bytes.extend(2 * words.length);
-      words.forEach((word, i) => this.bytes.view.setUint16(at! + 2 * i, word, true));
+      at = this.length;
+      this.append(new Uint8Array(Uint16Array.from(words).buffer));
       this.vtables.set(key, at);
     }
     return at;
@@ -181,37 +138,38 @@ class Front {
  *
  * @param tail how many zeros to leave behind all of them.
  */
-export function layOut(root: Table, identifier: string, tail: number): Uint8Array {
-  const front = new Front(identifier);
+export function layOut(root: Node, identifier: string, tail: number): Uint8Array {
+  const front = new Front();
+  front.extend(4);
+  front.append(Uint8Array.from(identifier, (letter) => letter.charCodeAt(0)));
   const waiting: [reference: number, bulk: Bulk][] = [];
   front.open.push([0, root]);
-  for (let next = 0; next < front.open.length; next++) {
-    const [reference, node] = front.open[next]!;
-    if (node instanceof Bulk) waiting.push([reference, node]);
+  for (const [at, node] of front.open) {
+    if (typeof node !== "function") waiting.push([at, node]);
     else {
-      const position = front.place(node);
-      front.bytes.view.setUint32(reference, position - reference, true);
+      const position = node(front);
+      front.view.setUint32(at, position - at, true);
     }
   }
-  let end = front.bytes.length;
-  for (const [reference, bulk] of waiting) {
+  let end = front.length;
+  const placed = waiting.map(([at, { data, alignment }]) => {
     // The length, four bytes, stands in front of the data.
-    bulk.offset = Math.ceil((end + 4) / bulk.alignment) * bulk.alignment;
-    if (bulk.offset > MAX_SIZE) break;
-    front.bytes.view.setUint32(reference, bulk.offset - 4 - reference, true);
-    end = bulk.offset + bulk.data.length;
-  }
-  if (end > MAX_SIZE || waiting.some(([, bulk]) => bulk.offset > MAX_SIZE)) {
+    const offset = Math.ceil((end + 4) / alignment) * alignment;
+    front.view.setUint32(at, offset - 4 - at, true);
+    end = offset + data.length;
+    return [offset, data] as const;
+  });
+  if (end > MAX_SIZE) {
     throw new CheckpointError(
       `the checkpoint would need more than ${MAX_SIZE} bytes, which is the limit of its format`,
     );
   }
   const file = new Uint8Array(end + tail);
   const view = new DataView(file.buffer);
-  file.set(front.bytes.written());
-  for (const [, bulk] of waiting) {
-    view.setUint32(bulk.offset - 4, bulk.data.length, true);
-    file.set(bulk.data, bulk.offset);
+  file.set(front.bytes.subarray(0, front.length));
+  for (const [offset, data] of placed) {
+    view.setUint32(offset - 4, data.length, true);
+    file.set(data, offset);
   }
   return file;
 }

@@ -80,7 +80,8 @@ export class Graph {
   }
 
   private async make(): Promise<OrtSession> {
-    const { ort, options, batch } = this.settings;
+    const { ort, batch } = this.settings;
+    const options = await available(this.settings.options);
     const changes = this.inlineChanges();
     const symbol = batch === null ? null : batchSymbol(this.model.inputs);
     const isChanged = changes.size > 0 || symbol !== null;
@@ -93,13 +94,19 @@ export class Graph {
       ...(external.length ? { externalData: external } : {}),
       ...this.outputLocations(options),
     };
+    const { notes } = this.model;
+    if (asksForGpu(options) && notes.on_cpu) {
+      console.warn(`${this.name}: these are not run by WebGPU: ${notes.on_cpu.join("; ")}`);
+    }
     try {
       return await ort.InferenceSession.create(data, own);
     } catch (error) {
-      const hint = asksForGpu(options)
-        ? " (The graph may have operators that WebGPU does not run: use executionProviders: ['wasm'])"
-        : "";
-      throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error)}${hint}`);
+      const hint =
+        asksForGpu(options) && notes.target !== "webgpu"
+          ? ". The graph was not made for WebGPU: make it with generate_artifacts(…, " +
+            "target='webgpu'), or use executionProviders: ['wasm']"
+          : "";
+      throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error).trim()}${hint}`);
     }
   }
 
@@ -166,6 +173,25 @@ function asksForGpu(options: SessionOptions): boolean {
   const providers = (options["executionProviders"] ?? []) as (string | { name: string })[];
   const first = typeof providers[0] === "string" ? providers[0] : providers[0]?.name;
   return first === "webgpu";
+}
+
+/**
+ * The options without WebGPU where there is none, and with images channels first where there is:
+ * with channels last, its default, onnxruntime-web 1.30 gets convolutions wrong that have
+ * BatchNormalization behind them.
+ */
+async function available(options: SessionOptions): Promise<SessionOptions> {
+  if (!asksForGpu(options)) return options;
+  const [first, ...others] = options["executionProviders"] as (string | object)[];
+  const { gpu } = globalThis.navigator as { gpu?: { requestAdapter(): Promise<unknown> } };
+  if (!("process" in globalThis) && !(await gpu?.requestAdapter())) {
+    if (others.length) return { ...options, executionProviders: others };
+    throw new ModelError(
+      "there is no WebGPU here: executionProviders: ['webgpu', 'wasm'] takes the CPU instead",
+    );
+  }
+  const given = typeof first === "string" ? { name: first } : first;
+  return { ...options, executionProviders: [{ preferredLayout: "NCHW", ...given }, ...others] };
 }
 
 function liesAt(data: Uint8Array, file: Uint8Array, offset: number): boolean {

@@ -7,22 +7,28 @@
 
 import { ModelError, quoted } from "./errors.js";
 import {
-  GraphField,
-  ModelField,
+  GRAPH_INITIALIZER,
+  GRAPH_INPUT,
+  GRAPH_OUTPUT,
+  MODEL_GRAPH,
+  MODEL_METADATA,
   type ModelFile,
   NOTES_KEY,
   readEntry,
   readInitializer,
-  readName,
-  TensorField,
+  TENSOR_NAME,
 } from "./model-file.js";
-import { WireReader } from "./wire.js";
+import { Message } from "./wire.js";
 
 /** Protobuf itself reads no deeper nesting: a body within a node is three messages down. */
 const MAX_DEPTH = 32;
-const NodeField = { INPUT: 1, OUTPUT: 2, OP_TYPE: 4, ATTRIBUTE: 5, DOMAIN: 7, OVERLOAD: 8 };
-const AttributeField = { TENSOR: 5, GRAPH: 6, TENSORS: 10, GRAPHS: 11 };
-const FunctionField = { NAME: 1, NODE: 7, DOMAIN: 10, OVERLOAD: 13 };
+export const MODEL_OPSET = 8;
+const MODEL_TRAINING = 20;
+export const MODEL_FUNCTION = 25;
+export const GRAPH_NODE = 1;
+export const GRAPH_VALUE_INFO = 13;
+export const GRAPH_QUANTIZATION = 14;
+export const GRAPH_SPARSE = 15;
 
 /** A node. `reads` has what its bodies take from outside too, `calls` what they call. */
 export interface Node {
@@ -32,16 +38,13 @@ export interface Node {
   readonly calls: ReadonlySet<string>;
 }
 
-type Pieces = Map<string, Uint8Array>;
+export type Pieces = Map<string, Message>;
 
 /** A model in pieces. Pieces in maps go by the name of the value that they are about. */
 export interface ModelParts {
   readonly head: Uint8Array[];
   readonly opsets: [domain: string, data: Uint8Array][];
-  readonly functions: Map<
-    string,
-    { readonly data: Uint8Array; readonly calls: ReadonlySet<string> }
-  >;
+  readonly functions: Map<string, Node>;
   readonly graphHead: Uint8Array[];
   readonly nodes: Node[];
   readonly inputs: Pieces;
@@ -60,258 +63,162 @@ export interface Needed {
   readonly functions: readonly Uint8Array[];
 }
 
-// What a node calls, in one text: domain, name and overload.
-const operator = (domain: string, name: string, overload: string): string =>
-  [domain === "ai.onnx" ? "" : domain, name, overload].join("\0");
+const domainOf = (domain: string): string => (domain === "ai.onnx" ? "" : domain);
+
+/** What is called, in one text: domain, name and overload. */
+const operator = (message: Message, ...[domain, name, overload]: [number, number, number]): string =>
+  [domainOf(message.text(domain)), message.text(name), message.text(overload)].join("\0");
 
 /** Read the pieces of a model. */
-export function takeApart(model: ModelFile): ModelParts {
-  const reader = new WireReader(model.source);
-  const parts: ModelParts = {
-    head: [],
-    opsets: [],
-    functions: new Map(),
-    graphHead: [],
-    nodes: [],
-    inputs: new Map(),
-    outputs: new Map(),
-    valueInfos: new Map(),
-    initializers: new Map(),
-    sparse: new Map(),
-    quantization: new Map(),
+export function takeApart({ data, source }: ModelFile): ModelParts {
+  const model = Message.of(data, source);
+  const [graph] = model.messages(MODEL_GRAPH, "graph") as [Message];
+  const named = (number: number, name: (message: Message) => string): Pieces =>
+    new Map(graph.messages(number).map((message) => [name(message), message]));
+  const byFirst = (message: Message): string => message.text(1);
+  const listed = new Set([GRAPH_INITIALIZER, GRAPH_NODE, GRAPH_INPUT, GRAPH_OUTPUT,
+    GRAPH_VALUE_INFO, GRAPH_QUANTIZATION, GRAPH_SPARSE]); // prettier-ignore
+  return {
+    head: model.fields.filter((field) => isHead(model, field)).map(({ raw }) => raw),
+    opsets: model.messages(MODEL_OPSET).map((m) => [domainOf(m.text(1)), m.data]),
+    functions: new Map(
+      model.messages(MODEL_FUNCTION, "function").map((f) => [operator(f, 10, 1, 13), functionOf(f)]),
+    ),
+    graphHead: graph.fields.filter(({ number }) => !listed.has(number)).map(({ raw }) => raw),
+    nodes: graph.messages(GRAPH_NODE, "node").map((node) => readNode(node)),
+    inputs: named(GRAPH_INPUT, byFirst),
+    outputs: named(GRAPH_OUTPUT, byFirst),
+    valueInfos: named(GRAPH_VALUE_INFO, byFirst),
+    initializers: named(GRAPH_INITIALIZER, (tensor) => tensor.text(TENSOR_NAME)),
+    sparse: named(GRAPH_SPARSE, sparseName),
+    quantization: named(GRAPH_QUANTIZATION, byFirst),
   };
-  for (const part of reader.fields(model.data, "model")) {
-    if (part.number === ModelField.OPSET_IMPORT) {
-      const domain = readName(reader, reader.message(part, "opset_import"), 1, "opset_import");
-      parts.opsets.push([domain === "ai.onnx" ? "" : domain, part.data]);
-    } else if (part.number === ModelField.FUNCTIONS) {
-      readFunction(reader, reader.message(part, "function"), parts);
-    } else if (part.number === ModelField.METADATA) {
-      // The note is about the files that are trained from, which this will not be.
-      if (readEntry(reader, reader.message(part, "metadata_props"))[0] !== NOTES_KEY) {
-        parts.head.push(model.data.subarray(part.start, part.end));
-      }
-    } else if (part.number === ModelField.GRAPH) {
-      readGraph(reader, reader.message(part, "graph"), parts);
-    } else if (part.number !== ModelField.TRAINING_INFO) {
-      parts.head.push(model.data.subarray(part.start, part.end));
-    }
-  }
-  return parts;
+}
+
+/** Whether a field is copied. The note is about files that are trained from, which this is not. */
+function isHead(model: Message, field: Message["fields"][number]): boolean {
+  if (field.number === MODEL_METADATA) return readEntry(model.inner(field, "entry"))[0] !== NOTES_KEY;
+  return ![MODEL_GRAPH, MODEL_OPSET, MODEL_FUNCTION, MODEL_TRAINING].includes(field.number);
 }
 
 /** The names of all values of the main graph. */
-export function valueNames(parts: ModelParts): Set<string> {
+export function valueNames({ nodes, inputs, initializers, sparse }: ModelParts): Set<string> {
   return new Set([
-    ...parts.nodes.flatMap((node) => node.outputs),
-    ...parts.inputs.keys(),
-    ...parts.initializers.keys(),
-    ...parts.sparse.keys(),
+    ...nodes.flatMap(({ outputs }) => outputs),
+    ...inputs.keys(),
+    ...initializers.keys(),
+    ...sparse.keys(),
   ]);
 }
 
-/** Find what the outputs are computed from; nodes keep their order. */
+/** Find what the outputs are computed from; each node comes behind those that it reads from. */
 export function findNeeded(parts: ModelParts, outputs: readonly string[], source: string): Needed {
-  const producers = new Map<string, number>();
-  parts.nodes.forEach((node, index) => {
+  const producers = new Map<string, Node>();
+  for (const node of parts.nodes) {
     for (const name of node.outputs) {
       if (producers.has(name) || parts.inputs.has(name) || parts.initializers.has(name)) {
         throw new ModelError(`${source}: ${quoted(name)} is made in two places`);
       }
-      producers.set(name, index);
-    }
-  });
-  const values = new Set(outputs);
-  const waiting = [...outputs];
-  const kept = new Set<number>();
-  while (waiting.length) {
-    const index = producers.get(waiting.pop()!);
-    if (index === undefined || kept.has(index)) continue;
-    kept.add(index);
-    for (const name of parts.nodes[index]!.reads) {
-      if (!values.has(name)) {
-        values.add(name);
-        waiting.push(name);
-      }
+      producers.set(name, node);
     }
   }
-  const nodes = inOrder(parts, kept, producers, source).map((index) => parts.nodes[index]!);
-  for (const node of nodes) for (const name of node.outputs) values.add(name);
-  const calls = allCalls(parts, nodes);
+  const before = (node: Node): Node[] =>
+    [...node.reads].flatMap((name) => producers.get(name) ?? []);
+  const kept = reached(outputs.flatMap((name) => producers.get(name) ?? []), before);
+  const nodes = inOrder(parts.nodes.filter((node) => kept.has(node)), before, source);
+  const calls = reached(
+    nodes.flatMap((node) => [...node.calls]),
+    (call) => [...(parts.functions.get(call)?.calls ?? [])],
+  );
   return {
     nodes,
-    values,
+    values: new Set([...outputs, ...nodes.flatMap((node) => [...node.reads, ...node.outputs])]),
     domains: new Set(["", ...[...calls].map((call) => call.split("\0")[0]!)]),
-    functions: [...parts.functions].filter(([name]) => calls.has(name)).map(([, { data }]) => data),
+    functions: [...parts.functions].flatMap(([name, { data }]) => (calls.has(name) ? [data] : [])),
   };
 }
 
+/** All that can be reached from some. */
+function reached<T>(from: readonly T[], next: (item: T) => readonly T[]): Set<T> {
+  const found = new Set<T>();
+  for (const waiting = [...from]; waiting.length; ) {
+    const item = waiting.pop()!;
+    if (!found.has(item)) {
+      found.add(item);
+      waiting.push(...next(item));
+    }
+  }
+  return found;
+}
+
 /** Put each node behind those that it reads from, which onnxruntime does not insist on. */
-function inOrder(
-  parts: ModelParts,
-  kept: ReadonlySet<number>,
-  producers: ReadonlyMap<string, number>,
-  source: string,
-): number[] {
-  const result: number[] = [];
-  const marks = new Map<number, "open" | "done">();
-  for (const first of [...kept].sort((a, b) => a - b)) {
-    const stack = [first];
-    while (stack.length) {
-      const index = stack[stack.length - 1]!;
-      if (marks.get(index) === "done") {
-        stack.pop();
-        continue;
-      }
-      marks.set(index, "open");
-      const before = [...parts.nodes[index]!.reads]
-        .map((name) => producers.get(name))
-        .filter((other): other is number => other !== undefined && marks.get(other) !== "done");
-      if (before.some((other) => marks.get(other) === "open")) {
-        throw new ModelError(`${source}: the graph has a cycle`);
-      }
-      if (before.length) stack.push(...before.sort((a, b) => b - a));
-      else {
-        marks.set(index, "done");
-        result.push(index);
-        stack.pop();
-      }
+function inOrder(nodes: readonly Node[], before: (node: Node) => Node[], source: string): Node[] {
+  const done = new Set<Node>();
+  const open = new Set<Node>();
+  for (const stack = [...nodes].reverse(); stack.length; ) {
+    const node = stack[stack.length - 1]!;
+    const missing = done.has(node) ? [] : before(node).filter((other) => !done.has(other));
+    if (missing.some((other) => open.has(other) || other === node)) {
+      throw new ModelError(`${source}: the graph has a cycle`);
+    }
+    if (missing.length) {
+      open.add(node);
+      stack.push(...missing);
+    } else {
+      open.delete(node);
+      done.add(node);
+      stack.pop();
     }
   }
-  return result;
+  return [...done];
 }
 
-/** What nodes call, and what the functions among that call in turn. */
-function allCalls(parts: ModelParts, nodes: readonly Node[]): Set<string> {
-  const calls = new Set<string>();
-  const waiting = nodes.flatMap((node) => [...node.calls]);
-  while (waiting.length) {
-    const call = waiting.pop()!;
-    if (calls.has(call)) continue;
-    calls.add(call);
-    waiting.push(...(parts.functions.get(call)?.calls ?? []));
-  }
-  return calls;
+function sparseName(sparse: Message): string {
+  return sparse.only(1)?.text(TENSOR_NAME) ?? sparse.fail("it has no values");
 }
 
-function readGraph(reader: WireReader, graph: Uint8Array, parts: ModelParts): void {
-  const lists = new Map<number, [where: string, nameField: number, pieces: Pieces]>([
-    [GraphField.INITIALIZER, ["initializer", TensorField.NAME, parts.initializers]],
-    [GraphField.INPUT, ["input", 1, parts.inputs]],
-    [GraphField.OUTPUT, ["output", 1, parts.outputs]],
-    [GraphField.VALUE_INFO, ["value_info", 1, parts.valueInfos]],
-    [GraphField.QUANTIZATION, ["quantization_annotation", 1, parts.quantization]],
-  ]);
-  for (const part of reader.fields(graph, "graph")) {
-    const list = lists.get(part.number);
-    if (part.number === GraphField.NODE) {
-      parts.nodes.push(readNode(reader, reader.message(part, "graph.node"), 0));
-    } else if (part.number === GraphField.SPARSE) {
-      const message = reader.message(part, "sparse_initializer");
-      parts.sparse.set(sparseName(reader, message), message);
-    } else if (list) {
-      const [where, nameField, pieces] = list;
-      const message = reader.message(part, where);
-      pieces.set(readName(reader, message, nameField, where), message);
-    } else parts.graphHead.push(graph.subarray(part.start, part.end));
-  }
-}
-
-function sparseName(reader: WireReader, message: Uint8Array): string {
-  const values = reader.fields(message, "sparse_initializer").find((part) => part.number === 1);
-  if (!values) return reader.fail("it has no values", "sparse_initializer");
-  return readName(reader, values.data, TensorField.NAME, "sparse_initializer");
-}
-
-function readNode(reader: WireReader, message: Uint8Array, depth: number): Node {
-  const reads = new Set<string>();
-  const outputs: string[] = [];
-  const calls = new Set<string>();
-  let [domain, type, overload] = ["", "", ""];
-  for (const part of reader.fields(message, "node")) {
-    if (part.number === NodeField.INPUT) reads.add(reader.text(part, "node.input"));
-    else if (part.number === NodeField.OUTPUT) outputs.push(reader.text(part, "node.output"));
-    else if (part.number === NodeField.DOMAIN) domain = reader.text(part, "node");
-    else if (part.number === NodeField.OP_TYPE) type = reader.text(part, "node");
-    else if (part.number === NodeField.OVERLOAD) overload = reader.text(part, "node");
-    else if (part.number === NodeField.ATTRIBUTE) {
-      readAttribute(reader, reader.message(part, "node.attribute"), depth, reads, calls);
+function readNode(node: Message, depth = 0): Node {
+  const reads = new Set(node.texts(1));
+  const calls = new Set([operator(node, 7, 4, 8)]);
+  for (const attribute of node.messages(5, "attribute")) {
+    for (const number of [5, 10]) attribute.messages(number).forEach(requireInside);
+    for (const number of [6, 11]) {
+      for (const body of attribute.messages(number)) readBody(body, depth + 1, reads, calls);
     }
   }
-  calls.add(operator(domain, type, overload));
   // An empty name stands for an optional input or output that is not there.
   reads.delete("");
-  return { data: message, reads, outputs: outputs.filter((name) => name), calls };
-}
-
-function readAttribute(
-  reader: WireReader,
-  message: Uint8Array,
-  depth: number,
-  reads: Set<string>,
-  calls: Set<string>,
-): void {
-  for (const part of reader.fields(message, "attribute")) {
-    if (part.number === AttributeField.GRAPH || part.number === AttributeField.GRAPHS) {
-      readBody(reader, reader.message(part, "attribute.graph"), depth + 1, reads, calls);
-    } else if (part.number === AttributeField.TENSOR || part.number === AttributeField.TENSORS) {
-      requireInside(reader, reader.message(part, "attribute.tensor"), "attribute.tensor");
-    }
-  }
+  return { data: node.data, reads, outputs: node.texts(2).filter((name) => name), calls };
 }
 
 /** Add what a body takes from the graphs around it, and what it calls. */
-function readBody(
-  reader: WireReader,
-  graph: Uint8Array,
-  depth: number,
-  outerReads: Set<string>,
-  calls: Set<string>,
-): void {
-  if (depth > MAX_DEPTH) {
-    reader.fail(`bodies of nodes are nested more than ${MAX_DEPTH} deep`, "node");
+function readBody(body: Message, depth: number, outer: Set<string>, calls: Set<string>): void {
+  if (depth > MAX_DEPTH) body.fail(`bodies of nodes are nested more than ${MAX_DEPTH} deep`);
+  const nodes = body.messages(GRAPH_NODE).map((node) => readNode(node, depth));
+  const tensors = body.messages(GRAPH_INITIALIZER);
+  tensors.forEach(requireInside);
+  const defined = new Set([
+    ...nodes.flatMap(({ outputs }) => outputs),
+    ...body.messages(GRAPH_INPUT).map((value) => value.text(1)),
+    ...tensors.map((tensor) => tensor.text(TENSOR_NAME)),
+    ...body.messages(GRAPH_SPARSE).map(sparseName),
+  ]);
+  const given = body.messages(GRAPH_OUTPUT).map((value) => value.text(1));
+  for (const name of [...nodes.flatMap(({ reads }) => [...reads]), ...given]) {
+    if (!defined.has(name)) outer.add(name);
   }
-  const reads = new Set<string>();
-  const defined = new Set<string>();
-  for (const part of reader.fields(graph, "body")) {
-    if (part.number === GraphField.NODE) {
-      const node = readNode(reader, reader.message(part, "body.node"), depth);
-      for (const name of node.reads) reads.add(name);
-      for (const name of node.outputs) defined.add(name);
-      for (const call of node.calls) calls.add(call);
-    } else if (part.number === GraphField.OUTPUT) {
-      reads.add(readName(reader, reader.message(part, "body.output"), 1, "body.output"));
-    } else if (part.number === GraphField.INPUT) {
-      defined.add(readName(reader, reader.message(part, "body.input"), 1, "body.input"));
-    } else if (part.number === GraphField.INITIALIZER) {
-      const tensor = reader.message(part, "body.initializer");
-      requireInside(reader, tensor, "body.initializer");
-      defined.add(readName(reader, tensor, TensorField.NAME, "body.initializer"));
-    } else if (part.number === GraphField.SPARSE) {
-      defined.add(sparseName(reader, reader.message(part, "body.sparse_initializer")));
-    }
-  }
-  for (const name of reads) if (!defined.has(name)) outerReads.add(name);
+  for (const node of nodes) for (const call of node.calls) calls.add(call);
 }
 
 /** Refuse external data where pieces are copied as they are: the reference would dangle. */
-function requireInside(reader: WireReader, tensor: Uint8Array, where: string): void {
-  if (readInitializer(reader, tensor).external) {
-    reader.fail("the tensor is in another file; only initializers may be", where);
+function requireInside(tensor: Message): void {
+  if (readInitializer(tensor).external) {
+    tensor.fail("the tensor is in another file; only initializers may be");
   }
 }
 
-function readFunction(reader: WireReader, message: Uint8Array, parts: ModelParts): void {
-  const calls = new Set<string>();
-  let [domain, name, overload] = ["", "", ""];
-  for (const part of reader.fields(message, "function")) {
-    if (part.number === FunctionField.DOMAIN) domain = reader.text(part, "function");
-    else if (part.number === FunctionField.NAME) name = reader.text(part, "function");
-    else if (part.number === FunctionField.OVERLOAD) overload = reader.text(part, "function");
-    else if (part.number === FunctionField.NODE) {
-      const node = readNode(reader, reader.message(part, "function.node"), 0);
-      for (const call of node.calls) calls.add(call);
-    }
-  }
-  parts.functions.set(operator(domain, name, overload), { data: message, calls });
+function functionOf(message: Message): Node {
+  const nodes = message.messages(7, "node").map((node) => readNode(node));
+  const calls = new Set(nodes.flatMap((node) => [...node.calls]));
+  return { data: message.data, reads: new Set(), outputs: [], calls };
 }

@@ -3,6 +3,7 @@
 import { Buffers } from "./buffers.js";
 import { BOOL, FLOAT, UINT32, zerosOf } from "./elements.js";
 import { ArgumentError, InputError, StateError } from "./errors.js";
+import { exportModel } from "./export.js";
 import { batchSymbol, Graph, type Settings, type Tensors } from "./graph.js";
 import { type Feeds, prepared } from "./inputs.js";
 import { loadBytes, type Source } from "./load.js";
@@ -214,7 +215,7 @@ export class Module {
         await this.state.variableIfThere(name)?.download();
         values.set(name, this.state.held(name));
       }
-      const { exportModel } = await import("./export.js"); // only those who export load it
+      
       return exportModel(this.evalPass.graph.model, outputNames, values, this.settings.ort);
     });
   }

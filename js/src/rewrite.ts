@@ -3,34 +3,36 @@
 import type { Stored } from "./checkpoint-file.js";
 import { STRING } from "./elements.js";
 import {
-  GraphField,
+  GRAPH_INITIALIZER,
+  GRAPH_INPUT,
   inlineData,
-  ModelField,
+  MODEL_GRAPH,
   type ModelFile,
   readInitializer,
-  TensorField,
+  TENSOR_DIMS,
+  TENSOR_NAME,
+  TENSOR_RAW,
+  TENSOR_STRINGS,
+  TENSOR_TYPE,
 } from "./model-file.js";
 import { encoded } from "./text.js";
-import { Chunks, type Field, WireReader } from "./wire.js";
+import { Chunks, Message } from "./wire.js";
 
 /** The elements of those of the named initializers that are in the file itself, without strings. */
 export function storedData(model: ModelFile, names: ReadonlySet<string>): Map<string, Uint8Array> {
   const found = new Map<string, Uint8Array>();
   if (!names.size) return found;
-  const reader = new WireReader(model.source);
-  for (const part of graphParts(model, reader)) {
-    if (part.number !== GraphField.INITIALIZER) continue;
-    const { name, external } = readInitializer(reader, part.data);
-    const data = names.has(name) && !external ? inlineData(reader, part.data) : null;
+  const graph = Message.of(model.data, model.source).only(MODEL_GRAPH)!;
+  for (const tensor of graph.messages(GRAPH_INITIALIZER)) {
+    const { name, external } = readInitializer(tensor);
+    const data = names.has(name) && !external ? inlineData(tensor) : null;
     if (data) found.set(name, data);
   }
   return found;
 }
 
-function graphParts(model: ModelFile, reader: WireReader): Field[] {
-  const graph = reader.fields(model.data, "model").find((part) => part.number === ModelField.GRAPH);
-  return reader.fields(graph!.data, "graph");
-}
+/** What becomes of a message; null leaves it as it is. */
+type Change = (message: Message) => Chunks | null;
 
 /**
  * The model with other values for some initializers, and with a symbolic dimension of the inputs
@@ -42,60 +44,39 @@ export function rewritten(
   symbol: string | null,
   size: number,
 ): Uint8Array {
-  const reader = new WireReader(model.source);
-  return replaced(reader, model.data, (part) =>
-    part.number === ModelField.GRAPH
-      ? replaced(reader, part.data, (item) => {
-          if (item.number === GraphField.INPUT && symbol !== null) {
-            return fixed(reader, item.data, symbol, size);
-          }
-          if (item.number !== GraphField.INITIALIZER) return null;
-          const { name } = readInitializer(reader, item.data);
-          const value = values.get(name);
-          return value ? tensorMessage(name, value) : null;
-        })
-      : null,
-  ).join();
-}
-
-/** A message with other content for some fields; null leaves one as it is. */
-function replaced(
-  reader: WireReader,
-  message: Uint8Array,
-  change: (field: Field) => Chunks | null,
-): Chunks {
-  const result = new Chunks();
-  for (const field of reader.fields(message, "model")) {
-    const other = change(field);
-    if (other) result.message(field.number, other);
-    else result.add(message.subarray(field.start, field.end));
-  }
-  return result;
-}
-
-/** A ValueInfoProto with a size for a symbolic dimension: type, tensor, shape, dimensions. */
-function fixed(reader: WireReader, value: Uint8Array, symbol: string, size: number): Chunks {
-  const into =
-    (
-      number: number,
-      change: (message: Uint8Array) => Chunks | null,
-    ): ((message: Uint8Array) => Chunks) =>
-    (message) =>
-      replaced(reader, message, (field) => (field.number === number ? change(field.data) : null));
-  const dim = (message: Uint8Array): Chunks | null => {
-    const name = reader.fields(message, "dim").find((field) => field.number === 2);
-    return name && reader.text(name, "dim") === symbol ? new Chunks().number(1, size) : null;
+  const dim: Change = (message) =>
+    symbol !== null && message.text(2) === symbol ? new Chunks().number(1, size) : null;
+  const initializer: Change = (message) => {
+    const name = message.text(TENSOR_NAME);
+    const value = values.get(name);
+    return value ? tensorMessage(name, value) : null;
   };
-  return into(2, into(1, into(2, into(1, dim))))(value);
+  // Type, tensor, shape, dimensions.
+  const input = into({ 2: into({ 1: into({ 2: into({ 1: dim }) }) }) });
+  const graph = into({ [GRAPH_INPUT]: input, [GRAPH_INITIALIZER]: initializer });
+  return into({ [MODEL_GRAPH]: graph })(Message.of(model.data, model.source))!.join();
+}
+
+/** A message with changes to what is in some of its fields. */
+function into(changes: Readonly<Record<number, Change>>): Change {
+  return (message) => {
+    const result = new Chunks();
+    for (const field of message.fields) {
+      const other = changes[field.number]?.(message.inner(field, field.number));
+      if (other) result.message(field.number, other);
+      else result.add(field.raw);
+    }
+    return result;
+  };
 }
 
 /** A TensorProto with its elements inside. */
 export function tensorMessage(name: string, tensor: Stored): Chunks {
   const message = new Chunks();
-  for (const dim of tensor.dims) message.number(TensorField.DIMS, dim);
-  message.number(TensorField.DATA_TYPE, tensor.code).text(TensorField.NAME, name);
+  for (const dim of tensor.dims) message.number(TENSOR_DIMS, dim);
+  message.number(TENSOR_TYPE, tensor.code).text(TENSOR_NAME, name);
   for (const text of tensor.strings ?? []) {
-    message.bytes(TensorField.STRING_DATA, encoded(text) ?? new Uint8Array(0));
+    message.bytes(TENSOR_STRINGS, encoded(text) ?? new Uint8Array(0));
   }
-  return tensor.code === STRING ? message : message.bytes(TensorField.RAW_DATA, tensor.data);
+  return tensor.code === STRING ? message : message.bytes(TENSOR_RAW, tensor.data);
 }

@@ -19,69 +19,87 @@ export interface ScheduledOptimizer {
   attach(scheduler: LRScheduler): JsonObject | null;
 }
 
-/** Called with what is worth knowing, but no error. By default it goes to the console. */
-export type Warn = (message: string) => void;
-
 // ---- arguments -----------------------------------------------------------------------------------
 
-function whole(name: string, value: unknown, least = 0): number {
-  if (!Number.isSafeInteger(value) || (value as number) < least) {
-    throw new ArgumentError(
-      `${name} must be a whole number of at least ${least}, not ${String(value)}`,
-    );
-  }
-  return value as number;
+type Values = Readonly<Record<string, any>>;
+/** What a checkpoint keeps of a setting; an error if it is none. */
+type Check = (value: any, name: string) => Json;
+/** The name of a setting, what it must be, and what it is if it is left out. */
+type Row = readonly [name: string, check: Check, otherwise?: unknown];
+
+function refuse(name: string, value: unknown, wanted: string): never {
+  throw new ArgumentError(`${name} must be ${wanted}, not ${String(value)}`);
 }
 
-function finite(name: string, value: unknown): number {
-  if (typeof value !== "number" || !Number.isFinite(value)) {
-    throw new ArgumentError(`${name} must be a finite number, not ${String(value)}`);
-  }
-  return value;
+const whole =
+  (least: number): Check =>
+  (value, name) =>
+    Number.isSafeInteger(value) && value >= least
+      ? BigInt(value)
+      : refuse(name, value, `a whole number of at least ${least}`);
+const count = whole(0);
+const positiveCount = whole(1);
+
+const number =
+  (isRight: (value: number) => boolean, wanted: string): Check =>
+  (value, name) =>
+    Number.isFinite(value) && isRight(value) ? value : refuse(name, value, wanted);
+const notNegative = number((value) => value >= 0, "a number that is not negative");
+const positive = number((value) => value > 0, "more than 0");
+const rateOrNone: Check = (value, name) => (value === undefined ? null : notNegative(value, name));
+const flag: Check = (value) => Boolean(value);
+const choice =
+  (...choices: readonly string[]): Check =>
+  (value, name) =>
+    choices.includes(value) ? value : refuse(name, value, `one of ${choices.join(", ")}`);
+
+const rising: Check = (steps: readonly number[] | undefined, name) => {
+  const isRising = steps?.every((step, i) => !i || step >= steps[i - 1]!);
+  if (!steps?.length || !isRising) return refuse(name, steps, "numbers of steps in rising order");
+  for (const step of steps) count(step, name);
+  return steps.join(",");
+};
+
+/** The settings with what was left out. */
+function complete(given: object, rows: readonly Row[]): Values {
+  const entries = rows.map(([name, , otherwise]) => [name, (given as Values)[name] ?? otherwise]);
+  return Object.fromEntries(entries) as Values;
 }
 
-function notNegative(name: string, value: unknown): number {
-  if (finite(name, value) < 0)
-    throw new ArgumentError(`${name} must not be negative, but is ${String(value)}`);
-  return value as number;
-}
-
-function positive(name: string, value: unknown): number {
-  if (finite(name, value) <= 0)
-    throw new ArgumentError(`${name} must be more than 0, not ${String(value)}`);
-  return value as number;
-}
-
-function choice<T extends string>(name: string, value: T, choices: readonly T[]): T {
-  if (!choices.includes(value)) {
-    throw new ArgumentError(`${name} must be one of ${choices.join(", ")}, not ${value}`);
-  }
-  return value;
+/** The settings as checkpoints have them, which is as Python writes them. */
+function savedSettings(values: Values, rows: readonly Row[]): JsonObject {
+  const snake = (name: string): string => name.replace(/[A-Z]/g, (c) => `_${c.toLowerCase()}`);
+  return new Map(rows.map(([name, check]) => [snake(name), check(values[name], name)]));
 }
 
 function savedNumber(saved: JsonObject, name: string): number {
   const value = saved.get(name);
-  const number = typeof value === "bigint" ? Number(value) : value;
-  if (typeof number !== "number" || !Number.isFinite(number)) {
+  const found = typeof value === "bigint" ? Number(value) : value;
+  if (!Number.isFinite(found)) {
     throw new CheckpointError(
       `the checkpoint has ${String(value)} as ${name} of a scheduler, where a number should be`,
     );
   }
-  return number;
+  return found as number;
 }
 
 // ---- what all have in common ---------------------------------------------------------------------
 
+const INITIAL = "initial_lr";
+
 /** What all schedulers have in common. `kind` is the name in checkpoints and in `fit`. */
 export abstract class LRScheduler {
-  abstract readonly kind: string;
+  protected readonly values: Values;
   protected readonly settings: JsonObject;
 
   protected constructor(
     protected readonly optimizer: ScheduledOptimizer,
-    settings: readonly (readonly [string, Json])[],
+    readonly kind: string,
+    given: object,
+    rows: readonly Row[],
   ) {
-    this.settings = new Map(settings);
+    this.values = complete(given, rows);
+    this.settings = savedSettings(this.values, rows);
   }
 
   /** Set the learning rate of the optimizer's next step. */
@@ -92,19 +110,31 @@ export abstract class LRScheduler {
     return new Map(this.settings);
   }
 
+  /** The rate to start from. */
+  get initialLr(): number {
+    return Number(this.settings.get(INITIAL));
+  }
+
   /** Join the optimizer; the saved state, if there is one of this kind. */
   protected join(): JsonObject | null {
     const saved = this.optimizer.attach(this);
-    // A scheduler that was made without a rate takes over the saved one.
-    if (saved && this.settings.get("initial_lr") === null) {
-      this.settings.set("initial_lr", savedNumber(saved, "initial_lr"));
+    if (this.settings.get(INITIAL) === null) {
+      // A scheduler that was made without a rate takes over the saved one.
+      this.settings.set(
+        INITIAL,
+        saved ? savedNumber(saved, INITIAL) : this.optimizer.getLearningRate(),
+      );
     }
     return saved;
   }
 
   /** Say which settings are not as saved, and return whether there are any. */
   protected warnOfChanges(saved: JsonObject): boolean {
-    const changed = [...this.settings].filter(([key, value]) => !isSame(saved.get(key), value));
+    const plain = (value: Json | undefined): unknown =>
+      typeof value === "bigint" ? Number(value) : value;
+    const changed = [...this.settings].filter(
+      ([key, value]) => plain(saved.get(key)) !== plain(value),
+    );
     if (!changed.length) return false;
     const details = changed.map(
       ([key, value]) => `${key}=${String(value)} (saved: ${String(saved.get(key))})`,
@@ -117,12 +147,6 @@ export abstract class LRScheduler {
   }
 }
 
-function isSame(a: Json | undefined, b: Json): boolean {
-  const plain = (value: Json | undefined): unknown =>
-    typeof value === "bigint" ? Number(value) : value;
-  return plain(a) === plain(b);
-}
-
 /** What schedulers with a formula take beside their own settings. */
 export interface FormulaSettings {
   /** The rate to start from; by default the optimizer's. */
@@ -133,73 +157,52 @@ export interface FormulaSettings {
 
 /** A scheduler whose rate is a formula of the number of steps. */
 export abstract class FormulaLRScheduler extends LRScheduler {
-  private readonly firstStep: number;
-
   protected constructor(
     optimizer: ScheduledOptimizer,
-    { initialLr, firstStep = 0 }: FormulaSettings,
-    settings: readonly (readonly [string, Json])[],
+    kind: string,
+    settings: object,
+    rows: readonly Row[],
+    private readonly rate: (step: number, settings: Values, initialLr: number) => number,
+    check: (settings: Values, initialLr: number) => void = () => undefined,
   ) {
-    super(optimizer, [
-      ...settings,
-      ["initial_lr", initialLr === undefined ? null : notNegative("initialLr", initialLr)],
-      ["first_step", BigInt(whole("firstStep", firstStep))],
-    ]);
-    this.firstStep = firstStep;
-  }
-
-  get initialLr(): number {
-    return Number(this.settings.get("initial_lr"));
-  }
-
-  /** Begin, when the fields of the class are there. */
-  protected begin(): void {
+    super(optimizer, kind, settings, [...rows, ["initialLr", rateOrNone], ["firstStep", count, 0]]);
+    check(this.values, 0);
     const saved = this.join();
-    if (this.settings.get("initial_lr") === null) {
-      this.settings.set("initial_lr", this.optimizer.getLearningRate());
-    }
-    this.check();
+    check(this.values, this.initialLr);
     if (!saved || this.warnOfChanges(saved)) {
-      this.optimizer.initialLr = this.initialLr;
+      optimizer.initialLr = this.initialLr;
       this.step();
     }
   }
 
-  /** Check what can be checked only when the initial rate is known. */
-  protected check(): void {
-    // Most have nothing to check.
-  }
-
   /** The learning rate after `step` steps of the optimizer, in double precision. */
   learningRate(step: number): number {
-    return this.rate(Math.max(0, step - this.firstStep));
+    const { values, initialLr } = this;
+    return this.rate(Math.max(0, step - values["firstStep"]), values, initialLr);
   }
-
-  protected abstract rate(step: number): number;
 
   override step(): void {
     this.optimizer.setLearningRate(this.learningRate(this.optimizer.stepCount));
   }
 }
 
+const WARMUP: Row = ["warmupStepCount", count, 0];
+const TOTAL: Row = ["totalStepCount", count];
+const GAMMA: Row = ["gamma", positive, 0.1];
+const EVERY: Row = ["every", positiveCount, 1];
+
 /** The factor during the warm-up: from 0 to 1 in equal steps; null after it. */
-function warmedUp(step: number, warmup: number): number | null {
+function warmedUp(step: number, { warmupStepCount: warmup }: Values): number | null {
   return step < warmup ? step / Math.max(1, warmup) : null;
 }
 
-function counts(warmup: number, total: number): [string, Json][] {
-  whole("warmupStepCount", warmup);
-  whole("totalStepCount", total);
+function requireRoom({ warmupStepCount: warmup, totalStepCount: total }: Values): void {
   if (warmup > total) {
     throw new ArgumentError(
       `warmupStepCount (${warmup}) is more than totalStepCount (${total}): the warm-up is a part of ` +
         "all steps",
     );
   }
-  return [
-    ["warmup_step_count", BigInt(warmup)],
-    ["total_step_count", BigInt(total)],
-  ];
 }
 
 // ---- the schedulers ------------------------------------------------------------------------------
@@ -211,23 +214,21 @@ export interface LinearSettings extends FormulaSettings {
 
 /** From 0 to `initialLr` during the warm-up, then down to 0 in equal steps. */
 export class LinearLRScheduler extends FormulaLRScheduler {
-  readonly kind = "linear";
-  private readonly warmup: number;
-  private readonly total: number;
-
   constructor(optimizer: ScheduledOptimizer, settings: LinearSettings) {
-    const { warmupStepCount = 0, totalStepCount } = settings;
-    super(optimizer, settings, counts(warmupStepCount, totalStepCount));
-    this.warmup = warmupStepCount;
-    this.total = totalStepCount;
-    this.begin();
-  }
-
-  protected override rate(step: number): number {
-    const factor =
-      warmedUp(step, this.warmup) ??
-      Math.max(0, (this.total - step) / Math.max(1, this.total - this.warmup));
-    return this.initialLr * factor;
+    super(
+      optimizer,
+      "linear",
+      settings,
+      [WARMUP, TOTAL],
+      (step, s, lr) =>
+        lr *
+        (warmedUp(step, s) ??
+          Math.max(
+            0,
+            (s["totalStepCount"] - step) / Math.max(1, s["totalStepCount"] - s["warmupStepCount"]),
+          )),
+      requireRoom,
+    );
   }
 }
 
@@ -237,18 +238,14 @@ export interface ConstantSettings extends FormulaSettings {
 
 /** From 0 to `initialLr` during the warm-up, and constant after it. */
 export class ConstantLRScheduler extends FormulaLRScheduler {
-  readonly kind = "constant";
-  private readonly warmup: number;
-
   constructor(optimizer: ScheduledOptimizer, settings: ConstantSettings = {}) {
-    const warmup = whole("warmupStepCount", settings.warmupStepCount ?? 0);
-    super(optimizer, settings, [["warmup_step_count", BigInt(warmup)]]);
-    this.warmup = warmup;
-    this.begin();
-  }
-
-  protected override rate(step: number): number {
-    return this.initialLr * (warmedUp(step, this.warmup) ?? 1);
+    super(
+      optimizer,
+      "constant",
+      settings,
+      [WARMUP],
+      (step, s, lr) => lr * (warmedUp(step, s) ?? 1),
+    );
   }
 }
 
@@ -260,41 +257,28 @@ export interface CosineSettings extends LinearSettings {
 
 /** From 0 to `initialLr` during the warm-up, then down to `minLr` along a cosine. */
 export class CosineLRScheduler extends FormulaLRScheduler {
-  readonly kind = "cosine";
-  private readonly warmup: number;
-  private readonly total: number;
-  private readonly minLr: number;
-  private readonly cycles: number;
-
   constructor(optimizer: ScheduledOptimizer, settings: CosineSettings) {
-    const { warmupStepCount = 0, totalStepCount, minLr = 0, cycles = 0.5 } = settings;
-    super(optimizer, settings, [
-      ...counts(warmupStepCount, totalStepCount),
-      ["min_lr", notNegative("minLr", minLr)],
-      ["cycles", positive("cycles", cycles)],
-    ]);
-    this.warmup = warmupStepCount;
-    this.total = totalStepCount;
-    this.minLr = minLr;
-    this.cycles = cycles;
-    this.begin();
-  }
-
-  protected override check(): void {
-    if (this.minLr > this.initialLr) {
-      throw new ArgumentError(
-        `minLr (${this.minLr}) is more than the initial rate (${this.initialLr})`,
-      );
-    }
-  }
-
-  protected override rate(step: number): number {
-    const factor = warmedUp(step, this.warmup);
-    if (factor !== null) return this.initialLr * factor;
-    const falling = Math.max(1, this.total - this.warmup);
-    const progress = Math.min(1, (step - this.warmup) / falling);
-    const wave = 0.5 * (1 + Math.cos(Math.PI * this.cycles * 2 * progress));
-    return this.minLr + (this.initialLr - this.minLr) * Math.max(0, wave);
+    super(
+      optimizer,
+      "cosine",
+      settings,
+      [WARMUP, TOTAL, ["minLr", notNegative, 0], ["cycles", positive, 0.5]],
+      (step, s, lr) => {
+        const factor = warmedUp(step, s);
+        if (factor !== null) return lr * factor;
+        const warmup = s["warmupStepCount"];
+        const falling = Math.max(1, s["totalStepCount"] - warmup);
+        const progress = Math.min(1, (step - warmup) / falling);
+        const wave = 0.5 * (1 + Math.cos(Math.PI * s["cycles"] * 2 * progress));
+        return s["minLr"] + (lr - s["minLr"]) * Math.max(0, wave);
+      },
+      (s, lr) => {
+        requireRoom(s);
+        if (lr && s["minLr"] > lr) {
+          throw new ArgumentError(`minLr (${s["minLr"]}) is more than the initial rate (${lr})`);
+        }
+      },
+    );
   }
 }
 
@@ -308,28 +292,18 @@ export interface StepSettings extends EverySettings {
   readonly stepSize: number;
 }
 
+const counted = (step: number, s: Values): number => Math.floor(step / s["every"]);
+
 /** The rate times `gamma` each `stepSize`. */
 export class StepLRScheduler extends FormulaLRScheduler {
-  readonly kind = "step";
-  private readonly size: number;
-  private readonly gamma: number;
-  private readonly every: number;
-
   constructor(optimizer: ScheduledOptimizer, settings: StepSettings) {
-    const { stepSize, gamma = 0.1, every = 1 } = settings;
-    super(optimizer, settings, [
-      ["step_size", BigInt(whole("stepSize", stepSize, 1))],
-      ["gamma", positive("gamma", gamma)],
-      ["every", BigInt(whole("every", every, 1))],
-    ]);
-    this.size = stepSize;
-    this.gamma = gamma;
-    this.every = every;
-    this.begin();
-  }
-
-  protected override rate(step: number): number {
-    return this.initialLr * this.gamma ** Math.floor(Math.floor(step / this.every) / this.size);
+    super(
+      optimizer,
+      "step",
+      settings,
+      [["stepSize", positiveCount], GAMMA, EVERY],
+      (step, s, lr) => lr * s["gamma"] ** Math.floor(counted(step, s) / s["stepSize"]),
+    );
   }
 }
 
@@ -340,34 +314,17 @@ export interface MultiStepSettings extends EverySettings {
 
 /** The rate times `gamma` at each of the `milestones`. */
 export class MultiStepLRScheduler extends FormulaLRScheduler {
-  readonly kind = "multistep";
-  private readonly milestones: readonly number[];
-  private readonly gamma: number;
-  private readonly every: number;
-
   constructor(optimizer: ScheduledOptimizer, settings: MultiStepSettings) {
-    const { gamma = 0.1, every = 1 } = settings;
-    const milestones = [...(settings.milestones ?? [])].map((step) => whole("a milestone", step));
-    const isRising = milestones.every((step, i) => i === 0 || step >= milestones[i - 1]!);
-    if (!milestones.length || !isRising) {
-      throw new ArgumentError(
-        `milestones must be numbers of steps in rising order, not ${String(settings.milestones)}`,
-      );
-    }
-    super(optimizer, settings, [
-      ["milestones", milestones.join(",")],
-      ["gamma", positive("gamma", gamma)],
-      ["every", BigInt(whole("every", every, 1))],
-    ]);
-    this.milestones = milestones;
-    this.gamma = gamma;
-    this.every = every;
-    this.begin();
-  }
-
-  protected override rate(step: number): number {
-    const now = Math.floor(step / this.every);
-    return this.initialLr * this.gamma ** this.milestones.filter((at) => at <= now).length;
+    super(
+      optimizer,
+      "multistep",
+      settings,
+      [["milestones", rising], GAMMA, EVERY],
+      (step, s, lr) => {
+        const passed = (s["milestones"] as number[]).filter((at) => at <= counted(step, s));
+        return lr * s["gamma"] ** passed.length;
+      },
+    );
   }
 }
 
@@ -377,23 +334,14 @@ export interface ExponentialSettings extends EverySettings {
 
 /** The rate times `gamma` at each step, or each `every` steps of the optimizer. */
 export class ExponentialLRScheduler extends FormulaLRScheduler {
-  readonly kind = "exponential";
-  private readonly gamma: number;
-  private readonly every: number;
-
   constructor(optimizer: ScheduledOptimizer, settings: ExponentialSettings) {
-    const { gamma, every = 1 } = settings;
-    super(optimizer, settings, [
-      ["gamma", positive("gamma", gamma)],
-      ["every", BigInt(whole("every", every, 1))],
-    ]);
-    this.gamma = gamma;
-    this.every = every;
-    this.begin();
-  }
-
-  protected override rate(step: number): number {
-    return this.initialLr * this.gamma ** Math.floor(step / this.every);
+    super(
+      optimizer,
+      "exponential",
+      settings,
+      [["gamma", positive], EVERY],
+      (step, s, lr) => lr * s["gamma"] ** counted(step, s),
+    );
   }
 }
 
@@ -409,59 +357,40 @@ export interface OneCycleSettings {
   readonly firstStep?: number | undefined;
 }
 
+const ONE_CYCLE: readonly Row[] = [
+  ["maxLr", notNegative],
+  ["totalStepCount", positiveCount],
+  ["pctStart", notNegative, 0.3],
+  ["annealStrategy", choice("cos", "linear"), "cos"],
+  ["divFactor", positive, 25],
+  ["finalDivFactor", positive, 1e4],
+  ["threePhase", flag, false],
+];
+
 /** Up from `maxLr / divFactor` to `maxLr`, then down far below where it began. */
 export class OneCycleLRScheduler extends FormulaLRScheduler {
-  readonly kind = "onecycle";
-  private readonly phases: readonly (readonly [end: number, start: number, goal: number])[];
-  private readonly linear: boolean;
-
   constructor(optimizer: ScheduledOptimizer, settings: OneCycleSettings) {
-    const { maxLr, totalStepCount, pctStart = 0.3, annealStrategy = "cos" } = settings;
-    const { divFactor = 25, finalDivFactor = 1e4, threePhase = false, firstStep } = settings;
-    notNegative("maxLr", maxLr);
-    whole("totalStepCount", totalStepCount, 1);
-    if (notNegative("pctStart", pctStart) > (threePhase ? 0.5 : 1)) {
-      throw new ArgumentError(`pctStart must be at most ${threePhase ? 0.5 : 1}, not ${pctStart}`);
-    }
-    const start = maxLr / positive("divFactor", divFactor);
-    const end = start / positive("finalDivFactor", finalDivFactor);
-    super(optimizer, { initialLr: start, firstStep }, [
-      ["max_lr", maxLr],
-      ["total_step_count", BigInt(totalStepCount)],
-      ["pct_start", pctStart],
-      ["anneal_strategy", choice("annealStrategy", annealStrategy, ["cos", "linear"])],
-      ["div_factor", divFactor],
-      ["final_div_factor", finalDivFactor],
-      ["three_phase", threePhase],
-    ]);
-    this.linear = annealStrategy === "linear";
-    this.phases = [
-      [pctStart * totalStepCount - 1, start, maxLr],
-      ...(threePhase ? [[2 * pctStart * totalStepCount - 2, maxLr, start] as const] : []),
-      [totalStepCount - 1, threePhase ? start : maxLr, end],
+    const s = complete(settings, ONE_CYCLE);
+    savedSettings(s, ONE_CYCLE); // what is wrong is wrong before it is computed with
+    const { maxLr, totalStepCount: total, pctStart, threePhase } = s;
+    const most = threePhase ? 0.5 : 1;
+    if (pctStart > most) refuse("pctStart", pctStart, `at most ${most}`);
+    const start = maxLr / s["divFactor"];
+    const phases: [end: number, start: number, goal: number][] = [
+      [pctStart * total - 1, start, maxLr],
+      [total - 1, threePhase ? start : maxLr, start / s["finalDivFactor"]],
     ];
-    this.begin();
-  }
-
-  protected override rate(step: number): number {
-    let begin = 0;
-    const last = this.phases[this.phases.length - 1]!;
-    for (const phase of this.phases) {
-      if (phase === last) break;
-      if (step <= phase[0]) return this.between(phase, begin, step);
-      begin = phase[0];
-    }
-    return this.between(last, begin, Math.min(step, last[0]));
-  }
-
-  private between(
-    [end, start, goal]: readonly [number, number, number],
-    begin: number,
-    step: number,
-  ): number {
-    const progress = end > begin ? (step - begin) / (end - begin) : 1;
-    if (this.linear) return start + (goal - start) * progress;
-    return goal + ((start - goal) / 2) * (1 + Math.cos(Math.PI * progress));
+    if (threePhase) phases.splice(1, 0, [2 * pctStart * total - 2, maxLr, start]);
+    const rate = (step: number): number => {
+      const at = Math.min(step, total - 1);
+      const index = phases.findIndex(([end], k) => at <= end || k === phases.length - 1);
+      const begin = phases[index - 1]?.[0] ?? 0;
+      const [end, from, goal] = phases[index]!;
+      const progress = end > begin ? (at - begin) / (end - begin) : 1;
+      if (s["annealStrategy"] === "linear") return from + (goal - from) * progress;
+      return goal + ((from - goal) / 2) * (1 + Math.cos(Math.PI * progress));
+    };
+    super(optimizer, "onecycle", { ...settings, initialLr: start }, ONE_CYCLE, rate);
   }
 }
 
@@ -483,60 +412,39 @@ export interface PlateauSettings {
  * `step(metric)` is called after each evaluation.
  */
 export class PlateauLRScheduler extends LRScheduler {
-  readonly kind = "plateau";
-  readonly mode: "min" | "max";
   private best: number | null = null;
   private badSteps = 0;
   private resting = 0;
   private rate = 0;
 
   constructor(optimizer: ScheduledOptimizer, settings: PlateauSettings = {}) {
-    const { mode = "min", factor = 0.1, patience = 10, threshold = 1e-4, initialLr } = settings;
-    const { thresholdMode = "rel", cooldown = 0, minLr = 0, eps = 1e-8 } = settings;
-    if (positive("factor", factor) >= 1) {
-      throw new ArgumentError(`factor must be less than 1, not ${factor}`);
-    }
-    super(optimizer, [
-      ["mode", choice("mode", mode, ["min", "max"])],
-      ["factor", factor],
-      ["patience", BigInt(whole("patience", patience))],
-      ["threshold", notNegative("threshold", threshold)],
-      ["threshold_mode", choice("thresholdMode", thresholdMode, ["rel", "abs"])],
-      ["cooldown", BigInt(whole("cooldown", cooldown))],
-      ["min_lr", notNegative("minLr", minLr)],
-      ["eps", notNegative("eps", eps)],
-      ["initial_lr", initialLr === undefined ? null : notNegative("initialLr", initialLr)],
+    super(optimizer, "plateau", settings, [
+      ["mode", choice("min", "max"), "min"],
+      ["factor", number((value) => value > 0 && value < 1, "more than 0 and less than 1"), 0.1],
+      ["patience", count, 10],
+      ["threshold", notNegative, 1e-4],
+      ["thresholdMode", choice("rel", "abs"), "rel"],
+      ["cooldown", count, 0],
+      ["minLr", notNegative, 0],
+      ["eps", notNegative, 1e-8],
+      ["initialLr", rateOrNone],
     ]);
-    this.mode = mode;
     const saved = this.join();
-    if (saved) this.restore(saved);
-    else this.begin();
-  }
-
-  private setting(name: string): number {
-    return Number(this.settings.get(name));
-  }
-
-  private begin(): void {
-    if (this.settings.get("initial_lr") === null) {
-      this.settings.set("initial_lr", this.optimizer.getLearningRate());
-    }
-    this.rate = this.setting("initial_lr");
-    this.optimizer.initialLr = this.rate;
-    this.optimizer.setLearningRate(this.rate);
-  }
-
-  /** Go on with what was counted; the rate is the optimizer's, which was restored. */
-  private restore(saved: JsonObject): void {
-    const isNewRate = this.setting("initial_lr") !== savedNumber(saved, "initial_lr");
-    if (this.warnOfChanges(saved) && isNewRate) {
-      this.begin();
+    const isNewRate = saved && this.initialLr !== savedNumber(saved, INITIAL);
+    if (!saved || (this.warnOfChanges(saved) && isNewRate)) {
+      this.rate = optimizer.initialLr = this.initialLr;
+      optimizer.setLearningRate(this.rate);
       return;
     }
+    // Go on with what was counted; the rate is the optimizer's, which was restored.
     this.best = (saved.get("best") ?? null) === null ? null : savedNumber(saved, "best");
     this.badSteps = savedNumber(saved, "bad_steps");
     this.resting = savedNumber(saved, "resting");
     this.rate = savedNumber(saved, "rate");
+  }
+
+  get mode(): "min" | "max" {
+    return this.values["mode"];
   }
 
   override state(): JsonObject {
@@ -562,9 +470,9 @@ export class PlateauLRScheduler extends LRScheduler {
       this.resting -= 1;
       this.badSteps = 0;
     }
-    if (this.badSteps > this.setting("patience")) {
+    if (this.badSteps > this.values["patience"]) {
       this.fall();
-      this.resting = this.setting("cooldown");
+      this.resting = this.values["cooldown"];
       this.badSteps = 0;
     }
   }
@@ -573,8 +481,8 @@ export class PlateauLRScheduler extends LRScheduler {
     if (Number.isNaN(value)) return false;
     const isMin = this.mode === "min";
     if (this.best === null) return isMin ? value < Infinity : value > -Infinity;
-    const by = (isMin ? -1 : 1) * this.setting("threshold");
-    const isRelative = this.settings.get("threshold_mode") === "rel";
+    const by = (isMin ? -1 : 1) * this.values["threshold"];
+    const isRelative = this.values["thresholdMode"] === "rel";
     const bound = isRelative ? this.best * (1 + by) : this.best + by;
     return isMin ? value < bound : value > bound;
   }
@@ -584,8 +492,8 @@ export class PlateauLRScheduler extends LRScheduler {
     // The optimizer's rate is rounded to 32 bits; unless somebody changed it, ours is exact.
     const size = Math.max(Math.abs(current), Math.abs(this.rate));
     if (Math.abs(current - this.rate) > 1e-6 * size) this.rate = current;
-    const lower = Math.max(this.rate * this.setting("factor"), this.setting("min_lr"));
-    if (this.rate - lower > this.setting("eps")) {
+    const lower = Math.max(this.rate * this.values["factor"], this.values["minLr"]);
+    if (this.rate - lower > this.values["eps"]) {
       this.rate = lower;
       this.optimizer.setLearningRate(lower);
     }

@@ -6,16 +6,17 @@
  * number and length is checked before it is used, and the number of fields is bounded.
  */
 
-import { ModelError } from "./errors.js";
+import { ModelError, quoted } from "./errors.js";
 import { decoded, encoded } from "./text.js";
 
-export const VARINT = 0;
-export const FIXED64 = 1;
-export const BYTES = 2;
-export const FIXED32 = 5;
+const VARINT = 0;
+const FIXED64 = 1;
+const BYTES = 2;
+const FIXED32 = 5;
 /** Far more than the largest models have. */
 const MAX_FIELDS = 4_000_000;
-export const MAX_RANK = 64;
+const MAX_RANK = 64;
+const CUT_OFF = "the file is truncated or damaged";
 
 /** One field of a message. A number is in two halves, `data` is of texts, bytes and messages. */
 export interface Field {
@@ -24,140 +25,156 @@ export interface Field {
   readonly low: number;
   readonly high: number;
   readonly data: Uint8Array;
-  readonly start: number;
-  readonly end: number;
+  /** The field as it is in the file, with its number. */
+  readonly raw: Uint8Array;
 }
 
-const EMPTY: Uint8Array = new Uint8Array(0);
+/** A file that is being read; `source` is what errors call it. */
+interface File {
+  readonly source: string;
+  left: number;
+}
 
-/** Reads messages of one file; `source` is what errors call the file. */
-export class WireReader {
-  private left = MAX_FIELDS;
-  private low = 0;
-  private high = 0;
+/** A message in a file. `where` says which, for errors. */
+export class Message {
+  private found: Field[] | null = null;
 
-  constructor(readonly source: string) {}
+  private constructor(
+    private readonly file: File,
+    readonly data: Uint8Array,
+    readonly where: string,
+  ) {}
 
-  fail(what: string, where: string, position?: number): never {
-    const at = position === undefined ? "" : ` at byte ${position} of it`;
-    throw new ModelError(`${this.source}: ${where}${at}: ${what}`);
+  static of(data: Uint8Array, source: string): Message {
+    return new Message({ source, left: MAX_FIELDS }, data, "model");
   }
 
-  /** Read a number of variable length into `low` and `high`; return the position behind it. */
-  private varint(data: Uint8Array, position: number, where: string): number {
-    let low = 0;
-    let high = 0;
-    for (let index = 0; index < 10; index++) {
-      const byte = data[position + index];
-      if (byte === undefined) {
-        this.fail("a number is cut off: the file is truncated or damaged", where, position);
-      }
-      const bits = byte & 0x7f;
-      if (index < 4) low |= bits << (7 * index);
-      else if (index === 4) {
-        low |= bits << 28;
-        high |= bits >>> 4;
-      } else high |= bits << (7 * index - 32);
-      if (byte < 0x80) {
-        this.low = low >>> 0;
-        this.high = high >>> 0;
-        return position + index + 1;
-      }
-    }
-    return this.fail("a number has more than ten bytes", where, position);
+  fail(what: string, where = this.where): never {
+    throw new ModelError(`${this.file.source}: ${where}: ${what}`);
   }
 
-  /** The fields of a message, in the order of the file. */
-  fields(message: Uint8Array, where: string): Field[] {
+  /** All fields, in the order of the file. */
+  get fields(): readonly Field[] {
+    return (this.found ??= this.read());
+  }
+
+  private read(): Field[] {
+    const { data, file } = this;
     const found: Field[] = [];
-    const size = message.length;
-    let position = 0;
-    while (position < size) {
-      this.left -= 1;
-      if (this.left < 0) this.fail("there are more fields than any real model has", where);
-      const start = position;
-      position = this.varint(message, position, where);
-      const number = this.low >>> 3;
-      const kind = this.low & 7;
-      if (number === 0 || this.high !== 0) {
-        this.fail("a field has an impossible number", where, start);
+    for (let at = 0; at < data.length; ) {
+      if (--file.left < 0) this.fail("there are more fields than any real model has");
+      const start = at;
+      const next = (): [low: number, high: number] => {
+        const [low, high, end] = this.varint(data, at);
+        at = end;
+        return [low, high];
+      };
+      let [low, high] = next();
+      const number = low >>> 3;
+      const kind = low & 7;
+      if (!number || high) this.fail(`a field at byte ${start} has an impossible number`);
+      let size = 0;
+      low = high = 0;
+      if (kind === VARINT) [low, high] = next();
+      else if (kind === BYTES) {
+        const [length, more] = next();
+        size = more * 2 ** 32 + length;
+      } else if (kind === FIXED32 || kind === FIXED64) size = kind === FIXED32 ? 4 : 8;
+      else this.fail(`a field at byte ${start} is of the kind ${kind}, which ONNX does not have`);
+      if (at + size > data.length) {
+        this.fail(
+          `a field at byte ${start} has ${size} bytes, but ${data.length - at} are left: ${CUT_OFF}`,
+        );
       }
-      let [low, high, data] = [0, 0, EMPTY];
-      if (kind === BYTES) {
-        position = this.varint(message, position, where);
-        const length = this.high * 2 ** 32 + this.low;
-        if (position + length > size) this.tooLong(length, size - position, where, start);
-        data = message.subarray(position, position + length);
-        position += length;
-      } else if (kind === VARINT) {
-        position = this.varint(message, position, where);
-        [low, high] = [this.low, this.high];
-      } else if (kind === FIXED32 || kind === FIXED64) {
-        const width = kind === FIXED32 ? 4 : 8;
-        if (position + width > size) this.tooLong(width, size - position, where, start);
-        data = message.subarray(position, position + width);
-        position += width;
-      } else {
-        this.fail(`a field is of the kind ${kind}, which ONNX does not have`, where, start);
-      }
-      found.push({ number, kind, low, high, data, start, end: position });
+      const content = data.subarray(at, (at += size));
+      found.push({ number, kind, low, high, data: content, raw: data.subarray(start, at) });
     }
     return found;
   }
 
-  private tooLong(length: number, left: number, where: string, at: number): never {
-    this.fail(
-      `a field of ${length} bytes, but ${left} are left: the file is truncated or damaged`,
-      where,
-      at,
+  /** A number of variable length in two halves, and the position behind it. */
+  private varint(data: Uint8Array, at: number): [low: number, high: number, end: number] {
+    let low = 0;
+    let high = 0;
+    for (let index = 0; index < 10; index++) {
+      const byte = data[at + index];
+      if (byte === undefined) return this.fail(`a number at byte ${at} is cut off: ${CUT_OFF}`);
+      const bits = byte & 0x7f;
+      if (index < 5) low |= bits << (7 * index);
+      if (index > 3) high |= index > 4 ? bits << (7 * index - 32) : bits >>> 4;
+      if (byte < 0x80) return [low >>> 0, high >>> 0, at + index + 1];
+    }
+    return this.fail(`a number at byte ${at} has more than ten bytes`);
+  }
+
+  all(number: number): Field[] {
+    return this.fields.filter((field) => field.number === number);
+  }
+
+  private last(number: number): Field | undefined {
+    return this.all(number).pop();
+  }
+
+  /** A field as a message of its own. */
+  inner(field: Field, name: string | number): Message {
+    const where = `${this.where}.${name}`;
+    if (field.kind !== BYTES) this.fail("a number where a message should be", where);
+    return new Message(this.file, field.data, where);
+  }
+
+  /** The messages in a field. */
+  messages(number: number, name: string | number = number): Message[] {
+    return this.all(number).map((field) => this.inner(field, name));
+  }
+
+  /** The one message in a field, or null. Protobuf would merge several. */
+  only(number: number): Message | null {
+    const found = this.messages(number);
+    if (found.length > 1) this.fail(`field ${number} is there twice`);
+    return found[0] ?? null;
+  }
+
+  texts(number: number): string[] {
+    return this.messages(number).map(
+      ({ data, where }) => decoded(data) ?? this.fail("a text is not valid UTF-8", where),
     );
   }
 
-  /** The bytes of a field that is a message, a text or bytes. */
-  message(field: Field, where: string): Uint8Array {
-    if (field.kind !== BYTES) this.fail("a number where a message should be", where, field.start);
-    return field.data;
-  }
-
-  text(field: Field, where: string): string {
-    const text = decoded(this.message(field, where));
-    return text ?? this.fail("a text is not valid UTF-8", where, field.start);
+  /** The text in a field, "" if there is none. */
+  text(number: number): string {
+    return this.texts(number).pop() ?? "";
   }
 
   /** A signed number. Beyond 2⁵³ it is not exact, which is as good as impossible here. */
-  int(field: Field, where: string): number {
-    if (field.kind !== VARINT) {
-      this.fail("a message where a number should be", where, field.start);
-    }
-    return signed(field.low, field.high);
+  int(number: number): number {
+    const field = this.last(number);
+    if (!field) return 0;
+    if (field.kind !== VARINT) this.fail("a message where a number should be");
+    return signed([field.low, field.high]);
   }
 
   /** The numbers of a repeated field, packed or not, in halves; more than `most` is an error. */
-  halves(fields: readonly Field[], where: string, most: number): [low: number, high: number][] {
-    const result: [number, number][] = [];
-    const add = (low: number, high: number): void => {
-      result.push([low, high]);
-      if (result.length > most) this.fail(`there are more than ${most} numbers`, where);
-    };
-    for (const field of fields) {
-      if (field.kind === VARINT) add(field.low, field.high);
-      else {
-        const data = this.message(field, where);
-        for (let position = 0; position < data.length; ) {
-          position = this.varint(data, position, where);
-          add(this.low, this.high);
-        }
+  halves(number: number, most: number): [low: number, high: number][] {
+    const found: [number, number][] = [];
+    for (const field of this.all(number)) {
+      if (field.kind === VARINT) found.push([field.low, field.high]);
+      const { data } = field;
+      for (let at = 0; at < data.length && found.length <= most; ) {
+        const [low, high, end] = this.varint(data, at);
+        found.push([low, high]);
+        at = end;
       }
+      if (found.length > most) this.fail(`there are more than ${most} numbers`);
     }
-    return result;
+    return found;
   }
 
-  ints(fields: readonly Field[], where: string): number[] {
-    return this.halves(fields, where, MAX_RANK).map(([low, high]) => signed(low, high));
+  ints(number: number): number[] {
+    return this.halves(number, MAX_RANK).map(signed);
   }
 }
 
-function signed(low: number, high: number): number {
+function signed([low, high]: readonly [number, number]): number {
   return (high | 0) * 2 ** 32 + low;
 }
 
@@ -165,43 +182,37 @@ function signed(low: number, high: number): number {
 
 /** Bytes in pieces, none of which is copied before they are joined. */
 export class Chunks {
-  readonly pieces: Uint8Array[] = [];
   size = 0;
+  private readonly pieces: Uint8Array[] = [];
 
   constructor(...pieces: Uint8Array[]) {
-    for (const piece of pieces) this.add(piece);
+    this.add(...pieces);
   }
 
-  add(piece: Uint8Array): this {
-    this.pieces.push(piece);
-    this.size += piece.length;
-    return this;
-  }
-
-  addAll(other: Chunks): this {
-    for (const piece of other.pieces) this.add(piece);
+  add(...pieces: Uint8Array[]): this {
+    for (const piece of pieces) {
+      this.pieces.push(piece);
+      this.size += piece.length;
+    }
     return this;
   }
 
   number(field: number, value: number): this {
-    return this.add(varint(field * 8 + VARINT)).add(varint(value));
+    return this.add(varint(field * 8 + VARINT), varint(value));
   }
 
   bytes(field: number, data: Uint8Array): this {
-    return this.add(varint(field * 8 + BYTES))
-      .add(varint(data.length))
-      .add(data);
+    return this.message(field, new Chunks(data));
   }
 
   text(field: number, text: string): this {
     const bytes = encoded(text);
-    if (bytes === null) throw new ModelError(`'${text}' cannot be written as UTF-8`);
+    if (!bytes) throw new ModelError(`${quoted(text)} cannot be written as UTF-8`);
     return this.bytes(field, bytes);
   }
 
   message(field: number, content: Chunks): this {
-    this.add(varint(field * 8 + BYTES)).add(varint(content.size));
-    return this.addAll(content);
+    return this.add(varint(field * 8 + BYTES), varint(content.size), ...content.pieces);
   }
 
   join(): Uint8Array {
@@ -215,21 +226,10 @@ export class Chunks {
   }
 }
 
+/** A number in as few bytes as it takes; a negative one in ten, as ONNX does. */
 function varint(value: number): Uint8Array {
-  if (value < 0) {
-    // As ONNX does, in ten bytes.
-    let rest = BigInt.asUintN(64, BigInt(value));
-    return Uint8Array.from({ length: 10 }, (_, i) => {
-      const bits = Number(rest & 0x7fn);
-      rest >>= 7n;
-      return i < 9 ? bits | 0x80 : bits;
-    });
-  }
   const bytes: number[] = [];
-  while (value >= 0x80) {
-    bytes.push(value % 0x80 | 0x80);
-    value = Math.floor(value / 0x80);
-  }
-  bytes.push(value);
-  return Uint8Array.from(bytes);
+  let rest = BigInt.asUintN(64, BigInt(value));
+  for (; rest > 0x7fn; rest >>= 7n) bytes.push(Number(rest & 0x7fn) | 0x80);
+  return Uint8Array.of(...bytes, Number(rest));
 }

@@ -255,21 +255,30 @@ test("a worker that ends, or never begins, is told", { skip }, async () => {
     const folder = `${location.origin}/test/golden/mlp`;
     const own = worker();
     const session = await connect(own, { folder });
-    const pending = told(() =>
-      session.fit(
-        { batches: [golden.batch(0, { shape: [6, 12], words: 0, classes: 4 })] },
-        { epochs: 1e9 },
-      ),
+    const data = { batches: [golden.batch(0, { shape: [6, 12], words: 0, classes: 4 })] };
+    const store = { name: "ending", key: "run" };
+    let saved = 0;
+    const ended = await told(() =>
+      session.fit(data, {
+        epochs: 1e9,
+        store,
+        onProgress: ({ type }) => type === "saved" && ++saved === 5 && own.postMessage("die"),
+      }),
     );
-    setTimeout(() => own.postMessage("die"), 300);
-    const ended = await pending;
+    // What it had saved is whole, and a new worker goes on with it.
+    const checkpoint = await (await CheckpointStore.open(store.name)).load(store.key);
+    const next = await connect(worker(), { folder, checkpoint });
+    const history = await next.fit(data, { epochs: 1e9, resume: true, signal: AbortSignal.timeout(500) });
+    next.terminate();
+    const goneOn = history.epochs.length >= 5 && history.aborted;
     const missing = await told(() =>
       connect(new Worker("/test/pages/nothing.js", { type: "module" }), { folder }),
     );
     const other = await told(() => connect(worker(), { folder: `${location.origin}/nowhere` }));
-    return { ended, missing, other };
+    return { ended, goneOn, missing, other };
   });
   assert.match(found.ended, /WorkerError: the worker has ended/);
+  assert.ok(found.goneOn);
   assert.match(found.missing, /WorkerError: the worker failed/);
   assert.match(found.other, /LoadError: there is no 'training_model.onnx'/);
 });

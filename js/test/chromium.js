@@ -16,15 +16,19 @@ const executablePath = PATHS.find((path) => path && existsSync(path));
 
 export const skip = executablePath ? false : "there is no Chromium; CHROMIUM may say where it is";
 
-export async function launch() {
+export async function launch(args = []) {
   const { chromium } = await import("playwright-core");
-  return chromium.launch({ executablePath, args: ["--no-sandbox"] });
+  return chromium.launch({ executablePath, args: ["--no-sandbox", ...args] });
 }
 
 const JS = fileURLToPath(new URL("..", import.meta.url));
 
-/** Serve the package and its tests. */
-export async function serveTests() {
-  const server = await serve(0, (path) => (path.includes("..") ? null : join(JS, path)));
+/** Serve the package and its tests, and `folders`: where each first part of a path leads. */
+export async function serveTests(folders = {}) {
+  const server = await serve(0, (path) => {
+    if (path.includes("..")) return null;
+    const [, first, ...rest] = path.split("/");
+    return folders[first] ? join(folders[first], ...rest) : join(JS, path);
+  });
   return { server, address: `http://localhost:${server.address().port}/` };
 }

@@ -3,7 +3,8 @@
 
 `continue.py steps FOLDER CHECKPOINT EXPORTED` takes the steps from the tenth on, of the inputs
 that `golden/make.py` defines. `continue.py fit FOLDER CHECKPOINT SAVED` goes on with a run of `fit`
-until a step, and saves it.
+until a step, and saves it. `continue.py leg FOLDER CHECKPOINT SAVED` takes the steps from `start`
+to `stop`, which standard input names, and saves what came of them.
 """
 
 import json
@@ -41,6 +42,15 @@ def steps(folder: Path, checkpoint: Path, exported: Path) -> dict:
     }
 
 
+def leg(folder: Path, checkpoint: Path, saved: Path) -> dict:
+    record = json.loads(sys.stdin.read())
+    expected = json.loads((folder / "expected.json").read_text())
+    session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
+    made = [session.step(*batch(step, expected))[0] for step in range(*record)]
+    session.save_checkpoint(saved)
+    return {"losses": [float(loss) for loss in made]}
+
+
 def go_on(folder: Path, checkpoint: Path, saved: Path) -> dict:
     record = json.loads(sys.stdin.read())
     arrays = np.array(record["input"], np.float32).reshape(-1, 8), np.array(record["labels"])
@@ -57,5 +67,5 @@ def go_on(folder: Path, checkpoint: Path, saved: Path) -> dict:
 
 
 if __name__ == "__main__":
-    actions = {"steps": steps, "fit": go_on}
+    actions = {"steps": steps, "fit": go_on, "leg": leg}
     print(json.dumps(actions[sys.argv[1]](*map(Path, sys.argv[2:]))))

@@ -14,9 +14,11 @@ from onnx import TensorProto
 
 from onnxtrain.api.checkpoint_file import WrittenCheckpoint, write_checkpoint
 from onnxtrain.artifact_folder import Folder
+from onnxtrain.compact import compact
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.onnxblock.checkpoint import content_of
-from onnxtrain.training_graph import TrainingGraphs
+from onnxtrain.recompute.budget import StepMemory
+from onnxtrain.training_graph import Target, TrainingGraphs
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
@@ -27,8 +29,14 @@ def write_files(
     graphs: TrainingGraphs,
     outputs: Sequence[str],
     nominal: bool,
+    memory: StepMemory | None = None,
+    target: Target = "cpu",
+    on_cpu: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Write the checkpoint, then the graphs that point into it for what is frozen."""
+    """Write the checkpoint, then the graphs that point into it for what is frozen.
+
+    `on_cpu` says of each graph which nodes its target has no kernel for.
+    """
     parameters = (graphs.trainable, graphs.frozen)
     written = write_checkpoint(folder.file("checkpoint"), content_of(parameters), sort=False)
     if written.data_path is not None:
@@ -36,11 +44,14 @@ def write_files(
     if nominal:
         content = content_of(parameters, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    notes = _notes(graphs, outputs, written)
+    notes = _notes(graphs, outputs, written, target, memory)
     for name, model in models.items():
         _point_to_checkpoint(model, written)
+        if model is not graphs.evaluation:
+            compact(model, graphs.evaluation)
         del model.metadata_props[:]
-        model.metadata_props.add(key="onnxtrain", value=notes)
+        left = {"on_cpu": list(on_cpu[name])} if on_cpu and on_cpu.get(name) else {}
+        model.metadata_props.add(key="onnxtrain", value=json.dumps(notes | left))
         file = folder.file(f"{name}.onnx")
         try:
             file.write_bytes(model.SerializeToString())
@@ -48,19 +59,25 @@ def write_files(
             raise OnnxTrainError(f"{file.name!r} cannot be written: {error}") from None
 
 
-def _notes(graphs: TrainingGraphs, outputs: Sequence[str], written: WrittenCheckpoint) -> str:
+def _notes(
+    graphs: TrainingGraphs,
+    outputs: Sequence[str],
+    written: WrittenCheckpoint,
+    target: Target,
+    memory: StepMemory | None,
+) -> dict[str, Any]:
     """Describe the artifacts for the runtimes that read them, as JSON in each graph file."""
-    return json.dumps(
-        {
-            "format": 1,
-            "checkpoint": written.path.name,
-            "loss": outputs[0],
-            "outputs": list(outputs[1:]),
-            "trainable": [t.name for t in graphs.trainable],
-            "frozen": [t.name for t in graphs.frozen if t.name not in graphs.statistics],
-            "statistics": list(graphs.statistics),
-        }
-    )
+    return {
+        "format": 1,
+        "checkpoint": written.path.name,
+        "loss": outputs[0],
+        "outputs": list(outputs[1:]),
+        "trainable": [t.name for t in graphs.trainable],
+        "frozen": [t.name for t in graphs.frozen if t.name not in graphs.statistics],
+        "statistics": list(graphs.statistics),
+        **({} if target == "cpu" else {"target": target}),
+        **({} if memory is None else {"memory": memory.notes()}),
+    }
 
 
 def _point_to_checkpoint(model: onnx.ModelProto, written: WrittenCheckpoint) -> None:

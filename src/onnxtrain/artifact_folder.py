@@ -34,7 +34,8 @@ class Folder:
             self._staging = Path(tempfile.mkdtemp(prefix=".onnxtrain-", dir=self.directory))
         except OSError as error:
             raise OnnxTrainError(
-                f"the artifact directory {str(self.directory)!r} cannot be written: {error}"
+                f"the artifact directory {str(self.directory)!r} cannot be written: {error}; "
+                "name another folder"
             ) from None
         return self
 

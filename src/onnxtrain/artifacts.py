@@ -14,11 +14,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from onnxtrain import onnxblock
 from onnxtrain.artifact_files import write_files, write_ort
@@ -36,8 +37,10 @@ from onnxtrain.memory import Activations, estimate_proto
 from onnxtrain.onnxblock.block import names_of
 from onnxtrain.onnxblock.external import locate
 from onnxtrain.onnxblock.values import skeleton as without_weights
+from onnxtrain.recompute.budget import StepMemory, fit_into
 from onnxtrain.roles import Survey, choose, list_of_names, survey
-from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
+from onnxtrain.training_graph import Target, TrainingGraphs, build_training_graphs, finished
+from onnxtrain.webgpu import ONNXRUNTIME_WEB, Uncovered, rewrite_for_webgpu, uncovered
 
 USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
 _log = logging.getLogger(__name__)
@@ -76,6 +79,8 @@ class Artifacts:
         without_gradient: operators that would have to be passed if more were trained, and cannot.
         loss: the name of the loss.
         outputs: the names of what is given out beside it.
+        memory: what a step takes, where a budget was given.
+        on_cpu: with `target="webgpu"`, the nodes on floats that WebGPU has no kernel for.
 
     """
 
@@ -88,6 +93,8 @@ class Artifacts:
     without_gradient: tuple[str, ...]
     loss: str
     outputs: tuple[str, ...]
+    memory: StepMemory | None
+    on_cpu: tuple[Uncovered, ...]
     _graph: onnx.ModelProto = field(repr=False, compare=False)
     _inputs: frozenset[str] = field(repr=False, compare=False)
 
@@ -123,9 +130,11 @@ class Artifacts:
             f"loss          {self.loss}",
         ]
         more = (
+            ("budget", str(self.memory or "")),
             ("outputs", ", ".join(self.outputs)),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
+            ("not on WebGPU", _shortened(self.on_cpu)),
         )
         return "\n".join([*lines, *(f"{name:14}{text}" for name, text in more if text)])
 
@@ -145,6 +154,9 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     bn: BatchNormMode | None = None,
+    memory_budget: float | None = None,
+    sizes: Mapping[str, int] | None = None,
+    target: Target = "cpu",
     proximal: bool = False,
 ) -> Artifacts:
     """Write the files that a device trains from.
@@ -167,13 +179,25 @@ def generate_artifacts(
         nominal_checkpoint: write a checkpoint without data too.
         loss_input_names: what the loss is called with, instead of the outputs of the model.
         bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
+        memory_budget: what a step may take beside its parameters: bytes (an integer, or above 1),
+            or a fraction of what it takes without a budget. To keep to it, the backward pass
+            computes parts of the forward pass again, which takes time.
+        sizes: numbers for symbolic dimensions, by their names, that `memory_budget` is meant for.
+        target: "webgpu" writes graphs of operators that onnxruntime-web has WebGPU kernels for, as
+            far as that can be done; the result tells what is left (`on_cpu`). They run elsewhere
+            too, with the same numbers, if more slowly.
         proximal: let updates pull the weights back to those of a reference, by a strength that is
             set on the device (FedProx); see `TrainingSession.set_proximal`.
 
     Returns:
         A description of what was written.
 
+    Raises:
+        MemoryBudgetError: a step cannot be made to fit; the message says what can be reached.
+
     """
+    if target not in ("cpu", "webgpu"):
+        raise ArgumentTypeError(f"target is 'cpu' or 'webgpu', not {target!r}")
     library = _library(custom_op_library)
     forward, path = _forward_model(model)
     with_loss, outputs = _add_loss(forward, path, loss, loss_input_names)
@@ -187,15 +211,25 @@ def generate_artifacts(
         raise OnnxTrainError(_nothing_trains(outputs[0], requires_grad, frozen_params))
     if proximal and chosen is None:
         raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
-    graphs = build_training_graphs(
-        with_loss, outputs, trains, frozen, bn=bn, optimizer=chosen, proximal=proximal
-    )
+    build = partial(
+        build_training_graphs, with_loss, outputs, trains, frozen,
+        bn=bn, optimizer=chosen, target=target, proximal=proximal,
+    )  # fmt: skip
+    inputs = frozenset(info.name for info in forward.graph.input)
+    graphs, memory = build(), None
+    if memory_budget is not None:
+        graphs, memory = fit_into(
+            memory_budget, graphs, lambda again: build(recompute=again), sizes, inputs
+        )
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if chosen is not None and graphs.step is not None:
-        models["optimizer_model"] = _optimizer_model(chosen, graphs, proximal)
+        models["optimizer_model"] = _optimizer_model(chosen, graphs, target, proximal)
         models["step_model"] = graphs.step
+    on_cpu = _not_on_webgpu(models) if target == "webgpu" else {}
+    graph = without_weights(graphs.training)  # before names and shapes go that a file does not need
     with Folder(artifact_directory, prefix) as folder:
-        write_files(folder, models, graphs, outputs, nominal_checkpoint)
+        told = {name: [str(item) for item in items[:8]] for name, items in on_cpu.items()}
+        write_files(folder, models, graphs, outputs, nominal_checkpoint, memory, target, told)
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
@@ -211,8 +245,10 @@ def generate_artifacts(
         without_gradient=found.without_gradient(),
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
-        _graph=without_weights(graphs.training),
-        _inputs=frozenset(info.name for info in forward.graph.input),
+        memory=memory,
+        on_cpu=tuple(item for items in on_cpu.values() for item in items),
+        _graph=graph,
+        _inputs=inputs,
     )
 
 
@@ -244,6 +280,8 @@ def _forward_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
         raise ModelError(f"there is no model file at {str(path)!r}")
     try:
         return onnx.load(path, load_external_data=False), path
+    except OSError as error:
+        raise ModelError(f"{str(path)!r} cannot be read: {error}") from None
     except Exception:  # each of the formats that onnx reads has its own errors
         raise ModelError(f"{str(path)!r} is not an ONNX model, or it is truncated") from None
 
@@ -344,14 +382,38 @@ def _optimizer(optimizer: OptimType | onnxblock.Block | None) -> onnxblock.optim
 
 
 def _optimizer_model(
-    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs, proximal: bool
+    optimizer: onnxblock.optim.Optimizer, graphs: TrainingGraphs, target: Target, proximal: bool
 ) -> onnx.ModelProto:
     opset = next(o.version for o in graphs.training.opset_import if o.domain == "")
+    optimizer = copy.copy(optimizer)
+    optimizer.in_pieces = target == "cpu"
     with onnxblock.empty_base(opset) as accessor:
         optimizer((graphs.trainable, graphs.frozen), proximal=proximal)
         model = accessor.model
+    if target == "webgpu":
+        made = ir.from_proto(model)
+        rewrite_for_webgpu(made)
+        model = finished(made)
     model.ir_version = graphs.training.ir_version
     return model
+
+
+def _not_on_webgpu(models: Mapping[str, onnx.ModelProto]) -> dict[str, list[Uncovered]]:
+    """Return the nodes of each graph that onnxruntime-web would run on the CPU; warn of them."""
+    found = {name: uncovered(model, name) for name, model in models.items()}
+    everything = [item for items in found.values() for item in items]
+    if everything:
+        _log.warning(
+            "onnxruntime-web %s has no WebGPU kernel for %d nodes on floats, which it runs on the "
+            "CPU: %s",
+            ONNXRUNTIME_WEB, len(everything), _shortened(everything),
+        )  # fmt: skip
+    return found
+
+
+def _shortened(found: Sequence[Uncovered]) -> str:
+    more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
+    return "; ".join([*map(str, found[:8]), *more])
 
 
 def _counts(tensors: Iterable[onnx.TensorProto]) -> dict[str, int]:

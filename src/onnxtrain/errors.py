@@ -34,6 +34,10 @@ class UnknownNameError(OnnxTrainError, LookupError):
     """A name that was asked for is not in the model."""
 
 
+class MemoryBudgetError(OnnxTrainError):
+    """A training step cannot be made to fit into the memory that it may take."""
+
+
 class CheckpointError(OnnxTrainError):
     """A checkpoint file cannot be read or written, or its content is not consistent."""
 
@@ -58,13 +62,19 @@ class NonFiniteError(OnnxTrainError, ArithmeticError):
     """Training or evaluation came to a number that is infinite or not a number.
 
     `step` is the step of the run, counted from 1, and `parameters` are the names of those that are
-    not finite, where they are known.
+    not finite, where they are known. `in_data` says that the data had such numbers to begin with.
     """
 
     def __init__(
-        self, message: str, *, step: int | None = None, parameters: Sequence[str] = ()
+        self,
+        message: str,
+        *,
+        step: int | None = None,
+        parameters: Sequence[str] = (),
+        in_data: bool = False,
     ) -> None:
         self.step = step
+        self.in_data = in_data
         self.parameters = tuple(parameters)
         super().__init__(message)
 

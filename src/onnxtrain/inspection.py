@@ -98,7 +98,7 @@ def inspect(
         sizes: numbers for symbolic dimensions, by their names, for the estimate of memory. One
             that is not given is assumed, and the report says so.
 
-    Example:
+    Examples:
         >>> print(onnxtrain.inspect("mobilenet.onnx"))
 
     """

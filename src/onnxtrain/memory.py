@@ -1,16 +1,16 @@
 """How much memory a training step takes for what it computes, told from its graph alone.
 
-The nodes are walked in the order of the file, which is one that they can run in. A value lives
-from the node that computes it to the last one that reads it, and the sum over all that live at a
-time has a peak. What grows with the batch is walked by itself: its peak is what each sample takes.
-Parameters, and what an operator needs inside of itself, are not counted.
+The nodes are walked in the order in which onnxruntime runs them (`recompute/flow.py`). A value
+lives from the node that computes it to the last one that reads it, and the sum over all that live
+at a time has a peak. What grows with the batch is walked by itself: its peak is what each sample
+takes. Parameters, what a graph gives out (it is written over parameters, or over what is kept for
+them), and what an operator needs inside of itself are not counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -19,20 +19,12 @@ import onnx_ir as ir
 from onnxtrain.autodiff.folding import fold_constants
 from onnxtrain.autodiff.infer import skeleton
 from onnxtrain.errors import UnknownNameError
+from onnxtrain.recompute.flow import Flow
 
 # What is assumed for symbolic dimensions that nobody gave a size for: sides of images, and others.
 _SIDE, _LENGTH = 224, 128
 _IMAGE_RANK = 4
 _BATCHES = (8, 16)
-
-# Operators that hand their input on under another shape.
-_VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
-# Operators that runtimes let write over an input that nobody else reads.
-_IN_PLACE = frozenset(
-    "Abs Add Cast Ceil Clip Cos Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Mul "
-    "Neg Not Reciprocal Relu Round Selu Sigmoid Sin Softmax Softplus Softsign Sqrt Sub Sum Tanh "
-    "ThresholdedRelu".split()
-)
 
 
 @dataclass(frozen=True)
@@ -81,30 +73,34 @@ def estimate_proto(
             such as labels, follow.
 
     """
-    symbols, given = _symbols(proto.graph, inputs), dict(sizes or {})
+    symbols, given = likely_sizes(proto.graph, inputs), dict(sizes or {})
+    require_symbols(given, symbols)
+    batch = next(iter(symbols), "")
+    if batch in given:
+        batch = ""  # the number of samples is known
+    assumed = {n: size for n, size in symbols.items() if n != batch and n not in given}
+    known = {**assumed, **given}
+    flow = Flow.of(proto.graph)
+    if not batch:
+        return Activations(0, flow.peak(sizes_of(shapes_of(proto, known))), "", assumed)
+    few, many = (sizes_of(shapes_of(proto, {**known, batch: size})) for size in _BATCHES)
+    growth = {n: many[n] - few.get(n, 0) for n in many}
+    fixed = {n: size for n, size in many.items() if not growth[n]}
+    per_sample = flow.peak(growth) // (_BATCHES[1] - _BATCHES[0])
+    return Activations(per_sample, flow.peak(fixed), batch, assumed)
+
+
+def require_symbols(given: Collection[str], symbols: Collection[str]) -> None:
+    """Refuse sizes of dimensions that there are not."""
     unknown = [name for name in given if name not in symbols]
     if unknown:
         raise UnknownNameError(
             f"the inputs have no symbolic dimension {', '.join(map(repr, unknown))}; they have "
             f"{', '.join(map(repr, symbols)) or 'none'}"
         )
-    batch = next(iter(symbols), "")
-    if batch in given:
-        batch = ""  # the number of samples is known
-    assumed = {n: size for n, size in symbols.items() if n != batch and n not in given}
-    known = {**assumed, **given}
-    if not batch:
-        graph, fixed = _with_sizes(proto, known)
-        return Activations(0, _peak(graph, fixed), "", assumed)
-    _, few = _with_sizes(proto, {**known, batch: _BATCHES[0]})
-    graph, many = _with_sizes(proto, {**known, batch: _BATCHES[1]})
-    growth = {n: many[n] - few.get(n, 0) for n in many}
-    fixed = {n: size for n, size in many.items() if not growth[n]}
-    per_sample = _peak(graph, growth) // (_BATCHES[1] - _BATCHES[0])
-    return Activations(per_sample, _peak(graph, fixed), batch, assumed)
 
 
-def _symbols(graph: onnx.GraphProto, inputs: Collection[str] | None) -> dict[str, int]:
+def likely_sizes(graph: onnx.GraphProto, inputs: Collection[str] | None) -> dict[str, int]:
     """Name the symbolic dimensions of inputs, with a likely size; the first is the batch."""
     found: dict[str, int] = {}
     for info in graph.input:
@@ -118,22 +114,38 @@ def _symbols(graph: onnx.GraphProto, inputs: Collection[str] | None) -> dict[str
     return found
 
 
-def _with_sizes(
-    proto: onnx.ModelProto, numbers: Mapping[str, int]
-) -> tuple[onnx.GraphProto, dict[str, int]]:
-    """Return the graph with numbers for symbolic dimensions, and the bytes of its values."""
+@dataclass(frozen=True)
+class Tensor:
+    """The shape of a value, and the bytes of an element."""
+
+    dims: tuple[int, ...]
+    itemsize: float
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return math.ceil(math.prod(self.dims) * self.itemsize)
+
+
+def shapes_of(proto: onnx.ModelProto, numbers: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return what is known of the values of a graph, with numbers for symbolic dimensions."""
     inferred = _inferred(proto, numbers)
     following = _following(proto.graph, inferred.graph)
     if not following.keys() <= numbers.keys():
         inferred = _inferred(proto, {**following, **numbers})
-    sizes = _sizes(inferred.graph)
-    if any(name and name not in sizes for node in inferred.graph.node for name in node.output):
+    found = _tensors(inferred.graph)
+    if any(name and name not in found for node in inferred.graph.node for name in node.output):
         try:
             inferred = fold_constants(inferred)
         except Exception:  # of the evaluator, on odd models: what is known has to do
-            return inferred.graph, sizes
-        sizes = _sizes(inferred.graph)
-    return inferred.graph, sizes
+            return found
+        found = _tensors(inferred.graph) | found
+    return found
+
+
+def sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the bytes of values."""
+    return {name: tensor.nbytes for name, tensor in tensors.items()}
 
 
 def _inferred(proto: onnx.ModelProto, numbers: Mapping[str, int]) -> onnx.ModelProto:
@@ -164,54 +176,13 @@ def _following(given: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, i
     return found
 
 
-def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
-    """Return the bytes of every value whose type and shape are known."""
+def _tensors(graph: onnx.GraphProto) -> dict[str, Tensor]:
+    """Return the values whose type and shape are known."""
     found = {}
-    for info in (*graph.value_info, *graph.output):
+    for info in (*graph.input, *graph.value_info, *graph.output):
         kind = info.type.tensor_type
         dims = kind.shape.dim
         if kind.elem_type and kind.HasField("shape") and all(d.HasField("dim_value") for d in dims):
-            count = math.prod(d.dim_value for d in dims)
-            found[info.name] = math.ceil(count * ir.DataType(kind.elem_type).itemsize)
+            shape = tuple(d.dim_value for d in dims)
+            found[info.name] = Tensor(shape, ir.DataType(kind.elem_type).itemsize)
     return found
-
-
-def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
-    """Return the most bytes that live at a time while the nodes run one after the other."""
-    home = _homes(graph)
-    readers = Counter(home[n] for node in graph.node for n in _read(node) if n in home)
-    readers.update(home[info.name] for info in graph.output if info.name in home)
-    total = peak = 0
-    for node in graph.node:
-        made = [name for name in node.output if name and home[name] == name]
-        total += sum(sizes.get(name, 0) for name in made)
-        read = [home[name] for name in _read(node) if name in home]
-        readers.subtract(read)
-        done = {name for name in (*read, *made) if readers[name] == 0}
-        size = sizes.get(node.output[0], 0)
-        in_place = node.op_type in _IN_PLACE and any(
-            sizes.get(name) == size for name in done if name not in made
-        )
-        peak = max(peak, total - (size if in_place else 0))
-        total -= sum(sizes.get(name, 0) for name in done)
-    return peak
-
-
-def _homes(graph: onnx.GraphProto) -> dict[str, str]:
-    """Say for each value that is computed which value's memory it is in: mostly its own."""
-    home: dict[str, str] = {}
-    for node in graph.node:
-        home.update((name, name) for name in node.output)
-        if node.op_type in _VIEWS and node.input[0] in home:
-            home[node.output[0]] = home[node.input[0]]
-    return home
-
-
-def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield what a node reads, its subgraphs included."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            for inner in attribute.g.node:
-                yield from _read(inner)
-            yield from (info.name for info in attribute.g.output)

@@ -40,7 +40,7 @@ def new_head(
             reads: features from before are often better for what is unlike the first purpose.
         seed: what the random first weights follow from.
 
-    Example:
+    Examples:
         >>> personal = new_head("mobilenet.onnx", 5)
 
     """
@@ -111,6 +111,8 @@ def _load(model: str | onnx.ModelProto) -> onnx.ModelProto:
         return onnx.load(model)
     except FileNotFoundError:
         raise ModelError(f"there is no model file at {str(model)!r}") from None
+    except OSError as error:
+        raise ModelError(f"{str(model)!r} cannot be read: {error}") from None
     except Exception:  # each of the formats that onnx reads has its own errors
         raise ModelError(f"{str(model)!r} is not an ONNX model, or it is truncated") from None
 

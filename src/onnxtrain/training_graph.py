@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import onnx
 import onnx_ir as ir
 
 import onnxtrain.autodiff.rules  # noqa: F401  (registers the rules)
-from onnxtrain.api.graph_names import ACCUMULATED, BUFFER, LAZY_RESET, UPDATED
+from onnxtrain.api.graph_names import ACCUMULATED, BUFFER, LAZY_RESET, RANDOM_SEED, UPDATED
 from onnxtrain.autodiff.emit import stamp, sweep
 from onnxtrain.autodiff.engine import ActivePath, differentiate
 from onnxtrain.autodiff.expand import expand_by_definition
@@ -29,10 +29,14 @@ from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.prepare import BatchNormMode, prepare
 from onnxtrain.autodiff.shapes import dims_of, is_float
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
+from onnxtrain.recompute.rewrite import Recomputation
 from onnxtrain.seeded import seed_random_nodes
+from onnxtrain.webgpu import rewrite_for_webgpu
 
 if TYPE_CHECKING:
     from onnxtrain.onnxblock.optim import Optimizer
+
+Target = Literal["cpu", "webgpu"]
 
 
 @dataclass
@@ -45,6 +49,8 @@ class TrainingGraphs:
     frozen: list[onnx.TensorProto]
     statistics: list[str] = field(default_factory=list)
     step: onnx.ModelProto | None = None
+    forward: frozenset[str] = frozenset()  # the values that are not of the gradients
+    data: frozenset[str] = frozenset()  # the inputs that are not parameters
 
 
 def build_training_graphs(
@@ -55,6 +61,8 @@ def build_training_graphs(
     *,
     bn: BatchNormMode | None = None,
     optimizer: Optimizer | None = None,
+    recompute: Recomputation | None = None,
+    target: Target = "cpu",
     proximal: bool = False,
 ) -> TrainingGraphs:
     """Build the graphs of training from a model that computes a loss.
@@ -66,10 +74,15 @@ def build_training_graphs(
         frozen: initializers to list beside them; they stay initializers.
         bn: the mode of BatchNormalization; what the model says by default.
         optimizer: where given, the fused step graph is built as well.
-        proximal: whether that has the proximal term of federated learning.
+        recompute: what of the forward pass is not kept, but computed again; nothing by default.
+        target: what the graphs are to run on. Those for "webgpu" have operators that it covers,
+            and do not let the memory of a parameter take its update.
+        proximal: whether the step has the proximal term of federated learning.
 
     """
-    parts = _Parts(model, list(outputs), list(trainable), list(frozen), bn, proximal)
+    parts = _Parts(
+        model, list(outputs), list(trainable), list(frozen), bn, recompute, target, proximal
+    )
     training, statistics, tensors = parts.training()
     return TrainingGraphs(
         training=training,
@@ -78,6 +91,8 @@ def build_training_graphs(
         frozen=[tensors[n] for n in tensors if n not in set(trainable)],
         statistics=statistics,
         step=None if optimizer is None else parts.step(optimizer),
+        forward=frozenset(parts.forward),
+        data=frozenset({*parts.data, RANDOM_SEED}),
     )
 
 
@@ -88,10 +103,16 @@ class _Parts:
     wanted: list[str]
     frozen: list[str]
     bn: BatchNormMode | None
-    proximal: bool = False
+    recompute: Recomputation | None
+    target: Target
+    proximal: bool
+    forward: set[str] = field(default_factory=set)
+    data: set[str] = field(default_factory=set)
 
     def training(self) -> tuple[onnx.ModelProto, list[str], dict[str, onnx.TensorProto]]:
         """Loss and accumulated gradients, with the roles of the initializers."""
+        from onnxtrain.running_statistics import join_statistics
+
         made, targets, statistics = self._differentiable()
         graph = made.graph
         tensors = _stored(graph, [*self.wanted, *self.frozen, *statistics])
@@ -107,21 +128,26 @@ class _Parts:
         graph.inputs.append(reset)
         op.scope = "accumulation"
         overwrite = op.squeeze(reset, [0])
+        join_statistics(op, graph)
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
-        for target, buffer in zip(targets, buffers, strict=True):
-            gradient = gradients[target]
-            total = op.Where(overwrite, gradient, op.Add(buffer, gradient))
+        buffer_of = dict(zip(targets, buffers, strict=True))
+        totals = {}
+        for target, gradient in _first_ones_last(graph, gradients).items():
+            total = op.Where(overwrite, gradient, op.Add(buffer_of[target], gradient))
             total.name = f"{target.name}{ACCUMULATED}"
-            graph.outputs.append(op.type_as(total, target))
+            totals[target] = op.type_as(total, target)
+        graph.outputs.extend(totals[target] for target in targets)
         graph.outputs.extend(updates)
         seed_random_nodes(op, graph)
-        return _finish(made), statistics, tensors
+        _seed_last(graph)
+        return self._finish(made), statistics, tensors
 
     def step(self, optimizer: Optimizer) -> onnx.ModelProto:
         """Loss, and what the optimizer makes of the gradients, in one graph."""
         # The optimizers import this file.
-        from onnxtrain.onnxblock.optim import add_proximal, order_updates, write_update
+        from onnxtrain.onnxblock.optim import add_proximal, write_update
+        from onnxtrain.running_statistics import join_statistics
 
         made, targets, statistics = self._differentiable()
         graph = made.graph
@@ -129,15 +155,21 @@ class _Parts:
         targets = [value for value in targets if not value.is_graph_input()]
         _promote(graph, [*self.wanted, *statistics])
         op, gradients = self._gradients(made, targets)
+        join_statistics(op, graph)
         updates = graph.outputs[len(self.outputs) :]
         del graph.outputs[len(self.outputs) :]
+        ordered, in_place = _first_ones_last(graph, gradients), self.target == "cpu"
         if self.proximal:
-            gradients = add_proximal(op, graph, gradients)
-        ordered = order_updates(op, graph, gradients)
-        graph.outputs.extend(write_update(op, graph, optimizer, targets, ordered, in_pieces=True))
+            ordered = add_proximal(op, graph, ordered)
+        graph.outputs.extend(
+            write_update(
+                op, graph, optimizer, targets, ordered, in_pieces=in_place, in_place=in_place
+            )
+        )
         graph.outputs.extend(updates)
         seed_random_nodes(op, graph)
-        return _finish(made)
+        _seed_last(graph)
+        return self._finish(made)
 
     def evaluation(self, statistics: Sequence[str]) -> onnx.ModelProto:
         """The loss alone, with everything in inference mode."""
@@ -145,12 +177,18 @@ class _Parts:
         _choose_outputs(made.graph, self.outputs)
         _stop_dropout(made.graph)
         _promote(made.graph, [*self.wanted, *statistics])
-        return _finish(made)
+        return self._finish(made)
+
+    def _finish(self, made: ir.Model) -> onnx.ModelProto:
+        if self.target == "webgpu":
+            rewrite_for_webgpu(made)
+        return finished(made)
 
     def _differentiable(self) -> tuple[ir.Model, list[ir.Value], list[str]]:
         made = prepare(self.model, self.bn, keep_statistics=True)
         join_linear_layers(made)
         graph = made.graph
+        self.data.update(str(v.name) for v in graph.inputs if v.name not in graph.initializers)
         statistics = [v.name[: -len(UPDATED)] for v in graph.outputs
                       if v.name and v.name.endswith(UPDATED)
                       and v.name[: -len(UPDATED)] in graph.initializers]  # fmt: skip
@@ -178,12 +216,31 @@ class _Parts:
                 "leave it out of requires_grad, or freeze it"
             )
         op = Ops(graph, made.opset_imports[""])
+        self.forward.update(v.name for node in graph for v in node.outputs if v.name)
         seed = op.full_like(loss, 1.0)
-        found = differentiate(op, list(graph), {loss: seed}, targets)
+        found = differentiate(op, list(graph), {loss: seed}, targets, finite_seeds=True)
         with op.arithmetic():
-            return op, {
+            gradients = {
                 v: op.zeros_like(v) if (gradient := found[v]) is None else gradient for v in targets
             }
+        if self.recompute is not None:
+            seed_random_nodes(op, graph)  # a copy of what draws has to draw the same
+            data = {*self.data, RANDOM_SEED}
+            op = self.recompute.write(op, graph, gradients, self.forward, data)
+        return op, gradients
+
+
+def _first_ones_last(
+    graph: ir.Graph, gradients: dict[ir.Value, ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Sort gradients so that those which are computed first come last.
+
+    onnxruntime begins with what is last in the file. A gradient that is used up at once takes no
+    memory while the others are computed, nor does what it is computed from.
+    """
+    place = {node: i for i, node in enumerate(graph)}
+    when = {p: place.get(g.producer(), -1) for p, g in gradients.items()}  # type: ignore[arg-type]
+    return {p: gradients[p] for p in sorted(gradients, key=lambda p: -when[p])}
 
 
 def _stored(graph: ir.Graph, names: Sequence[str]) -> dict[str, onnx.TensorProto]:
@@ -244,6 +301,14 @@ def _choose_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     graph.outputs.extend(values[n] for n in names)
 
 
+def _seed_last(graph: ir.Graph) -> None:
+    """Keep the place of the seed behind all other inputs, whenever it was written."""
+    seed = next((v for v in graph.inputs if v.name == RANDOM_SEED), None)
+    if seed is not None:
+        graph.inputs.remove(seed)
+        graph.inputs.append(seed)
+
+
 def _stop_dropout(graph: ir.Graph) -> None:
     for node in graph.all_nodes():
         if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
@@ -261,7 +326,8 @@ def _require_scalar(loss: ir.Value) -> None:
         )
 
 
-def _finish(made: ir.Model) -> onnx.ModelProto:
+def finished(made: ir.Model) -> onnx.ModelProto:
+    """Return a model without what nobody needs, stamped with the lowest versions."""
     sweep(made.graph)
     stamp(made)
     proto: onnx.ModelProto = ir.to_proto(made)

@@ -30,6 +30,7 @@ from onnxtrain.onnxblock.optim import (
     late_readers,
     write_update,
 )
+from onnxtrain.onnxblock.optim import joined as joined_module
 from onnxtrain.onnxblock.optim import pieces as pieces_module
 from optimizer_cases import (
     RATE,
@@ -53,15 +54,17 @@ LEVELS = [
 ]
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["whole", "in-pieces", "joined"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How tensors of a few hundred elements are updated."""
     monkeypatch.setattr(pieces_module, "PIECE", 32)
+    monkeypatch.setattr(joined_module, "SMALL", 4096 if request.param == "joined" else 0)
+    return str(request.param)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "in-pieces"])
 @of_cases
-def test_in_place(case: Case, in_pieces: bool, dtype: Any, small_pieces: None) -> None:
+def test_in_place(case: Case, way: str, dtype: Any) -> None:
     """Bound to the memory of the inputs, the outputs are bit for bit the same."""
     start, gradients = sized(0, dtype), [sized(i + 1, dtype) for i in range(3)]
     expected = Training(case.optimizer, start)
@@ -69,7 +72,12 @@ def test_in_place(case: Case, in_pieces: bool, dtype: Any, small_pieces: None) -
         expected.step(step, RATE)
     for level in LEVELS:
         training = Training(
-            case.optimizer, start, in_place=True, in_pieces=in_pieces, level=level, threads=2
+            case.optimizer,
+            start,
+            in_place=True,
+            in_pieces=way == "in-pieces",
+            level=level,
+            threads=2,
         )
         for step in gradients:
             training.step(step, RATE)
@@ -77,13 +85,10 @@ def test_in_place(case: Case, in_pieces: bool, dtype: Any, small_pieces: None) -
             np.testing.assert_array_equal(training.arrays[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "in-pieces"])
 @of_cases
-def test_nothing_reads_what_was_overwritten(
-    case: Case, in_pieces: bool, small_pieces: None
-) -> None:
+def test_nothing_reads_what_was_overwritten(case: Case, way: str) -> None:
     for dtype in TYPES:
-        graph = optimizer_graph(case.optimizer, sized(0, dtype), in_pieces)
+        graph = optimizer_graph(case.optimizer, sized(0, dtype), way == "in-pieces")
         inputs = {value.name: value for value in graph.inputs}
         assert len(graph.outputs) == 1 + 3 * (1 + case.states + (dtype == np.float16))
         for updated in graph.outputs[1:]:
@@ -140,15 +145,16 @@ def assert_plain(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "in-pieces"])
 @of_cases
-def test_graph_is_plain(case: Case, in_pieces: bool, dtype: Any, small_pieces: None) -> None:
-    model = optimizer_model(case.optimizer, sized(0, dtype), in_pieces)
+def test_graph_is_plain(case: Case, way: str, dtype: Any) -> None:
+    model = optimizer_model(case.optimizer, sized(0, dtype), way == "in-pieces")
     assert_plain(model)
     graph = model.graph
-    counts = {kind: sum(n.op_type == kind for n in graph.node) for kind in ("Pow", "Scan")}
-    assert counts["Pow"] <= 2, "bias corrections are computed once for all parameters"
-    assert counts["Scan"] == 2 * in_pieces, "the table and the vector; 31 elements cannot be cut"
+    kinds = [node.op_type for node in graph.node]
+    assert kinds.count("Pow") <= 2, "bias corrections are computed once for all parameters"
+    cut = kinds.count("Scan")
+    assert cut == 2 * (way == "in-pieces"), "the table and the vector; 31 elements cannot be cut"
+    assert kinds.count("Split") == (way == "joined") * (1 + case.states + (dtype == np.float16))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def built(tmp_path_factory) -> Path:
 
 def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(built) -> None:
     wheel = next(built.glob("*.whl"))
-    assert wheel.stat().st_size < 500_000
+    assert wheel.stat().st_size < 500_000  # docs/decisions/0009-the-weight-of-the-wheel.md
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
@@ -43,6 +43,21 @@ def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(bu
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist")]
     base = {line.split()[1].split(">")[0] for line in required if "extra ==" not in line}
     assert base == {"numpy", "onnxruntime"}
+
+
+def test_the_part_for_devices_is_small(built) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
+    workstation = tuple(f"onnxtrain/{name}/" for name in ("autodiff", "onnxblock", "demo"))
+    device = [size + 121 for name, size in sizes.items() if not name.startswith(workstation)]
+    assert 100_000 < sum(device) < 220_000
+
+
+def test_every_module_is_as_it_is_in_the_sources(built) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        for path in (ROOT / "src").rglob("*.py"):
+            name = path.relative_to(ROOT / "src").as_posix()
+            assert archive.read(name) == path.read_bytes(), name
 
 
 def test_the_source_distribution_can_build_and_test_itself(built) -> None:
@@ -68,3 +83,31 @@ def test_the_wheel_works_with_numpy_and_onnxruntime_alone(built, tmp_path) -> No
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("device: onnxtrain ")
+
+
+TYPED = """
+import numpy as np
+import onnxtrain
+from onnxtrain import artifacts
+
+reveal_type(artifacts.generate_artifacts("model.onnx"))
+session = onnxtrain.TrainingSession.from_folder("artifacts")
+reveal_type(onnxtrain.fit(session, (np.zeros(1), np.zeros(1)), epochs=5).losses)
+onnxtrain.fit(session, None, epochs="five")
+"""
+
+
+def test_users_of_the_wheel_have_its_types(built, tmp_path) -> None:
+    pytest.importorskip("mypy", reason="types are checked with mypy, which `make test` installs")
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        archive.extractall(tmp_path / "installed")
+    (tmp_path / "program.py").write_text(TYPED)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent",
+         "--config-file=", "program.py"],
+        cwd=tmp_path, env={**os.environ, "MYPYPATH": "installed"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert 'Revealed type is "onnxtrain.artifacts.Artifacts"' in done.stdout
+    assert 'Revealed type is "list[float]"' in done.stdout
+    assert "Found 1 error in 1 file" in done.stdout, done.stdout
+    assert '"epochs" to "fit" has incompatible type "str"; expected "int"' in done.stdout

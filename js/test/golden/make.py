@@ -3,7 +3,8 @@
 
 Each folder has `expected.json`: the inputs as a formula, the losses of twenty steps in Python, and
 the loss of evaluation after them; and `at10`, the checkpoint after ten of the steps. Run this after
-a deliberate change of the graphs: `python js/test/golden/make.py`.
+a deliberate change of the graphs: `python js/test/golden/make.py`. `webgpu/` has graphs of some of
+the same networks for another target; what is expected of them is the same.
 """
 
 from __future__ import annotations
@@ -72,20 +73,28 @@ def batch(step: int, shape: tuple[int, ...], words: int, classes: int) -> list[n
     return [x.reshape(BATCH, *shape), labels]
 
 
-def write(name: str, folder: Path) -> None:
-    """Write one folder."""
+def generate(name: str, folder: Path, target: str) -> int:
+    """Write the artifacts of a network; return how many classes it has."""
     make, shape, words = NETWORKS[name]
     torch.manual_seed(0)
     net = make().train()
     x = torch.zeros(BATCH, *shape, dtype=torch.int64 if words else torch.float32)
-    classes = net(x).shape[-1]
+    classes = int(net(x).shape[-1])
     artifacts.generate_artifacts(
         export(net, x, "torchscript"),
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder,
         additional_output_names=["y"],
+        target=target,
     )
+    return classes
+
+
+def write(name: str, folder: Path) -> None:
+    """Write one folder."""
+    _, shape, words = NETWORKS[name]
+    classes = generate(name, folder, "cpu")
     onnxtrain.set_seed(7)
     session = TrainingSession.from_folder(folder)
     session.set_learning_rate(0.01)
@@ -175,4 +184,6 @@ if __name__ == "__main__":
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     for each in NETWORKS:
         write(each, target / each)
+    for each in ("mlp", "cnn"):
+        generate(each, target / "webgpu" / each, "webgpu")
     (target / "vectors.json").write_text(json.dumps(vectors(), indent=1) + "\n")

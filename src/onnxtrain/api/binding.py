@@ -95,8 +95,11 @@ class Binding:
         for name, variable in self._state.items():
             self._binding.bind_ortvalue_input(name, variable.value)
         self._copied = {}
+        # Other graphs do not see to it that nobody reads a parameter when its update is written.
+        in_place = self._graph.model.notes.get("target", "cpu") == "cpu"
         for name, variable in self._results.items():
-            memory = variable.in_shape(self._declared_shape(name, variable.shape))
+            shape = self._declared_shape(name, variable.shape)
+            memory = variable.in_shape(shape) if in_place else None
             if memory is None:
                 self._copied[name] = variable
                 self._binding.bind_output(name)

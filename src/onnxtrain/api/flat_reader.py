@@ -45,7 +45,12 @@ class FlatReader:
             self.fail(f"the file ends after {len(self.data)} bytes, before its header does", where)
         found = bytes(self.data[4:8])
         if found != identifier:
-            self.fail(f"the file identifier is {found!r} instead of {identifier!r}", where, 4)
+            self.fail(
+                f"the file identifier is {found!r} instead of {identifier!r}: this file is no "
+                f"{where}",
+                where,
+                4,
+            )
         return FlatTable(self, self.follow(0, where), where)
 
     def need(self, position: int, size: int, where: str) -> None:

@@ -239,6 +239,9 @@ _NOTES: dict[str, Callable[[Any], bool]] = {
     "trainable": _is_names,
     "frozen": _is_names,
     "statistics": _is_names,
+    "target": lambda found: isinstance(found, str),
+    "on_cpu": _is_names,
+    "memory": lambda found: isinstance(found, dict),
 }
 
 

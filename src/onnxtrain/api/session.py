@@ -37,7 +37,7 @@ class TrainingSession:
         session_options: as for `Module`.
         batch_size: as for `Module`.
 
-    Example:
+    Examples:
         >>> session = TrainingSession.from_folder("artifacts")
         >>> for x, labels in batches:
         ...     loss = session.step(x, labels)

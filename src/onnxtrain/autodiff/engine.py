@@ -19,11 +19,13 @@ afterwards (`emit.py`).
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.blame import blaming
 from onnxtrain.autodiff.bodies import bodies_of, captured_values
+from onnxtrain.autodiff.finite import finite_cotangents
 from onnxtrain.autodiff.names import label_of
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, Rule, lookup, refusal, zero_reason
@@ -37,15 +39,19 @@ def differentiate(
     seeds: Mapping[ir.Value, ir.Value],
     wrt: Sequence[ir.Value],
     straight_through: frozenset[str] = frozenset(),
+    *,
+    finite_seeds: bool = False,
 ) -> dict[ir.Value, ir.Value | None]:
     """Append the gradient of `nodes` to the graph that `op` writes into.
 
     `nodes` are in topological order. `seeds` gives the cotangents of the outputs that are
-    differentiated. The result has an entry for each value of `wrt`: its cotangent, or None where no
-    gradient flows to it.
+    differentiated; `finite_seeds` says that none of them is infinite, whoever runs the graph. The
+    result has an entry for each value of `wrt`: its cotangent, or None where no gradient flows to
+    it.
     """
     path = ActivePath(nodes, wrt, seeds, op.opset, straight_through)
     path.require_rules()
+    path.finite_seeds = finite_seeds
     around, op.path = (op.scope, op.path), path
     pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
     complete: dict[ir.Value, ir.Value | None] = {}
@@ -82,6 +88,8 @@ class ActivePath:
         straight_through: frozenset[str] = frozenset(),
     ) -> None:
         self._opset = opset
+        self._outputs = tuple(outputs)
+        self.finite_seeds = False
         self.straight_through = straight_through
         self._wrt = dict.fromkeys(wrt)
         self._rules: dict[ir.Node, Rule | None] = {}
@@ -91,7 +99,7 @@ class ActivePath:
         for node in nodes:
             if any(v in self.depends for v in self._edges[node]):
                 self.depends.update(v for v in node.outputs if is_float(v))
-        matters = set(outputs)
+        matters = set(self._outputs)
         active = []
         for node in reversed(nodes):
             edges = self._edges[node]
@@ -152,6 +160,12 @@ class ActivePath:
     def reached(self) -> list[ir.Value]:
         """Return the values of interest that a gradient comes to."""
         return [value for value in self._wrt if value in self._matters]
+
+    @cached_property
+    def finite(self) -> set[ir.Value]:
+        """The values whose cotangents are finite as long as the forward pass is."""
+        doubtful = () if self.finite_seeds else self._outputs
+        return finite_cotangents(self.nodes, self._edges, doubtful)
 
     def rule_of(self, node: ir.Node) -> Rule:
         """Return the rule of an active node."""

@@ -59,7 +59,7 @@ def gradient(
             it (`UnknownNameError`), there is no gradient (`NotDifferentiableError`), or operators
             on the way have none (`MissingGradientError`, which lists all of them).
 
-    Example:
+    Examples:
         >>> forces = onnxtrain.gradient("energy.onnx", wrt="positions")
         >>> session = onnxruntime.InferenceSession(forces.SerializeToString())
         >>> energy, denergy = session.run(None, {"positions": positions})

@@ -205,6 +205,15 @@ class Ops(Writer):
         """Average over axes, kept with size one by default."""
         return self.ReduceMean(value, [a % self.rank(value) for a in axes], keepdims=int(keepdims))
 
+    def select(self, kept: ir.Value, dy: ir.Value, of: ir.Value) -> ir.Value:
+        """Return the cotangent `dy` of the value `of` where `kept` is true, and 0 elsewhere.
+
+        That is a product with the mask where the cotangent cannot be infinite (see `finite.py`).
+        """
+        if self.nested or self.path is None or of not in self.path.finite:
+            return self.Where(kept, dy, 0.0)
+        return self.Mul(dy, self.cast(kept, dy.dtype))
+
     def add_all(self, values: Sequence[ir.Value]) -> ir.Value:
         """Add values of one shape in a single node.
 

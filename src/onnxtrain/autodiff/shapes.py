@@ -17,6 +17,7 @@ import onnx_ir as ir
 Dim = int | ir.SymbolicDim
 Dims = tuple[Dim, ...]
 UNKNOWN = ir.SymbolicDim(None)
+HIDDEN_DIMS = "dims"  # in the meta of a value whose shape onnxruntime is not told
 
 FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
@@ -130,7 +131,7 @@ SHAPE_KEEPING = frozenset(
     "Identity IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu Round ScatterElements ScatterND "
     "Sigmoid Sign Sin Sinh Softmax LogSoftmax Softplus Sqrt Tan Tanh Trilu ReverseSequence".split()
 )
-_BROADCASTS = frozenset(
+BROADCASTS = frozenset(
     "Add And BitShift BitwiseAnd BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max "
     "Mean Min Mod Mul Or Pow Sub Sum Where Xor".split()
 )
@@ -164,7 +165,7 @@ def infer_dims(
     shapes = [None if v is None else dims_of(v) for v in inputs]
     if op_type in SHAPE_KEEPING:
         return shapes[0]
-    if op_type in _BROADCASTS:
+    if op_type in BROADCASTS:
         return broadcast_dims(shapes)
     if op_type == "Shape":
         rank = None if shapes[0] is None else len(shapes[0])

@@ -13,18 +13,25 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onnxtrain.cli.console import Console, one_line
-from onnxtrain.cli.parser import make_parser
+from onnxtrain.cli.interrupt import INTERRUPTED, ends_at_once
 from onnxtrain.errors import MissingGradientError, NonFiniteError, OnnxTrainError, RunError
 
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
+if TYPE_CHECKING:
+    from onnxtrain.cli.console import Console
+
+FAILED, WRONG = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
-    options = make_parser().parse_args(arguments)
+    _open_streams()
+    with ends_at_once():
+        from onnxtrain.cli.console import Console
+        from onnxtrain.cli.parser import make_parser
+
+        options = make_parser().parse_args(arguments)
     console = Console(options.json, options.quiet)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *rest, **more: console.note(f"note: {message}")
@@ -44,23 +51,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _report(error, options.command, console)
 
 
+def _open_streams() -> None:
+    """Let what would go to a stream that the caller has closed go nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 def _report(error: Exception, command: str, console: Console) -> int:
     """Say what is wrong, if it is something that a user can put right."""
     if isinstance(error, MissingGradientError):
         console.complain(f"onnxtrain {command}: {error}")
         return WRONG
     if isinstance(error, OnnxTrainError):
-        console.complain(f"onnxtrain {command}: {one_line(_with_notes(error))}")
-        return FAILED if isinstance(error, NonFiniteError | RunError) else WRONG
+        console.complain(f"onnxtrain {command}: {_one_line(_with_notes(error))}")
+        return _code(error)
     if isinstance(error, ModuleNotFoundError):
         hint = _package_of(error.name or "")
         if hint:
             console.complain(f"onnxtrain {command}: {hint}")
             return WRONG
     if isinstance(error, OSError) and error.filename is not None:
-        console.complain(f"onnxtrain {command}: {error.filename}: {error.strerror}")
+        console.complain(f"onnxtrain {command}: {error.filename}: {error.strerror}{_advice(error)}")
+        return WRONG
+    if isinstance(error, OSError) and error.errno is not None:
+        console.complain(f"onnxtrain {command}: {error.strerror}")
+        return WRONG
+    if isinstance(error, MemoryError):
+        said = f" ({_one_line(str(error))})" if str(error) else ""
+        console.complain(f"onnxtrain {command}: there is not enough memory{said}: ask for less")
         return WRONG
     raise error
+
+
+def _code(error: OnnxTrainError) -> int:
+    """Return the exit code: whether what was given is wrong, or training came to nothing."""
+    if isinstance(error, NonFiniteError):
+        return WRONG if error.in_data else FAILED
+    return FAILED if isinstance(error, RunError) else WRONG
+
+
+def _advice(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return ": give another, or change who may use it"
+    return ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _with_notes(error: Exception) -> str:

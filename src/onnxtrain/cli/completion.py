@@ -3,70 +3,94 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from onnxtrain.cli.console import Console
 from onnxtrain.cli.parser import make_parser
+
+Command = tuple[tuple[str, ...], argparse.ArgumentParser]
 
 
 def completion_command(options: argparse.Namespace, console: Console) -> int:
     """Write the script of a shell to standard output."""
     write = {"bash": bash, "zsh": zsh, "fish": fish}[options.shell]
-    print(write(), end="", flush=True)
+    script = write()
+    if console.as_json:
+        console.result({"shell": options.shell, "script": script})
+    else:
+        print(script, end="", flush=True)
     return 0
 
 
-def _commands(
-    parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[Command]:
     """Yield every command with the words that lead to it."""
     yield path, parser
+    for name, (inner, _) in _subcommands(parser).items():
+        yield from _commands(inner, (*path, name))
+
+
+def _subcommands(
+    parser: argparse.ArgumentParser,
+) -> dict[str, tuple[argparse.ArgumentParser, str]]:
+    """Return the commands below a command, with what each does."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, inner in action.choices.items():
-                yield from _commands(inner, (*path, name))
+            does = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            return {name: (inner, does.get(name, "")) for name, inner in action.choices.items()}
+    return {}
 
 
-def _words(parser: argparse.ArgumentParser) -> list[str]:
-    """What may follow a command: its subcommands, choices and options."""
-    words: list[str] = []
-    for action in parser._actions:
-        words += action.option_strings
-        if not action.option_strings and action.choices is not None:
-            words += list(action.choices)
-    return words
+def _options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.option_strings]
 
 
-def _choices(parser: argparse.ArgumentParser) -> Iterator[tuple[Sequence[str], list[str]]]:
-    """Yield options that take one of a few words, with these words."""
-    for action in parser._actions:
-        if action.option_strings and action.choices is not None:
-            yield action.option_strings, list(action.choices)
+def _arguments(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the words, if there are but a few, that can be an argument of a command."""
+    found = [a.choices for a in parser._actions if not a.option_strings and a.choices is not None]
+    return [str(word) for choices in found for word in choices]
 
 
-def bash() -> str:
-    """Return the script for bash: words by command, then file names."""
+def _takes_files(parser: argparse.ArgumentParser) -> bool:
+    return not _arguments(parser)
+
+
+def _cases() -> tuple[list[str], list[str]]:
+    """Return what bash and zsh offer: by command, and by command and option before."""
     words, values = [], []
     for path, parser in _commands(make_parser()):
         key = " ".join(path)
-        words.append(f'    "{key}") words="{" ".join(_words(parser))}" ;;')
-        for options, choices in _choices(parser):
-            values += [f'    "{key} {o}") words="{" ".join(choices)}"; only=1 ;;' for o in options]
+        names = [name for action in _options(parser) for name in action.option_strings]
+        files = "" if _takes_files(parser) else "; files="
+        words.append(f'    "{key}") offer="{" ".join([*_arguments(parser), *names])}"{files} ;;')
+        for action in _options(parser):
+            if action.nargs == 0:
+                continue
+            offered = " ".join(map(str, action.choices or ()))
+            here = "|".join(f'"{key} {name}"' for name in action.option_strings)
+            values.append(f'    {here}) offer="{offered}"{"; files=" if offered else ""} ;;')
+    return words, values
+
+
+def bash() -> str:
+    """Return the script for bash: commands, options, the words that options take, file names."""
+    words, values = _cases()
     return "\n".join(
         [
             "_onnxtrain() {",
+            "  local IFS=$' \\t\\n'",
             '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"',
-            '  local path="${COMP_WORDS[1]}" words="" only=""',
-            '  [ "$COMP_CWORD" -le 1 ] && path=""',
-            '  [ "$path" = checkpoint ] && [ "$COMP_CWORD" -gt 2 ] && path="checkpoint show"',
-            '  case "$path" in',
+            '  local command="${COMP_WORDS[1]}" offer="" files=1',
+            '  [ "$COMP_CWORD" -le 1 ] && command=""',
+            '  [ "$command" = checkpoint ] && [ "$COMP_CWORD" -gt 2 ] && command="checkpoint show"',
+            '  case "$command" in',
             *words,
             "  esac",
-            '  case "$path $before" in',
+            '  case "$command $before" in',
             *values,
             "  esac",
-            '  COMPREPLY=($(compgen -W "$words" -- "$word"))',
-            '  [ -n "$only" ] || COMPREPLY+=($(compgen -f -- "$word"))',
+            '  COMPREPLY=($(compgen -W "$offer" -- "$word"))',
+            "  IFS=$'\\n'  # names of files may have spaces",
+            '  [ -z "$files" ] || COMPREPLY+=($(compgen -f -- "$word"))',
             "}",
             "complete -o filenames -F _onnxtrain onnxtrain",
             "",
@@ -75,24 +99,68 @@ def bash() -> str:
 
 
 def zsh() -> str:
-    """Return the script for zsh, which runs that of bash."""
-    return f"autoload -U +X bashcompinit && bashcompinit\n{bash()}"
+    """Return the script for zsh, which offers the same."""
+    words, values = _cases()
+    return "\n".join(
+        [
+            "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -u; }",
+            "_onnxtrain() {",
+            '  local command="${words[2]}" before="${words[CURRENT-1]}" offer="" files=1',
+            '  (( CURRENT <= 2 )) && command=""',
+            '  [[ "$command" = checkpoint ]] && (( CURRENT > 3 )) && command="checkpoint show"',
+            '  case "$command" in',
+            *words,
+            "  esac",
+            '  case "$command $before" in',
+            *values,
+            "  esac",
+            '  [[ -z "$offer" ]] || compadd -- ${=offer}',
+            '  [[ -z "$files" ]] || _files',
+            "}",
+            "compdef _onnxtrain onnxtrain",
+            "",
+        ]
+    )
 
 
 def fish() -> str:
-    """Return the script for fish."""
+    """Return the script for fish, which also says what each word does."""
     lines = []
     for path, parser in _commands(make_parser()):
-        after = " and ".join(f"__fish_seen_subcommand_from {word}" for word in path)
-        condition = after.replace(" and ", "; and ") if path else "__fish_use_subcommand"
-        for word in _words(parser):
-            if not word.startswith("-"):
-                lines.append(f"complete -c onnxtrain -n '{condition}' -a {word}")
-            elif word.startswith("--"):
-                lines.append(f"complete -c onnxtrain -n '{condition}' -l {word[2:]}")
-        for options, choices in _choices(parser):
-            long = next(o for o in options if o.startswith("--"))
-            lines.append(
-                f"complete -c onnxtrain -n '{condition}' -l {long[2:]} -xa '{' '.join(choices)}'"
-            )
+        begin = f"complete -c onnxtrain -n {_quoted(_condition(path, parser))}"
+        below = _subcommands(parser)
+        lines += [
+            f"{begin} -f -a {word}{_said(below[word][1] if below else '')}"
+            for word in _arguments(parser)
+        ]
+        for action in _options(parser):
+            names = [
+                f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}"
+                for name in action.option_strings
+            ]
+            value = "" if action.nargs == 0 else " -r"
+            if action.choices is not None:
+                value = f" -x -a {_quoted(' '.join(map(str, action.choices)))}"
+            lines.append(f"{begin}{''.join(names)}{value}{_said(action.help or '')}")
     return "\n".join([*lines, ""])
+
+
+def _condition(path: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
+    """Return when fish is to offer what may follow a command."""
+    if not path:
+        return "__fish_use_subcommand"
+    parts = [f"__fish_seen_subcommand_from {word}" for word in path]
+    below = _subcommands(parser)
+    if below:
+        parts.append(f"not __fish_seen_subcommand_from {' '.join(below)}")
+    return "; and ".join(parts)
+
+
+def _said(text: str) -> str:
+    return f" -d {_quoted(text)}" if text and text != argparse.SUPPRESS else ""
+
+
+def _quoted(text: str) -> str:
+    """Return a text as fish writes it between single quotes."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

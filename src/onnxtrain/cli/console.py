@@ -20,9 +20,13 @@ class Console:
         self.quiet = quiet
 
     def result(self, content: dict[str, Any], text: str = "") -> None:
-        """Write the result of a command: the content as JSON if that was asked for, or the text."""
+        """Write the result of a command: the content as JSON if that was asked for, or the text.
+
+        JSON has no word for numbers that are not finite: they are null.
+        """
         if self.as_json:
-            print(json.dumps(content, indent=2, default=_plain), flush=True)
+            plain = json.loads(json.dumps(content, default=_plain), parse_constant=lambda _: None)
+            print(json.dumps(plain, indent=2), flush=True)
         elif text and not self.quiet:
             print(text, flush=True)
 
@@ -68,11 +72,6 @@ def _plain(value: Any) -> Any:
 
 def _is_terminal(stream: TextIO) -> bool:
     return stream is not None and stream.isatty()
-
-
-def one_line(text: str) -> str:
-    """Return a message without its line breaks."""
-    return " ".join(text.split())
 
 
 def megabytes(size: float) -> str:

@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 _PROPERTY = "data"
+_LOOKED_AT = 10**7  # larger arrays are checked as they are fed
 # What people call features and labels, where the names are not those of the model.
 _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"), ("arr_0", "arr_1"),
           ("x_train", "y_train"), ("x_test", "y_test"))  # fmt: skip
@@ -51,7 +53,7 @@ class Reading:
         return cls(
             names=_pairs(options.map),
             label=options.label,
-            columns=options.columns.split(",") if options.columns else None,
+            columns=None if options.columns is None else options.columns.split(","),
             size=options.image_size,
             mean=_numbers(options.mean, "--mean"),
             std=_numbers(options.std, "--std"),
@@ -113,6 +115,8 @@ def load(paths: Sequence[str], session: TrainingSession, reading: Reading, optio
             f"{option}: {str(first)!r} is neither .npz, .npy, .csv nor a folder of images"
         )
     arrays = {v.name: fitting(data.arrays[v.name], v, f"{option}: {first}") for v in inputs}
+    for value in inputs:
+        _check_type(arrays[value.name], value, f"{option}: {first}")
     _check_labels(arrays, session, option)
     return replace(data, arrays=arrays)
 
@@ -137,6 +141,8 @@ def _read_npy(
     for position, (name, path) in enumerate(files):
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except PermissionError:
+            raise
         except (ValueError, OSError, EOFError):
             array = None
         if not isinstance(array, np.ndarray):
@@ -151,14 +157,28 @@ def _read_npz(
     path: Path, inputs: Sequence[ValueType], given: Mapping[str, str], option: str
 ) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # numpy leaves a file open that it opened itself and could not read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError, AttributeError):
+    except PermissionError:
+        raise
+    except (
+        ValueError,
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        AttributeError,
+        TypeError,
+    ):
         raise InputError(
             f"{option}: {str(path)!r} is not an .npz file of plain arrays: write it with "
             "numpy.savez"
         ) from None
     names = [value.name for value in inputs]
+    unknown = next((name for name in given if name not in names), None)
+    if unknown is not None:
+        raise InputError(f"--map: the model has no input {unknown!r}; it has {', '.join(names)}")
     chosen = {name: given.get(name, name) for name in names}
     if not all(array in arrays for array in chosen.values()):
         chosen = _usual(arrays, names) or chosen
@@ -193,7 +213,11 @@ def _named(text: str) -> tuple[str | None, Path]:
 def fitting(array: Array, value: ValueType, where: str) -> Array:
     """Return an array in the shape of an input, if it has as many numbers for a sample."""
     if array.ndim == 0:
-        raise InputError(f"{where}: the array for {value.name!r} is a single number")
+        raise InputError(
+            f"{where}: the array for {value.name!r} is a single number: give one row a sample"
+        )
+    if not len(array):
+        raise InputError(f"{where}: the array for {value.name!r} has no samples: give some")
     dims = value.dims
     if dims is None or _matches(array.shape, dims):
         return array
@@ -202,8 +226,40 @@ def fitting(array: Array, value: ValueType, where: str) -> Array:
         return array.reshape([len(array), *sample])
     raise InputError(
         f"{where}: the array for {value.name!r} has the shape {_shape(array.shape)}, and the model "
-        f"takes {_shape(dims)}"
+        f"takes {_shape(dims)}{_hint(array, dims)}"
     )
+
+
+def _hint(array: Array, dims: Sequence[int | str | None]) -> str:
+    """Say what to do about labels that are given as rows of zeros and ones."""
+    if len(dims) == 1 and array.ndim == 2:
+        return ": give the number of the class of each sample, such as array.argmax(axis=1)"
+    return ", the first axis being samples: give it so"
+
+
+def _check_type(array: Array, value: ValueType, where: str) -> None:
+    """Refuse what no conversion makes into the numbers that an input takes."""
+    from onnxtrain.api.checkpoint_content import ELEMENT_TYPES
+
+    element = ELEMENT_TYPES.get(value.element_type)
+    wanted = None if element is None else element.dtype
+    if wanted is None or wanted.kind not in "fiub":
+        return
+    if array.dtype.kind not in "fiub":
+        what = {"U": "text", "S": "text", "c": "complex numbers", "M": "dates", "m": "durations"}
+        found = what.get(array.dtype.kind, f"{array.dtype}")
+        raise InputError(
+            f"{where}: the array for {value.name!r} holds {found}, and the model takes {wanted}: "
+            "write numbers; words can be the labels of a CSV file"
+        )
+    if wanted.kind in "iu" and array.dtype.kind == "f" and array.size < _LOOKED_AT:
+        whole = np.isfinite(array) & (array == np.trunc(array))
+        if not whole.all():
+            sample = int(np.argwhere(~whole)[0][0])
+            raise InputError(
+                f"{where}: the array for {value.name!r} has {array[sample]!s} for sample {sample}, "
+                f"and the model takes whole numbers ({wanted})"
+            )
 
 
 def _matches(shape: Sequence[int], dims: Sequence[int | str | None]) -> bool:
@@ -230,10 +286,10 @@ def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option:
         return
     low, high = labels.min(), labels.max()
     if low < 0 or high >= count:
+        more = f"prepare it with --classes {int(high) + 1}, or " if 0 <= low < high < 10**6 else ""
         raise InputError(
             f"{option}: the labels {name!r} go from {low:g} to {high:g}, and the model has {count} "
-            f"classes, 0 to {count - 1}: prepare it with --classes {int(high) + 1}, or number the "
-            "labels from 0"
+            f"classes, 0 to {count - 1}: {more}number the labels from 0"
         )
 
 
@@ -265,9 +321,13 @@ def _numbers(text: str | None, option: str) -> list[float] | None:
     if text is None:
         return None
     try:
-        return [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ArgumentError(f"{option} takes numbers, such as 0.5,0.5,0.5, not {text!r}") from None
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)) or (option == "--std" and 0 in numbers):
+        what = "numbers other than 0" if option == "--std" else "numbers"
+        raise ArgumentError(f"{option} takes {what}, such as 0.5,0.5,0.5, not {text!r}")
+    return numbers
 
 
 def numbered(labels: Sequence[str], classes: Sequence[str] | None, where: str) -> tuple[
@@ -275,6 +335,11 @@ def numbered(labels: Sequence[str], classes: Sequence[str] | None, where: str) -
 ]:  # fmt: skip
     """Return the numbers of classes that are given by name, and the names in their order."""
     names = list(classes) if classes is not None else sorted(set(labels))
+    if len(names) < 2 and classes is None:
+        raise InputError(
+            f"{where}: there is one class only, {names[0]!r}, and nothing to tell it from: add "
+            "samples of another"
+        )
     number = {name: index for index, name in enumerate(names)}
     unknown = next((label for label in labels if label not in number), None)
     if unknown is not None:

@@ -20,6 +20,12 @@ def demo_command(options: argparse.Namespace, console: Console) -> int:
 
     from onnxtrain.demo.story import summary, tell
 
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(
+            f"{options.output!r} cannot be made ({error.strerror}): give another folder to --output"
+        ) from None
     values = tell(folder, options.seed, console)
     console.result(values, summary(values))
     return 0

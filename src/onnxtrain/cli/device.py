@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from onnxtrain.api.checkpoint_content import ELEMENT_TYPES
 from onnxtrain.api.session import TrainingSession
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.data import Reading, load, remembered
+from onnxtrain.cli.files import check_run, check_target, of_artifacts
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
 
 TRAINED = "trained"
@@ -34,13 +34,11 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     folder = _folder(options.artifacts)
     saved = Path(options.checkpoint) if options.checkpoint else folder / TRAINED
     _check_plot(options.plot)
-    _check_target(saved, "--checkpoint")
+    check_target(saved, "--checkpoint", of_artifacts(folder))
+    check_run(saved, options.resume, options.restart)
+    if options.metric and not options.eval:
+        raise ArgumentError("--metric is measured with --eval: give it what to evaluate with")
     resumes = options.resume and saved.exists()
-    if saved.exists() and not (options.resume or options.restart):
-        raise ArgumentError(
-            f"{str(saved)!r} holds a run: go on with it by --resume, begin anew by --restart, or "
-            "name another file with --checkpoint"
-        )
     set_seed(options.seed)
     session = _session(folder, saved if resumes else options.start)
     reading = remembered(session, _reading(options))
@@ -54,6 +52,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     if session.get_learning_rate() == 0 and options.schedule is None:
         console.note("note: the learning rate is 0, as a schedule left it: give --lr or --schedule")
     metrics = _metrics(session, options) if evaluation is not None else []
+    steps = _steps(session)
     history = fit(
         session,
         data.arrays,
@@ -71,10 +70,18 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         seed=options.seed,
         cache_features=options.cache_features,
     )
+    if _steps(session) == steps and not history.interrupted:
+        console.note(
+            f"note: the run has had its {options.epochs} epochs: go on with more by --epochs"
+        )
     if options.plot and history.losses:
         history.plot(options.plot)
     _report_training(history, saved, options, console)
     return 130 if history.interrupted else 0
+
+
+def _steps(session: TrainingSession) -> int:
+    return 0 if session.optimizer is None else session.optimizer.step_count
 
 
 def _report_training(history: Any, saved: Path, options: Any, console: Console) -> None:
@@ -110,7 +117,7 @@ def _check_plot(picture: str | None) -> None:
     """Find out before training whether its picture can be drawn."""
     if picture is None:
         return
-    _check_target(Path(picture), "--plot")
+    check_target(Path(picture), "--plot")
     if Path(picture).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".webp"):
         raise ArgumentError(f"--plot writes .png, .svg, .pdf, .jpg or .webp, not {picture!r}")
     import matplotlib  # noqa: F401
@@ -158,7 +165,7 @@ def export_command(options: argparse.Namespace, console: Console) -> int:
             "the artifacts give out the loss alone: name the values to export with --outputs"
         )
     target = Path(options.output)
-    _check_target(target, "--output")
+    check_target(target, "--output", of_artifacts(folder))
     session.export_model_for_inferencing(
         target, names, optimize=options.optimize, format=options.format
     )
@@ -269,17 +276,6 @@ def _chosen(folder: Path, given: str | None) -> Path:
         return Path(given)
     trained = folder / TRAINED
     return trained if trained.exists() else folder / "checkpoint"
-
-
-def _check_target(path: Path, option: str) -> None:
-    """Refuse early what could not be written in the end."""
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise ArgumentError(f"{option}: there is no folder {str(parent)!r}: make it first")
-    if path.is_dir():
-        raise ArgumentError(f"{option}: {str(path)!r} is a folder: give the name of a file")
-    if not os.access(parent, os.W_OK):
-        raise ArgumentError(f"{option}: {str(parent)!r} cannot be written: give another place")
 
 
 def _size(path: Path) -> int:

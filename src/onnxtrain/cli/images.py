@@ -78,6 +78,10 @@ def layout_of(value: ValueType, size: int | None, where: str) -> Layout:
     for first, (channels, height, width) in ((True, dims[1:]), (False, (dims[3], *dims[1:3]))):
         if channels in (1, 3, 4):
             sides = [side if isinstance(side, int) else size for side in (height, width)]
+            if size is not None and sides != [size, size]:
+                raise InputError(
+                    f"{where}: the model takes images of {height} x {width}: leave out --image-size"
+                )
             if None in sides:
                 raise InputError(
                     f"{where}: the model takes images of any size: choose one with --image-size"
@@ -123,8 +127,11 @@ def _open(path: Path, where: str) -> Image:
     try:
         image = Image.open(path)
         image.load()
-    except OSError:
-        raise InputError(f"{where}: {path.name!r} is not an image that can be read") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        # What Pillow raises depends on the format.
+        raise InputError(
+            f"{where}: {str(path)!r} is not an image that can be read: remove or replace it"
+        ) from None
     return image
 
 

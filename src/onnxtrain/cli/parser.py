@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
 from onnxtrain import __version__
+from onnxtrain.cli.interrupt import ends_at_once
 
 LOSSES = {
     "cross-entropy": "CrossEntropyLoss",
@@ -29,6 +31,44 @@ OPTIMIZERS = {
 }
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")
+
+
+def _file(text: str) -> str:
+    """Take the name of a file or folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
+
+
+def _count(text: str) -> int:
+    """Take a whole number of at least 1."""
+    return _whole(text, 1)
+
+
+def _seed(text: str) -> int:
+    """Take a whole number of at least 0."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return number
+
+
+def _rate(text: str) -> float:
+    """Take a finite number that is not negative."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return number
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,7 +99,9 @@ def _calls(module: str, function: str) -> Callable[..., int]:
     """Return a function that imports a command and runs it."""
 
     def run(*given: Any) -> int:
-        code: int = getattr(import_module(f"onnxtrain.cli.{module}"), function)(*given)
+        with ends_at_once():
+            command = getattr(import_module(f"onnxtrain.cli.{module}"), function)
+        code: int = command(*given)
         return code
 
     return run
@@ -80,7 +122,7 @@ def _inspect(commands: Any) -> None:
         commands, "inspect", "workstation",
         "what of a model would train, what has no gradient, sizes and memory",
     ).add_argument  # fmt: skip
-    add("model", help="an .onnx file")
+    add("model", type=_file, help="an .onnx file")
     add("--of", metavar="OUTPUT", help="the output that the loss will be computed from")
     add("--weights", action="store_true", help="list every weight by name")
     add("--size", action="append", default=[], metavar="NAME=N", help="a symbolic dimension")
@@ -91,19 +133,20 @@ def _prepare(commands: Any) -> None:
     add = _command(
         commands, "prepare", "workstation", "write the artifacts that a device trains from"
     ).add_argument
-    add("model", help="an .onnx file")
-    add("--output", "-o", required=True, metavar="FOLDER", help="where to write them")
+    add("model", type=_file, help="an .onnx file")
+    add("--output", "-o", type=_file, required=True, metavar="FOLDER", help="where to write them")
     add("--loss", choices=LOSSES, default="cross-entropy", help="cross-entropy unless given")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="adamw unless given")
     add("--train", action="append", metavar="PATTERN", help="what trains, such as 'head.*'")
     add("--freeze", action="append", metavar="PATTERN", help="what does not train")
-    add("--classes", type=int, metavar="N", help="replace the last layer by one for N classes")
+    add("--classes", type=_count, metavar="N", help="replace the last layer by one for N classes")
     add("--after", metavar="NAME", help="the value to put that new layer behind")
     add("--of", metavar="NAME", help="the value that the loss is computed from")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
-    add("--weight-decay", type=float, default=0.0, metavar="X")
-    add("--momentum", type=float, metavar="X", help="of sgd and rmsprop")
-    add("--clip-norm", type=float, metavar="X", help="clip the norm of the gradients")
+    add("--target", choices=("cpu", "webgpu"), default="cpu", help="what the graphs are to run on")
+    add("--weight-decay", type=_rate, default=0.0, metavar="X")
+    add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
+    add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")
     add("--ort-format", action="store_true", help="write .ort files too")
 
 
@@ -114,33 +157,40 @@ def _train(commands: Any) -> None:
         "--resume goes on with it.",
     )  # fmt: skip
     add = parser.add_argument
-    add("artifacts", help="the folder that prepare wrote")
+    add("artifacts", type=_file, help="the folder that prepare wrote")
     _data(parser, "--data", required=True, help="what to train with")
     _data(parser, "--eval", help="what to evaluate with after each epoch")
-    add("--epochs", type=int, default=1, metavar="N")
-    add("--batch-size", type=int, default=32, metavar="N")
-    add("--lr", type=float, metavar="X", help="the learning rate; 0.001 unless given")
+    add("--epochs", type=_count, default=1, metavar="N")
+    add("--batch-size", type=_count, default=32, metavar="N")
+    add("--lr", type=_rate, metavar="X", help="the learning rate; 0.001 unless given")
     add("--schedule", choices=SCHEDULES, help="how the learning rate changes")
-    add("--warmup", type=float, metavar="X", help="the part of all steps that warms up, such as .1")
-    add("--accumulate", type=int, default=1, metavar="N", help="batches to one update")
+    add("--warmup", type=_rate, metavar="X", help="the part of all steps that warms up, such as .1")
+    add("--accumulate", type=_count, default=1, metavar="N", help="batches to one update")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
-    add("--early-stopping", type=int, metavar="N", help="stop after N epochs without improvement")
-    add("--checkpoint", metavar="FILE", help="where to save the run; FOLDER/trained unless given")
-    add("--checkpoint-every", type=int, metavar="N", help="save each N steps as well")
-    add("--from", dest="start", metavar="FILE", help="a checkpoint to start from")
-    add("--resume", action="store_true", help="go on with the run, if there is one")
-    add("--restart", action="store_true", help="begin anew, and replace the run that is there")
-    add("--plot", metavar="PICTURE", help="draw loss and metrics (.png, .svg, .pdf)")
-    add("--seed", type=int, default=0, metavar="N")
+    add(
+        "--early-stopping", type=_count, metavar="N",
+        help="stop after N epochs without improvement",
+    )  # fmt: skip
+    add(
+        "--checkpoint", type=_file, metavar="FILE",
+        help="where to save the run; FOLDER/trained unless given",
+    )  # fmt: skip
+    add("--checkpoint-every", type=_count, metavar="N", help="save each N steps as well")
+    add("--from", dest="start", type=_file, metavar="FILE", help="a checkpoint to start from")
+    again = parser.add_mutually_exclusive_group().add_argument
+    again("--resume", action="store_true", help="go on with the run, if there is one")
+    again("--restart", action="store_true", help="begin anew, and replace the run that is there")
+    add("--plot", type=_file, metavar="PICTURE", help="draw loss and metrics (.png, .svg, .pdf)")
+    add("--seed", type=_seed, default=0, metavar="N")
     _how_to_read(parser)
     _metrics(parser)
 
 
 def _eval(commands: Any) -> None:
     parser = _command(commands, "eval", "device", "loss and metrics of a trained model")
-    parser.add_argument("artifacts", help="the folder that prepare wrote")
+    parser.add_argument("artifacts", type=_file, help="the folder that prepare wrote")
     _data(parser, "--data", required=True, help="what to evaluate with")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N")
+    parser.add_argument("--batch-size", type=_count, default=32, metavar="N")
     _which_checkpoint(parser)
     _how_to_read(parser)
     _metrics(parser)
@@ -149,8 +199,8 @@ def _eval(commands: Any) -> None:
 def _export(commands: Any) -> None:
     parser = _command(commands, "export", "device", "write a model for inference")
     add = parser.add_argument
-    add("artifacts", help="the folder that prepare wrote")
-    add("--output", "-o", required=True, metavar="FILE", help="the model to write")
+    add("artifacts", type=_file, help="the folder that prepare wrote")
+    add("--output", "-o", type=_file, required=True, metavar="FILE", help="the model to write")
     add("--outputs", action="append", metavar="NAME", help="values that the model is to give out")
     add("--format", choices=("onnx", "ort"), default="onnx")
     add("--optimize", action="store_true", help="save what onnxruntime's optimisations make of it")
@@ -164,19 +214,19 @@ def _checkpoint(commands: Any) -> None:
         actions, "show", "device", "parameters, optimizer and properties of a checkpoint",
         function="checkpoint_command",
     )  # fmt: skip
-    show.add_argument("checkpoint", help="a checkpoint, or a folder of artifacts")
+    show.add_argument("checkpoint", type=_file, help="a checkpoint, or a folder of artifacts")
 
 
 def _gradient(commands: Any) -> None:
     add = _command(
         commands, "gradient", "workstation", "extend a model by the gradient of an output"
     ).add_argument
-    add("model", help="an .onnx file")
+    add("model", type=_file, help="an .onnx file")
     add("--wrt", action="append", required=True, metavar="NAME", help="an input or a weight")
     add("--of", metavar="OUTPUT", help="the output to differentiate; the first unless given")
     add("--straight-through", action="append", default=[], metavar="OP", help="such as Round")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
-    add("--output", "-o", required=True, metavar="FILE", help="the model to write")
+    add("--output", "-o", type=_file, required=True, metavar="FILE", help="the model to write")
 
 
 def _ops(commands: Any) -> None:
@@ -189,8 +239,11 @@ def _ops(commands: Any) -> None:
 
 def _demo(commands: Any) -> None:
     add = _command(commands, "demo", "demo", "the whole story on handwritten digits").add_argument
-    add("--output", "-o", default="onnxtrain-demo", metavar="FOLDER", help="where files go")
-    add("--seed", type=int, default=0, metavar="N")
+    add(
+        "--output", "-o", type=_file, default="onnxtrain-demo", metavar="FOLDER",
+        help="where files go",
+    )  # fmt: skip
+    add("--seed", type=_seed, default=0, metavar="N")
 
 
 def _completion(commands: Any) -> None:
@@ -207,7 +260,7 @@ def _completion(commands: Any) -> None:
 
 def _data(parser: Parser, name: str, *, required: bool = False, help: str = "") -> None:
     parser.add_argument(
-        name, nargs="+", required=required, metavar="FILE",
+        name, nargs="+", type=_file, required=required, metavar="FILE",
         help=f"{help}: one .npz, .csv or folder of images; or .npy files, in the order of the "
         "model's inputs or as NAME=FILE",
     )  # fmt: skip
@@ -218,7 +271,7 @@ def _how_to_read(parser: Parser) -> None:
     add("--map", action="append", default=[], metavar="INPUT=ARRAY", help="names inside an .npz")
     add("--label", metavar="COLUMN", help="the column of a CSV that holds labels")
     add("--columns", metavar="A,B,C", help="the columns of a CSV that are fed to the model")
-    add("--image-size", type=int, metavar="N", help="where the model takes images of any size")
+    add("--image-size", type=_count, metavar="N", help="where the model takes images of any size")
     add("--mean", metavar="X,Y,Z", help="subtracted from pixels, which are from 0 to 1")
     add("--std", metavar="X,Y,Z", help="pixels are divided by it afterwards")
 
@@ -231,6 +284,6 @@ def _metrics(parser: Parser) -> None:
 
 def _which_checkpoint(parser: Parser) -> None:
     parser.add_argument(
-        "--checkpoint", metavar="FILE",
+        "--checkpoint", type=_file, metavar="FILE",
         help="the parameters to take; FOLDER/trained, if it is there, or FOLDER/checkpoint",
     )  # fmt: skip

@@ -42,7 +42,9 @@ def _read(path: Path, where: str) -> tuple[list[str], list[list[str]]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header, *rows = [row for row in csv.reader(file, delimiter=separator) if row]
     except (UnicodeDecodeError, csv.Error, ValueError):
-        raise InputError(f"{where}: this is not a CSV file with a header and rows") from None
+        raise InputError(
+            f"{where}: this is not a CSV file, in UTF-8, with a header and rows"
+        ) from None
     if not rows:
         raise InputError(f"{where}: there are no rows under the header")
     for number, row in enumerate(rows):
@@ -61,9 +63,16 @@ def _label(header: Sequence[str], given: str | None, where: str) -> list[str]:
     usual = [name for name in header if name.lower() in _USUAL]
     if len(usual) != 1:
         raise InputError(
-            f"{where}: say with --label which column has the labels; there are {_some(header)}"
+            f"{where}: say with --label which column has the labels; the first line has the "
+            f"columns {_some(header)}{_separated(header)}"
         )
     return usual
+
+
+def _separated(header: Sequence[str]) -> str:
+    """Say so if cells look separated by something else than commas, or tabs in a .tsv."""
+    odd = next((s for s in ";\t|" if len(header) == 1 and s in header[0]), None)
+    return "" if odd is None else f" (cells are separated by commas in .csv, not by {odd!r})"
 
 
 def _require(header: Sequence[str], wanted: Sequence[str], where: str, option: str) -> None:
@@ -75,7 +84,9 @@ def _require(header: Sequence[str], wanted: Sequence[str], where: str, option: s
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return ", ".join(repr(name[:40]) for name in names[:8]) + (
+        f" and {len(names) - 8} more" if len(names) > 8 else ""
+    )
 
 
 def _floats(
@@ -117,8 +128,15 @@ def _labels(
         return _floats(header, rows, label, where), reading.classes
     words = [row[header.index(label[0])].strip() for row in rows]
     if reading.classes is None and all(_is_integer(word) for word in words):
-        return np.array([int(word) for word in words], np.int64), None
+        return _integers(words, header[header.index(label[0])], where), None
     return numbered(words, reading.classes, where)
+
+
+def _integers(words: Sequence[str], column: str, where: str) -> Array:
+    try:
+        return np.array([int(word) for word in words], np.int64)
+    except (OverflowError, ValueError):
+        raise InputError(f"{where}: column {column!r} has numbers that are too large") from None
 
 
 def _is_integer(word: str) -> bool:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir  # noqa: F401  (here, where Ctrl-C is taken care of)
 
 from onnxtrain.cli.console import Console, megabytes
+from onnxtrain.cli.files import check_target
 from onnxtrain.cli.parser import LOSSES, OPTIMIZERS
-from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
+from onnxtrain.errors import ArgumentError, ModelError
 
 # What makes scores into probabilities, and the losses that do that themselves.
 _SQUASH = {"cross-entropy": ("Softmax",), "bce": ("Sigmoid",)}
@@ -52,7 +56,8 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     elif options.after is not None:
         raise ArgumentError("--after says where a new layer goes: give --classes too")
     shown = _load_graph(model)
-    scores = _scores(shown, options, console)
+    _check_patterns(shown, options.freeze or ())
+    scores, note = _scores(shown, options)
     outputs = [value.name for value in shown.graph.output]
     if scores not in outputs and options.loss == "bce":
         outputs.append(scores)
@@ -67,7 +72,10 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         additional_output_names=outputs,
         loss_input_names=[scores],
         bn=options.bn,
+        target=options.target,
     )
+    if note:
+        console.note(note)
     content = {
         "directory": str(made.directory),
         "files": made.files,
@@ -84,19 +92,17 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
 
 def gradient_command(options: argparse.Namespace, console: Console) -> int:
     """Write a model with gradients."""
+    from onnxtrain.api.export_layout import Chunks
+    from onnxtrain.api.export_store import store
     from onnxtrain.autodiff.gradient import gradient
 
     path = _model_file(options.model)
+    check_target(Path(options.output), "--output", {path: "the model to read"})
     model = gradient(
         path, options.wrt, options.of, straight_through=options.straight_through, bn=options.bn
     )
     data = model.SerializeToString()
-    try:
-        Path(options.output).write_bytes(data)
-    except OSError as error:
-        raise OnnxTrainError(
-            f"{options.output!r} cannot be written ({error.strerror}): give another file to -o"
-        ) from None
+    store(Path(options.output), Chunks([data]))
     content = {
         "output": options.output,
         "bytes": len(data),
@@ -134,6 +140,8 @@ def _model_file(name: str) -> Path:
     path = Path(name)
     if not path.is_file():
         what = "a folder, not a file" if path.is_dir() else "not there"
+        if path.exists() and not path.is_dir():
+            what = "no ordinary file"
         raise ModelError(f"the model {name!r} is {what}: give the path of an .onnx file")
     return path
 
@@ -143,6 +151,8 @@ def _load_graph(model: Path | onnx.ModelProto) -> onnx.ModelProto:
         return model
     try:
         loaded = onnx.load(model, load_external_data=False)
+    except OSError:
+        raise  # it may be a model, and cannot be read
     except Exception:  # each of the formats that onnx reads has its own errors
         loaded = None
     if loaded is None or not loaded.graph.output:
@@ -150,11 +160,23 @@ def _load_graph(model: Path | onnx.ModelProto) -> onnx.ModelProto:
     return loaded
 
 
+def _check_patterns(model: onnx.ModelProto, patterns: Sequence[str]) -> None:
+    """Refuse what --freeze names and the model does not have: it would train unnoticed."""
+    names = [tensor.name for tensor in model.graph.initializer]
+    names += [n.output[0] for n in model.graph.node if n.op_type == "Constant"]
+    for pattern in patterns:
+        if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
+            raise ArgumentError(
+                f"--freeze {pattern!r} matches no weight of the model: onnxtrain inspect --weights "
+                "lists them"
+            )
+
+
 def _sizes(given: list[str]) -> dict[str, int]:
     sizes = {}
     for item in given:
         name, _, number = item.rpartition("=")
-        if not name or not number.isdecimal():
+        if not name or not number.isdecimal() or int(number) < 1:
             raise ArgumentError(f"--size takes NAME=NUMBER, such as batch=8, not {item!r}")
         sizes[name] = int(number)
     return sizes
@@ -173,8 +195,11 @@ def _optimizer(options: argparse.Namespace) -> Any:
     return getattr(optim, OPTIMIZERS[options.optimizer])(**settings)
 
 
-def _scores(model: onnx.ModelProto, options: argparse.Namespace, console: Console) -> str:
-    """Return the value to compute the loss from: what comes before a final softmax or sigmoid."""
+def _scores(model: onnx.ModelProto, options: argparse.Namespace) -> tuple[str, str]:
+    """Return the value to compute the loss from, and what is to be said about it.
+
+    It is what comes before a final softmax or sigmoid, if the loss has that in itself.
+    """
     outputs = [value.name for value in model.graph.output]
     if options.of is not None and options.classes is None:
         chosen: str = options.of
@@ -187,10 +212,9 @@ def _scores(model: onnx.ModelProto, options: argparse.Namespace, console: Consol
         )
     maker = next((node for node in model.graph.node if chosen in node.output), None)
     if maker is None or maker.op_type not in _SQUASH.get(options.loss, ()):
-        return chosen
+        return chosen, ""
     before: str = maker.input[0]
-    console.note(
+    return before, (
         f"note: {chosen!r} comes out of a {maker.op_type}, which the loss {options.loss} has in "
         f"itself: the loss is computed from {before!r}"
     )
-    return before

@@ -25,7 +25,7 @@ class Block(ABC):
     calling other blocks, and returns the name of its output, or several of them. A subclass with an
     `__init__` of its own need not call that of Block.
 
-    Example:
+    Examples:
         >>> class Scaled(onnxblock.Block):
         ...     def __init__(self, factor):
         ...         self.factor = onnxblock.blocks.Constant(factor)

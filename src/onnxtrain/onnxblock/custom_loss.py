@@ -26,7 +26,7 @@ class FunctionLoss(Block):
     the model has no value of that name by the time it returns, an input like the first output is
     added.
 
-    Example:
+    Examples:
         >>> def loss(prediction, target):
         ...     distance = blocks.Abs()(blocks.Sub()(prediction, target))
         ...     return blocks.ReduceMean(keepdims=False)(distance)

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxtrain.api.checks import at_least
 from onnxtrain.api.fit.batches import Batch, Source, as_array, make_source
+from onnxtrain.api.fit.guard import bad_data
 from onnxtrain.api.metrics import Metric, MetricLike, make_metrics
 from onnxtrain.errors import ArgumentError, NonFiniteError, OnnxTrainError
 
@@ -79,9 +80,12 @@ class Evaluation:
         outputs = results if isinstance(results, tuple) else (results,)
         loss = float(as_array(outputs[0]))
         if not math.isfinite(loss):
+            cause = bad_data(self._names, batch)
+            if cause:
+                raise NonFiniteError(f"{where}: the loss is {loss}, because {cause}", in_data=True)
             raise NonFiniteError(
-                f"{where}: the loss is {loss}: look at these data, or for parameters that grew "
-                "too large"
+                f"{where}: the loss is {loss}, and the data of the batch are finite: look for "
+                "labels that are no class, or for parameters that grew too large"
             )
         for name, metric in self._metrics.items():
             output, labels = self._places[name]

@@ -99,10 +99,10 @@ class Guard:
     ) -> NonFiniteError:
         """Return the error for a loss that is not finite: the data, or training itself."""
         names = self._session.input_names(True)
-        cause = _bad_data(names, batch)
+        cause = bad_data(names, batch)
         if cause:
             return NonFiniteError(
-                f"{where}: the loss is {loss}, because {cause}. {kept}", step=step
+                f"{where}: the loss is {loss}, because {cause}. {kept}", step=step, in_data=True
             )
         bad = self._bad_parameters()
         parts = [f"{where}: the loss is {loss}, and the data of the batch are finite."]
@@ -166,7 +166,7 @@ def _listed(bad: Sequence[tuple[str, int, int]], what: str = "") -> str:
     return ", ".join(shown)
 
 
-def _bad_data(names: Sequence[str], batch: Batch) -> str:
+def bad_data(names: Sequence[str], batch: Batch) -> str:
     """Say which sample of which input is not finite; nothing if all are."""
     for name, value in zip(names, batch.values, strict=True):
         array = as_array(value)

@@ -62,7 +62,9 @@ class Loop:
         self._began = 0.0
         self._steps_of_epoch = 0
         self._saved_at: tuple[int, int] | None = None
-        self._kept = "No checkpoint was saved: pass checkpoint= to keep one."
+        self._kept = "No checkpoint was saved" + (
+            ": pass checkpoint= to keep one." if parts.rule.path is None else " so far."
+        )
         if self._history.losses and parts.rule.path is not None and parts.rule.path.exists():
             self._note_kept(parts.rule.path)
 

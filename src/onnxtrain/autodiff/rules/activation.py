@@ -1,6 +1,6 @@
 """Rules for activation functions, and for Dropout.
 
-Piecewise functions select with Where; smooth ones use the forward output where it serves.
+Piecewise functions select by a mask; smooth ones use the forward output where it serves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from onnxtrain.autodiff.shapes import constant_array
 @rule("Relu", notes="0 at 0")
 def relu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Dx = dy where y > 0. The mask comes from the output, so the input need not be kept."""
-    return (op.Where(op.Greater(node.outputs[0], 0.0), dy, 0.0),)
+    y = node.outputs[0]
+    return (op.select(op.Greater(y, 0.0), dy, of=y),)
 
 
 @rule("LeakyRelu", notes="alpha at 0; alpha may be negative")
@@ -41,14 +42,14 @@ def prelu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 def thresholded_relu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Dx = dy where x > alpha."""
     alpha = node.attributes.get_float("alpha", 1.0)
-    return (op.Where(op.Greater(node.inputs[0], alpha), dy, 0.0),)
+    return (op.select(op.Greater(node.inputs[0], alpha), dy, of=node.outputs[0]),)
 
 
 @rule("Shrink", notes="0 at ±lambd")
 def shrink(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Dx = dy where |x| > lambd."""
     lambd = node.attributes.get_float("lambd", 0.5)
-    return (op.Where(op.Greater(op.Abs(node.inputs[0]), lambd), dy, 0.0),)
+    return (op.select(op.Greater(op.Abs(node.inputs[0]), lambd), dy, of=node.outputs[0]),)
 
 
 @rule("HardSigmoid", notes="0 at both ends")
@@ -56,7 +57,7 @@ def hard_sigmoid(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Dx = alpha dy where 0 < y < 1."""
     y, alpha = node.outputs[0], node.attributes.get_float("alpha", 0.2)
     inside = op.And(op.Greater(y, 0.0), op.Less(y, 1.0))
-    return (op.Where(inside, dy * alpha, 0.0),)
+    return (op.select(inside, dy * alpha, of=y),)
 
 
 @rule("HardSwish", notes="0 at -3, 1 at 3")
@@ -169,7 +170,7 @@ def dropout(op: Ops, node: ir.Node, dy: ir.Value | None, dmask: None = None) -> 
     scale = _dropout_scale(op, node, dy)
     if known is None:  # decided at run time; out of training the mask is all true
         scale = op.Where(training, scale, op.const(1.0, dy.dtype))
-    return (op.Where(_dropout_mask(op, node), dy * scale, 0.0),)
+    return (op.select(_dropout_mask(op, node), dy * scale, of=node.outputs[0]),)
 
 
 def _dropout_scale(op: Ops, node: ir.Node, dy: ir.Value) -> ir.Value:

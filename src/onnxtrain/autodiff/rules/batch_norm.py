@@ -48,18 +48,24 @@ def batch_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     else:
         deviation = op.cast(of_batch, wide)
     sums, dots = op.sum(seed, axes), op.sum(seed * deviation, axes)
+    dscale = dots * inv_std
     dmean = dvar = None
     if of_batch is None:
         dx = seed * _by_channel(op, gain, x)
         dmean = op.cast(-(sums * gain), mean.dtype)
-        dvar = op.cast(dots * gain * inv_std * inv_std * -0.5, var.dtype)
+        dvar = op.cast(dscale * gain * inv_std * -0.5, var.dtype)
     else:
         count = op.count(deviation, axes)
-        slope = _by_channel(op, dots * inv_std * inv_std / count, x)
+        slope = _by_channel(op, dscale * inv_std / count, x)
         inner = seed - deviation * slope - _by_channel(op, sums / count, x)
         dx = inner * _by_channel(op, gain, x)
-    dscale = op.cast(dots * inv_std, scale.dtype)
-    return op.cast(dx, x.dtype), dscale, op.cast(sums, bias.dtype), dmean, dvar
+    return (
+        op.cast(dx, x.dtype),
+        op.cast(dscale, scale.dtype),
+        op.cast(sums, bias.dtype),
+        dmean,
+        dvar,
+    )
 
 
 def _all_but_channels(op: Ops, x: ir.Value) -> list[int]:

@@ -95,6 +95,8 @@ def _spread_by_conv(
     axes = list(range(2, window.rank + 2))
     if groups == 1:
         turned = op.Transpose(w, perm=[1, 0, *axes])
+    elif op.dims(w)[:2] == (groups, 1):
+        turned = w
     else:
         per_group = divide(op, rows, groups)
         apart = reshape(op, w, [groups, per_group, columns, *window.kernel])

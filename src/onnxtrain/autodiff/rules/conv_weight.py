@@ -137,12 +137,28 @@ def _last(rank: int) -> list[int]:
     return [0, *range(2, rank), 1]
 
 
+# Concatenating along the innermost axis writes number by number, and needs a node more for each
+# tap; from this many weights on, it is faster than transposing all taps at once (for 512 × 512
+# kernels of 9 taps 1.2 ms instead of 1.9, for 256 × 256 0.27 instead of 0.23).
+_MANY_WEIGHTS = 200_000
+
+
 def _assemble(op: Ops, pair: Pair, per_tap: list[ir.Value]) -> ir.Value:
-    """Put the products of the taps, each [K, C / groups], behind one another."""
+    """Put the products of the taps, each [K, C / groups], behind one another.
+
+    Where they have another axis in front, of images, it is summed over.
+    """
+    parts = op.rank(per_tap[0]) == 3
     if len(per_tap) == 1:
-        return op.reshape_like(per_tap[0], pair.like)
-    stacked = op.Concat(*(op.unsqueeze(v, [2]) for v in per_tap), axis=2)
-    return op.reshape_like(stacked, pair.like)
+        return op.reshape_like(op.sum(per_tap[0], [0]) if parts else per_tap[0], pair.like)
+    rows, columns = op.dims(pair.like)[:2]
+    weights = _number(rows, TYPICAL_CHANNELS) * _number(columns, TYPICAL_CHANNELS)
+    if not parts and weights > _MANY_WEIGHTS:
+        stacked = op.Concat(*(op.unsqueeze(v, [2]) for v in per_tap), axis=2)
+        return op.reshape_like(stacked, pair.like)
+    stacked = op.Concat(*per_tap, axis=int(parts))
+    by_tap = op.Reshape(op.sum(stacked, [0]) if parts else stacked, [len(per_tap), -1])
+    return op.reshape_like(op.Transpose(by_tap, perm=[1, 0]), pair.like)
 
 
 # ---- formulations --------------------------------------------------------------------------------
@@ -177,7 +193,7 @@ def per_image(op: Ops, pair: Pair) -> ir.Value:
     small = flat_channels(op, pair.small, 1)
     large = op.Transpose(pair.large, perm=_last(op.rank(pair.large)))
     return _assemble(op, pair, [
-        op.sum(op.MatMul(small, reshape(op, tap, [batch, count, channels])), [0])
+        op.MatMul(small, reshape(op, tap, [batch, count, channels]))
         for tap in taps_of(op, pair, large, 1)
     ])  # fmt: skip
 
@@ -191,7 +207,7 @@ def halves(op: Ops, pair: Pair) -> ir.Value:
     small = reshape(op, op.Transpose(apart, perm=[0, 2, 1, 3]), [2, rows, half * count])
     large = op.Transpose(pair.large, perm=_last(op.rank(pair.large)))
     return _assemble(op, pair, [
-        op.sum(op.MatMul(small, reshape(op, tap, [2, half * count, channels])), [0])
+        op.MatMul(small, reshape(op, tap, [2, half * count, channels]))
         for tap in taps_of(op, pair, large, 1)
     ])  # fmt: skip
 
@@ -233,15 +249,12 @@ def depthwise(op: Ops, pair: Pair) -> ir.Value:
     count = batch * product(*space)
     large = op.Transpose(pair.large, perm=_last(rank + 2))
     small = op.Transpose(pair.small, perm=_last(rank + 2))
-    small = reshape(op, small, [count, groups, each])
+    taps = taps_of(op, pair, large, 1)
+    if not (isinstance(rows, int) and rows == groups):  # each input channel meets several
+        small = reshape(op, small, [count, groups, each])
+        taps = (reshape(op, tap, [count, groups, 1]) for tap in taps)
     ones = op.Expand(op.const(1.0, small.dtype), op.dims_vector(1, count))
-    summed = [
-        op.MatMul(
-            ones,
-            reshape(op, op.Mul(reshape(op, tap, [count, groups, 1]), small), [count, rows]),
-        )
-        for tap in taps_of(op, pair, large, 1)
-    ]
+    summed = [op.MatMul(ones, reshape(op, op.Mul(tap, small), [count, rows])) for tap in taps]
     stacked = summed[0] if len(summed) == 1 else op.Concat(*summed, axis=0)
     return op.reshape_like(op.Transpose(stacked, perm=[1, 0]), pair.like)
 

@@ -250,7 +250,7 @@ def clip(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     inside = untouched
     if _bounds(node) == (0.0, 6.0):
         inside = op.And(op.Greater(y, 0.0), op.Less(y, 6.0))
-    dx = op.Where(inside, dy, 0.0)
+    dx = op.select(inside, dy, of=node.outputs[0])
     lowered = op.Not(untouched)
     dlow = dhigh = None
     if low is not None:

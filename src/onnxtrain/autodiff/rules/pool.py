@@ -90,7 +90,7 @@ def _to_first_maximum(op: Ops, window: Window, x: ir.Value, y: ir.Value, dy: ir.
     best = op.call("MaxPool", score, like=y, kernel_shape=window.kernel, strides=window.kernel)[0]
     best = op.Max(best, 0.5)  # no score is 0.5: a window of NaN has no winner
     won = op.Equal(score, _repeated(op, window, best))
-    return _resized(op, op.Where(won, _repeated(op, window, dy), 0.0), _static_space(op, x))
+    return _resized(op, op.select(won, _repeated(op, window, dy), of=y), _static_space(op, x))
 
 
 # ---- average and norm ----------------------------------------------------------------------------

@@ -6,17 +6,16 @@ its updates into a graph that has the gradients (`Optimizer.write`).
 
 from onnxtrain.onnxblock.optim.clip import ClipGradNorm, ClipGradValue, GradientClip
 from onnxtrain.onnxblock.optim.groups import ParameterGroup
-from onnxtrain.onnxblock.optim.inplace import late_readers, order_updates
+from onnxtrain.onnxblock.optim.inplace import late_readers
 from onnxtrain.onnxblock.optim.optimizer import (
     Optimizer,
-    Slot,
     State,
-    Updated,
     write_optimizer,
     write_update,
 )
 from onnxtrain.onnxblock.optim.proximal import add_proximal
 from onnxtrain.onnxblock.optim.rules import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
+from onnxtrain.onnxblock.optim.writing import Slot, Updated
 
 __all__ = [
     "SGD",
@@ -35,7 +34,6 @@ __all__ = [
     "Updated",
     "add_proximal",
     "late_readers",
-    "order_updates",
     "write_optimizer",
     "write_update",
 ]

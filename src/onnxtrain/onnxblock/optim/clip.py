@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.shapes import static_dims, working_type
+from onnxtrain.autodiff.shapes import HIDDEN_DIMS, static_dims, working_type
 from onnxtrain.errors import BlockError
 from onnxtrain.onnxblock.block import Block
 from onnxtrain.onnxblock.optim.graft import graft
-from onnxtrain.onnxblock.optim.inplace import DIMS
 
 Clipped = tuple[list[ir.Value], ir.Value | None]
 
@@ -86,7 +85,7 @@ class ClipGradValue(GradientClip):
 def _sum_of_squares(op: Ops, gradient: ir.Value) -> ir.Value:
     """Return the sum of the squares of all elements, as a vector of length one."""
     g = op.cast(gradient, working_type(gradient))
-    dims = gradient.meta.get(DIMS, static_dims(gradient))
+    dims = gradient.meta.get(HIDDEN_DIMS, static_dims(gradient))
     squares = op.Mul(g, g)
     if dims is None:
         rows = squares

@@ -3,60 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.bodies import ancestors, sources
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.shapes import static_dims
+from onnxtrain.autodiff.shapes import HIDDEN_DIMS, static_dims
 
-WAITS_FOR = "waits for"  # in the meta of a gradient: a number that is there when it may be used
-DIMS = "dims"  # in the meta of a gradient whose shape onnxruntime is not told
 _VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())  # share memory
 # What only rearranges its input may be computed as a part of what reads it.
 _REARRANGING = _VIEWS | frozenset("Cast Expand Gather Slice Transpose".split())
 
 
-def order_updates(
-    op: Ops, graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]
-) -> dict[ir.Value, ir.Value]:
-    """Return the gradients as values that are there when nobody reads their parameter any more.
+class Waits:
+    """What updates have to wait for, so that nobody reads a parameter that has been overwritten.
 
     A gradient of a weight does not wait for the gradient of the layer's input, which still needs
     the weight. It is made to: through a Reshape to its own shape, where the shape is computed from
     one element of each of those results. No runtime can know that the element does not matter, and
     no data are copied. What is updated with such a gradient may be written over the parameter.
     """
-    owners = _owners(graph)
-    needed = (*graph.outputs, *gradients.values())
-    live = ancestors([p for v in needed if (p := v.producer()) is not None])
-    ends = {
-        p: [node for node in _ends((n for n, _ in p.uses()), owners) if node in live]
-        for p in gradients
-    }
-    before = _marks_before(graph, {node for nodes in ends.values() for node in nodes})
-    ordered = {}
-    for parameter, gradient in gradients.items():
-        seen = before.get(gradient.producer(), ())
-        late = [node for node in ends[parameter] if node not in seen]
-        ordered[parameter] = _wait(op, parameter, gradient, late)
-    return ordered
+
+    def __init__(self, graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]) -> None:
+        owners = _owners(graph)
+        needed = (*graph.outputs, *gradients.values())
+        self.live = ancestors([p for v in needed if (p := v.producer()) is not None])
+        self._gradients = dict(gradients)
+        self._ends = {
+            p: [node for node in _ends((n for n, _ in p.uses()), owners) if node in self.live]
+            for p in gradients
+        }
+        self._place = {node: i for i, node in enumerate(graph)}
+        self._before = _marks_before(graph, {n for nodes in self._ends.values() for n in nodes})
+
+    def flag(self, op: Ops, parameters: Iterable[ir.Value]) -> ir.Value | None:
+        """Return a number, 0 or 1, that is there when all of the parameters may be overwritten.
+
+        None where their gradients are there only after that.
+        """
+        late = self._late(list(parameters))
+        if not late:
+            return None
+        with _written_behind(op, max(late, key=lambda node: self._place[node])):
+            flags = [_flag(op, node.outputs[0]) for node in late]
+            return flags[0] if len(flags) == 1 else op.Max(*flags)
+
+    def _late(self, parameters: Sequence[ir.Value]) -> list[ir.Node]:
+        """Return the readers that neither a gradient nor another one of them depends on."""
+        readers = list(dict.fromkeys(node for p in parameters for node in self._ends[p]))
+        seen = [self._before.get(self._gradients[p].producer(), ()) for p in parameters]
+        return [
+            node
+            for node in readers
+            if not any(node in before for before in seen)
+            and not any(node in self._before[r] for r in readers if r is not node)
+        ]
 
 
-def _wait(op: Ops, parameter: ir.Value, gradient: ir.Value, nodes: Sequence[ir.Node]) -> ir.Value:
+@contextmanager
+def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
+    """Put what is written into a graph behind a node of it.
+
+    Of two things that a node needs, onnxruntime runs the one that is later in the file first. So
+    the gradient of a weight, which is behind the nodes that it has to wait for, comes before them,
+    and what it is computed from is not needed any more when they run.
+    """
+    graph = op.target
+    last = graph[-1]
+    yield
+    written = []
+    while graph[-1] is not last:
+        written.append(graph[-1])
+        graph.remove(graph[-1])
+    node.append(reversed(written))
+
+
+def waiting(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | None) -> ir.Value:
+    """Return the gradient of a parameter as a value that is there when the flag is."""
     dims = static_dims(parameter)
     assert dims is not None, "the shape of a parameter is known"
-    if not nodes or 0 in dims:
+    if flag is None or 0 in dims:
         return gradient
-    flags = [_flag(op, node.outputs[0]) for node in nodes]
-    flag = flags[0] if len(flags) == 1 else op.Max(*flags)
-    waiting = op.Reshape(gradient, op.Max(op.int64(list(dims)), flag))
+    made_by = flag.producer()
+    assert made_by is not None
+    with _written_behind(op, made_by):
+        shape = op.Max(op.int64(list(dims)), flag)
+    late = op.Reshape(gradient, shape)
     # onnxruntime replaces a chain of Reshapes whose last shape it knows by one that waits for
     # nothing. So this one's is not told.
-    waiting.type, waiting.shape = gradient.type, None
-    waiting.meta[WAITS_FOR] = flag
-    waiting.meta[DIMS] = dims
-    return waiting
+    late.type, late.shape = gradient.type, None
+    late.meta[HIDDEN_DIMS] = dims
+    return late
 
 
 class _Marks:

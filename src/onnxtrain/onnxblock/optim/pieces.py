@@ -37,25 +37,28 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import static_dims
-from onnxtrain.onnxblock.optim.inplace import WAITS_FOR
 
 PIECE = 262_144  # elements; see the table for what is known of it
 
 
 def update_in_pieces(
-    op: Ops, update: Callable[..., Sequence[ir.Value]], tensors: Sequence[ir.Value]
+    op: Ops,
+    update: Callable[..., Sequence[ir.Value]],
+    tensors: Sequence[ir.Value],
+    flag: ir.Value | None = None,
 ) -> tuple[ir.Value, ...] | None:
     """Write `update(parameter, gradient, *states)` as a Scan over pieces of all of them.
 
     The results have the shape [pieces, elements of a piece]. None for what is too small, or has a
-    size that cannot be cut into equal pieces.
+    size that cannot be cut into equal pieces. The Scan carries `flag` along, so that it waits for
+    it: a Reshape that waits would be merged with the one that cuts.
     """
     dims = static_dims(tensors[0])
     piece = None if dims is None else piece_of(math.prod(dims))
     if dims is None or piece is None:
         return None
     count = math.prod(dims) // piece
-    carried, tensors = _what_it_waits_for(tensors)
+    carried = [] if flag is None else [flag]
     cut = [op.reshape(tensor, [count, piece]) for tensor in tensors]
     labels = ["parameter", "gradient", *(f"momentum{i}" for i in range(len(tensors) - 2))]
     inputs = [
@@ -70,20 +73,6 @@ def update_in_pieces(
         result.type = inner.type
         op.with_dims(result, [count, piece])
     return results
-
-
-def _what_it_waits_for(
-    tensors: Sequence[ir.Value],
-) -> tuple[list[ir.Value], Sequence[ir.Value]]:
-    """Return what the Scan is to carry along, so that it waits for it, and the tensors to cut.
-
-    The Reshape that makes a gradient wait would be merged with the one that cuts it.
-    """
-    flag = tensors[1].meta.get(WAITS_FOR)
-    reshape = tensors[1].producer()
-    if flag is None or reshape is None or reshape.inputs[0] is None:
-        return [], tensors
-    return [flag], [tensors[0], reshape.inputs[0], *tensors[2:]]
 
 
 def piece_of(elements: int) -> int | None:

@@ -17,7 +17,8 @@ from onnxtrain.errors import BlockError
 from onnxtrain.onnxblock.optim.clip import GradientClip
 from onnxtrain.onnxblock.optim.groups import ParameterGroup
 from onnxtrain.onnxblock.optim.now import Now, Number
-from onnxtrain.onnxblock.optim.optimizer import Formula, Optimizer, at_least_zero, below_one
+from onnxtrain.onnxblock.optim.optimizer import Optimizer, at_least_zero, below_one
+from onnxtrain.onnxblock.optim.writing import Formula
 
 Values = Sequence[ir.Value]
 Flavour = Literal["huggingface", "torch"]

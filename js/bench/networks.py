@@ -1,4 +1,7 @@
-"""Write the artifacts of the benchmark's network to a folder; or time steps with them."""
+"""Write the artifacts of a network to a folder, or time steps with them.
+
+`networks.py write cnn FOLDER`, `networks.py run cnn FOLDER STEPS`; the networks are `cnn` and `mlp`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ import numpy as np
 from onnxtrain.api import TrainingSession
 
 
-def write(folder: str) -> None:
+BATCH = 64
+SHAPES = {"cnn": (1, 28, 28), "mlp": (784,)}
+
+
+def write(name: str, folder: str) -> None:
     """Write the artifacts."""
     import onnx  # noqa: TID251
     import torch  # noqa: TID251
@@ -22,15 +29,18 @@ def write(folder: str) -> None:
     from onnxtrain import artifacts
 
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
+    nets = {
+        "cnn": nn.Sequential(
+            nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10),
+        ),
+        "mlp": nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10)),
+    }  # fmt: skip
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            net, (torch.zeros(64, 1, 28, 28),), file, dynamo=False, opset_version=18,
+            nets[name], (torch.zeros(BATCH, *SHAPES[name]),), file, dynamo=False, opset_version=18,
             input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "batch"}},
         )  # fmt: skip
     artifacts.generate_artifacts(
@@ -41,12 +51,12 @@ def write(folder: str) -> None:
     )
 
 
-def run(folder: str, steps: int) -> None:
+def run(name: str, folder: str, steps: int) -> None:
     """Print the milliseconds of each step."""
     session = TrainingSession.from_folder(folder)
     rng = np.random.default_rng(0)
-    x = rng.random((64, 1, 28, 28), np.float32)
-    labels = rng.integers(0, 10, 64)
+    x = rng.random((BATCH, *SHAPES[name]), np.float32)
+    labels = rng.integers(0, 10, BATCH)
     times = []
     for _ in range(steps + 3):
         began = time.perf_counter()
@@ -57,6 +67,6 @@ def run(folder: str, steps: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "write":
-        write(sys.argv[2])
+        write(*sys.argv[2:])
     else:
-        run(sys.argv[2], int(sys.argv[3]))
+        run(*sys.argv[2:4], int(sys.argv[4]))

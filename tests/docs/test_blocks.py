@@ -1,0 +1,143 @@
+"""Every block of code in the documents is run by some test, and none is of an unknown kind."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FENCE = re.compile(r"^( *)(```+|~~~+) *(\S*).*?\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
+# Who runs what. Text is what something printed, or a picture made of letters.
+RUN_BY = {
+    "python": "tests/docs/test_pages.py, tests/docs/test_examples.py, tests/device",
+    "console": "tests/docs/test_examples.py",
+    "sh": "this file",
+    "js": "js/test",
+    "text": "nobody",
+}
+
+
+class Block(NamedTuple):
+    page: str
+    indent: str
+    language: str
+    text: str
+
+
+def blocks() -> list[Block]:
+    return [
+        Block(str(page.relative_to(ROOT)), *(match[1], match[3], match[4]))
+        for page in PAGES
+        for match in FENCE.finditer(page.read_text(encoding="utf-8"))
+    ]
+
+
+def test_every_block_says_what_it_is() -> None:
+    found = blocks()
+    assert len(found) > 60
+    for block in found:
+        assert block.language in RUN_BY, f"{block.page}: a block of {block.language or 'nothing'}"
+        # The tests that run blocks look for such as begin a line.
+        assert not block.indent, f"{block.page}: an indented block"
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        fences = len(re.findall(r"^ *(```|~~~)", text, re.MULTILINE))
+        assert fences == 2 * len(FENCE.findall(text)), page
+
+
+def test_blocks_stand_where_tests_look_for_them() -> None:
+    where: dict[str, set[str]] = {}
+    for block in blocks():
+        where.setdefault(block.language, set()).add(block.page)
+    assert where["console"] == {"docs/command-line.md"}
+    assert all(page == "README.md" or page.startswith("docs/") for page in where["python"])
+    assert where["js"] == {"docs/javascript.md"}
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return the commands of all blocks of the shell, each with its page."""
+    lines = [
+        (block.page, line.split(" #")[0].strip())
+        for block in blocks()
+        if block.language == "sh"
+        for line in block.text.splitlines()
+    ]
+    return [(page, line) for page, line in lines if line]
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_a_command_of_a_page(page, command, tmp_path) -> None:
+    program = command.split()[0]
+    if program == "make":
+        make(command)
+    elif program == "pip":
+        install(command)
+    elif "benchmarks/" in command:
+        measure(command)
+    else:
+        run(command, tmp_path)
+
+
+def make(command: str) -> None:
+    """See that a target is there and can be made; all that it does is too much for a test."""
+    if shutil.which("make") is None:
+        pytest.skip("there is no make")
+    target = command.split()[1]
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert f"make {target} " in listed
+
+
+def install(command: str) -> None:
+    """Let pip resolve what would be installed, with this folder for what is on the index."""
+    pytest.importorskip("hatchling", reason="the package is built with it; `make test` installs it")
+    words = [
+        re.sub("^onnxtrain", str(ROOT), word) if word.startswith("onnxtrain") else word
+        for word in shlex.split(command)[2:]
+    ]
+    options = ["--dry-run", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, *words], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not provide the extra" not in done.stdout + done.stderr
+
+
+def measure(command: str) -> None:
+    """See that the benchmark takes these arguments: it runs for minutes, and not with others."""
+    words = shlex.split(command)
+    main = ROOT / words[1] / "__main__.py"
+    code = (
+        "import runpy, sys\n"
+        f"sys.path.insert(0, {str(main.parent)!r})\n"
+        f"sys.argv = {words[1:]!r}\n"
+        f"print(runpy.run_path({str(main)!r})['_arguments']())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def run(command: str, folder: Path) -> None:
+    """Run a command as it stands, in a folder that has what pages speak of."""
+    for name in ("script.py", "module.py"):
+        (folder / name).write_text(
+            "import sys\nfrom onnxruntime.training import artifacts\nprint(sys.argv[1:])\n"
+        )
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder, env={**os.environ, "PATH": path},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['arguments', '...']\n"
