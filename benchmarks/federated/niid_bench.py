@@ -158,8 +158,8 @@ def publish(folder: Path) -> None:
                for row in PUBLISHED)  # fmt: skip
     words = (
         f"Ours has run for {done} of 50 rounds so far, with one seed: on two cores that were "
-        "shared with others, a round of all six rows took from 5 to 30 minutes. The figures are those of "
-        "the test set after the last round, in per cent."
+        "shared with others, a round of all six rows took from 5 to 30 minutes. The figures are "
+        "those of the test set after the last round, in per cent."
         if done < 50
         else "Ours is one seed; the test set after the last round, in per cent."
     )
