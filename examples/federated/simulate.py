@@ -22,7 +22,10 @@ from runtime import Flower, as_options, flower
 CLIENTS = 10
 RUNS = {
     "iid": ("evenly spread (FedAvg)", {"spread": "iid", "strategy": "fedavg"}),
-    "labels": ("two digits each (FedAvg)", {"spread": "labels", "strategy": "fedavg"}),
+    "labels": (
+        "two digits each (FedAvg)",
+        {"spread": "labels", "strategy": "fedavg", "learning-rate": 0.005},
+    ),
 }
 
 

@@ -31,7 +31,7 @@ def built(tmp_path_factory) -> Path:
 
 def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(built) -> None:
     wheel = next(built.glob("*.whl"))
-    assert wheel.stat().st_size < 500_000  # docs/decisions/0009-the-weight-of-the-wheel.md
+    assert wheel.stat().st_size < 600_000  # docs/decisions/0009-the-weight-of-the-wheel.md
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
@@ -48,8 +48,10 @@ def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(bu
 def test_the_part_for_devices_is_small(built) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
-    workstation = tuple(f"onnxtrain/{name}/" for name in ("autodiff", "onnxblock", "demo"))
-    device = [size + 121 for name, size in sizes.items() if not name.startswith(workstation)]
+    # What a device does not import, or imports with an extra.
+    elsewhere = ("autodiff", "onnxblock", "demo", "recompute", "webgpu", "flower")
+    others = tuple(f"onnxtrain/{name}/" for name in elsewhere)
+    device = [size + 121 for name, size in sizes.items() if not name.startswith(others)]
     assert 100_000 < sum(device) < 220_000
 
 
