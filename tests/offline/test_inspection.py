@@ -146,11 +146,11 @@ def chain(*dims: int | str) -> onnx.ModelProto:
 
 
 def test_what_the_backward_pass_keeps() -> None:
-    """Three activations of 400 bytes are kept; the gradient needs two more at a time, or three."""
+    """Three activations of 400 bytes are kept; the gradient needs a few more, none in place."""
     found = onnxtrain.inspect(chain("n", 100)).activations
     assert found is not None and (found.batch, found.assumed) == ("n", {})
-    assert 4 * 400 <= found.bytes_per_sample <= 6 * 400
-    assert found.fixed_bytes == 400  # the gradient of w
+    assert 4 * 400 <= found.bytes_per_sample <= 8 * 400
+    assert found.fixed_bytes < 400  # the gradient of w is given out
 
 
 def test_sizes_are_given_or_assumed() -> None:
