@@ -18,7 +18,7 @@ const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const read = (path) => readFileSync(here(path), "utf-8");
 
 // The files whose types users see.
-const INTERFACE = `core errors fit fit-data fit-place index inputs load module optimizer parameters random
+const INTERFACE = `core errors fit fit-data fit-evaluation fit-place index inputs load module optimizer parameters random
   runtime schedulers session state store worker worker-client worker-messages`.split(/\s+/);
 // What pages can load without the rest.
 const PARTS = ["core", "fit", "schedulers", "store", "worker", "worker-client"];

@@ -8,9 +8,9 @@ export {
   evaluate,
   fit,
   type FitOptions,
-  type Metric,
   type ProgressEvent,
 } from "./fit.js";
+export type { EvaluationOptions, Metric } from "./fit-evaluation.js";
 export type { Batches, FitData } from "./fit-data.js";
 export type { EpochRecord, History } from "./fit-place.js";
 export { CheckpointStore, type StoredCheckpoint } from "./store.js";

@@ -71,7 +71,7 @@ test("what pages load is small", () => {
 
 test("all that is tested on the single files holds for the minified one", () => {
   const files = ["checkpoint", "fit", "golden", "python", "session"].map((name) => `test/${name}.test.js`);
-  const args = ["--expose-gc", "--import", "./test/minified.js", "--test", ...files];
+  const args = ["--expose-gc", "--import", "./test/minified.js", "--test", "--test-reporter=tap", ...files];
   const env = { ...process.env, ONNXTRAIN_MINIFIED: "1" };
   delete env.NODE_TEST_CONTEXT; // else it would report to this process, in a binary format
   const { status, stdout } = spawnSync(process.execPath, args, { cwd: JS, encoding: "utf-8", env });
