@@ -147,6 +147,7 @@ def test_a_package_has_no_weights_unless_they_are_asked_for(tmp_path) -> None:
     full = open_artifacts(tmp_path / "b.json").session()
     wanted = TrainingSession.from_folder(GOLDEN / "head")
     assert full.to_buffer(False).numpy().tobytes() == wanted.to_buffer(False).numpy().tobytes()
+    assert full.step(*rows(0))[0] == wanted.step(*rows(0))[0]
 
 
 NO_PACKAGES = (

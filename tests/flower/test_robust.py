@@ -215,6 +215,8 @@ def test_artifacts_of_another_version(tmp_path) -> None:
     server, _ = run(client)
     (left_out,) = server.guarded.left_out
     assert "install the server's artifacts here" in left_out.reason
+    trusting, _ = run(client, check_version=False)
+    assert not trusting.guarded.left_out
 
 
 def test_a_client_of_another_model_is_left_out() -> None:
