@@ -32,7 +32,7 @@ from onnxtrain.flower.progress import (
     settings_of,
 )
 from onnxtrain.flower.rounds import PASSED_ON
-from onnxtrain.flower.selection import Which, is_float
+from onnxtrain.flower.selection import Which
 from onnxtrain.flower.silence import Patient
 
 _log = logging.getLogger("flwr")
@@ -188,7 +188,7 @@ class Server:
         return {
             name: np.array(state.value_of(name))
             for name in state.names()
-            if name not in self._first and is_float(state, name)
+            if name not in self._first  # of any type: a client without weights has none of them
         }
 
     def run(
