@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples" / "federated")]
 

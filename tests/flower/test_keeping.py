@@ -85,6 +85,40 @@ def test_a_head_alone_is_shared_and_the_rest_travels_once(tmp_path) -> None:
         assert array.tobytes() == arrays(result)[name].tobytes()
 
 
+def test_constants_that_are_no_floats_travel_once_too(tmp_path) -> None:
+    """A large table of integers is stored in the checkpoint, and a nominal one does not have it."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    from onnxtrain import artifacts
+
+    rng = np.random.default_rng(0)
+    table = np.tile(np.arange(8), 1100)
+    weight = (0.01 * rng.normal(size=(8800, 3))).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["input", "table"], ["wide"], axis=1),
+         helper.make_node("MatMul", ["wide", "weight"], ["output"])],
+        "table",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 8])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["N", 3])],
+        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(weight, "weight")],
+    )  # fmt: skip
+    opset = [helper.make_opsetid("", 18)]
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    folder = tmp_path / "artifacts"
+    artifacts.generate_artifacts(
+        model, loss=artifacts.LossType.CrossEntropyLoss, optimizer=artifacts.OptimType.SGD,
+        artifact_directory=folder, nominal_checkpoint=True,
+    )  # fmt: skip
+    session = TrainingSession.from_folder(folder)
+    assert session.state.has("table")
+    pack(folder, tmp_path / "a.json")
+    config = {"learning-rate": 0.01}
+    small = federate(folder, client_app(tmp_path / "a.json", of_client), rounds=2, config=config)
+    assert set(arrays(small)) == {"weight"}
+    assert small.train_metrics_clientapp[2]["left-out"] == 0
+
+
 def test_a_client_that_lost_its_things_is_told_again(tmp_path) -> None:
     file, folder = tmp_path / "artifacts.json", tmp_path / "clients"
     pack(GOLDEN / "head", file)
@@ -147,6 +181,7 @@ def test_a_package_has_no_weights_unless_they_are_asked_for(tmp_path) -> None:
     full = open_artifacts(tmp_path / "b.json").session()
     wanted = TrainingSession.from_folder(GOLDEN / "head")
     assert full.to_buffer(False).numpy().tobytes() == wanted.to_buffer(False).numpy().tobytes()
+    assert full.step(*rows(0))[0] == wanted.step(*rows(0))[0]
 
 
 NO_PACKAGES = (

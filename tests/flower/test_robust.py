@@ -215,6 +215,8 @@ def test_artifacts_of_another_version(tmp_path) -> None:
     server, _ = run(client)
     (left_out,) = server.guarded.left_out
     assert "install the server's artifacts here" in left_out.reason
+    trusting, _ = run(client, check_version=False)
+    assert not trusting.guarded.left_out
 
 
 def test_a_client_of_another_model_is_left_out() -> None:
@@ -247,6 +249,24 @@ def test_settings_that_make_no_sense_are_said(config) -> None:
     key = next(iter(config))
     words = {"proximal-mu": "proximal", "compression": "top-k"}.get(key, key)
     assert all(words in left_out.reason for left_out in server.guarded.left_out)
+
+
+def test_a_node_without_a_partition_and_with_the_largest_number(tmp_path) -> None:
+    """Nodes are numbered with 64 bits, and what travels has a sign."""
+    from flwr.app import ConfigRecord, Context
+    from flwr.common.serde import recorddict_to_proto
+
+    app = client_app(GOLDEN / "mlp", rows(0), state=tmp_path, keep_optimizer=True)
+    grid = LocalGrid(app, 1)
+    session = open_artifacts(GOLDEN / "mlp").session()
+    from onnxtrain.flower import to_arrays
+
+    content = RecordDict({"arrays": to_arrays(session), "config": ConfigRecord(dict(FAST))})
+    message = grid.create_message(content, "train", 1, "1")
+    reply = app(message, Context(1, 2**64 - 1, {}, RecordDict(), {}))
+    assert not reply.has_error()
+    assert recorddict_to_proto(reply.content).ByteSize() > 100
+    assert [file.name for file in tmp_path.iterdir()] == ["client-0.npz"]
 
 
 # ---- servers that are started again --------------------------------------------------------------

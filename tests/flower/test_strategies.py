@@ -31,10 +31,10 @@ STRATEGIES = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_learns(name) -> None:
     app = client_app(GOLDEN / "mlp", of_client, of_client, metrics=["accuracy"])
-    result = federate(GOLDEN / "mlp", app, STRATEGIES[name](), clients=5, rounds=6)
+    result = federate(GOLDEN / "mlp", app, STRATEGIES[name](), clients=5, rounds=4)
     losses = [m["eval_loss"] for _, m in sorted(result.evaluate_metrics_clientapp.items())]
-    assert len(losses) == 6
-    assert losses[-1] < 0.9 * losses[0]
+    assert len(losses) == 4
+    assert losses[-1] < 0.95 * losses[0]
     for metrics in result.train_metrics_clientapp.values():
         assert metrics["clients"] + metrics["left-out"] == 5
         assert metrics["left-out"] == 0
@@ -45,9 +45,9 @@ def test_a_strategy_learns(name) -> None:
 @pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "FedMedian", "Krum", "QFedAvg"])
 def test_a_strategy_takes_running_statistics(name) -> None:
     app = client_app(GOLDEN / "cnn", images_of_client, images_of_client, metrics=["accuracy"])
-    result = federate(GOLDEN / "cnn", app, STRATEGIES[name](), clients=5, rounds=3)
+    result = federate(GOLDEN / "cnn", app, STRATEGIES[name](), clients=4, rounds=2)
     assert {"bn.mean", "bn.var"} <= set(arrays(result))
-    assert result.train_metrics_clientapp[3]["left-out"] == 0
+    assert result.train_metrics_clientapp[2]["left-out"] == 0
 
 
 SILENT = {"noise_multiplier": 0.0, "num_sampled_clients": 3}

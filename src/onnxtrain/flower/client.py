@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from onnxtrain.api.checkpoint_content import Array
 from onnxtrain.api.fit import evaluate as evaluate_session
 from onnxtrain.api.fit import fit
-from onnxtrain.api.fit.batches import count_samples
+from onnxtrain.api.fit.batches import count_samples, make_source
 from onnxtrain.api.random_state import RandomState
 from onnxtrain.api.session import TrainingSession
 from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
@@ -232,8 +232,10 @@ class Client:
             if now.is_last and self._export is not None:
                 self._write_model(place.session, context)
             data = _data(self._evaluation, context, "to evaluate with")
-            if callable(data) or not isinstance(data, Mapping | tuple | list | np.ndarray):
-                data = list(data() if callable(data) else data)  # they have to be counted
+            if not isinstance(data, Mapping | tuple | list | np.ndarray):
+                names = place.session.input_names(training=False)
+                source = make_source(data, names, batch_size=now.batch_size, what="data")
+                data = [tuple(batch.values) for batch in source.epoch(0)]  # to be counted
             values = evaluate_session(
                 place.session, data, self._metrics, batch_size=max(now.batch_size, 32)
             )

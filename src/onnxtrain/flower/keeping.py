@@ -139,4 +139,5 @@ def client_name(context: Context) -> str:
 def client_number(context: Context) -> int:
     """Return the number that a client's random numbers follow from."""
     given = context.node_config.get("partition-id", context.node_id)
-    return int(given) if isinstance(given, int | float) else context.node_id
+    number = int(given if isinstance(given, int | float) else context.node_id)
+    return abs(number) & (2**63 - 1)  # nodes have 64 bits, and numbers in messages a sign

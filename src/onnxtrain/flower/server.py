@@ -32,7 +32,7 @@ from onnxtrain.flower.progress import (
     settings_of,
 )
 from onnxtrain.flower.rounds import PASSED_ON
-from onnxtrain.flower.selection import Which, is_float
+from onnxtrain.flower.selection import Which
 from onnxtrain.flower.silence import Patient
 
 _log = logging.getLogger("flwr")
@@ -59,6 +59,7 @@ def server_app(
     patience: float | None = None,
     wait_for: int = 0,
     threads: int | None = None,
+    check_version: bool = True,
     finish: Finish | None = None,
     prefix: str = "",
 ) -> ServerApp:
@@ -90,6 +91,8 @@ def server_app(
         wait_for: how many clients to wait for before the first round. Later rounds go on with as
             many as the strategy asks for.
         threads: with how many threads to evaluate; as many as cores by default.
+        check_version: whether clients have to have the very same graphs; those whose graphs are
+            in the ORT format, for instance, have others.
         finish: called in the end, with Flower's result of all rounds, the session that has the
             last weights, and the `Context` if it takes three arguments.
         prefix: what the names of the files in the folder begin with.
@@ -117,6 +120,7 @@ def server_app(
             folder=None if state is None else Path(state),
             resume=resume,
             threads=threads,
+            check_version=check_version,
         )
         measure = None if data is None else (data, metrics, batch_size)
         _wait_for(grid, wait_for)
@@ -147,8 +151,10 @@ class Server:
         folder: Path | None = None,
         resume: bool = True,
         threads: int | None = None,
+        check_version: bool = True,
     ) -> None:
         self.bundle = bundle
+        self._checks_version = check_version
         self.session = bundle.session(threads)
         if weights is not None:
             self.session.load_parameters(_weights(weights, self.session))
@@ -182,7 +188,7 @@ class Server:
         return {
             name: np.array(state.value_of(name))
             for name in state.names()
-            if name not in self._first and is_float(state, name)
+            if name not in self._first  # of any type: a client without weights has none of them
         }
 
     def run(
@@ -199,7 +205,7 @@ class Server:
                 self.strategy,
                 config=config,
                 name=progress.name,
-                version=self.bundle.version,
+                version=self.bundle.version if self._checks_version else None,
                 initial=self._initial,
                 rounds=self._rounds,
                 done=done,
