@@ -5,8 +5,6 @@
  * Names of properties that are only ours become short: those that begin with an underscore, and
  * those that neither the types of the package's interface mention, nor those of JavaScript, of
  * browsers and of onnxruntime, nor `KEPT`. The tests run on the minified file too.
- *
- * `node build.mjs --sizes` says how large everything is.
  */
 
 import { readdirSync, readFileSync, rmSync } from "node:fs";
@@ -14,14 +12,14 @@ import { fileURLToPath } from "node:url";
 
 import { build } from "esbuild";
 
+import { PARTS } from "./sizes.mjs";
+
 const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const read = (path) => readFileSync(here(path), "utf-8");
 
 // The files whose types users see.
 const INTERFACE = `core errors fit fit-data fit-evaluation fit-place index inputs load module optimizer parameters random
   runtime schedulers session state store worker worker-client worker-messages`.split(/\s+/);
-// What pages can load without the rest.
-const PARTS = ["core", "fit", "schedulers", "store", "worker", "worker-client"];
 // What other programs read or write by name: notes in graph files, options of onnxruntime.
 const KEPT = `format checkpoint loss outputs trainable frozen statistics target on_cpu extra optimization
   disable_specified_optimizers outputMetadata isTensor shape symbolicDimensions versions node
@@ -83,7 +81,6 @@ const options = {
   target: "es2022",
   legalComments: "none",
   logLevel: "warning",
-  metafile: true,
   mangleProps: new RegExp(`^(_\\w+|${ours.join("|")})$`),
 };
 await build({
@@ -92,7 +89,7 @@ await build({
   outfile: here("dist/onnxtrain.min.js"),
 });
 rmSync(here("dist/min"), { recursive: true, force: true });
-const { metafile } = await build({
+await build({
   ...options,
   entryPoints: PARTS.map((name) => here(`dist/${name}.js`)),
   outdir: here("dist/min"),
@@ -100,21 +97,3 @@ const { metafile } = await build({
   splitting: true,
   mangleCache: {},
 });
-
-if (process.argv.includes("--sizes")) {
-  const size = (path) => readFileSync(path).length;
-  console.log(`onnxtrain.min.js: ${size(here("dist/onnxtrain.min.js"))} bytes`);
-  for (const name of PARTS) {
-    const files = new Set();
-    const visit = (path) => {
-      if (files.has(path)) return;
-      files.add(path);
-      for (const { path: next, kind } of metafile.outputs[path].imports) {
-        if (kind === "import-statement") visit(next);
-      }
-    };
-    visit(Object.keys(metafile.outputs).find((path) => path.endsWith(`dist/min/${name}.js`)));
-    const bytes = [...files].reduce((sum, path) => sum + metafile.outputs[path].bytes, 0);
-    console.log(`min/${name}.js: ${bytes} bytes with what it imports`);
-  }
-}
