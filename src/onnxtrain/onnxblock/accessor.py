@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,6 +34,8 @@ class ModelAccessor:
         self._path = model_path
         self.depth = 0  # of calls of blocks by blocks
         self._taken = _names_like_ours(model) if model is not None else set()
+        # Each model has its own numbers, so that the same blocks make the same model again.
+        self._numbers = itertools.count(1)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -64,8 +65,8 @@ class ModelAccessor:
 
     def fresh_name(self, token: str) -> str:
         """Return a name that no value of the model has, such as `onnx::loss::7`."""
-        while (name := _numbered(token)) in self._taken:
-            pass  # the model was built by blocks, in another process
+        while (name := f"onnx::{token}::{next(self._numbers)}") in self._taken:
+            pass  # the model was built by blocks before
         return name
 
 
@@ -192,15 +193,6 @@ def _read_small_tensors(model: onnx.ModelProto, folder: Path) -> None:
                 ) from None
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
-
-
-_numbers = itertools.count(1)
-_numbers_lock = threading.Lock()
-
-
-def _numbered(token: str) -> str:
-    with _numbers_lock:
-        return f"onnx::{token}::{next(_numbers)}"
 
 
 def _names_like_ours(model: onnx.ModelProto) -> set[str]:
