@@ -220,10 +220,17 @@ def copies_in(file: Path) -> set[str]:
 
 
 def test_a_budget_that_is_met_changes_nothing(tmp_path: Path) -> None:
-    plain = made(tmp_path / "plain", "DeepMLP", "torchscript", False, None)
-    lean = made(tmp_path / "lean", "DeepMLP", "torchscript", False, 1.0)
+    model = export(DeepMLP(), torch.randn(4, 256), "torchscript")
+    plain, lean = (
+        generate_artifacts(
+            model, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
+            artifact_directory=tmp_path / kind, memory_budget=budget,
+        )
+        for kind, budget in (("plain", None), ("lean", 1.0))
+    )  # fmt: skip
     assert plain.memory is None
     assert lean.memory is not None and lean.memory.copies == 0
+    assert lean.memory.assumed == ("batch",)
     for file in ("training_model.onnx", "step_model.onnx"):
         graphs = [onnx.load(tmp_path / kind / file).graph for kind in ("plain", "lean")]
         assert graphs[0] == graphs[1]

@@ -200,14 +200,16 @@ def _search(
     limit = int(limit * _MARGIN)
     planner, target = weigher.planner(), limit
     best: tuple[TrainingGraphs, Plan, int] | None = None
+    misses = 0
     for _ in range(_ROUNDS):
         plan = planner.search(target)
+        misses += plan.peak_bytes > target
         recompute = Recomputation(plan.kept, weigher.sizes)
         graphs = build(recompute)
         peak = weigher.peak(graphs, recompute.copies)
         if best is None or peak < best[2]:
             best = graphs, plan, peak
-        if peak <= limit or target <= limit // 2:
+        if peak <= limit or misses > 1:
             break
         target = min(target, plan.peak_bytes) - max((peak - limit) // 2, limit // 50)
     assert best is not None

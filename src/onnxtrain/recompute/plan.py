@@ -25,7 +25,7 @@ from onnxtrain.recompute.flow import Flow, Step, bytes_alive, execution_order
 from onnxtrain.recompute.layers import Layers
 
 _SHARPNESS = 4
-_TRIES = 400  # simulations; each takes some ten milliseconds
+_TRIES = 250  # simulations; each takes some ten milliseconds
 
 
 @dataclass(frozen=True)
