@@ -18,7 +18,14 @@ export const skip = executablePath ? false : "there is no Chromium; CHROMIUM may
 
 export async function launch(args = []) {
   const { chromium } = await import("playwright-core");
-  return chromium.launch({ executablePath, args: ["--no-sandbox", ...args] });
+  const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", ...args] });
+  const newContext = browser.newContext.bind(browser);
+  browser.newContext = async (options) => {
+    const context = await newContext(options);
+    context.setDefaultTimeout(180_000); // on a busy machine half a minute is not much
+    return context;
+  };
+  return browser;
 }
 
 const JS = fileURLToPath(new URL("..", import.meta.url));
