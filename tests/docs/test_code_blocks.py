@@ -100,12 +100,19 @@ def make(command: str) -> None:
 
 
 def install(command: str) -> None:
-    """Let pip resolve what would be installed, with this folder for what is on the index."""
+    """Let pip resolve what would be installed, with this folder for what is on the index.
+
+    Packages of others are those that our extras ask for too.
+    """
     pytest.importorskip("hatchling", reason="the package is built with it; `make test` installs it")
+    named = shlex.split(command)[2:]
+    for other in (word for word in named if not word.startswith(("onnxtrain", "-"))):
+        assert f'"{other.split("[")[0]}' in (ROOT / "pyproject.toml").read_text()
     words = [
-        re.sub("^onnxtrain", str(ROOT), word) if word.startswith("onnxtrain") else word
-        for word in shlex.split(command)[2:]
+        re.sub("^onnxtrain", str(ROOT), word) for word in named if word.startswith("onnxtrain")
     ]
+    if not words:
+        return
     options = ["--dry-run", "--no-deps", "--no-index", "--no-build-isolation"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", *options, *words], capture_output=True, text=True
