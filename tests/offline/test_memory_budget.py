@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -232,8 +233,10 @@ def test_a_budget_that_is_met_changes_nothing(tmp_path: Path) -> None:
     assert lean.memory is not None and lean.memory.copies == 0
     assert lean.memory.assumed == ("batch",)
     for file in ("training_model.onnx", "step_model.onnx"):
-        graphs = [onnx.load(tmp_path / kind / file).graph for kind in ("plain", "lean")]
-        assert graphs[0] == graphs[1]
+        texts = [str(onnx.load(tmp_path / kind / file).graph) for kind in ("plain", "lean")]
+        # Blocks count the names that they give, in all models together.
+        first, second = (re.sub(r"(onnx::\w+)::\d+", r"\1", text) for text in texts)
+        assert first == second
 
 
 def test_a_budget_out_of_reach_says_what_can_be_reached(tmp_path: Path) -> None:
