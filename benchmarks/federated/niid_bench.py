@@ -157,9 +157,10 @@ def publish(folder: Path) -> None:
     done = min(len([1 for line in read_log(folder) if (line["strategy"], line["spread"]) == row])
                for row in PUBLISHED)  # fmt: skip
     words = (
-        f"Ours has run for {done} of 50 rounds so far, with one seed: on two cores that were "
-        "shared with others, a round of all six rows took from 5 to 30 minutes. The figures are "
-        "those of the test set after the last round, in per cent."
+        f"Ours has run for {done} of 50 rounds so far, with one seed, beside other work on the "
+        "same two cores: a round of a row takes 55 s of processor time, a whole run more than "
+        "two hours of both. The figures are those of the test set after the last round, in per "
+        "cent."
         if done < 50
         else "Ours is one seed; the test set after the last round, in per cent."
     )

@@ -44,6 +44,9 @@ class Flower:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # A machine that is busy takes longer to start Ray than Ray would wait.
+            "RAY_raylet_start_wait_time_s": "300",
+            "RAY_worker_register_timeout_seconds": "300",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "PYTHONWARNINGS": "ignore",
         }
@@ -91,7 +94,7 @@ class Flower:
         """What a program has said so far."""
         return (self.home / f"{name}.log").read_text(errors="replace")
 
-    def _wait_until_healthy(self, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    def _wait_until_healthy(self, process: subprocess.Popen[bytes], seconds: float = 180) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end and process.poll() is None:
             with contextlib.suppress(urllib.error.URLError, OSError):

@@ -27,7 +27,8 @@ def test_a_simulation_of_three_clients_and_two_rounds(tmp_path) -> None:
             "--run-config", f"num-server-rounds=2 strategy='fedprox' compression='int8' "
             f"output='{tmp_path / 'out'}'",
         )  # fmt: skip
-    assert "accuracy after round 2: " in log
+        superlink = here.log("superlink")
+    assert "accuracy after round 2: " in log, f"{log[-4000:]}\n{superlink[-4000:]}"
     rounds = json.loads((tmp_path / "out" / "rounds.json").read_text())
     assert [rounds["train"][n]["clients"] for n in ("1", "2")] == [3, 3]
     assert rounds["train"]["2"]["bytes-up"] < 0.3 * rounds["train"]["2"]["bytes-down"]
