@@ -66,7 +66,7 @@ def start_node(here: Flower, home: Path, number: int) -> subprocess.Popen[bytes]
 
 
 def wait_for(
-    here: Flower, run: subprocess.Popen[bytes], pattern: str, seconds: float = 300
+    here: Flower, run: subprocess.Popen[bytes], pattern: str, seconds: float = 900
 ) -> None:
     """Wait until the server's log has a line."""
     end = time.monotonic() + seconds
