@@ -1,6 +1,6 @@
 """Memory and time of a step with and without a memory budget, each in a process of its own.
 
-`python benchmarks/memory_budget.py [--budget 0.55] [--batch 64]` prints a table in Markdown: the
+`python benchmarks/memory_budget.py [--budget 0.5] [--batch 64]` prints a table in Markdown: the
 estimate, what was measured (the peak of a fresh process above what it takes when its parameters and
 moments are loaded), and how much longer a step takes. Processes with and without a budget take
 turns, and the fastest of their steps count.
@@ -24,7 +24,7 @@ ROUNDS, STEPS = 3, 4
 def main() -> None:
     """Measure both networks and print the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--budget", type=float, default=0.55)
+    parser.add_argument("--budget", type=float, default=0.5)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--child", nargs=3)
     options = parser.parse_args()

@@ -12,6 +12,8 @@ from collections.abc import Container, Iterator
 
 import onnx
 
+from onnxtrain.onnxblock.values import all_graphs, defined_names
+
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -20,37 +22,19 @@ def compact(model: onnx.ModelProto, forward: onnx.ModelProto) -> None:
 
     A runtime infers shapes from what is left.
     """
-    kept = {name for graph in _graphs(forward.graph) for name in _names(graph)}
+    kept = {name for graph in all_graphs(forward.graph) for name in defined_names(graph)}
     kept |= {value.name for value in (*model.graph.input, *model.graph.output)}
     kept |= {t.name for t in model.graph.initializer if t.external_data}
-    taken = kept | {name for graph in _graphs(model.graph) for name in _names(graph)}
+    taken = kept | {name for graph in all_graphs(model.graph) for name in defined_names(graph)}
     fresh = (name for name in _short_names() if name not in taken)
     shorter: dict[str, str] = {"": ""}
-    for graph in list(_graphs(model.graph)):
+    for graph in list(all_graphs(model.graph)):
         _state_less(graph, kept)
-        for name in _names(graph):
+        for name in defined_names(graph):
             if name not in kept and name not in shorter and len(name) > 4:
                 shorter[name] = next(fresh)
-    for graph in _graphs(model.graph):
+    for graph in all_graphs(model.graph):
         _rename(graph, shorter)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all that lie in its nodes."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attribute.g)
-            for body in attribute.graphs:
-                yield from _graphs(body)
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names of the values that a graph itself defines."""
-    yield from (value.name for value in graph.input)
-    yield from (tensor.name for tensor in graph.initializer)
-    yield from (name for node in graph.node for name in node.output if name)
 
 
 def _short_names() -> Iterator[str]:

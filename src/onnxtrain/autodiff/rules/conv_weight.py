@@ -146,7 +146,7 @@ _MANY_WEIGHTS = 200_000
 def _assemble(op: Ops, pair: Pair, per_tap: list[ir.Value]) -> ir.Value:
     """Put the products of the taps, each [K, C / groups], behind one another.
 
-    Where they have another axis in front, of images, it is summed over.
+    Where they have another axis in front, of halves of the batch, it is summed over.
     """
     parts = op.rank(per_tap[0]) == 3
     if len(per_tap) == 1:
@@ -193,7 +193,7 @@ def per_image(op: Ops, pair: Pair) -> ir.Value:
     small = flat_channels(op, pair.small, 1)
     large = op.Transpose(pair.large, perm=_last(op.rank(pair.large)))
     return _assemble(op, pair, [
-        op.MatMul(small, reshape(op, tap, [batch, count, channels]))
+        op.sum(op.MatMul(small, reshape(op, tap, [batch, count, channels])), [0])
         for tap in taps_of(op, pair, large, 1)
     ])  # fmt: skip
 

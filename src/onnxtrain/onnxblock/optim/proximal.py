@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.api.graph_names import PROXIMAL_MU, REFERENCE
 from onnxtrain.autodiff.ops import Ops
-from onnxtrain.errors import BlockError
+from onnxtrain.onnxblock.optim.writing import reserve
 
 
 def add_proximal(
@@ -44,9 +44,5 @@ def add_proximal(
 
 
 def _reserve(op: Ops, name: str) -> str:
-    if op.names.fresh(name) != name:
-        raise BlockError(
-            f"there is a value {name!r} in the model already, which the proximal term is to add: "
-            "rename it, or generate the artifacts without proximal=True"
-        )
-    return name
+    advice = "Rename it, or generate the artifacts without proximal=True"
+    return reserve(op, name, "proximal term", advice)

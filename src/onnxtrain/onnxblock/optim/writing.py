@@ -129,11 +129,15 @@ class Writing:
         return Updated(made[0], tuple(made[1:]))
 
 
-def reserve(op: Ops, name: str) -> str:
+def reserve(
+    op: Ops,
+    name: str,
+    adds: str = "optimizer",
+    advice: str = "An optimizer of its own is built in onnxblock.empty_base()",
+) -> str:
     """Take a name that is part of the interface, so nothing else will do."""
     if op.names.fresh(name) != name:
         raise BlockError(
-            f"there is a value {name!r} in the model already, which the optimizer is to add. "
-            "An optimizer of its own is built in onnxblock.empty_base()"
+            f"there is a value {name!r} in the model already, which the {adds} is to add. {advice}"
         )
     return name
