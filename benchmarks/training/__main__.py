@@ -24,6 +24,7 @@ import bars
 import installed
 import measure
 import report
+from cores import Cores
 from plan import (
     COMPARISONS,
     CURVE_EFFORT,
@@ -63,7 +64,8 @@ def main() -> None:
     if given.quick:
         peers = [p for p in peers if p in (OURS, EAGER)]
     rows = [w for w in WORKLOADS if not given.only or w.name in given.only]
-    site = Site(given.work.resolve(), _interpreters(given, peers))
+    patience = 20.0 if given.quick else given.patience
+    site = Site(given.work.resolve(), _interpreters(given, peers), Cores(patience))
     parts = (given.quick, given.only, given.peers, given.no_curves, given.repeats)
     whole = not any(parts)
     effort = QUICK if given.quick else FULL
@@ -93,6 +95,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--curves", action="store_true", help="measure the growth all the same")
     parser.add_argument("--write", action="store_true", help="write the report into docs")
     parser.add_argument("--render", action="store_true", help="write the last report anew")
+    parser.add_argument(
+        "--patience", type=float, default=1200.0, help="seconds to wait, in all, for near cores"
+    )
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "bench")
     parser.add_argument("--python", action="append", default=[], metavar="PLACE=INTERPRETER")
     return parser.parse_args()
@@ -138,6 +143,7 @@ def _run(
     run["curves"] = [_curve(site, c, peers, run["rows"]) for c in CURVES] if curves else []
     run["comparisons"] = [_comparison(site, c) for c in COMPARISONS] if curves else []
     run["load"][1] = os.getloadavg()[0]
+    run["cores"] = site.cores.summary()
     return run
 
 

@@ -78,7 +78,7 @@ def _step_times(
     try:
         for peer in peers:
             children += _qualified(site, workload, peer, effort, results[peer.name], say)
-        times = take_turns(children, effort)
+        times = take_turns(site, children, effort)
     finally:
         for child in children:
             child.close()
@@ -118,7 +118,8 @@ def _qualified(
             result.cold_start_s = child.start_seconds
         try:
             child.burst(0.0, COMPARED_STEPS)
-            trial = statistics.median(child.burst(effort.qualifying_seconds, effort.least_steps))
+            steps = _burst(site, child, effort.qualifying_seconds, effort.least_steps)
+            trial = statistics.median(steps)
         except PeerFailed as failure:
             result.error = result.error or str(failure)
             child.close()
@@ -145,7 +146,7 @@ def _keep(
     return ordered[:2]
 
 
-def take_turns(children: Sequence[Child], effort: Effort) -> dict[Child, list[float]]:
+def take_turns(site: Site, children: Sequence[Child], effort: Effort) -> dict[Child, list[float]]:
     """Let the processes take steps in turn; return the median of each burst of those that live.
 
     Each round begins with another one, so that nobody always comes behind the same.
@@ -156,12 +157,16 @@ def take_turns(children: Sequence[Child], effort: Effort) -> dict[Child, list[fl
         shift = number % max(len(running), 1)
         for child in [*running[shift:], *running[:shift]]:
             try:
-                steps = child.burst(effort.burst_seconds, effort.least_steps)
+                steps = _burst(site, child, effort.burst_seconds, effort.least_steps)
                 times[child].append(statistics.median(steps))
             except PeerFailed as failure:
                 child.failure = str(failure)
                 del times[child]
     return times
+
+
+def _burst(site: Site, child: Child, seconds: float, least: int) -> list[float]:
+    return site.cores.burst(lambda: child.burst(seconds, least))
 
 
 # ---- start and memory ----------------------------------------------------------------------------
@@ -179,6 +184,7 @@ def _starts(
     for number in range(effort.starts):
         for peer, setting in chosen:
             result = results[peer.name]
+            site.cores.wait()
             try:
                 with contextlib.closing(Child(site, peer, setting, workload)) as child:
                     result.start_s.append(child.start_seconds)
@@ -210,7 +216,7 @@ def measure_together(
             except PeerFailed as failure:
                 found[key] = {"error": str(failure)}
         running = [child for child, key in children.items() if key not in found]
-        times = take_turns(running, effort)
+        times = take_turns(site, running, effort)
         for child in running:
             if child in times:
                 step = statistics.median(times[child])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cores import Cores
 from plan import THREADS, Peer, Setting, Workload, folder_of, write_workload
 
 HERE = Path(__file__).parent
@@ -31,10 +32,11 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True)
 class Site:
-    """Where things are: the folder of the workloads, and the interpreter of each environment."""
+    """Where things are: the folder of the workloads, the interpreter of each environment, cores."""
 
     root: Path
     interpreters: Mapping[str, str]
+    cores: Cores
 
     def environment(self, setting: Setting) -> dict[str, str]:
         """The environment of a process that trains."""

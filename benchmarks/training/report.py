@@ -43,7 +43,25 @@ def _head(run: Data) -> str:
             f"**The machine was not quiet** (load {run['load'][0]:.1f} before the run): the times "
             "of this run mean little."
         )
+    if text := _cores(run.get("cores")):
+        lines.append(text)
     return "\n".join(lines)
+
+
+def _cores(cores: Data | None) -> str:
+    """Say how near the cores were, which on a borrowed machine changes; see cores.py."""
+    if not cores:
+        return ""
+    text = f"256 KB go from core to core and back in {cores['nearest_us']} µs at best"
+    if not cores["waited_s"] and not cores["bursts_apart"]:
+        return f"{text}, and the cores stayed near."
+    text += (
+        f", {cores['farthest_us']} µs when the host had parted them; steps were taken when they "
+        f"were near ({cores['waited_s']} s of waiting)"
+    )
+    if cores["bursts_apart"]:
+        text += f", but {cores['bursts_apart']} bursts were taken with the cores apart"
+    return f"{text}."
 
 
 # ---- tables --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -226,3 +227,40 @@ def test_every_workload_survives_the_way_to_another_process() -> None:
         for peer in plan.PEERS:
             names = [s.name for s in plan.settings(peer, workload)]
             assert len(set(names)) == len(names) > 0
+
+
+def cores_that_say(*times: float | None, patience: float = 100.0):
+    from cores import Cores
+
+    answers = iter(times)
+    return Cores(patience, lambda: next(answers))
+
+
+def test_a_burst_counts_only_if_the_cores_stayed_near():
+    cores = cores_that_say(100.0, 300.0, 110.0, 120.0)
+    taken = []
+    assert cores.burst(lambda: taken.append("steps") or len(taken)) == 2
+    assert cores.apart_bursts == 0 and cores.farthest == 300.0
+
+
+def test_without_patience_a_burst_counts_all_the_same_and_that_is_said():
+    import report
+
+    cores = cores_that_say(100.0, 300.0, patience=0.0)
+    assert cores.burst(lambda: "steps") == "steps"
+    assert cores.apart_bursts == 1
+    text = report.markdown({**run(row(result("onnxtrain"))), "cores": cores.summary()}, [])
+    assert "1 bursts were taken with the cores apart" in text
+
+
+def test_where_nothing_can_be_told_of_the_cores_nothing_is_said():
+    cores = cores_that_say(None, None)
+    assert cores.burst(lambda: "steps") == "steps"
+    assert cores.summary() == {}
+
+
+def test_the_way_between_two_cores_is_measured():
+    code = f"import sys; sys.path.insert(0, {str(TRAINING)!r}); import cores; "
+    code += "print(cores.handover_us() or 50)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 1 < float(answer.stdout) < 1e6, answer.stderr
