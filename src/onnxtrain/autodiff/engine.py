@@ -157,6 +157,10 @@ class ActivePath:
             outputs = [inner for outer, inner in pairs if outer in matters]
             yield ActivePath(list(body), captured, outputs, self._opset, self.straight_through)
 
+    def is_asked_for(self, value: ir.Value) -> bool:
+        """Tell whether the gradient of a value is wanted, or its own is given."""
+        return value in self._wrt or value in self._outputs
+
     def reached(self) -> list[ir.Value]:
         """Return the values of interest that a gradient comes to."""
         return [value for value in self._wrt if value in self._matters]

@@ -5,8 +5,6 @@ Piecewise functions select by a mask; smooth ones use the forward output where i
 
 from __future__ import annotations
 
-import math
-
 import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
@@ -135,26 +133,6 @@ def swish(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     s = op.Sigmoid(x if alpha == 1.0 else op.Mul(x, alpha))
     scaled = y if alpha == 1.0 else y * alpha
     return (dy * (s + scaled * (1.0 - s)),)
-
-
-@rule("Gelu", notes="both approximations, each with its own derivative")
-def gelu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d x Φ(x) = (Φ(x) + x φ(x)) dx, and the derivative of the tanh form for that."""
-    x = node.inputs[0]
-    if node.attributes.get_string("approximate", "none") == "tanh":
-        return (dy * _tanh_gelu_slope(op, x),)
-    cumulative = op.Erf(op.Mul(x, math.sqrt(0.5))) * 0.5 + 0.5
-    density = op.Exp(op.Mul(x, x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
-    return (dy * (cumulative + op.Mul(x, density)),)
-
-
-def _tanh_gelu_slope(op: Ops, x: ir.Value | None) -> ir.Value:
-    """With u = k (x + c x³), t = tanh(u): y = x (1 + t)/2, y' = (1 + t + x (1 - t²) u')/2."""
-    k, c = math.sqrt(2.0 / math.pi), 0.044715
-    square = op.Mul(x, x)
-    t = op.Tanh(op.Mul(x, square * (k * c) + k))
-    inner = op.Mul(x, square * (3.0 * k * c) + k)
-    return op.Mul(t + 1.0 + inner * (1.0 - t * t), 0.5)
 
 
 # ---- dropout -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.registry import Cotangents, rule
+from onnxtrain.autodiff.rules.gelu import argument_of_gelu, gelu_cotangent
 from onnxtrain.autodiff.shapes import constant_array, is_float, is_half, working_type
 
 # ---- arithmetic --------------------------------------------------------------------------------
@@ -31,8 +32,11 @@ def sub(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 
 @rule("Mul", broadcasts=True)
 def mul(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d(a b) = b da + a db."""
+    """d(a b) = b da + a db; the last of the nodes of a Gelu answers for all of them."""
     a, b = node.inputs
+    x = argument_of_gelu(op, node)
+    if x is not None:
+        return {x: gelu_cotangent(op, x, dy)}
     return dy * b, dy * a
 
 
