@@ -182,6 +182,44 @@ def test_prepare_trains_what_was_asked_for(model, capsys) -> None:
     assert session.output_names()[1:] == ["scores"]
 
 
+def test_prepare_keeps_within_a_memory_budget(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(deep_network(), "model.onnx")
+    made = {}
+    for budget in ("70%", "1GB"):
+        made[budget] = result(
+            capsys, "prepare", "model.onnx", "--memory-budget", budget, "--size", "batch=512",
+            "-o", f"out{len(made)}",
+        )["memory"]  # fmt: skip
+        assert made[budget]["sizes"] == {"batch": 512}
+        assert made[budget]["peak"] <= made[budget]["budget"]
+    tight, loose = made["70%"], made["1GB"]
+    assert tight["budget"] == int(tight["without"] * 0.7) and tight["copies"] > 0
+    assert loose["peak"] == loose["without"] == tight["without"] and loose["copies"] == 0
+    assert loose["budget"] == 2**30
+    assert main(["prepare", "model.onnx", "--memory-budget", "1kB", "-o", "tiny"]) == 2
+    assert "or more, or train with smaller batches" in capsys.readouterr().err
+    assert not Path("tiny").exists()
+
+
+def deep_network() -> onnx.ModelProto:
+    """Layers with several activations each, of which one is enough to compute the others again."""
+    rng, helper = np.random.default_rng(0), onnx.helper
+    nodes, weights, x = [], [], "x"
+    for layer in range(6):
+        weight = rng.normal(size=(64, 64), scale=0.1).astype(np.float32)
+        weights.append(onnx.numpy_helper.from_array(weight, f"w{layer}"))
+        for op, more in (("MatMul", [f"w{layer}"]), ("Sigmoid", []), ("Tanh", []), ("Sigmoid", [])):
+            y = f"{op}{len(nodes)}"
+            nodes.append(helper.make_node(op, [x, *more], [y]))
+            x = y
+    given, scores = (
+        helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["batch", 64]) for n in ("x", x)
+    )
+    graph = helper.make_graph(nodes, "deep", [given], [scores], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
 def test_the_loss_is_computed_before_a_final_softmax(model, capsys) -> None:
     """Cross entropy of probabilities would be another function, and a bad one."""
     whole = network()
