@@ -197,7 +197,10 @@ def test_prepare_keeps_within_a_memory_budget(tmp_path, monkeypatch, capsys) -> 
     assert tight["budget"] == int(tight["without"] * 0.7) and tight["copies"] > 0
     assert loose["peak"] == loose["without"] == tight["without"] and loose["copies"] == 0
     assert loose["budget"] == 2**30
-    assert main(["prepare", "model.onnx", "--memory-budget", "1kB", "-o", "tiny"]) == 2
+    too_little = ["prepare", "model.onnx", "--memory-budget", "1kB", "-o", "tiny"]
+    assert main(too_little) == 2
+    assert "--size batch=32" in capsys.readouterr().err
+    assert main([*too_little, "--size", "batch=512"]) == 2
     assert "or more, or train with smaller batches" in capsys.readouterr().err
     assert not Path("tiny").exists()
 

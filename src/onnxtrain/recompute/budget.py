@@ -138,8 +138,8 @@ def _numbers(
     if assumed and _is_bytes(budget):
         raise ArgumentError(
             f"how many bytes a step takes depends on {', '.join(map(repr, assumed))}: say for "
-            f"which sizes memory_budget is meant, such as sizes={{{assumed[0]!r}: 32}}, or give a "
-            "fraction such as 0.5"
+            f"which sizes memory_budget is meant, such as sizes={{{assumed[0]!r}: 32}} (on the "
+            f"command line --size {assumed[0]}=32), or give a fraction such as 0.5"
         )
     return {**symbols, **given}, assumed
 
