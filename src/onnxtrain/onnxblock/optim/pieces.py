@@ -5,27 +5,23 @@ of AdamW read and write a large table twelve times from memory. A Scan over piec
 on one piece before it goes on to the next; it hands out views of its inputs and outputs, so nothing
 is copied to cut and join.
 
-AdamW on 36,864 × 128 parameters in place, ms, on 2 cores (1 MiB of second-level cache each) that
-others used as well. Three runs of interleaved candidates, of 25, 40 and 40 turns; the machine was
-busiest in the third, so compare within a column only:
+AdamW in place, ms, median of 20 on 2 quiet cores (1 MiB of second-level cache each, one last-level
+cache), the tensors out of the caches before each:
 
-    way                            one thread, median      two threads, best
-    whole                          23.1   25.0   49.7      18.8   19.4   32.1
-    Slice, update, Concat, 262,144 29.4    -     61.1      30.1    -     73.3
-    Scan, 65,536 elements each     17.6   16.3   33.7      11.0   12.0   25.7
-    Scan, 131,072                  15.3   14.8   32.7      10.4   15.7   27.6
-    Scan, 262,144                  15.8   14.1   30.1       8.3   14.3   27.7
-    Scan, 524,288                   -     14.3   32.9       -     19.2   14.0
-    torch fused                     7.1    6.0   11.1       2.9    1.9    3.2
-    torch foreach                  13.3   12.9   31.4      10.2    9.7    9.2
+    parameters                     2.36 million     3.91 million     1.18 million
+    threads                         two     one      two     one      two     one
+    whole                           5.6     8.9     10.2    15.4      2.7     3.9
+    Scan, 32,768 elements each      6.2     6.3     10.0    10.2      3.2     3.2
+    Scan, 65,536                    5.9     6.2      9.6     9.7      3.0     3.1
+    Scan, 131,072                   4.1     5.9      6.5     9.4      2.0     3.0
+    Scan, 262,144                   3.6     5.8      5.6     9.0      1.9     3.1
+    Scan, 524,288                   3.7     6.2      5.7     9.5      2.2     3.3
+    torch, fused                    1.7     1.9      2.5     2.7      1.1     1.1
 
-With one thread a Scan takes 0.56 to 0.68 of the time of the whole, and 262,144 is as good as any.
-With two threads it was faster in every run too, by anything from 1.2 to 2.3 times; which size is
-best there is open, and wants a quiet machine (benchmarks/optimizers.py).
+Below 131,072 elements onnxruntime leaves a second thread idle (benchmarks/optimizers.py).
 
 The Reshape to the shape of the parameter is a copy, since it makes an output of the graph; it costs
-what the pieces gain (262,144 and one thread: 23.3 and 48.0 in the second and third run). So what
-comes out in pieces stays in pieces, in the same memory.
+what the pieces gain. So what comes out in pieces stays in pieces, in the same memory.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.ops import Ops
 from onnxtrain.autodiff.shapes import static_dims
 
-PIECE = 262_144  # elements; see the table for what is known of it
+PIECE = 262_144  # elements; see the table
 
 
 def update_in_pieces(
