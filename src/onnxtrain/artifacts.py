@@ -218,9 +218,7 @@ def generate_artifacts(
     inputs = frozenset(info.name for info in forward.graph.input)
     graphs, memory = build(), None
     if memory_budget is not None:
-        graphs, memory = fit_into(
-            memory_budget, graphs, lambda again: build(recompute=again), sizes, inputs
-        )
+        graphs, memory = fit_into(memory_budget, graphs, build, sizes, inputs)
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if chosen is not None and graphs.step is not None:
         models["optimizer_model"] = _optimizer_model(chosen, graphs, target, proximal)

@@ -62,6 +62,7 @@ def build_training_graphs(
     bn: BatchNormMode | None = None,
     optimizer: Optimizer | None = None,
     recompute: Recomputation | None = None,
+    lean: bool = False,
     target: Target = "cpu",
     proximal: bool = False,
 ) -> TrainingGraphs:
@@ -75,13 +76,14 @@ def build_training_graphs(
         bn: the mode of BatchNormalization; what the model says by default.
         optimizer: where given, the fused step graph is built as well.
         recompute: what of the forward pass is not kept, but computed again; nothing by default.
+        lean: whether gradients are written so that they take little memory, if more time.
         target: what the graphs are to run on. Those for "webgpu" have operators that it covers,
             and do not let the memory of a parameter take its update.
         proximal: whether the step has the proximal term of federated learning.
 
     """
     parts = _Parts(
-        model, list(outputs), list(trainable), list(frozen), bn, recompute, target, proximal
+        model, list(outputs), list(trainable), list(frozen), bn, recompute, lean, target, proximal
     )
     training, statistics, tensors = parts.training()
     return TrainingGraphs(
@@ -104,6 +106,7 @@ class _Parts:
     frozen: list[str]
     bn: BatchNormMode | None
     recompute: Recomputation | None
+    lean: bool
     target: Target
     proximal: bool
     forward: set[str] = field(default_factory=set)
@@ -216,6 +219,7 @@ class _Parts:
                 "leave it out of requires_grad, or freeze it"
             )
         op = Ops(graph, made.opset_imports[""])
+        op.lean = self.lean
         self.forward.update(v.name for node in graph for v in node.outputs if v.name)
         seed = op.full_like(loss, 1.0)
         found = differentiate(op, list(graph), {loss: seed}, targets, finite_seeds=True)

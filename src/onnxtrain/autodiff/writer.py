@@ -44,6 +44,7 @@ class Writer:
         self.names = names or Names.of(graph)
         self.scope = "grad"
         self.path: ActivePath | None = None  # what is being differentiated, for nested graphs
+        self.lean = False  # whether a formulation that takes little memory goes before a fast one
         self._root = graph
         self._targets = [graph]
         self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}

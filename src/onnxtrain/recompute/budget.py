@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import onnx
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from onnxtrain.recompute.rewrite import Recomputation
 from onnxtrain.training_graph import TrainingGraphs
 
 Budget = int | float
+Build = Callable[..., TrainingGraphs]
 _LIKELY_BATCH = 32
 _ROUNDS = 8
 _INSIDE_OPERATORS = 1.05  # what operators take for themselves while they run; measured
@@ -89,7 +91,7 @@ def check_budget(budget: object) -> None:
 def fit_into(
     budget: Budget,
     graphs: TrainingGraphs,
-    build: Callable[[Recomputation], TrainingGraphs],
+    build: Build,
     sizes: Mapping[str, int] | None = None,
     inputs: Collection[str] | None = None,
 ) -> tuple[TrainingGraphs, StepMemory]:
@@ -98,7 +100,7 @@ def fit_into(
     Args:
         budget: bytes, or a fraction (at most 1) of what the given graphs take.
         graphs: the graphs that keep everything.
-        build: builds them anew, with parts that are computed again.
+        build: builds them anew, with `recompute` and `lean` of `build_training_graphs`.
         sizes: numbers for symbolic dimensions, by their names.
         inputs: the inputs whose symbolic dimensions can be chosen.
 
@@ -111,6 +113,11 @@ def fit_into(
     if without <= limit:
         return graphs, StepMemory(limit, without, without, numbers, assumed)
     found, plan, peak = _search(weigher, build, limit)
+    lean = graphs if peak <= limit else build(lean=True)
+    if lean.training != graphs.training:
+        # Only now: so far the numbers are the same to the bit, these differ by rounding.
+        weigher = _Weigher(lean, numbers)
+        found, plan, peak = _search(weigher, partial(build, lean=True), limit)
     if peak > limit:
         raise MemoryBudgetError(_out_of_reach(limit, peak, without, numbers))
     return found, StepMemory(
@@ -193,9 +200,7 @@ def declared(graph: onnx.GraphProto, numbers: Mapping[str, int]) -> dict[str, Te
     return found
 
 
-def _search(
-    weigher: _Weigher, build: Callable[[Recomputation], TrainingGraphs], limit: int
-) -> tuple[TrainingGraphs, Plan, int]:
+def _search(weigher: _Weigher, build: Build, limit: int) -> tuple[TrainingGraphs, Plan, int]:
     """Plan, build and weigh, until what was built fits; or return the leanest that was built."""
     limit = int(limit * _MARGIN)
     planner, target = weigher.planner(), limit
@@ -205,7 +210,7 @@ def _search(
         plan = planner.search(target)
         misses += plan.peak_bytes > target
         recompute = Recomputation(plan.kept, weigher.sizes)
-        graphs = build(recompute)
+        graphs = build(recompute=recompute)
         peak = weigher.peak(graphs, recompute.copies)
         if best is None or peak < best[2]:
             best = graphs, plan, peak

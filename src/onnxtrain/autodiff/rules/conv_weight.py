@@ -63,8 +63,8 @@ def choose(op: Ops, pair: Pair) -> str:
     where they move whole pixels. What remains is how to treat the batch: a product per image leaves
     one dw per image to be summed, which costs more than it saves as soon as weights are large
     beside an image; a single product over the batch keeps both threads busy only where weights are
-    large. Two halves are the compromise. With few input channels, so that a slice is too thin for
-    a matrix product, all taps go into one matrix instead.
+    large. Two halves are the compromise, for the price of a copy of `small`. With few channels in,
+    so that a slice is too thin for a matrix product, all taps go into one matrix instead.
     """
     batch = op.dims(pair.small)[0]
     images = _number(batch, TYPICAL_BATCH)
@@ -83,7 +83,7 @@ def choose(op: Ops, pair: Pair) -> str:
         return "folded"
     if weights < 4 * windows:
         return "per image"
-    if isinstance(batch, int) and batch % 2 == 0:
+    if isinstance(batch, int) and batch % 2 == 0 and not op.lean:
         return "halves"
     return "per image" if weights <= 64 * windows else "folded"
 
