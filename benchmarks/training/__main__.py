@@ -128,7 +128,6 @@ def _run(
     site: Site, rows: Sequence[Workload], peers: Sequence[Peer], effort: Effort, curves: bool
 ) -> dict[str, Any]:
     site.root.mkdir(parents=True, exist_ok=True)
-    load = os.getloadavg()[0]
     if effort.qualifying_seconds:
         # Compiled anew, to know what that takes; the starts that are compared find it compiled.
         shutil.rmtree(site.root / "torch-compiled", ignore_errors=True)
@@ -137,14 +136,32 @@ def _run(
     _prepare(site, [*rows, *compared], peers)
     _prepare(site, points, [p for p in CURVE_PEERS if p in peers])
     run = _circumstances(site, peers, effort)
-    run["load"] = [load, 0.0]
+    run["load"] = [busy_cores(), 0.0]
     bare = {place: bare_peak(python) for place, python in site.interpreters.items()}
     run["rows"] = [_row(site, workload, peers, effort, bare) for workload in rows]
     run["curves"] = [_curve(site, c, peers, run["rows"]) for c in CURVES] if curves else []
     run["comparisons"] = [_comparison(site, c) for c in COMPARISONS] if curves else []
-    run["load"][1] = os.getloadavg()[0]
+    run["load"][1] = busy_cores()
     run["cores"] = site.cores.summary()
     return run
+
+
+def busy_cores(seconds: float = 2.0) -> float:
+    """How many cores are at work now, by others; the average load tells of the past as well."""
+    try:
+        before = _core_ticks()
+        time.sleep(seconds)
+        busy, idle = (b - a for a, b in zip(before, _core_ticks(), strict=True))
+    except OSError:
+        return os.getloadavg()[0]
+    return (os.cpu_count() or 1) * busy / max(busy + idle, 1)
+
+
+def _core_ticks() -> tuple[int, int]:
+    """The time that all cores together have worked, and rested."""
+    numbers = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]))
+    idle = numbers[3] + numbers[4]
+    return sum(numbers) - idle, idle
 
 
 def _circumstances(site: Site, peers: Sequence[Peer], effort: Effort) -> dict[str, Any]:
