@@ -9,6 +9,7 @@ from federations import FAST, GOLDEN, arrays, federate, images_of_client, of_cli
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 from onnxtrain import TrainingSession, artifacts, fit
+from onnxtrain.errors import ArgumentError
 from onnxtrain.flower import client_app
 from onnxtrain.onnxblock.optim import SGD
 
@@ -100,8 +101,11 @@ def test_the_proximal_term_pulls_the_weights_back(proximal) -> None:
 
 
 def test_strength_without_the_term_in_the_graph_is_an_error(proximal) -> None:
+    """The server says so; so does a client, whose server is another one."""
     app = client_app(proximal / "plain", of_client)
-    result = federate(proximal / "plain", app, FedProx(proximal_mu=0.1), rounds=1)
+    with pytest.raises(ArgumentError, match="proximal=True"):
+        federate(proximal / "plain", app, FedProx(proximal_mu=0.1), rounds=1)
+    result = federate(proximal / "plain", app, rounds=1, config={**FAST, "proximal-mu": 0.1})
     assert result.train_metrics_clientapp[1]["left-out"] == 3
 
 

@@ -54,12 +54,7 @@ def export_model(
 
     """
     path = _checked_target(target, model, format)
-    if model.is_ort:
-        raise ModelError(
-            f"{model.source_name} is in the ORT format, from which nothing can be exported: give "
-            "the .onnx file of the evaluation model instead"
-        )
-    parts = take_apart(model)
+    parts = _parts_of(model)
     names = _checked_names(graph_output_names, parts, model.source_name)
     layout = Cut(model, parts, names, values).layout()
     _check_size(layout, path, format)
@@ -72,6 +67,21 @@ def export_model(
             return _write_ort(plain, path, optimize)
         layout = _optimised(plain, names)
         return _write(layout, path, external_data_threshold)
+
+
+def check_request(model: ModelFile, graph_output_names: Sequence[str], target: Target) -> None:
+    """Refuse what could not be exported, before there is anything to export."""
+    _checked_target(target, model, "onnx")
+    _checked_names(graph_output_names, _parts_of(model), model.source_name)
+
+
+def _parts_of(model: ModelFile) -> ModelParts:
+    if model.is_ort:
+        raise ModelError(
+            f"{model.source_name} is in the ORT format, from which nothing can be exported: give "
+            "the .onnx file of the evaluation model instead"
+        )
+    return take_apart(model)
 
 
 def _write(layout: ModelLayout, path: Path | None, threshold: int) -> bytes | None:

@@ -61,6 +61,7 @@ class Node:
     """A node. `reads` has what its bodies take from outside too, `calls` what they call."""
 
     data: memoryview
+    inputs: tuple[str, ...]  # empty where an optional one is not there
     reads: frozenset[str]
     outputs: tuple[str, ...]
     calls: frozenset[Operator]
@@ -224,12 +225,13 @@ def _sparse_name(reader: Reader, message: memoryview) -> str:
 
 def _read_node(reader: Reader, message: memoryview, depth: int) -> Node:
     reads: set[str] = set()
+    inputs: list[str] = []
     outputs: list[str] = []
     calls: set[Operator] = set()
     texts = {NodeField.DOMAIN: "", NodeField.OP_TYPE: "", NodeField.OVERLOAD: ""}
     for part in reader.fields(message, "node"):
         if part.number == NodeField.INPUT:
-            reads.add(reader.text(part, "node.input"))
+            inputs.append(reader.text(part, "node.input"))
         elif part.number == NodeField.OUTPUT:
             outputs.append(reader.text(part, "node.output"))
         elif part.number in texts:
@@ -239,7 +241,11 @@ def _read_node(reader: Reader, message: memoryview, depth: int) -> Node:
     calls.add(_operator(*texts.values()))
     # An empty name stands for an optional input or output that is not there.
     return Node(
-        message, frozenset(reads - {""}), tuple(name for name in outputs if name), frozenset(calls)
+        message,
+        tuple(inputs),
+        frozenset({*inputs, *reads} - {""}),
+        tuple(name for name in outputs if name),
+        frozenset(calls),
     )
 
 

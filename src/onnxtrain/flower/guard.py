@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -34,6 +34,7 @@ from onnxtrain.flower.rounds import FEDERATION, INITIAL, LAST, ROUND, VERSION
 from onnxtrain.flower.silence import Silence
 
 _log = logging.getLogger("flwr")
+T = TypeVar("T")
 Settings = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
 # More than this is not sent with a message to begin with; it belongs into the client's package.
 MOST_INITIAL_BYTES = 1 << 28
@@ -59,7 +60,7 @@ class Guarded(Strategy):
         initial: parameters that are not shared, with the values that new clients begin with.
         rounds: how many rounds there are in all.
         done: how many of them an earlier run has done.
-        known: the nodes that have the initial values already.
+        variances: the parameters that cannot be below zero, whatever a strategy makes of them.
         after_round: called with the number of the round, its arrays and metrics once they are
             averaged.
         after_evaluation: called with the number of the round and its metrics.
@@ -76,14 +77,19 @@ class Guarded(Strategy):
         initial: Mapping[str, Array] | None = None,
         rounds: int = 0,
         done: int = 0,
-        known: Iterable[int] = (),
+        variances: Collection[str] = (),
         after_round: Callable[[int, ArrayRecord, MetricRecord], None] | None = None,
         after_evaluation: Callable[[int, MetricRecord], None] | None = None,
     ) -> None:
         self.strategy = strategy
         self.left_out: list[LeftOut] = []
-        self.known = set(known)
+        self.updates = 0
+        # Who has trained, and so kept the initial values. Not saved: what a node keeps in its
+        # context does not outlive a run, and to send the values once more does no harm.
+        self._known: set[int] = set()
         self._config = config or {}
+        self._settled: set[str] = set()
+        self._variances = frozenset(variances)
         self._name, self._version = name, version
         self._initial = _packed(initial or {})
         self._rounds, self._done = rounds, done
@@ -113,7 +119,7 @@ class Guarded(Strategy):
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._bytes_down = 0
         for message in messages:
-            self._begin(message)
+            self._bytes_down += self._begin(message)
             self._bytes_down += sum(map(size_of, message.content.array_records.values()))
         self._sent_at = time.monotonic()
         return messages
@@ -130,12 +136,13 @@ class Guarded(Strategy):
                 bytes_up += sum(map(size_of, reply.content.array_records.values()))
         good, bad = self._sorted(number, received, self._check_train)
         absent = self._note_absent(number, received)
-        try:
-            arrays, metrics = self.strategy.aggregate_train(number, [*good, *bad])
-        except (AggregationError, InconsistentMessageReplies) as error:
-            _log.warning("round %d: the replies could not be averaged: %s", number, error)
-            arrays, metrics = None, None
+        self._known -= {*absent, *(reply.metadata.src_node_id for reply in bad)}
+        self._known |= {reply.metadata.src_node_id for reply in good}
+        arrays, metrics = self._averaged(
+            number, lambda: self.strategy.aggregate_train(number, [*good, *bad])
+        ) or (None, None)
         arrays = self._fit_to_send(number, arrays)
+        self.updates += arrays is not None
         if arrays is None:
             _log.warning("round %d: no update; the weights stay as they are", number)
         metrics = MetricRecord() if metrics is None else metrics
@@ -149,6 +156,16 @@ class Guarded(Strategy):
             final = to_record(self._sent) if arrays is None else arrays
             self._after_round(number, final, metrics)
         return arrays, metrics
+
+    def _averaged(self, number: int, average: Callable[[], T]) -> T | None:
+        """Return what the strategy makes of replies; what it cannot do costs one round only."""
+        try:
+            return average()
+        except (AggregationError, InconsistentMessageReplies) as error:
+            _log.warning("round %d: the replies could not be averaged: %s", number, error)
+        except Exception:  # a strategy may have functions of the user's
+            _log.exception("round %d: the replies could not be averaged", number)
+        return None
 
     def _check_train(self, reply: Message) -> None:
         content = reply.content
@@ -169,6 +186,10 @@ class Guarded(Strategy):
                     number, name,
                 )  # fmt: skip
                 return None
+            if name in self._variances and (array < 0).any():
+                # Momentum overshoots, noise does anyway; the root of such a variance is no number.
+                _log.warning("round %d: %r was below zero and is taken as zero", number, name)
+                values[name] = np.maximum(array, 0)
         return to_record({name: values[name] for name in self._sent if name in values})
 
     # ---- evaluation ----------------------------------------------------------------------------
@@ -200,7 +221,9 @@ class Guarded(Strategy):
         self._note_absent(number, received, round_ends=False)
         if not good:
             return None
-        metrics = self.strategy.aggregate_evaluate(number, [*good, *bad])
+        metrics = self._averaged(
+            number, lambda: self.strategy.aggregate_evaluate(number, [*good, *bad])
+        )
         if metrics is not None and self._after_evaluation is not None:
             self._after_evaluation(number, metrics)
         return metrics
@@ -210,6 +233,9 @@ class Guarded(Strategy):
     def _settle(self, number: int, config: ConfigRecord) -> None:
         """Put the settings of the round into the configuration that goes out."""
         given = self._config(number) if callable(self._config) else self._config
+        for key in self._settled - set(given):  # Flower hands on one record from round to round
+            config.pop(key, None)
+        self._settled |= set(given)
         for key, value in given.items():
             config[key] = value
         config[ROUND], config[LAST] = number, number == self._rounds
@@ -217,16 +243,16 @@ class Guarded(Strategy):
         if self._version is not None:
             config[VERSION] = self._version
 
-    def _begin(self, message: Message) -> None:
-        """Send a client that is new what it begins with and will not be sent again."""
-        if not self._initial or message.metadata.dst_node_id in self.known:
-            return
+    def _begin(self, message: Message) -> int:
+        """Send a client that has not trained yet what it begins with; return how many bytes."""
+        if not self._initial or message.metadata.dst_node_id in self._known:
+            return 0
         key, config = next(iter(message.content.config_records.items()))
         with_values = ConfigRecord({**config, INITIAL: self._initial})
         message.content = RecordDict({**message.content, key: with_values})
+        return len(self._initial)
 
     def _leave_out(self, number: int, node: int, reason: str) -> None:
-        self.known.discard(node)  # whatever it has, it is told again
         self.left_out.append(LeftOut(number, node, reason))
         _log.warning("round %d: node %d is left out: %s", number, node, reason)
 
@@ -234,12 +260,15 @@ class Guarded(Strategy):
         self, number: int, replies: list[Message], *, round_ends: bool = True
     ) -> list[int]:
         """Note who was asked and did not answer, with what the SuperLink says about it."""
-        said = [r.error.reason for r in replies
-                if r.has_error() and r.metadata.src_node_id not in self._asked]  # fmt: skip
+        # The SuperLink does not say of whom it speaks.
+        said = "; ".join(dict.fromkeys(
+            reply.error.reason for reply in replies
+            if reply.has_error() and reply.metadata.src_node_id not in self._asked
+        ))  # fmt: skip
         answered = {reply.metadata.src_node_id for reply in replies}
         absent = self._silence.note(self._asked, answered, round_ends=round_ends)
-        for i, node in enumerate(absent):
-            self._leave_out(number, node, said[i] if i < len(said) else "it did not answer in time")
+        for node in absent:
+            self._leave_out(number, node, said or "it did not answer in time")
         return absent
 
     def _sorted(
@@ -263,7 +292,6 @@ class Guarded(Strategy):
                     self._leave_out(number, node, reason)
                 bad.append(reply)
             else:
-                self.known.add(node)
                 good.append(reply)
         _keep_common_metrics(good)
         # A sum of floats depends on the order of its terms; that of arrival is another each time.
@@ -290,7 +318,7 @@ def _packed(initial: Mapping[str, Array]) -> bytes:
     return pack_arrays(initial)
 
 
-def _inner(strategy: Strategy, name: str) -> Strategy:
+def inner_with(strategy: Strategy, name: str) -> Strategy:
     """Return the strategy that has an attribute, which may be inside of others."""
     while not hasattr(strategy, name) and hasattr(strategy, "strategy"):
         strategy = strategy.strategy
@@ -300,19 +328,24 @@ def _inner(strategy: Strategy, name: str) -> Strategy:
 def least_nodes(strategy: Strategy) -> int:
     """Return how many nodes a strategy waits for; never fewer than one."""
     names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
-    return max(1, *(int(getattr(_inner(strategy, name), name, 1)) for name in names))
+    return max(1, *(int(getattr(inner_with(strategy, name), name, 1)) for name in names))
 
 
 def _weight_key(strategy: Strategy) -> str:
     """Return the metric that a strategy, or the one inside of it, weights replies by."""
-    inner = _inner(strategy, "weighted_by_key")
+    inner = inner_with(strategy, "weighted_by_key")
     return str(getattr(inner, "weighted_by_key", "num-examples"))
 
 
+def _length(metric: Any) -> int:
+    return len(metric) if isinstance(metric, list) else -1
+
+
 def _keep_common_metrics(replies: list[Message]) -> None:
-    """Leave the metrics that all replies have: clients need not be of one kind."""
+    """Leave the metrics that all replies have, as one number or as many: clients may differ."""
     records = [next(iter(reply.content.metric_records.values())) for reply in replies]
-    common = set.intersection(*(set(record) for record in records)) if records else set()
+    kinds = [{(key, _length(value)) for key, value in record.items()} for record in records]
+    common = {key for key, _ in set.intersection(*kinds)} if kinds else set()
     for record in records:
         for key in [key for key in record if key not in common]:
             del record[key]

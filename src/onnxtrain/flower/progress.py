@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,10 @@ from onnxtrain.errors import StateError
 from onnxtrain.flower.arrays import read_record, to_record
 from onnxtrain.flower.files import pack_arrays, replace_file, unpack_arrays
 
+_log = logging.getLogger("flwr")
 _FILE, _HISTORY = "federation.npz", "history.json"
-_FORMAT = 1
+_LOCK = "lock"
+_FORMAT = 2
 TRAIN, EVALUATE, CENTRAL = _KINDS = (
     "train_metrics_clientapp",
     "evaluate_metrics_clientapp",
@@ -36,8 +41,8 @@ class Progress:
     round: int = 0
     arrays: dict[str, Array] = field(default_factory=dict)
     history: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    known: list[int] = field(default_factory=list)
     strategy: dict[str, Any] = field(default_factory=dict)
+    kind: str = ""  # of the strategy
 
     def write(self, folder: Path) -> None:
         """Write it, as a whole or not at all."""
@@ -47,8 +52,8 @@ class Progress:
             "version": self.version,
             "name": self.name,
             "round": self.round,
-            "known": self.known,
             "strategy": _split(self.strategy, kept),
+            "kind": self.kind,
         }
         kept["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         replace_file(folder / _FILE, pack_arrays(kept))
@@ -62,7 +67,7 @@ class Progress:
         kept = unpack_arrays(file.read_bytes(), f"the federation's file {file}")
         try:
             about = json.loads(kept["about"].tobytes())
-            if about["format"] != _FORMAT:
+            if about["format"] not in (1, _FORMAT):
                 raise ValueError(f"format {about['format']}")
             return cls(
                 version=about["version"],
@@ -70,8 +75,8 @@ class Progress:
                 round=int(about["round"]),
                 arrays={k[2:]: array for k, array in kept.items() if k.startswith("w:")},
                 history=_read_history(folder / _HISTORY, int(about["round"])),
-                known=about["known"],
                 strategy=_join(about["strategy"], kept),
+                kind=about.get("kind", ""),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
@@ -83,6 +88,10 @@ class Progress:
         self.history.setdefault(kind, {})[str(number)] = dict(metrics)
         if folder is not None:
             replace_file(folder / _HISTORY, json.dumps(self.history, indent=1).encode())
+
+    def has(self, kind: str, number: int) -> bool:
+        """Whether there are metrics of a round."""
+        return str(number) in self.history.get(kind, {})
 
     def result(self) -> Result:
         """Return all rounds as Flower's result."""
@@ -101,43 +110,82 @@ def _read_history(file: Path, last: int) -> dict[str, dict[str, dict[str, Any]]]
     """Return the metrics of the rounds that are over; what came after them is repeated."""
     if not file.exists():
         return {}
-    history = json.loads(file.read_bytes())
-    return {
-        kind: {n: metrics for n, metrics in history.get(kind, {}).items() if int(n) <= last}
-        for kind in _KINDS
-    }
+    try:
+        history = json.loads(file.read_bytes())
+        return {
+            kind: {n: metrics for n, metrics in history.get(kind, {}).items() if int(n) <= last}
+            for kind in _KINDS
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        _log.warning("%s cannot be read (%s): the metrics of earlier rounds are lost", file, error)
+        return {}
 
 
 def _split(value: Any, kept: dict[str, Array]) -> Any:
     """Return a structure with each array replaced by its number, and keep the arrays."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         key = f"s:{len(kept)}"
-        kept[key] = value
-        return {"array": key}
+        kept[key] = np.asarray(value)
+        return {"array" if isinstance(value, np.ndarray) else "scalar": key}
     if isinstance(value, Mapping):
-        return {"dict": [[key, _split(item, kept)] for key, item in value.items()]}
-    if isinstance(value, list):
-        return {"list": [_split(item, kept) for item in value]}
+        return {"dict": [[_split(k, kept), _split(item, kept)] for k, item in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_split(item, kept) for item in value]}
     return {"value": value}
 
 
 def _join(value: Mapping[str, Any], kept: Mapping[str, Array]) -> Any:
     kind, content = next(iter(value.items()))
-    if kind == "array":
-        return kept[content]
+    if kind in ("array", "scalar"):
+        return kept[content] if kind == "array" else kept[content][()]
     if kind == "dict":
-        return {key: _join(item, kept) for key, item in content}
-    if kind == "list":
-        return [_join(item, kept) for item in content]
+        # In the first format, keys were texts and nothing else.
+        return {k if isinstance(k, str) else _join(k, kept): _join(v, kept) for k, v in content}
+    if kind in ("list", "tuple"):
+        made = [_join(item, kept) for item in content]
+        return made if kind == "list" else tuple(made)
     return content
+
+
+@contextmanager
+def locked(folder: Path | None) -> Iterator[None]:
+    """Keep a second server from the folder, as long as this one runs."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        yield
+        return
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateError(
+                f"another server runs a federation in {str(folder)!r}: wait for it, or give this "
+                "one another folder"
+            ) from None
+        except OSError:  # a file system without locks
+            _log.warning("%s cannot be locked: see that no other server writes there", folder)
+        yield
 
 
 # ---- the state of a strategy ---------------------------------------------------------------------
 
 
+def kind_of(strategy: Strategy) -> str:
+    """Return the names of a strategy and of those inside of it."""
+    inner = getattr(strategy, "strategy", None)
+    name = type(strategy).__name__
+    return f"{name}({kind_of(inner)})" if isinstance(inner, Strategy) else name
+
+
 def settings_of(strategy: Strategy) -> dict[str, Any]:
-    """Return the numbers that a strategy was made with, which are not part of its state."""
-    made = {k: v for k, v in vars(strategy).items() if isinstance(v, bool | int | float | str)}
+    """Return what a strategy was made with, which is not part of its state."""
+    made = {k: copy.deepcopy(v) for k, v in vars(strategy).items() if _is_plain(v)}
     inner = getattr(strategy, "strategy", None)
     return made | ({"strategy": settings_of(inner)} if isinstance(inner, Strategy) else {})
 
@@ -145,21 +193,29 @@ def settings_of(strategy: Strategy) -> dict[str, Any]:
 def capture(strategy: Strategy, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run has made of a strategy: moments, a clipping norm, a privacy budget."""
     if callable(getattr(strategy, "state_dict", None)):
-        return {"state_dict": strategy.state_dict()}
+        return _state_dict(strategy)
     made: dict[str, Any] = {}
     for name, value in vars(strategy).items():
         if isinstance(value, Strategy):
             made[name] = capture(value, settings.get(name, {}))
         elif callable(getattr(value, "state_dict", None)):
-            made[name] = {"state_dict": value.state_dict()}
+            made[name] = _state_dict(value)
         elif isinstance(value, ArrayRecord):
             made[name] = {"record": read_record(value)}
-        elif isinstance(value, bool | int | float | str):
-            if settings.get(name) != value:
-                made[name] = {"plain": value}
-        elif _is_arrays(value):
+        elif _is_plain(value) and not _same(value, settings.get(name)):
             made[name] = {"plain": value}
     return made
+
+
+def _state_dict(owner: Any) -> dict[str, Any]:
+    state = owner.state_dict()
+    if _is_plain(state):
+        return {"state_dict": state}
+    _log.warning(
+        "what state_dict() of %s gives is not made of numbers, texts and arrays: it is not saved",
+        type(owner).__name__,
+    )
+    return {}
 
 
 def restore(strategy: Strategy, state: Mapping[str, Any]) -> None:
@@ -179,11 +235,25 @@ def restore(strategy: Strategy, state: Mapping[str, Any]) -> None:
             setattr(strategy, name, saved["plain"])
 
 
-def _is_arrays(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return True
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(item, np.ndarray) for item in value)
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of numbers, texts and arrays, in lists, tuples and dictionaries."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
     if isinstance(value, dict):
-        return bool(value) and all(isinstance(item, np.ndarray) for item in value.values())
-    return False
+        return all(_is_plain(k) and _is_plain(v) for k, v in value.items())
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    return value is None or isinstance(value, bool | int | float | str | np.generic)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether plain values are equal, arrays included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+    return bool(one == other)

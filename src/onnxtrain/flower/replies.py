@@ -43,10 +43,12 @@ def checked_arrays(record: ArrayRecord, sent: Mapping[str, Array]) -> ArrayRecor
             )
         if array.dtype.kind != "f":
             raise ArgumentError(f"its {name!r} is {array.dtype.name} instead of a float")
+        with np.errstate(over="ignore"):  # a wider type may hold what this one does not
+            arrays[name] = array = array.astype(wanted.dtype, copy=False)
         bad = int(array.size - np.isfinite(array).sum())
         if bad:
             raise ArgumentError(f"its {name!r} has {bad} numbers that are not finite")
-    return to_record({n: arrays[n].astype(sent[n].dtype, copy=False) for n in sent})
+    return to_record({name: arrays[name] for name in sent})
 
 
 def checked_metrics(metrics: MetricRecord | None, weight: str) -> None:

@@ -21,6 +21,7 @@ Which = (
     | Callable[[str], bool]
 )
 Holder = TrainingSession | Module | CheckpointState
+_BATCH_NORM = Operator("", "BatchNormalization")
 NAMED = ("changing", "trainable", "no-batch-norm", "everything")
 
 
@@ -54,7 +55,8 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
             take away; or a function that tells by the name.
 
     """
-    if isinstance(which, str) and which not in NAMED:
+    is_list = isinstance(which, Iterable) and not isinstance(which, str)
+    if not is_list and not callable(which) and which not in NAMED:
         raise ArgumentError(
             f"which is one of {', '.join(map(repr, NAMED))}, a list of names and patterns, or a "
             f"function, not {which!r}"
@@ -113,12 +115,26 @@ def _batch_norm(holder: Holder) -> set[str]:
             f"{model.source_name} is in the ORT format, which does not tell what belongs to "
             "BatchNormalization: use the graphs in the ONNX format, or patterns of names"
         )
-    wanted = Operator("", "BatchNormalization")
-    names = {n for node in take_apart(model).nodes if wanted in node.calls for n in node.reads}
+    names = {n for node in take_apart(model).nodes if _BATCH_NORM in node.calls for n in node.reads}
     return {name for name in names if module.state.has(name)} | set(module.statistics)
 
 
+def variances(holder: Holder) -> set[str]:
+    """Return the running variances, as far as can be told: what is below zero spoils a model."""
+    module = module_of(holder)
+    chosen = None if module is None else module.evaluation_pass or module.training_pass
+    if module is None or chosen is None:
+        return set()
+    statistics = set(module.statistics)
+    if chosen.graph.model.is_ort:  # nothing but its name tells
+        return {name for name in statistics if "var" in name.lower()}
+    nodes = take_apart(chosen.graph.model).nodes
+    return statistics & {n.inputs[4] for n in nodes if _BATCH_NORM in n.calls and len(n.inputs) > 4}
+
+
 def _matching(patterns: list[str], names: list[str]) -> list[str]:
+    if not patterns:
+        raise ArgumentError("which=[] leaves no parameter to share")
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise ArgumentError(f"which is a list of names and patterns, not {patterns!r}")
     taken_away = [p[1:] for p in patterns if p.startswith("!")]

@@ -18,22 +18,26 @@ from onnxtrain.api.checkpoint import CheckpointState
 from onnxtrain.api.checkpoint_content import Array
 from onnxtrain.api.fit import evaluate as evaluate_session
 from onnxtrain.api.session import TrainingSession
-from onnxtrain.errors import ArgumentError, StateError
+from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
 from onnxtrain.flower.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.flower.bundle import Bundle, Source, open_artifacts
-from onnxtrain.flower.guard import Guarded, Settings, least_nodes
+from onnxtrain.flower.compression import Compression
+from onnxtrain.flower.guard import Guarded, Settings, inner_with, least_nodes
+from onnxtrain.flower.local import LocalGrid
 from onnxtrain.flower.progress import (
     CENTRAL,
     EVALUATE,
     TRAIN,
     Progress,
     capture,
+    kind_of,
+    locked,
     restore,
     settings_of,
 )
-from onnxtrain.flower.rounds import PASSED_ON
-from onnxtrain.flower.selection import Which
-from onnxtrain.flower.silence import Patient
+from onnxtrain.flower.rounds import MU, PASSED_ON, Round
+from onnxtrain.flower.selection import Which, variances
+from onnxtrain.flower.silence import Patient, Through
 
 _log = logging.getLogger("flwr")
 Finish = Callable[..., None]
@@ -98,11 +102,18 @@ def server_app(
         prefix: what the names of the files in the folder begin with.
 
     """
+    if isinstance(outputs, str):
+        raise ArgumentError(f"outputs is a list of names, such as [{outputs!r}], not a text")
     names = list(outputs)
     if export is not None and not names:
         raise ArgumentError("export needs outputs=[...]: what the model is to give out")
-    if patience is not None and not patience >= 1:
-        raise ArgumentError(f"patience is a number from 1, not {patience!r}")
+    _require_number("patience", patience, 1)
+    _require_number("timeout", timeout, 0)
+    _require_number("wait_for", wait_for, 0)
+    _require_strategy(strategy)
+    ending = None if finish is None else _ending(finish)
+    # A generator can be gone through once, and an app may run twice.
+    shared = which if isinstance(which, str) or callable(which) else _listed(which)
     app = ServerApp()
 
     @app.main()
@@ -110,18 +121,20 @@ def server_app(
         bundle = artifacts if isinstance(artifacts, Bundle) else open_artifacts(artifacts, prefix)
         chosen = strategy(context) if callable(strategy) else strategy
         settings = _settings(config, context)
-        data = evaluate(context) if callable(evaluate) else evaluate
+        data = _central_data(evaluate, context)
         server = Server(
             bundle,
             FedAvg() if chosen is None else chosen,
             rounds=_rounds(num_rounds, context),
             weights=weights,
-            which=which,
+            which=shared,
             folder=None if state is None else Path(state),
             resume=resume,
             threads=threads,
             check_version=check_version,
         )
+        if export is not None:
+            server.check_export(export, names)
         measure = None if data is None else (data, metrics, batch_size)
         _wait_for(grid, wait_for)
         if patience is not None:
@@ -130,9 +143,8 @@ def server_app(
         if export is not None:
             Path(export).parent.mkdir(parents=True, exist_ok=True)
             server.session.export_model_for_inferencing(export, names)
-        if finish is not None:
-            given = (result, server.session, context)
-            finish(*given[: 2 if len(inspect.signature(finish).parameters) == 2 else 3])
+        if ending is not None:
+            ending(result, server.session, context)
 
     return app
 
@@ -167,8 +179,30 @@ class Server:
         self._first = to_arrays(self.session, which)
         self._initial = self._not_shared()
         self._fixed = settings_of(strategy)
+        self._has_weights = weights is not None
+        self._require_proximal()
         self.progress = self._begin(resume)
         self.guarded: Guarded | None = None
+
+    def _require_proximal(self) -> None:
+        """Refuse FedProx for artifacts that have no such term: every client would."""
+        optimizer = self.session.optimizer
+        mu = getattr(inner_with(self.strategy, "proximal_mu"), "proximal_mu", 0.0)
+        if mu and optimizer is not None and not optimizer.has_proximal:
+            raise ArgumentError(
+                f"the strategy has proximal_mu={mu}, and the artifacts have no proximal term: "
+                "generate them with generate_artifacts(..., proximal=True)"
+            )
+
+    def check_export(self, target: Source, outputs: list[str]) -> None:
+        """Refuse an export that could only fail, before the first round and not after the last."""
+        from onnxtrain.api.export import check_request
+
+        evaluation = self.session.module.evaluation_pass
+        if evaluation is None:
+            raise StateError("there is no evaluation graph to export: artifacts have eval_model")
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        check_request(evaluation.graph.model, outputs, target)
 
     def _begin(self, resume: bool) -> Progress:
         saved = Progress.read(self._folder) if resume and self._folder is not None else None
@@ -179,7 +213,15 @@ class Server:
                 f"the folder {str(self._folder)!r} has a federation of other artifacts, or one "
                 "that shares other parameters: give another folder, or resume=False to start anew"
             )
+        kind = kind_of(self.strategy)
+        if saved.kind and saved.kind != kind:
+            raise StateError(
+                f"the federation in {str(self._folder)!r} was run with {saved.kind}, and is to go "
+                f"on with {kind}: give the same strategy, another folder, or resume=False"
+            )
         _log.info("going on after round %d, from %s", saved.round, self._folder)
+        if self._has_weights:
+            _log.warning("weights=... is passed over: the federation goes on with its own")
         restore(self.strategy, saved.strategy)
         return saved
 
@@ -199,38 +241,73 @@ class Server:
         timeout: float = 3600,
     ) -> Result:
         """Run the rounds that are left; the session has the last weights then."""
+        _require_nodes(grid, self.strategy)
+        with locked(self._folder):
+            self._run(grid, config, measure, timeout)
+        from_arrays(self.session, self.progress.record())
+        return self.progress.result()
+
+    def _run(
+        self,
+        grid: Grid,
+        config: Settings | None,
+        measure: tuple[Any, Any, int] | None,
+        timeout: float,
+    ) -> None:
         progress, done = self.progress, self.progress.round
-        if done < self._rounds:
-            self.guarded = Guarded(
-                self.strategy,
-                config=config,
-                name=progress.name,
-                version=self.bundle.version if self._checks_version else None,
-                initial=self._initial,
-                rounds=self._rounds,
-                done=done,
-                known=progress.known,
-                after_round=self._save,
-                after_evaluation=lambda n, m: progress.note(EVALUATE, n, m, self._folder),
-            )
-            self.guarded.start(
-                grid,
-                progress.record(),
-                num_rounds=self._rounds - done,
-                timeout=timeout,
-                train_config=ConfigRecord(),
-                evaluate_config=ConfigRecord(),
-                evaluate_fn=None if measure is None else self._measure(*measure, done),
-            )
-        from_arrays(self.session, progress.record())
-        return progress.result()
+        central = None if measure is None else self._measure(*measure, done)
+        self.guarded = Guarded(
+            self.strategy,
+            config=config,
+            name=progress.name,
+            version=self.bundle.version if self._checks_version else None,
+            initial=self._initial,
+            rounds=self._rounds,
+            done=done,
+            variances=variances(self.session),
+            after_round=self._save,
+            after_evaluation=lambda n, m: progress.note(EVALUATE, n, m, self._folder),
+        )
+        if done:
+            self._make_up_for_evaluation(grid, timeout)
+        if done >= self._rounds:
+            _log.info("all %d rounds are done: nothing is left to do", self._rounds)
+            if central is not None and not progress.has(CENTRAL, done):
+                central(0, progress.record())
+            return
+        self.guarded.start(
+            grid,
+            progress.record(),
+            num_rounds=self._rounds - done,
+            timeout=timeout,
+            train_config=ConfigRecord(),
+            evaluate_config=ConfigRecord(),
+            evaluate_fn=central,
+        )
+        if not self.guarded.updates:
+            _log.error("no round had an update: the weights are those that were there before")
+
+    def _make_up_for_evaluation(self, grid: Grid, timeout: float) -> None:
+        """Let clients evaluate the last round, if the server was stopped before they could."""
+        guarded, progress = self.guarded, self.progress
+        if guarded is None or progress.has(EVALUATE, progress.round):
+            return
+        messages = list(guarded.configure_evaluate(0, progress.record(), ConfigRecord(), grid))
+        if messages:
+            guarded.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
 
     def _measure(
         self, data: Any, metrics: Any, batch_size: int, done: int
-    ) -> Callable[[int, ArrayRecord], MetricRecord]:
-        def measure(number: int, arrays: ArrayRecord) -> MetricRecord:
+    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        def measure(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             from_arrays(self.session, arrays)
-            values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
+            try:
+                values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
+            except OnnxTrainError as error:
+                if number + done == 0:  # nothing is lost yet, and it would fail each time
+                    raise
+                _log.warning("round %d: evaluation on the server failed: %s", number + done, error)
+                return None
             made = MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
             self.progress.note(CENTRAL, number + done, made, self._folder)
             return made
@@ -243,8 +320,7 @@ class Server:
         progress.note(TRAIN, number, metrics, self._folder)
         if self._folder is None:
             return
-        assert self.guarded is not None
-        progress.known = sorted(self.guarded.known)
+        progress.kind = kind_of(self.strategy)
         progress.strategy = capture(self.strategy, self._fixed)
         progress.write(self._folder)
 
@@ -281,6 +357,85 @@ def _settings(given: Settings | None, context: Context) -> Callable[[int], dict[
 
     def settings(number: int) -> dict[str, Any]:
         own = given(number) if callable(given) else given or {}
-        return {**of_run, **own}
+        if not isinstance(own, Mapping):
+            raise ArgumentError(f"config gave {own!r} for round {number}: it gives a dictionary")
+        made = {**of_run, **{key: _plain(key, value) for key, value in own.items()}}
+        Compression.read(Round.read(made).compression)  # what no client could do is said here
+        return made
 
+    for key in {} if given is None or callable(given) else given:
+        meant = str(key).replace("_", "-")
+        if meant != key and meant in (*PASSED_ON, MU):
+            _log.warning("the setting %r is not known to clients; %r is", key, meant)
     return settings
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return a setting as it can be sent."""
+    value = value.item() if isinstance(value, np.generic) else value
+    kinds = bool | int | float | str | bytes
+    if not isinstance(value, kinds) and not (
+        isinstance(value, list) and all(isinstance(item, kinds) for item in value)
+    ):
+        raise ArgumentError(f"the setting {key!r} is {value!r}: a number, a text or a list of them")
+    return value
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _require_number(name: str, value: Any, least: int) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and value >= least):
+        raise ArgumentError(f"{name} is a number from {least}, not {value!r}")
+
+
+def _require_strategy(given: Any) -> None:
+    is_class = isinstance(given, type)
+    if is_class or not (given is None or isinstance(given, Strategy) or callable(given)):
+        hint = f"{given.__name__}()" if is_class else "FedAvg()"
+        raise ArgumentError(
+            f"strategy is one of Flower's, such as {hint}, or a function of the Context that makes "
+            f"one, not {given!r}"
+        )
+
+
+def _listed(which: Any) -> list[str]:
+    if not isinstance(which, Iterable):
+        raise ArgumentError(f"which is a name, a list of names and patterns, or a function: "
+                            f"not {which!r}")  # fmt: skip
+    return list(which)
+
+
+def _ending(finish: Finish) -> Finish:
+    """Return a function of three arguments that calls one of two or three."""
+    try:
+        inspect.signature(finish).bind(None, None, None)
+    except TypeError:
+        try:
+            inspect.signature(finish).bind(None, None)
+        except TypeError:
+            raise ArgumentError(
+                "finish takes Flower's result and the session, or the Context as well"
+            ) from None
+        return lambda result, session, context: finish(result, session)
+    return finish
+
+
+def _central_data(given: Any, context: Context) -> Any:
+    """Return the data for evaluation; a generator is made anew each time."""
+    if inspect.isgeneratorfunction(given):
+        return lambda: given(context)
+    return given(context) if callable(given) else given
+
+
+def _require_nodes(grid: Grid, strategy: Strategy) -> None:
+    """Refuse a local federation that has fewer clients than the strategy would wait for."""
+    while isinstance(grid, Through):
+        grid = grid.inner
+    least = least_nodes(strategy)
+    if isinstance(grid, LocalGrid) and len(grid.contexts) < least:
+        raise ArgumentError(
+            f"there are {len(grid.contexts)} clients, and the strategy waits for {least}: give it "
+            "min_available_nodes, min_train_nodes and min_evaluate_nodes that are there"
+        )

@@ -49,6 +49,11 @@ class Through(Grid):
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
+    @property
+    def inner(self) -> Grid:
+        """The other one."""
+        return self._grid
+
     def get_node_ids(self) -> Iterable[int]:
         """Return the numbers of the nodes."""
         return list(self._grid.get_node_ids())
@@ -114,7 +119,8 @@ class Patient(Through):
             replies += found
             waiting -= {reply.metadata.reply_to_message_id for reply in found}
             now = time.monotonic()
-            if found and len(replies) >= self._least:
+            answers = sum(not reply.has_error() for reply in replies)
+            if found and answers >= self._least:
                 enough = max(self._patience * (now - began), self._seconds)
                 end = min(began + enough, math.inf if timeout is None else began + timeout)
             if waiting and not found:
