@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,12 +74,19 @@ class _Options:
 
 def open_artifacts(source: Source, prefix: str = "") -> Bundle:
     """Read artifacts: a folder, or a file that `pack` has written."""
-    path = Path(source)
+    path = require_path("artifacts", source)
     if path.is_dir():
         return _from_folder(path, prefix)
     if path.is_file():
         return _from_file(path)
     raise ModelError(f"there are no artifacts at {str(path)!r}: neither a folder nor a file")
+
+
+def require_path(name: str, given: Any) -> Path:
+    """Return an argument as a path; what is none is an error."""
+    if not isinstance(given, str | os.PathLike):
+        raise ArgumentError(f"{name} is a path, not {given!r}")
+    return Path(given)
 
 
 def pack(
@@ -178,6 +185,25 @@ class Workplace:
     nominal: bool  # whether the artifacts have no weights of their own
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def changing(self) -> list[str]:
+        """The names of what training changes: parameters that train, running statistics."""
+        return [*self.session.state.trainable_names(), *self.session.module.statistics]
+
+    def has(self, name: str, array: Array) -> bool:
+        """Whether the artifacts themselves have this very value for a frozen parameter."""
+        if self.nominal:
+            return False
+        own = self.initial.get(name)
+        return np.array_equal(self.session.state.value_of(name) if own is None else own, array)
+
+    def load(self, values: Mapping[str, Array]) -> None:
+        """Set parameters; the artifacts' own values of frozen ones are kept for other clients."""
+        if not self.nominal:
+            frozen = set(values) - set(self.initial) - set(self.changing)
+            self.initial |= {n: np.array(self.session.state.value_of(n)) for n in frozen}
+        self.session.load_parameters(values)
+
 
 _workplaces: dict[tuple[Any, ...], Workplace] = {}
 _lock = threading.Lock()
@@ -212,8 +238,8 @@ def _key(source: Source | Bundle, prefix: str, threads: int | None) -> tuple[Any
 def _furnish(bundle: Bundle, threads: int | None) -> Workplace:
     session = bundle.session(threads)
     state = session.state
-    initial = {}
+    place = Workplace(bundle, session, {}, state.nominal)
     if not state.nominal:
-        changing = [*state.trainable_names(), *session.module.statistics]
-        initial = {n: np.array(state.value_of(n)) for n in changing if is_float(state, n)}
-    return Workplace(bundle, session, initial, state.nominal)
+        names = [name for name in place.changing if is_float(state, name)]
+        place.initial = {name: np.array(state.value_of(name)) for name in names}
+    return place

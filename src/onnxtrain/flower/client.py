@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,26 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from onnxtrain.api.checkpoint_content import Array
+from onnxtrain.api.checks import at_least
 from onnxtrain.api.fit import evaluate as evaluate_session
 from onnxtrain.api.fit import fit
 from onnxtrain.api.fit.batches import count_samples, make_source
+from onnxtrain.api.model_parts import take_apart
 from onnxtrain.api.random_state import RandomState
 from onnxtrain.api.session import TrainingSession
-from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
+from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError, UnknownNameError
 from onnxtrain.flower.arrays import fitting, read_record, to_record
-from onnxtrain.flower.bundle import Bundle, Source, Workplace, borrowed
-from onnxtrain.flower.compression import Compression
+from onnxtrain.flower.bundle import Bundle, Source, Workplace, borrowed, require_path
+from onnxtrain.flower.compression import Compression, clip
 from onnxtrain.flower.files import unpack_arrays
-from onnxtrain.flower.keeping import Keeper, Kept, client_number
-from onnxtrain.flower.rounds import FEDERATION, INITIAL, VERSION, Round
+from onnxtrain.flower.keeping import Keeper, Kept, claim, client_name, client_number, given_name
+from onnxtrain.flower.rounds import FEDERATION, INITIAL, LAST, PASSED_ON, ROUND, VERSION, Round
 
 _log = logging.getLogger(__name__)
 _RAISED = 2  # Flower's number for an app that could not do what it was asked to
+_NAME = "{client}"  # what stands for the client's name in `export`
+# `fit` says this to whoever calls it; nobody who reads the reply of a client could follow it.
+_ADVICE_OF_FIT = " No checkpoint was saved: pass checkpoint= to keep one."
 Data = Any | Callable[[Context], Any]
 
 
@@ -57,22 +63,30 @@ def client_app(
     Args:
         artifacts: the folder of artifacts, or a file that `pack` wrote.
         data: what to train with, as for `onnxtrain.fit`, or a function of Flower's `Context` that
-            returns it.
+            returns it. One that gives an iterator, such as a generator, is called for each epoch.
         evaluate: the same for evaluation; None for clients that do not evaluate.
         metrics: what to measure beside the loss, as for `onnxtrain.evaluate`.
-        mods: Flower's mods, the outermost first; updates are made smaller behind all of them.
-        keep_optimizer: go on with the moments of the client's last round, instead of zeros.
+        mods: Flower's mods, the outermost first. They are for messages that ask for training, as
+            that is where updates are; evaluation goes past them. Updates are made smaller behind
+            all of them.
+        keep_optimizer: go on with the moments of the client's last round, instead of zeros. Those
+            of another federation are not gone on with.
         state: a folder for what stays on the client. Without it that is kept while the node is up.
-            The node's configuration may name another one, as `state-dir`.
+            The node's configuration may name another one, as `state-dir`. Clients that share a
+            folder are told apart by the `client-name` or `partition-id` of their nodes.
         threads: how many threads to train with; what OMP_NUM_THREADS says by default, or all cores.
         export: where the client writes its model for inference after the last round (it has to
-            take part in its evaluation). A name in the folder `state`, or a path.
+            take part in its evaluation). A name in the folder `state`, or a path. A client with a
+            name of its own (`client-name` or `partition-id`) puts it behind that: "mine.onnx"
+            becomes "mine-3.onnx"; unless the node's configuration gives it a folder of its own, as
+            `state-dir`. Or say where it belongs: "{client}/mine.onnx".
         outputs: what that model gives out.
         prefix: what the names of the files in the folder of artifacts begin with.
         defaults: settings of a round for what the server does not say.
         fit_options: further arguments of `onnxtrain.fit`, such as `scheduler`.
 
     """
+    chosen = _checked_mods(mods)
     client = Client(
         artifacts,
         data,
@@ -88,7 +102,7 @@ def client_app(
         fit_options=fit_options,
     )
     app = ClientApp(mods=None)
-    app.train(mods=[client.compressing, *mods])(client.train)
+    app.train(mods=[client.compressing, *chosen])(client.train)
     app.evaluate()(client.evaluate)
     return app
 
@@ -112,16 +126,20 @@ class Client:
         defaults: Mapping[str, Any] | None = None,
         fit_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(artifacts, Bundle):
+            require_path("artifacts", artifacts)
         self._artifacts, self._prefix = artifacts, prefix
         self._data, self._evaluation = data, evaluate
         self._metrics = metrics
         self._keep_optimizer = keep_optimizer
-        self._state, self._threads = state, threads
-        self._export, self._outputs = export, list(outputs)
+        self._state = None if state is None else require_path("state", state)
+        self._threads = None if threads is None else at_least(1, "threads", threads)
+        self._export = None if export is None else str(require_path("export", export))
+        self._outputs, self._knows_outputs = _checked_outputs(outputs), False
         if export is not None and not self._outputs:
             raise ArgumentError("export needs outputs=[...]: what the model is to give out")
-        self._defaults = dict(defaults or {})
-        self._fit_options = dict(fit_options or {})
+        self._defaults = _checked_settings("defaults", defaults)
+        self._fit_options = _checked_settings("fit_options", fit_options)
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -139,26 +157,39 @@ class Client:
             return Message(answer(), reply_to=message)
         except OnnxTrainError as error:
             reason = " ".join(str(part) for part in (error, *getattr(error, "__notes__", ())))
+            reason = reason.replace(_ADVICE_OF_FIT, "")
         except Exception as error:  # what the user's own functions raise
             reason = f"{type(error).__name__}: {error}"
             _log.exception("the client could not answer")
         _log.error("the client could not answer: %s", reason)
         return Message(Error(code=_RAISED, reason=reason), reply_to=message)
 
+    def _round(self, config: Mapping[str, Any], context: Context) -> Round:
+        """Return the settings of a round: the server's, then the client's own, then the run's.
+
+        Which round it is only the server knows. Of the run's settings those count that a server
+        passes on: a strategy that sends no µ means none.
+        """
+        own = {key: value for key, value in self._defaults.items() if key not in (ROUND, LAST)}
+        of_run = {key: value for key, value in context.run_config.items() if key in PASSED_ON}
+        return Round.read(config, own, of_run)
+
     # ---- training ------------------------------------------------------------------------------
 
     def _train(self, message: Message, context: Context) -> RecordDict:
         arrays, config = _contents(message)
-        now = Round.read(config, self._defaults, context.run_config)
+        now = self._round(config, context)
+        identity = _identity(config, now)
         data = _data(self._data, context, "to train with")
         keeper = self._keeper(context)
         with self._workplace() as place:
             _require_version(place, config)
             session = place.session
-            kept = keeper.read(_identity(config, now))
+            self._require_outputs(session)
+            kept = keeper.begin(identity)
             received = fitting(session, read_record(arrays))
-            self._set(place, received, kept, config)
-            self._prepare(session, now, kept, client_number(context))
+            self._set(place, received, kept, config, keeper)
+            self._prepare(session, now, kept, client_number(context), keeper)
             began = time.perf_counter()
             history = fit(
                 session,
@@ -172,8 +203,8 @@ class Client:
             seconds = time.perf_counter() - began
             trained = {name: np.array(session.state.value_of(name)) for name in received}
             if now.clip_norm is not None:
-                _clip(trained, received, now.clip_norm)
-            self._keep(keeper, place, received, kept, _identity(config, now))
+                clip(trained, received, now.clip_norm)
+            self._keep(keeper, place, received, kept, identity)
         last = history.epochs[-1]
         numbers = {
             "num-examples": last.samples,
@@ -188,12 +219,15 @@ class Client:
             }
         )
 
-    def _prepare(self, session: TrainingSession, now: Round, kept: Kept, client: int) -> None:
+    def _prepare(
+        self, session: TrainingSession, now: Round, kept: Kept, client: int, keeper: Keeper
+    ) -> None:
         """Set all that a round begins with beside the parameters."""
         optimizer = session.optimizer
         if optimizer is None:
             raise StateError("the artifacts have no optimizer: generate them with one")
-        optimizer.reset(kept.optimizer if self._keep_optimizer else None)
+        with _explained(keeper):
+            optimizer.reset(kept.optimizer if self._keep_optimizer else None)
         if now.learning_rate is not None:
             optimizer.set_learning_rate(now.learning_rate)
         optimizer.set_proximal(now.mu)
@@ -210,25 +244,29 @@ class Client:
         identity: str,
     ) -> None:
         state = place.session.state
-        changing = [*state.trainable_names(), *place.session.module.statistics]
-        names = dict.fromkeys([*kept.local, *(n for n in changing if n not in received)])
-        now = Kept(residual=kept.residual, round=identity)
-        now.local = {n: np.array(state.value_of(n)) for n in names if n not in received}
+        own = [name for name in place.changing if name not in received]
+        now = Kept(
+            local={name: np.array(state.value_of(name)) for name in own},
+            frozen={n: array for n, array in kept.frozen.items() if n not in received},
+            residual=kept.residual,
+            round=identity,
+            before=kept.as_before(),
+        )
         if self._keep_optimizer and place.session.optimizer is not None:
             now.optimizer = place.session.optimizer.group()
-        if now.local or now.optimizer is not None or now.residual:
-            now.before = replace(kept, before=None)
-            keeper.write(now)
+        keeper.write(now)
 
     # ---- evaluation ----------------------------------------------------------------------------
 
     def _evaluate(self, message: Message, context: Context) -> RecordDict:
         arrays, config = _contents(message)
-        now = Round.read(config, self._defaults, context.run_config)
+        now = self._round(config, context)
+        keeper = self._keeper(context)
         with self._workplace() as place:
             _require_version(place, config)
             received = fitting(place.session, read_record(arrays))
-            self._set(place, received, self._keeper(context).read(), config)
+            kept = keeper.present(_identity(config, now))
+            self._set(place, received, kept, config, keeper)
             if now.is_last and self._export is not None:
                 self._write_model(place.session, context)
             data = _data(self._evaluation, context, "to evaluate with")
@@ -244,23 +282,59 @@ class Client:
         return RecordDict({"metrics": MetricRecord(numbers)})
 
     def _write_model(self, session: TrainingSession, context: Context) -> None:
-        assert self._export is not None
-        folder = self._folder(context)
-        path = Path(self._export) if folder is None else folder / self._export
+        path = self._model_file(context)
+        claim(path, context, f"give each a folder of its own, or put {_NAME!r} into export")
         path.parent.mkdir(parents=True, exist_ok=True)
         session.export_model_for_inferencing(path, self._outputs)
+
+    def _model_file(self, context: Context) -> Path:
+        """Return where the model goes: clients that share a folder have a file each."""
+        assert self._export is not None
+        folder, name = self._folder(context), given_name(context)
+        path = Path(self._export.replace(_NAME, client_name(context)))
+        shares = _NAME not in self._export and "state-dir" not in context.node_config
+        if name is not None and shares:
+            path = path.with_name(f"{path.stem}-{name}{path.suffix}")
+        return path if folder is None else folder / path
+
+    def _require_outputs(self, session: TrainingSession) -> None:
+        """Refuse what could not be exported in the end, while no round is lost by it."""
+        if self._export is None or self._knows_outputs:
+            return
+        evaluation = session.module.evaluation_pass
+        if evaluation is None or evaluation.graph.model.is_ort:
+            raise StateError(
+                "export needs the evaluation graph in the ONNX format, and the artifacts of this "
+                "client have none: install it, or leave out export"
+            )
+        parts = take_apart(evaluation.graph.model)
+        known = parts.value_names()
+        unknown = [name for name in self._outputs if name not in known]
+        if unknown:
+            raise UnknownNameError(
+                f"outputs has {unknown[0]!r}, which the evaluation graph does not have: its "
+                f"outputs are {', '.join(map(repr, parts.outputs))}"
+            )
+        self._knows_outputs = True
 
     # ---- parameters ----------------------------------------------------------------------------
 
     def _set(
-        self, place: Workplace, received: Mapping[str, Array], kept: Kept, config: ConfigRecord
+        self,
+        place: Workplace,
+        received: Mapping[str, Array],
+        kept: Kept,
+        config: ConfigRecord,
+        keeper: Keeper,
     ) -> None:
         """Set all parameters: the server's, then the client's own, then what they began with."""
         session = place.session
         if INITIAL in config:
             sent = unpack_arrays(bytes(config[INITIAL]), "what the server sent to begin with")
-            kept.local = {**fitting(session, sent), **kept.local}
-        values = {**place.initial, **_own(session, kept), **received}
+            _begin_with(place, kept, fitting(session, sent))
+        with _explained(keeper):
+            own = fitting(session, {**kept.frozen, **kept.local})
+        values = {**place.initial, **own, **received}
         if place.nominal:
             # The session may hold another client's values, which are none of this one's.
             missing = [name for name in session.state.names() if name not in values]
@@ -270,7 +344,7 @@ class Client:
                     "share: its artifacts were packed without weights, and the first values did "
                     "not arrive or were lost"
                 )
-        session.load_parameters(values)
+        place.load(values)
 
     def _workplace(self) -> Any:
         threads = self._threads
@@ -292,10 +366,9 @@ class Client:
         self, message: Message, context: Context, call_next: Callable[..., Message]
     ) -> Message:
         """Make the update of a reply smaller, if the round asks for it: a mod, the outermost."""
-        wanted = None
         try:
-            _, config = _contents(message)
-            now = Round.read(config, self._defaults, context.run_config)
+            sent, config = _contents(message)
+            now = self._round(config, context)
             wanted, identity = Compression.read(now.compression), _identity(config, now)
         except OnnxTrainError as error:
             return Message(Error(code=_RAISED, reason=str(error)), reply_to=message)
@@ -304,17 +377,15 @@ class Client:
             return reply
 
         def smaller() -> RecordDict:
-            sent = read_record(_contents(message)[0])
             content = reply.content
             key, arrays = next(iter(content.array_records.items()))
-            update = {name: array - sent[name] for name, array in read_record(arrays).items()}
+            update = _update(read_record(arrays), read_record(sent))
             keeper = self._keeper(context)
-            kept = keeper.read()
+            began, kept = keeper.begin(identity), keeper.present(identity)
             if kept.round != identity:  # training had nothing to keep
-                kept = replace(kept, round=identity, before=replace(kept, before=None))
-            assert kept.before is not None
-            content[key], lost = wanted.encode(update, kept.before.residual)
-            if wanted.has_memory:
+                kept = replace(began, round=identity, before=began.as_before())
+            content[key], lost = wanted.encode(update, began.residual, bounded=now.bounded)
+            if (wanted.has_memory or now.bounded) and (lost or kept.residual):
                 kept.residual = lost
                 keeper.write(kept)
             return content
@@ -322,16 +393,44 @@ class Client:
         return self._reply(message, smaller)
 
 
-def _own(session: TrainingSession, kept: Kept) -> dict[str, Array]:
-    """Return what the client keeps; what does not fit the artifacts is an error."""
+def _begin_with(place: Workplace, kept: Kept, sent: Mapping[str, Array]) -> None:
+    """Take what the server sends to begin with.
+
+    What training changes is the client's own if it has it; what is frozen is always the server's.
+    It is kept, as it is not sent again, unless the artifacts have the same.
+    """
+    changing = set(place.changing)
+    first = {name: array for name, array in sent.items() if name in changing}
+    frozen = {name: array for name, array in sent.items() if name not in changing}
+    own = {name: array for name, array in kept.local.items() if name not in frozen}
+    kept.local = {**first, **own}
+    earlier = {name: array for name, array in kept.frozen.items() if name not in frozen}
+    kept.frozen = {**earlier, **{n: a for n, a in frozen.items() if not place.has(n, a)}}
+
+
+@contextmanager
+def _explained(keeper: Keeper) -> Iterator[None]:
+    """Say where it comes from, if what the client keeps does not fit the artifacts."""
     try:
-        return fitting(session, kept.local)
+        yield
     except OnnxTrainError as error:
         error.add_note(
-            "This is what the client kept from earlier rounds, with other artifacts: delete its "
-            "file to start anew."
+            "This is what the client kept from earlier rounds, with other artifacts: "
+            f"{keeper.way_out} to start anew."
         )
         raise
+
+
+def _update(trained: Mapping[str, Array], sent: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the difference to what was sent; mods may have changed what was trained."""
+    for name, array in trained.items():
+        if name not in sent or array.shape != sent[name].shape:
+            raise ArgumentError(
+                f"a mod of this client replies with {name!r} of the shape {list(array.shape)}, "
+                "which was not sent like this: with compression, mods have to leave names and "
+                "shapes of arrays as they are"
+            )
+    return {name: array.astype(np.float64) - sent[name] for name, array in trained.items()}
 
 
 def _contents(message: Message) -> tuple[ArrayRecord, ConfigRecord]:
@@ -361,7 +460,15 @@ def _data(given: Data, context: Context, purpose: str) -> Any:
     data = given(context) if callable(given) else given
     if data is None or _samples(data) == 0:
         raise ArgumentError(f"this client has no data {purpose}")
+    if callable(given) and isinstance(data, Iterator):
+        return _made_again(data, lambda: given(context))
     return data
+
+
+def _made_again(first: Iterator[Any], make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that gives an iterator for each epoch; one is there already."""
+    there = [first]
+    return lambda: there.pop() if there else make()
 
 
 def _samples(data: Any) -> int:
@@ -377,11 +484,24 @@ def _samples(data: Any) -> int:
     return 1
 
 
-def _clip(trained: dict[str, Array], received: Mapping[str, Array], largest: float) -> None:
-    """Scale the update of all parameters together, so that its norm is not above `largest`."""
-    updates = {name: trained[name].astype(np.float64) - received[name] for name in trained}
-    norm = float(np.sqrt(sum(float(np.square(u).sum()) for u in updates.values())))
-    if norm > largest:
-        for name, update in updates.items():
-            clipped = received[name] + update * (largest / norm)
-            trained[name] = clipped.astype(trained[name].dtype)
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _checked_mods(mods: Any) -> list[Any]:
+    chosen: list[Any] = list(mods) if isinstance(mods, Iterable) else [None]
+    if not all(callable(mod) for mod in chosen):
+        raise ArgumentError(f"mods is a list of Flower's mods, not {mods!r}")
+    return chosen
+
+
+def _checked_outputs(outputs: Any) -> list[str]:
+    chosen: list[Any] = list(outputs) if isinstance(outputs, Iterable) else [None]
+    if isinstance(outputs, str) or not all(isinstance(name, str) for name in chosen):
+        raise ArgumentError(f"outputs is a list of names, such as ['output'], not {outputs!r}")
+    return chosen
+
+
+def _checked_settings(name: str, given: Any) -> dict[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ArgumentError(f"{name} is a dictionary of settings by name, not {given!r}")
+    return dict(given or {})

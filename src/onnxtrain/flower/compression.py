@@ -1,7 +1,8 @@
 """Smaller updates: a client sends the difference to what it received, in fewer bytes.
 
 What rounding or leaving out takes from an update is not lost: it is kept on the client and added
-to its next update (error feedback), except with float16, which loses too little to matter.
+to its next update (error feedback), except with float16, which loses too little to matter, and
+where updates are clipped: what was clipped must not come to more than its bound.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Compression:
                 f"compression is one of {', '.join(KINDS)}, not {self.kind!r}; the fraction that "
                 "top-k keeps is written behind it: 'top-k:0.05'"
             )
-        if not 0 < self.fraction <= 1:
-            raise ArgumentError(f"top-k keeps a fraction above 0, up to 1, not {self.fraction}")
+        if not isinstance(self.fraction, int | float) or not 0 < self.fraction <= 1:
+            raise ArgumentError(f"top-k keeps a fraction above 0, up to 1, not {self.fraction!r}")
 
     @classmethod
     def read(cls, given: str | Compression | None) -> Compression | None:
@@ -47,6 +48,10 @@ class Compression:
         if isinstance(given, Compression) or given is None or given in ("", "none"):
             return given if isinstance(given, Compression) else None
         kind, colon, fraction = str(given).partition(":")
+        if colon and kind in KINDS and kind != "top-k":
+            raise ArgumentError(
+                f"compression {kind!r} takes no number: write {kind!r}, not {given!r}"
+            )
         try:
             return cls(kind, float(fraction)) if colon else cls(kind)
         except ValueError as error:
@@ -60,23 +65,53 @@ class Compression:
         return self.kind != "float16"
 
     def encode(
-        self, update: Mapping[str, NumpyArray], residual: Mapping[str, NumpyArray]
+        self,
+        update: Mapping[str, NumpyArray],
+        residual: Mapping[str, NumpyArray],
+        *,
+        bounded: bool = False,
     ) -> tuple[ArrayRecord, dict[str, NumpyArray]]:
-        """Return an update in fewer bytes, and what it lost, by name."""
-        wanted = {
-            name: np.asarray(array, np.float32) + residual[name]
-            if name in residual and residual[name].shape == array.shape
-            else np.asarray(array, np.float32)
-            for name, array in update.items()
-        }
+        """Return an update in fewer bytes, and what it lost, by name.
+
+        A `bounded` one does not grow: nothing is added to it, numbers are rounded towards zero, and
+        what that takes from it is gone.
+        """
+        if bounded:
+            wanted = {name: not_beyond(0.0, a, np.float32) for name, a in update.items()}
+        else:
+            wanted = {name: _with_rest(a, residual.get(name)) for name, a in update.items()}
         least = _least(wanted, self.fraction) if self.kind == "top-k" else 0.0
         record, lost = ArrayRecord(), {}
         for name, array in wanted.items():
-            data = _pack(self.kind, array, least)
+            data = _pack(self.kind, array, least, bounded)
             record[name] = Array("float32", tuple(array.shape), f"{_STYPE}{self.kind}", data)
-            if self.has_memory:
+            if self.has_memory and not bounded:
                 lost[name] = array - _unpack(self.kind, data, array.shape)
         return record, lost
+
+
+def clip(trained: dict[str, NumpyArray], received: Mapping[str, NumpyArray], most: float) -> None:
+    """Scale the update of all parameters together, so that its norm is not above `most`."""
+    updates = {n: a.astype(np.float64) - received[n] for n, a in trained.items()
+               if a.dtype.kind == "f"}  # fmt: skip
+    norm = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+    if norm > most:
+        factor = most * (1 - 1e-12) / norm  # the norm is a rounded number itself
+        for name, update in updates.items():
+            trained[name] = not_beyond(received[name], update * factor, trained[name].dtype)
+
+
+def not_beyond(origin: NumpyArray | float, step: NumpyArray, dtype: Any) -> NumpyArray:
+    """Return origin + step in a type, rounded so that no number is further from its origin."""
+    near = np.asarray(origin + step).astype(dtype)
+    beyond = np.abs(near.astype(np.float64) - origin) > np.abs(step)
+    return np.where(beyond, np.nextafter(near, np.asarray(origin, near.dtype)), near)
+
+
+def _with_rest(array: NumpyArray, rest: NumpyArray | None) -> NumpyArray:
+    """Return an update with what earlier ones lost."""
+    plain = np.asarray(array, np.float32)
+    return plain + rest if rest is not None and rest.shape == plain.shape else plain
 
 
 def is_compressed(array: Any) -> bool:
@@ -114,17 +149,14 @@ def _least(update: Mapping[str, NumpyArray], fraction: float) -> float:
     return float(np.partition(sizes, sizes.size - kept)[sizes.size - kept])
 
 
-def _pack(kind: str, array: NumpyArray, least: float) -> bytes:
+def _pack(kind: str, array: NumpyArray, least: float, bounded: bool) -> bytes:
+    peak = float(np.abs(array).max(initial=0.0))
+    if not math.isfinite(peak):
+        raise NonFiniteError("the update has numbers that are not finite")
     if kind == "float16":
-        largest = float(np.finfo(np.float16).max)
-        return np.clip(array, -largest, largest).astype("<f2").tobytes()
+        return _pack_float16(array, peak, bounded)
     if kind == "int8":
-        peak = float(np.abs(array).max(initial=0.0))
-        if not math.isfinite(peak):
-            raise NonFiniteError("the update has numbers that are not finite")
-        scale = np.float32(peak / 127)
-        steps = np.rint(array / scale) if scale > 0 else np.zeros_like(array)
-        return struct.pack("<f", scale) + np.clip(steps, -127, 127).astype(np.int8).tobytes()
+        return _pack_int8(array, peak, bounded)
     flat = array.reshape(-1)
     chosen = np.flatnonzero((np.abs(flat) >= least) & (flat != 0))
     values = flat[chosen].astype("<f4").tobytes()
@@ -134,13 +166,43 @@ def _pack(kind: str, array: NumpyArray, least: float) -> bytes:
     return b"\0" + chosen.astype("<u4").tobytes() + values
 
 
+def _pack_float16(array: NumpyArray, peak: float, bounded: bool) -> bytes:
+    """Return a power of two in a byte, and numbers up to 1 that it is multiplied with."""
+    exponent = min(max(math.frexp(peak)[1], -127), 127)
+    scaled = np.ldexp(array, -exponent)
+    halves = not_beyond(0.0, scaled, np.float16) if bounded else scaled.astype(np.float16)
+    return struct.pack("<b", exponent) + halves.astype("<f2").tobytes()
+
+
+def _pack_int8(array: NumpyArray, peak: float, bounded: bool) -> bytes:
+    """Return the size of a step, and numbers of steps."""
+    scale = np.float32(peak / 127)
+    if bounded:
+        scale = np.float32(not_beyond(0.0, np.asarray(peak / 127), np.float32))
+    if scale == 0:
+        steps = np.zeros_like(array)
+    elif bounded:
+        steps = np.trunc(array.astype(np.float64) / float(scale))
+    else:
+        steps = np.rint(array / scale)
+    return struct.pack("<f", scale) + np.clip(steps, -127, 127).astype(np.int8).tobytes()
+
+
+def _unpack_float16(data: bytes, size: int) -> NumpyArray:
+    """Return numbers; those of earlier versions have no power of two in front of them."""
+    exponent = struct.unpack("<b", data[:1])[0] if len(data) > 2 * size else 0
+    halves = np.frombuffer(data[len(data) - 2 * size :], "<f2")
+    with np.errstate(over="ignore"):  # whoever takes the update looks for what is not finite
+        return np.ldexp(halves.astype(np.float32), exponent)
+
+
 def _unpack(kind: str, data: bytes, shape: tuple[int, ...]) -> NumpyArray:
     size = math.prod(shape)
     wrong = ArgumentError(f"a compressed update of {size} numbers has {len(data)} bytes")
     if kind == "float16":
-        if len(data) != 2 * size:
+        if len(data) not in (2 * size, 2 * size + 1):
             raise wrong
-        return np.frombuffer(data, "<f2").astype(np.float32).reshape(shape)
+        return _unpack_float16(data, size).reshape(shape)
     if kind == "int8":
         if len(data) != 4 + size:
             raise wrong

@@ -18,6 +18,7 @@ EPOCHS, BATCH, SEED, MU = "local-epochs", "batch-size", "seed", "proximal-mu"
 CLIP, COMPRESSION = "clip-norm", "compression"
 VERSION, INITIAL = "onnxtrain-artifacts", "onnxtrain-initial"
 FEDERATION = "onnxtrain-federation"
+FLOWER_CLIP = "clipping_norm"  # what Flower's strategies tell its mods that clip
 # What a server takes from the run's configuration and passes on.
 PASSED_ON = (RATE, SHORT_RATE, EPOCHS, BATCH, SEED, CLIP, COMPRESSION)
 
@@ -26,7 +27,8 @@ PASSED_ON = (RATE, SHORT_RATE, EPOCHS, BATCH, SEED, CLIP, COMPRESSION)
 class Round:
     """The settings of a round on a client.
 
-    `learning_rate` is None where nobody said one: that of the artifacts' default holds.
+    `learning_rate` is None where nobody said one: that of the artifacts' default holds. `bounded`
+    says that the update is clipped, here or by a mod of Flower's, and has to stay so.
     """
 
     number: int = 0
@@ -37,6 +39,7 @@ class Round:
     seed: int | None = None
     mu: float = 0.0
     clip_norm: float | None = None
+    bounded: bool = False
     compression: str = ""
 
     @classmethod
@@ -55,6 +58,7 @@ class Round:
             "seed": _whole(SEED, find(SEED), 0),
             "mu": _positive(MU, find(MU), zero=True),
             "clip_norm": _positive(CLIP, find(CLIP)),
+            "bounded": find(CLIP, FLOWER_CLIP) is not None,
             "compression": find(COMPRESSION),
         }
         return cls(**{key: value for key, value in made.items() if value is not None})
