@@ -30,7 +30,7 @@ def test_the_page_runs(tmp_path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "left out" not in done.stdout + done.stderr
     assert (tmp_path / "global.onnx").exists()
-    assert (tmp_path / "device" / "mine.onnx").exists()
+    assert all((tmp_path / "device" / f"mine-{i}.onnx").exists() for i in (0, 1))
     assert (tmp_path / "device" / "client-1.npz").exists()
     assert "['fc2.bias', 'fc2.weight']" in done.stdout
 
