@@ -92,3 +92,13 @@ def test_a_batch_size_with_options_of_the_user() -> None:
         open_module(batch_size="auto", session_options=ort.SessionOptions())
     module = open_module(batch_size="auto", session_options=ort.SessionOptions)
     assert np.isfinite(module(*samples(16))[0]) and np.isfinite(module(*samples(3))[0])
+
+
+def test_passes_for_quantized_operators_run_where_there_are_any() -> None:
+    """A model that is read from its file is not looked at, and keeps all of them."""
+    from onnxtrain.api.graph import needless_optimizers
+
+    assert needless_optimizers("step_model.onnx") is None
+    for operator in (b"QuantizeLinear", b"DequantizeLinear", b"MatMulNBits", b"MatMulInteger"):
+        assert needless_optimizers(b"\n\x04" + operator + b":\x00") is None
+    assert "QDQSelectorActionTransformer" in (needless_optimizers(b"\n\x04MatMul:\x00") or ())

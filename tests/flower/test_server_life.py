@@ -1,6 +1,8 @@
 """What a server refuses before the first round, survives during one, and keeps after the last."""
 
 import logging
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -351,10 +353,36 @@ def test_a_damaged_history_costs_metrics_only(tmp_path, caplog) -> None:
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path) -> None:
-    pytest.importorskip("fcntl", reason="Windows has no such locks")
     with (
         locked(tmp_path),
         pytest.raises(StateError, match="another server runs a federation"),
     ):
         federate(MLP, good, rounds=1, state=tmp_path)
     federate(MLP, good, rounds=1, state=tmp_path)
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from onnxtrain.flower.progress import locked
+with locked(Path(sys.argv[1])):
+    if len(sys.argv) > 2:
+        import os
+        if os.fork() == 0:
+            time.sleep(20)  # a child that outlives the server
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_server_of_another_process_has_the_folder_until_it_ends(tmp_path) -> None:
+    pytest.importorskip("fcntl", reason="Windows has no such locks")
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "fork"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as first:
+        assert first.stdout.readline() == "locked\n"
+        second = subprocess.run(command[:-1], input="", capture_output=True, text=True)
+        assert "another server runs a federation" in second.stderr
+        first.kill()
+    third = subprocess.run(command[:-1], input="", capture_output=True, text=True)
+    assert third.stdout == "locked\n", third.stderr

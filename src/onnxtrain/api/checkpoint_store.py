@@ -22,7 +22,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +45,7 @@ Write = Callable[[BinaryIO], None]
 
 def new_identifier() -> str:
     """An identifier for a pair of files."""
-    return secrets.token_hex(_IDENTIFIER_SIZE // 2)
+    return os.urandom(_IDENTIFIER_SIZE // 2).hex()
 
 
 def is_identifier(text: str) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,7 +82,7 @@ def _write_pair(path: Path, final: Path, model: Callable[[str], Chunks], data: C
 
 def _replace_pair(path: Path, final: Path, model: Callable[[str], Chunks], data: Chunks) -> Path:
     """Replace both, as described above; return where the data are."""
-    staged = final.with_name(f"{final.name}.{secrets.token_hex(8)}")
+    staged = final.with_name(f"{final.name}.{os.urandom(8).hex()}")
     try:
         write_synced(staged, data.write, final)
         _replace(path, model(staged.name))
@@ -114,7 +113,7 @@ def _link(staged: Path, final: Path) -> None:
 
 
 def _replace(path: Path, content: Chunks) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         write_synced(temporary, content.write, path)
         os.replace(temporary, path)

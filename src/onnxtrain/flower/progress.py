@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
@@ -151,26 +152,40 @@ def _join(value: Mapping[str, Any], kept: Mapping[str, Array]) -> Any:
 @contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
     """Keep a second server from the folder, as long as this one runs."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such locks
-        yield
-        return
     if folder is None:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
+    here = (os.getpid(), folder.resolve())
     with (folder / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if here in _running or not _lock(file):
             raise StateError(
                 f"another server runs a federation in {str(folder)!r}: wait for it, or give this "
                 "one another folder"
-            ) from None
-        except OSError:  # a file system without locks
-            _log.warning("%s cannot be locked: see that no other server writes there", folder)
-        yield
+            )
+        _running.add(here)
+        try:
+            yield
+        finally:
+            _running.discard(here)
+
+
+_running: set[tuple[int, Path]] = set()  # of this process, whom its own locks do not stop
+
+
+def _lock(file: IO[str]) -> bool:
+    """Lock a file until it is closed, or the process ends; its children do not hold the lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        _log.warning("%s cannot be locked: see that no other server writes there", file.name)
+    return True
 
 
 # ---- the state of a strategy ---------------------------------------------------------------------
