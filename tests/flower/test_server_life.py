@@ -369,7 +369,8 @@ with locked(Path(sys.argv[1])):
     if len(sys.argv) > 2:
         import os
         if os.fork() == 0:
-            time.sleep(20)  # a child that outlives the server
+            time.sleep(5)  # a child that outlives the server
+            os._exit(0)
     print("locked", flush=True)
     sys.stdin.read()
 """
