@@ -96,8 +96,11 @@ def test_reading_while_another_saves(tmp_path) -> None:
     writer.start()
     try:
         deadline = time.monotonic() + 1
+        seen = 1.0
         while time.monotonic() < deadline:
-            scale_of(path)
+            now = scale_of(path)
+            assert now >= seen  # what was saved never goes back
+            seen = now
     finally:
         stop.set()
         writer.join()

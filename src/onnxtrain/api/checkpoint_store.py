@@ -172,7 +172,8 @@ def store(
         elif _is_ours(final):
             final.unlink()
         old.unlink(missing_ok=True)
-    _remove_stale(path)
+    name = re.escape(path.name)
+    remove_stale(path.parent, rf"\.{name}\.[0-9a-f]{{16}}\.tmp|{name}\.data\.[0-9a-f]{{16}}")
 
 
 def _settle(path: Path, live_identifier: str | None) -> None:
@@ -219,12 +220,10 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove what processes that were killed while they saved to `path` have left behind."""
-    name = re.escape(path.name)
-    leftover = re.compile(rf"\.{name}\.[0-9a-f]{{16}}\.tmp|{name}\.data\.[0-9a-f]{{16}}")
+def remove_stale(folder: Path, leftovers: str) -> None:
+    """Remove what processes that were killed while they wrote have left, by a pattern of names."""
     now = time.time()
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if leftover.fullmatch(entry.name) and now - entry.stat().st_mtime > _STALE_SECONDS:
+            if re.fullmatch(leftovers, entry.name) and now - entry.stat().st_mtime > _STALE_SECONDS:
                 os.unlink(entry.path)

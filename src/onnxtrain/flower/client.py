@@ -19,15 +19,16 @@ from onnxtrain.api.checkpoint_content import Array
 from onnxtrain.api.checks import at_least
 from onnxtrain.api.fit import evaluate as evaluate_session
 from onnxtrain.api.fit import fit
-from onnxtrain.api.fit.batches import count_samples, make_source
-from onnxtrain.api.model_parts import take_apart
+from onnxtrain.api.fit.batches import make_source
 from onnxtrain.api.random_state import RandomState
 from onnxtrain.api.session import TrainingSession
-from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError, UnknownNameError
+from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
 from onnxtrain.flower.arrays import fitting, read_record, to_record
 from onnxtrain.flower.bundle import Bundle, Source, Workplace, borrowed, require_path
 from onnxtrain.flower.compression import Compression, clip
+from onnxtrain.flower.exporting import check_export, checked_outputs
 from onnxtrain.flower.files import unpack_arrays
+from onnxtrain.flower.given_data import Data, data_of, samples_in
 from onnxtrain.flower.keeping import Keeper, Kept, claim, client_name, client_number, given_name
 from onnxtrain.flower.rounds import FEDERATION, INITIAL, LAST, PASSED_ON, ROUND, VERSION, Round
 
@@ -36,7 +37,6 @@ _RAISED = 2  # Flower's number for an app that could not do what it was asked to
 _NAME = "{client}"  # what stands for the client's name in `export`
 # `fit` says this to whoever calls it; nobody who reads the reply of a client could follow it.
 _ADVICE_OF_FIT = " No checkpoint was saved: pass checkpoint= to keep one."
-Data = Any | Callable[[Context], Any]
 
 
 def client_app(
@@ -135,9 +135,7 @@ class Client:
         self._state = None if state is None else require_path("state", state)
         self._threads = None if threads is None else at_least(1, "threads", threads)
         self._export = None if export is None else str(require_path("export", export))
-        self._outputs, self._knows_outputs = _checked_outputs(outputs), False
-        if export is not None and not self._outputs:
-            raise ArgumentError("export needs outputs=[...]: what the model is to give out")
+        self._outputs, self._is_checked = checked_outputs(export, outputs), False
         self._defaults = _checked_settings("defaults", defaults)
         self._fit_options = _checked_settings("fit_options", fit_options)
 
@@ -180,12 +178,12 @@ class Client:
         arrays, config = _contents(message)
         now = self._round(config, context)
         identity = _identity(config, now)
-        data = _data(self._data, context, "to train with")
+        data = data_of(self._data, context, "to train with")
         keeper = self._keeper(context)
         with self._workplace() as place:
             _require_version(place, config)
             session = place.session
-            self._require_outputs(session)
+            self._check_export(session, context)
             kept = keeper.begin(identity)
             received = fitting(session, read_record(arrays))
             self._set(place, received, kept, config, keeper)
@@ -269,7 +267,7 @@ class Client:
             self._set(place, received, kept, config, keeper)
             if now.is_last and self._export is not None:
                 self._write_model(place.session, context)
-            data = _data(self._evaluation, context, "to evaluate with")
+            data = data_of(self._evaluation, context, "to evaluate with")
             if not isinstance(data, Mapping | tuple | list | np.ndarray):
                 names = place.session.input_names(training=False)
                 source = make_source(data, names, batch_size=now.batch_size, what="data")
@@ -277,7 +275,7 @@ class Client:
             values = evaluate_session(
                 place.session, data, self._metrics, batch_size=max(now.batch_size, 32)
             )
-        numbers: dict[str, Any] = {"num-examples": _samples(data)}
+        numbers: dict[str, Any] = {"num-examples": samples_in(data)}
         numbers |= {k: v for k, v in values.items() if isinstance(v, int | float)}
         return RecordDict({"metrics": MetricRecord(numbers)})
 
@@ -297,25 +295,10 @@ class Client:
             path = path.with_name(f"{path.stem}-{name}{path.suffix}")
         return path if folder is None else folder / path
 
-    def _require_outputs(self, session: TrainingSession) -> None:
-        """Refuse what could not be exported in the end, while no round is lost by it."""
-        if self._export is None or self._knows_outputs:
-            return
-        evaluation = session.module.evaluation_pass
-        if evaluation is None or evaluation.graph.model.is_ort:
-            raise StateError(
-                "export needs the evaluation graph in the ONNX format, and the artifacts of this "
-                "client have none: install it, or leave out export"
-            )
-        parts = take_apart(evaluation.graph.model)
-        known = parts.value_names()
-        unknown = [name for name in self._outputs if name not in known]
-        if unknown:
-            raise UnknownNameError(
-                f"outputs has {unknown[0]!r}, which the evaluation graph does not have: its "
-                f"outputs are {', '.join(map(repr, parts.outputs))}"
-            )
-        self._knows_outputs = True
+    def _check_export(self, session: TrainingSession, context: Context) -> None:
+        if self._export is not None and not self._is_checked:
+            check_export(session, self._model_file(context), self._outputs)
+            self._is_checked = True
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -456,34 +439,6 @@ def _require_version(place: Workplace, config: Mapping[str, Any]) -> None:
         )
 
 
-def _data(given: Data, context: Context, purpose: str) -> Any:
-    data = given(context) if callable(given) else given
-    if data is None or _samples(data) == 0:
-        raise ArgumentError(f"this client has no data {purpose}")
-    if callable(given) and isinstance(data, Iterator):
-        return _made_again(data, lambda: given(context))
-    return data
-
-
-def _made_again(first: Iterator[Any], make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that gives an iterator for each epoch; one is there already."""
-    there = [first]
-    return lambda: there.pop() if there else make()
-
-
-def _samples(data: Any) -> int:
-    """Return how many samples there are; data that can be gone through once are not touched."""
-    if isinstance(data, Mapping):
-        return count_samples(list(data.values()))
-    if isinstance(data, tuple):
-        return count_samples(list(data)) if data else 0
-    if isinstance(data, np.ndarray):
-        return len(data)
-    if isinstance(data, list):
-        return sum(_samples(tuple(b) if isinstance(b, list) else b) for b in data)
-    return 1
-
-
 # ---- arguments -----------------------------------------------------------------------------------
 
 
@@ -491,13 +446,6 @@ def _checked_mods(mods: Any) -> list[Any]:
     chosen: list[Any] = list(mods) if isinstance(mods, Iterable) else [None]
     if not all(callable(mod) for mod in chosen):
         raise ArgumentError(f"mods is a list of Flower's mods, not {mods!r}")
-    return chosen
-
-
-def _checked_outputs(outputs: Any) -> list[str]:
-    chosen: list[Any] = list(outputs) if isinstance(outputs, Iterable) else [None]
-    if isinstance(outputs, str) or not all(isinstance(name, str) for name in chosen):
-        raise ArgumentError(f"outputs is a list of names, such as ['output'], not {outputs!r}")
     return chosen
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
 import secrets
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,11 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from onnxtrain.api.checkpoint_content import Array
-from onnxtrain.api.checkpoint_store import reason_of, sync_folder, write_synced
+from onnxtrain.api.checkpoint_store import reason_of, remove_stale, sync_folder, write_synced
 from onnxtrain.errors import OnnxTrainError, StateError
-
-# What a killed process left behind is removed by the first write after this time.
-_STALE_SECONDS = 3600
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -36,17 +31,7 @@ def replace_file(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise OnnxTrainError(f"{str(path)!r} cannot be written: {reason_of(error)}") from None
-    _remove_stale(path)
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove what processes that were killed while they wrote this file have left behind."""
-    leftover = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-    now = time.time()
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        for entry in entries:
-            if leftover.fullmatch(entry.name) and now - entry.stat().st_mtime > _STALE_SECONDS:
-                os.unlink(entry.path)
+    remove_stale(path.parent, rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
 
 
 def remove_file(path: Path) -> None:

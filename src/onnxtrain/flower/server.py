@@ -22,6 +22,8 @@ from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
 from onnxtrain.flower.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.flower.bundle import Bundle, Source, open_artifacts
 from onnxtrain.flower.compression import Compression
+from onnxtrain.flower.exporting import check_export, checked_outputs
+from onnxtrain.flower.given_data import made_by
 from onnxtrain.flower.guard import Guarded, Settings, inner_with, least_nodes
 from onnxtrain.flower.local import LocalGrid
 from onnxtrain.flower.progress import (
@@ -102,11 +104,7 @@ def server_app(
         prefix: what the names of the files in the folder begin with.
 
     """
-    if isinstance(outputs, str):
-        raise ArgumentError(f"outputs is a list of names, such as [{outputs!r}], not a text")
-    names = list(outputs)
-    if export is not None and not names:
-        raise ArgumentError("export needs outputs=[...]: what the model is to give out")
+    names = checked_outputs(export, outputs)
     _require_number("patience", patience, 1)
     _require_number("timeout", timeout, 0)
     _require_number("wait_for", wait_for, 0)
@@ -121,7 +119,7 @@ def server_app(
         bundle = artifacts if isinstance(artifacts, Bundle) else open_artifacts(artifacts, prefix)
         chosen = strategy(context) if callable(strategy) else strategy
         settings = _settings(config, context)
-        data = _central_data(evaluate, context)
+        data = made_by(evaluate, context)
         server = Server(
             bundle,
             FedAvg() if chosen is None else chosen,
@@ -134,7 +132,7 @@ def server_app(
             check_version=check_version,
         )
         if export is not None:
-            server.check_export(export, names)
+            check_export(server.session, export, names)
         measure = None if data is None else (data, metrics, batch_size)
         _wait_for(grid, wait_for)
         if patience is not None:
@@ -193,16 +191,6 @@ class Server:
                 f"the strategy has proximal_mu={mu}, and the artifacts have no proximal term: "
                 "generate them with generate_artifacts(..., proximal=True)"
             )
-
-    def check_export(self, target: Source, outputs: list[str]) -> None:
-        """Refuse an export that could only fail, before the first round and not after the last."""
-        from onnxtrain.api.export import check_request
-
-        evaluation = self.session.module.evaluation_pass
-        if evaluation is None:
-            raise StateError("there is no evaluation graph to export: artifacts have eval_model")
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        check_request(evaluation.graph.model, outputs, target)
 
     def _begin(self, resume: bool) -> Progress:
         saved = Progress.read(self._folder) if resume and self._folder is not None else None
@@ -420,13 +408,6 @@ def _ending(finish: Finish) -> Finish:
             ) from None
         return lambda result, session, context: finish(result, session)
     return finish
-
-
-def _central_data(given: Any, context: Context) -> Any:
-    """Return the data for evaluation; a generator is made anew each time."""
-    if inspect.isgeneratorfunction(given):
-        return lambda: given(context)
-    return given(context) if callable(given) else given
 
 
 def _require_nodes(grid: Grid, strategy: Strategy) -> None:
