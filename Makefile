@@ -53,7 +53,7 @@ test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVIC
 
 # Flower, Ray and torch in an environment of their own, and the tests that need them.
 test-flower: $(FLOWER)/ready
-	$(FLOWER)/bin/python -m pytest tests/flower
+	$(FLOWER)/bin/python -m pytest tests/federated
 
 # Ten clients in Flower's simulation; ends with the accuracy after the last round.
 federated: $(FLOWER)-example/ready
@@ -68,7 +68,7 @@ types: $(VENV)/dev
 
 # Runs the examples and the sessions of the shell anew, so that pages show what they print today.
 docs: $(VENV)/docs $(VENV)/models
-	$(BIN)/python -m onnxtrain.autodiff.coverage docs/ops.md
+	$(BIN)/python -m onnxtrain.offline.autodiff.coverage docs/ops.md
 	$(BIN)/python examples/gallery.py
 	$(BIN)/python examples/transcripts.py docs/command-line.md
 	$(MAKE) site

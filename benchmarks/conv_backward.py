@@ -23,9 +23,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import torch
 
-from onnxtrain.autodiff.ops import Ops
-from onnxtrain.autodiff.rules import conv_data, conv_weight
-from onnxtrain.autodiff.window import Window
+from onnxtrain.offline.autodiff.rules import conv_data, conv_weight
+from onnxtrain.offline.autodiff.window import Window
+from onnxtrain.offline.graph.ops import Ops
 
 
 @dataclass(frozen=True)

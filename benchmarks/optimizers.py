@@ -25,7 +25,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import torch
 
-from onnxtrain.autodiff.ops import Ops
+from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.onnxblock.optim import (
     SGD,
     Adagrad,

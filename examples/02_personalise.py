@@ -46,7 +46,7 @@ print(report)
 
 # %%
 from onnxtrain import artifacts
-from onnxtrain.new_head import new_head
+from onnxtrain.offline.passes.replace_classifier import new_head
 
 made = artifacts.generate_artifacts(
     new_head("pplcnet.onnx", classes=3, after="p2o.pd_op.pool2d.2.0"),

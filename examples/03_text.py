@@ -160,7 +160,7 @@ session.export_model_for_inferencing("pretrained.onnx", ["scores"])
 # stays as it is.
 
 # %%
-from onnxtrain.new_head import new_head
+from onnxtrain.offline.passes.replace_classifier import new_head
 
 wanted = ["da", "fi", "tr"]
 lines, labels = pieces(wanted, test=False)

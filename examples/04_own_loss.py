@@ -47,7 +47,7 @@ def focal(scores, targets):
 
 # %%
 from onnxtrain import artifacts
-from onnxtrain.demo.network import network
+from onnxtrain.cli.demo.network import network
 
 for name, loss in (("focal", focal), ("bce", artifacts.LossType.BCEWithLogitsLoss)):
     artifacts.generate_artifacts(
@@ -76,7 +76,7 @@ print(f"{loss:.6f} {-((1 - p) ** 2 * np.log(p)).mean():.6f}")
 # worst class, keeps counts: `reset`, `update`, `value`. `better` says where to look for the best.
 
 # %%
-from onnxtrain.api.metrics import Metric
+from onnxtrain.device.loop.metrics import Metric
 
 
 def accuracy(scores, targets):

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 import onnxtrain
 from onnxtrain import artifacts
-from onnxtrain.demo.network import network
+from onnxtrain.cli.demo.network import network
 
 pixels, digits = load_digits(return_X_y=True)
 images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
@@ -100,7 +100,7 @@ print("every parameter is the same, to the bit:", same)
 # %%
 from matplotlib.figure import Figure
 
-from onnxtrain.api.schedulers import SCHEDULERS
+from onnxtrain.device.schedulers.rates import SCHEDULERS
 
 settings = {
     "linear": {"warmup_step_count": 20, "total_step_count": 200, "initial_lr": 1e-3},

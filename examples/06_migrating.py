@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from sklearn.datasets import load_digits
 
-from onnxtrain.demo.network import network
+from onnxtrain.cli.demo.network import network
 
 pixels, labels = load_digits(return_X_y=True)
 np.savez("digits.npz", images=(pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels=labels)

@@ -1,8 +1,8 @@
 """A published table, reproduced: FedAvg and FedProx on MNIST that is spread in three ways.
 
 Ten clients, ten local epochs, batches of 64, SGD with momentum 0.9, as in Flower's baseline
-`niid_bench`. The clients are those of `onnxtrain.flower.client_app`, the strategies Flower's own;
-only the transport is another one: two processes of one thread each instead of Ray's workers.
+`niid_bench`. The clients are those of `onnxtrain.federated.client_app`, the strategies Flower's
+own; only the transport is another one: two processes of one thread each instead of Ray's workers.
 
 All six rows advance in turn, one round of each. A run that was stopped goes on where it was.
 
@@ -43,7 +43,7 @@ _worker: dict[Any, Any] = {}
 
 def answer(folder: str, strategy: str, how: str, message: Any, context: Any) -> Any:
     """Let a client train, in a process of its own."""
-    from onnxtrain.flower import client_app
+    from onnxtrain.federated import client_app
 
     if "data" not in _worker:
         _worker["data"] = tuple(np.load(f"{folder}/{n}.npy", mmap_mode="r") for n in ("x", "y"))
@@ -80,9 +80,9 @@ def one_round(
     """Take the next round of one row; return what it came to."""
     from flwr.serverapp.strategy import FedAvg, FedProx
 
-    from onnxtrain.flower import LocalGrid, open_artifacts
-    from onnxtrain.flower.progress import Progress
-    from onnxtrain.flower.server import Server
+    from onnxtrain.federated import LocalGrid, open_artifacts
+    from onnxtrain.federated.progress import Progress
+    from onnxtrain.federated.server import Server
 
     def client(message: Any, context: Any) -> Any:
         return pool.submit(answer, str(folder), strategy, how, message, context).result()

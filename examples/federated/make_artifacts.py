@@ -14,7 +14,7 @@ sys.path.insert(0, str(HERE))
 
 from network import write_artifacts
 
-from onnxtrain.flower import pack
+from onnxtrain.federated import pack
 
 
 def main() -> None:

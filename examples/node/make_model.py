@@ -24,7 +24,7 @@ from torch import nn
 import onnxtrain
 from onnxtrain import artifacts
 from onnxtrain.api import TrainingSession
-from onnxtrain.api.fit import evaluate, fit
+from onnxtrain.device.loop import evaluate, fit
 
 FOLDER = Path(__file__).parent / "model"
 RATE, LENGTH = 32, 64

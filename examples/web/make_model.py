@@ -25,7 +25,7 @@ from torch import nn
 import onnxtrain
 from onnxtrain import artifacts
 from onnxtrain.api import TrainingSession
-from onnxtrain.api.fit import evaluate, fit
+from onnxtrain.device.loop import evaluate, fit
 
 HERE = Path(__file__).parent
 SIZE, BOX = 20, 16  # the picture, and the square in it that a digit fills

@@ -22,9 +22,9 @@ SHAPES = {"cnn": (1, 28, 28), "mlp": (784,)}
 
 def write(name: str, folder: str) -> None:
     """Write the artifacts."""
-    import onnx  # noqa: TID251
-    import torch  # noqa: TID251
-    from torch import nn  # noqa: TID251
+    import onnx
+    import torch
+    from torch import nn
 
     from onnxtrain import artifacts
 

@@ -4,7 +4,7 @@
  *   python js/bench/webgpu_models.py models.json 18 21
  *   node js/bench/webgpu-kernels.mjs models.json
  *
- * What it prints is what `src/onnxtrain/webgpu/kernels.py` has as a table.
+ * What it prints is what `src/onnxtrain/offline/passes/webgpu/kernels.py` has as a table.
  */
 
 import { readFileSync } from "node:fs";

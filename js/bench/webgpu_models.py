@@ -1,4 +1,3 @@
-# ruff: noqa: TID251
 """Write a model of one node for each operator and element type: `webgpu_models.py OUT OPSET...`.
 
 `webgpu-kernels.mjs` opens each of them in a browser to learn for which there are WebGPU kernels.

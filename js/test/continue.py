@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 
 from onnxtrain.api import CheckpointState, TrainingSession
-from onnxtrain.api.fit import fit
+from onnxtrain.device.loop import fit
 
 
 def batch(step: int, expected: dict) -> list:

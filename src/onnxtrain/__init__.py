@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from onnxtrain.errors import OnnxTrainError
 
 if TYPE_CHECKING:
-    from onnxtrain.api.fit import EarlyStopping, evaluate, fit
-    from onnxtrain.api.history import History
-    from onnxtrain.api.random_state import set_seed
-    from onnxtrain.api.session import TrainingSession
-    from onnxtrain.autodiff.gradient import gradient
-    from onnxtrain.inspection import inspect
+    from onnxtrain.device.loop import EarlyStopping, evaluate, fit
+    from onnxtrain.device.loop.history import History
+    from onnxtrain.device.random_state import set_seed
+    from onnxtrain.device.session import TrainingSession
+    from onnxtrain.offline.gradient import gradient
+    from onnxtrain.offline.inspect import inspect
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 _DEVICE = {
-    "EarlyStopping": "onnxtrain.api.fit",
-    "History": "onnxtrain.api.history",
-    "TrainingSession": "onnxtrain.api.session",
-    "evaluate": "onnxtrain.api.fit",
-    "fit": "onnxtrain.api.fit",
-    "set_seed": "onnxtrain.api.random_state",
+    "EarlyStopping": "onnxtrain.device.loop",
+    "History": "onnxtrain.device.loop.history",
+    "TrainingSession": "onnxtrain.device.session",
+    "evaluate": "onnxtrain.device.loop",
+    "fit": "onnxtrain.device.loop",
+    "set_seed": "onnxtrain.device.random_state",
 }
-_WORKSTATION = {"gradient": "onnxtrain.autodiff.gradient", "inspect": "onnxtrain.inspection"}
+_WORKSTATION = {"gradient": "onnxtrain.offline.gradient", "inspect": "onnxtrain.offline.inspect"}
 
 
 def __getattr__(name: str) -> Any:

@@ -112,7 +112,7 @@ class MissingGradientError(NotDifferentiableError):
             lines.append(f"      reached from {' -> '.join(item.path)}")
         lines.append("ways out:")
         lines.append("  * do not ask for gradients of what lies upstream of the node (freeze it);")
-        lines.append("  * register a rule: @onnxtrain.autodiff.rule('Op', domain='...');")
+        lines.append("  * register a rule: @onnxtrain.offline.autodiff.rule('Op', domain='...');")
         lines.append("  * treat it as the identity in the backward pass, where its output has the")
         lines.append("    shape of its input: straight_through=['Op'].")
         super().__init__("\n".join(lines))

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from onnxtrain.cli import main
-from onnxtrain.demo.network import network
+from onnxtrain.cli.demo.network import network
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -12,7 +12,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.cli import main
-from onnxtrain.demo.network import network
+from onnxtrain.cli.demo.network import network
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -10,7 +10,7 @@ import pytest
 
 from onnxtrain.cli import main
 from onnxtrain.cli.console import Console
-from onnxtrain.demo.network import network
+from onnxtrain.cli.demo.network import network
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COMMANDS = {

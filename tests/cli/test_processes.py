@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxtrain.api.session import TrainingSession
+from onnxtrain.device.session import TrainingSession
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COMMAND = [sys.executable, "-m", "onnxtrain"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxtrain.api.checkpoint_content import (
+from onnxtrain.format.checkpoint.content import (
     ELEMENT_TYPES,
     STRING,
     CheckpointContent,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.api.checkpoint_content import tensor_code
-from onnxtrain.api.wire import bytes_field, number_field, text_field
+from onnxtrain.format.checkpoint.content import tensor_code
+from onnxtrain.format.model.wire import bytes_field, number_field, text_field
 
 FLOAT, INT64, BOOL = 1, 7, 9
 _INT, _INTS, _GRAPH = 2, 7, 5  # numbers of AttributeProto.AttributeType

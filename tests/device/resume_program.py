@@ -12,8 +12,8 @@ from pathlib import Path
 
 from small_runs import open_session, samples
 
-from onnxtrain.api.random_state import set_seed
-from onnxtrain.api.schedulers import CosineLRScheduler, PlateauLRScheduler
+from onnxtrain.device.random_state import set_seed
+from onnxtrain.device.schedulers.rates import CosineLRScheduler, PlateauLRScheduler
 
 STEPS, STRIDE = 200, 10
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxtrain.api import CheckpointState, Module
-from onnxtrain.api.session import TrainingSession
+from onnxtrain.device.session import TrainingSession
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHAPES = {"mlp": (8,), "head": (8,), "cnn": (1, 6, 6)}

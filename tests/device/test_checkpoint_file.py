@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from checkpoints import a_training_state, as_plain_data, of_every_type
 
-from onnxtrain.api import checkpoint_layout
-from onnxtrain.api.checkpoint_content import (
+from onnxtrain.errors import CheckpointError
+from onnxtrain.format.checkpoint import layout as checkpoint_layout
+from onnxtrain.format.checkpoint.content import (
     RESERVED_PREFIX,
     CheckpointContent,
     OptimizerGroup,
@@ -20,8 +21,7 @@ from onnxtrain.api.checkpoint_content import (
     split_properties,
     tensor_bytes,
 )
-from onnxtrain.api.checkpoint_file import locate_tensors, read_checkpoint, write_checkpoint
-from onnxtrain.errors import CheckpointError
+from onnxtrain.format.checkpoint.file import locate_tensors, read_checkpoint, write_checkpoint
 
 
 @pytest.fixture(params=["inline", "external"])
@@ -283,8 +283,8 @@ def test_large_files_are_never_held_in_memory(tmp_path) -> None:
     program = """
 import resource, sys
 import numpy as np
-from onnxtrain.api.checkpoint_content import CheckpointContent
-from onnxtrain.api.checkpoint_file import read_checkpoint, write_checkpoint
+from onnxtrain.format.checkpoint.content import CheckpointContent
+from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
 w = np.zeros(2**26, np.float32)
 write_checkpoint(sys.argv[1], CheckpointContent(frozen={"w": w}))
 # Not ru_maxrss, which begins with the memory of the process that started this one.
@@ -304,7 +304,7 @@ assert before < 2**19, before
 def test_reading_and_writing_needs_numpy_alone() -> None:
     program = """
 import sys
-import onnxtrain.api.checkpoint_file
+import onnxtrain.format.checkpoint.file
 print([name for name in ("onnx", "onnx_ir", "google.protobuf", "torch", "onnxruntime")
        if name in sys.modules])
 """

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from checkpoints import GOLDEN, a_training_state, as_plain_data
 
-from onnxtrain.api.checkpoint_content import RawTensor
-from onnxtrain.api.checkpoint_file import locate_tensors, read_checkpoint, write_checkpoint
-from onnxtrain.api.checkpoint_store import CHECKSUM_MARK, CHECKSUM_SIZE
 from onnxtrain.errors import CheckpointError
+from onnxtrain.format.checkpoint.content import RawTensor
+from onnxtrain.format.checkpoint.file import locate_tensors, read_checkpoint, write_checkpoint
+from onnxtrain.format.checkpoint.store import CHECKSUM_MARK, CHECKSUM_SIZE
 
 WEIGHT = np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 0.125]], np.float32)
 INLINE = ["generated", "nominal", "saved", "version1"]

@@ -15,10 +15,10 @@ import pytest
 from checkpoints import GOLDEN, a_training_state, as_plain_data
 from die_at_every_step import die_at_every_step
 
-from onnxtrain.api import checkpoint_store
-from onnxtrain.api.checkpoint_content import CheckpointContent
-from onnxtrain.api.checkpoint_file import read_checkpoint, write_checkpoint
 from onnxtrain.errors import CheckpointError
+from onnxtrain.format.checkpoint import store as checkpoint_store
+from onnxtrain.format.checkpoint.content import CheckpointContent
+from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
 
 HERE = Path(__file__).resolve().parent
 EXTERNAL, INLINE = 0, 2**40

@@ -23,11 +23,8 @@ from onnx_bytes import (
     value,
 )
 
-from onnxtrain.api.checkpoint_content import RawTensor
-from onnxtrain.api.export import export_model
-from onnxtrain.api.model_file import ModelFile, ValueType
-from onnxtrain.api.rewrite import stored_data
-from onnxtrain.api.wire import bytes_field, number_field, text_field
+from onnxtrain.device.export.inference_model import export_model
+from onnxtrain.device.export.initializers import stored_data
 from onnxtrain.errors import (
     ArgumentError,
     CheckpointError,
@@ -36,6 +33,9 @@ from onnxtrain.errors import (
     StateError,
     UnknownNameError,
 )
+from onnxtrain.format.checkpoint.content import RawTensor
+from onnxtrain.format.model.file import ModelFile, ValueType
+from onnxtrain.format.model.wire import bytes_field, number_field, text_field
 
 HERE = Path(__file__).resolve().parent
 EXTERNAL = {"external_data_threshold": 0}

@@ -12,9 +12,9 @@ import pytest
 from die_at_every_step import die_at_every_step
 from onnx_bytes import FLOAT, graph, model, node, value
 
-from onnxtrain.api.export import export_model
-from onnxtrain.api.model_file import ModelFile
+from onnxtrain.device.export.inference_model import export_model
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.format.model.file import ModelFile
 
 HERE = Path(__file__).resolve().parent
 

@@ -10,7 +10,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.api import TrainingSession
-from onnxtrain.api.features import FrozenFeatures
+from onnxtrain.device.loop.feature_cache import FrozenFeatures
 from onnxtrain.errors import ArgumentError
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from small_runs import GOLDEN, assert_same, open_session, parameters, samples
 
-from onnxtrain.api import random_state
-from onnxtrain.api.fit import EarlyStopping, evaluate, fit
-from onnxtrain.api.fit.batches import make_source
-from onnxtrain.api.metrics import Accuracy, FunctionMetric
-from onnxtrain.api.random_state import set_seed
-from onnxtrain.api.schedulers import LinearLRScheduler, PlateauLRScheduler
-from onnxtrain.api.session import TrainingSession
+from onnxtrain.device import random_state
+from onnxtrain.device.loop import EarlyStopping, evaluate, fit
+from onnxtrain.device.loop.batches import make_source
+from onnxtrain.device.loop.metrics import Accuracy, FunctionMetric
+from onnxtrain.device.random_state import set_seed
+from onnxtrain.device.schedulers.rates import LinearLRScheduler, PlateauLRScheduler
+from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, InputError
 
 QUIET = {"progress": False}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small_runs import assert_same, open_session, parameters, samples
 
-from onnxtrain.api.fit import evaluate, fit
+from onnxtrain.device.loop import evaluate, fit
 from onnxtrain.errors import NonFiniteError
 
 QUIET = {"progress": False, "shuffle": False, "batch_size": 4}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from small_runs import assert_same, open_session, parameters, samples
 
-from onnxtrain.api import random_state
-from onnxtrain.api.fit import EarlyStopping, fit
-from onnxtrain.api.random_state import set_seed
+from onnxtrain.device import random_state
+from onnxtrain.device.loop import EarlyStopping, fit
+from onnxtrain.device.random_state import set_seed
 from onnxtrain.errors import ArgumentError, CheckpointError, StateError
 
 # 23 samples in batches of 4 are 6 steps an epoch, the last of them with 3 samples.
@@ -470,8 +470,8 @@ def test_a_handler_of_ones_own_is_left_alone() -> None:
 RUN = """
 import sys
 from small_runs import open_session, samples
-from onnxtrain.api.fit import fit
-from onnxtrain.api.random_state import set_seed
+from onnxtrain.device.loop import fit
+from onnxtrain.device.random_state import set_seed
 from pathlib import Path
 
 path = Path(sys.argv[1])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from onnxtrain.api.history import EpochRecord, History
+from onnxtrain.device.loop.history import EpochRecord, History
 from onnxtrain.errors import ArgumentError, UnknownNameError
 
 
@@ -118,7 +118,7 @@ def test_matplotlib_is_asked_for_only_when_something_is_drawn() -> None:
     code = """
 import sys
 sys.modules["matplotlib"] = None
-from onnxtrain.api.history import History
+from onnxtrain.device.loop.history import History
 try:
     History().plot("x.png")
 except RuntimeError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_runs import open_session, samples
 
-from onnxtrain.api.checkpoint_store import CHECKSUM_SIZE
+from onnxtrain.format.checkpoint.store import CHECKSUM_SIZE
 
 HERE = Path(__file__).resolve().parent
 HOSTILE = HERE.parent / "golden" / "hostile"

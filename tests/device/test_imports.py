@@ -12,9 +12,10 @@ from onnxtrain.errors import OnnxTrainError
 FORBIDDEN = ("onnx", "onnx_ir", "google.protobuf", "torch", "onnxscript", "sympy", "matplotlib")
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-import onnxtrain, onnxtrain.api
-names = [m.name for m in pkgutil.walk_packages(onnxtrain.api.__path__, "onnxtrain.api.")]
-assert len(names) > 20, names
+import onnxtrain, onnxtrain.api, onnxtrain.device, onnxtrain.format
+rooms = (onnxtrain.device, onnxtrain.format)
+names = [m.name for r in rooms for m in pkgutil.walk_packages(r.__path__, r.__name__ + ".")]
+assert len(names) > 60, names
 for name in names:
     importlib.import_module(name)
 onnxtrain.TrainingSession, onnxtrain.fit, onnxtrain.set_seed

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from onnxtrain import TrainingSession
-from onnxtrain.api.checkpoint_content import OptimizerGroup
 from onnxtrain.errors import CheckpointError, StateError, UnknownNameError
+from onnxtrain.format.checkpoint.content import OptimizerGroup
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")

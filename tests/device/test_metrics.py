@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from onnxtrain.api.metrics import (
+from onnxtrain.device.loop.metrics import (
     F1,
     Accuracy,
     ConfusionMatrix,

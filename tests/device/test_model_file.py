@@ -23,11 +23,11 @@ from onnx_bytes import (
     value,
 )
 
-from onnxtrain.api.export import export_model
-from onnxtrain.api.model_file import ExternalTensor, ModelFile, ValueType
-from onnxtrain.api.rewrite import stored_data, with_initializers
-from onnxtrain.api.wire import bytes_field, number_field, text_field, varint_bytes
+from onnxtrain.device.export.inference_model import export_model
+from onnxtrain.device.export.initializers import stored_data, with_initializers
 from onnxtrain.errors import ModelError, OnnxTrainError
+from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType
+from onnxtrain.format.model.wire import bytes_field, number_field, text_field, varint_bytes
 
 HOSTILE = Path(__file__).resolve().parents[1] / "golden" / "hostile"
 

@@ -7,9 +7,9 @@ import pytest
 from small_runs import GOLDEN, open_module, open_session, samples
 
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from onnxtrain.api.checkpoint_content import OptimizerGroup
-from onnxtrain.api.checkpoint_file import read_checkpoint, write_checkpoint
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, StateError
+from onnxtrain.format.checkpoint.content import OptimizerGroup
+from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
 
 
 def graph(model):

@@ -6,8 +6,16 @@ import sys
 
 import pytest
 
-from onnxtrain.api.history import EpochRecord
-from onnxtrain.api.progress import Bar, Lines, Silent, bar_line, describe, duration, make_progress
+from onnxtrain.device.loop.history import EpochRecord
+from onnxtrain.device.loop.progress import (
+    Bar,
+    Lines,
+    Silent,
+    bar_line,
+    describe,
+    duration,
+    make_progress,
+)
 from onnxtrain.errors import ArgumentError
 
 RECORD = EpochRecord(2, 20, 640, 0.123456, 1e-3, 65, {"eval_loss": 0.5, "confusion": [[1]]})

@@ -5,8 +5,8 @@ import pytest
 from small_runs import assert_same, open_module, open_session, reopened, samples
 
 import onnxtrain
-from onnxtrain.api import random_state
-from onnxtrain.api.random_state import RandomState, set_seed
+from onnxtrain.device import random_state
+from onnxtrain.device.random_state import RandomState, set_seed
 from onnxtrain.errors import ArgumentError
 
 

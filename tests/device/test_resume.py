@@ -13,8 +13,8 @@ import resume_program
 from small_runs import assert_same, open_session, samples
 
 from onnxtrain.api import CheckpointState
-from onnxtrain.api.checkpoint_file import read_checkpoint
 from onnxtrain.errors import CheckpointError
+from onnxtrain.format.checkpoint.file import read_checkpoint
 
 PROGRAM = Path(resume_program.__file__)
 MODELS = ["mlp", "cnn", "head"]
@@ -198,8 +198,8 @@ print(peak() - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory has other units elsewhere")
 def test_a_large_checkpoint_is_mapped(tmp_path) -> None:
     """Two hundred megabytes take hardly any memory before they are used."""
-    from onnxtrain.api.checkpoint_content import CheckpointContent
-    from onnxtrain.api.checkpoint_file import write_checkpoint
+    from onnxtrain.format.checkpoint.content import CheckpointContent
+    from onnxtrain.format.checkpoint.file import write_checkpoint
 
     content = CheckpointContent(frozen={"table": np.zeros(50_000_000, np.float32)})
     content.has_external_data = True

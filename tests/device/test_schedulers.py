@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small_runs import open_session, reopened, samples
 
-from onnxtrain.api.schedulers import (
+from onnxtrain.device.schedulers.rates import (
     SCHEDULERS,
     ConstantLRScheduler,
     CosineLRScheduler,

@@ -8,7 +8,7 @@ import pytest
 from small_runs import GOLDEN, assert_same, gradients, open_session, parameters, reopened, samples
 
 from onnxtrain.api import CheckpointState, Module, Optimizer, TrainingSession
-from onnxtrain.api.random_state import set_seed
+from onnxtrain.device.random_state import set_seed
 from onnxtrain.errors import (
     ArgumentError,
     CheckpointError,

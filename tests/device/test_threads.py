@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from small_runs import assert_same, open_session, samples
 
-from onnxtrain.api.random_state import set_seed
+from onnxtrain.device.random_state import set_seed
 
 MODELS = ["mlp", "cnn", "head"]
 

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from onnxtrain.api.wire import (
+from onnxtrain.errors import ModelError
+from onnxtrain.format.model.wire import (
     BYTES,
     FIXED32,
     FIXED64,
@@ -16,7 +17,6 @@ from onnxtrain.api.wire import (
     text_field,
     varint_bytes,
 )
-from onnxtrain.errors import ModelError
 
 
 def read(data: bytes, **options) -> list:

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import onnxtrain
 from onnxtrain import onnxblock
-from onnxtrain.demo.network import network
+from onnxtrain.cli.demo.network import network
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "onnxtrain"

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.demo.network import network
+from onnxtrain.cli.demo.network import network
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -25,7 +25,7 @@ ELSEWHERE = {
 # What a page takes for granted, where it shows a part of something.
 BEFORE = {
     "concepts.md": "import onnxtrain\n",
-    "how-it-works.md": "from onnxtrain.autodiff import rule\n",
+    "how-it-works.md": "from onnxtrain.offline.autodiff import rule\n",
 }
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxtrain.api.checkpoint_content import CheckpointContent, OptimizerGroup, merge_properties
-from onnxtrain.api.checkpoint_file import read_checkpoint, write_checkpoint
+from onnxtrain.format.checkpoint.content import CheckpointContent, OptimizerGroup, merge_properties
+from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
 
 HERE = Path(__file__).resolve().parent
 PYTHON = os.environ.get(

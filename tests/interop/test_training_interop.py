@@ -13,7 +13,7 @@ from upstream_program import batches
 
 from onnxtrain import artifacts
 from onnxtrain.api import TrainingSession
-from onnxtrain.api.checkpoint_file import read_checkpoint
+from onnxtrain.format.checkpoint.file import read_checkpoint
 
 RATE = 0.01
 with_each = pytest.mark.parametrize("folders", ["AdamW", "SGD"], indirect=True)

@@ -23,8 +23,8 @@ import onnxtrain
 from gradcheck import check_emitted, run
 from onnxtrain.api import TrainingSession
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
-from onnxtrain.autodiff.engine import ActivePath
-from onnxtrain.autodiff.prepare import prepare
+from onnxtrain.offline.autodiff.engine import ActivePath
+from onnxtrain.offline.frontend.canonical_model import prepare
 
 WHEELS = Path(os.environ.get("ONNXTRAIN_MODELS", Path(__file__).parents[2] / ".venv" / "models"))
 pytestmark = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from exporting import export
 from graphs import model, value
 from onnxtrain import artifacts, onnxblock
 from onnxtrain.api import TrainingSession
-from onnxtrain.api.random_state import set_seed
+from onnxtrain.device.random_state import set_seed
 from optimize_program import optimize
 from zoo import NETWORKS
 

@@ -14,8 +14,8 @@ import onnxtrain
 from exporting import export
 from onnxtrain import artifacts
 from onnxtrain.api import TrainingSession
+from onnxtrain.offline.passes.webgpu import uncovered
 from onnxtrain.onnxblock.optim import SGD, AdamW, ClipGradNorm
-from onnxtrain.webgpu import uncovered
 from zoo import CNN, MLP, Bert, Recurrent, ResNet18
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from onnxtrain.api.checkpoint_file import read_checkpoint
+from onnxtrain.format.checkpoint.file import read_checkpoint
 
 GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
 TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint32)": np.uint32}

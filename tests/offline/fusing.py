@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.autodiff.fused import expand_fused
+from onnxtrain.offline.frontend.fused import expand_fused
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

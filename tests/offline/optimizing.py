@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from onnxtrain.autodiff.ops import Ops
+from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.onnxblock.optim import Optimizer, write_optimizer
 
 Array = np.ndarray[Any, Any]

@@ -9,12 +9,12 @@ from pathlib import Path
 import onnx
 import pytest
 
-import onnxtrain.autodiff
-from onnxtrain.autodiff import lowering
-from onnxtrain.autodiff.allowed import EMITTED_OPS, REPEATED_OPS
-from onnxtrain.autodiff.emit import FLOOR_OPSET
+import onnxtrain.offline.autodiff
+from onnxtrain.offline.autodiff.allowed import EMITTED_OPS, REPEATED_OPS
+from onnxtrain.offline.graph import opset_downgrade as lowering
+from onnxtrain.offline.graph.emit import FLOOR_OPSET
 
-SOURCE = Path(onnxtrain.autodiff.__file__).parent
+SOURCE = Path(onnxtrain.offline.autodiff.__file__).parent
 # What rewrites the forward part: operators of other domains, of older opsets, without a rule.
 FORWARD = {"definitions.py", "expand.py", "fused", "prepare.py", "upgrade"}
 ARITHMETIC = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.USub: "Neg"}
@@ -90,4 +90,4 @@ def test_allowed_operators_mean_one_thing_at_every_opset(op: str) -> None:
 
 @pytest.mark.parametrize("op", sorted(REPEATED_OPS))
 def test_repeated_operators_have_a_rule(op: str) -> None:
-    assert (("", op)) in onnxtrain.autodiff.registry.registered()
+    assert (("", op)) in onnxtrain.offline.autodiff.registry.registered()

@@ -182,7 +182,7 @@ def test_old_artifacts_survive_a_failure(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(28, "No space left on device")
         return replace(source, target)
 
-    monkeypatch.setattr("onnxtrain.artifact_folder.os.replace", full)
+    monkeypatch.setattr("onnxtrain.offline.writer.folder.os.replace", full)
     with pytest.raises(OnnxTrainError, match="No space left"):
         generate_artifacts(linear(), ["w"], artifact_directory=tmp_path)
     monkeypatch.undo()

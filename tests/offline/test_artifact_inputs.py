@@ -14,8 +14,8 @@ import onnxtrain
 from artifact_device import Device
 from graphs import linear, value
 from onnxtrain.api import TrainingSession
-from onnxtrain.api.checkpoint_file import read_checkpoint
 from onnxtrain.artifacts import OptimType, generate_artifacts
+from onnxtrain.format.checkpoint.file import read_checkpoint
 
 FILES = {"training_model.onnx", "eval_model.onnx", "checkpoint"}
 WITH_OPTIMIZER = FILES | {"optimizer_model.onnx", "step_model.onnx"}

@@ -14,9 +14,9 @@ from artifact_device import Device, close, torch_gradients
 from exporting import export
 from graphs import linear, model, value
 from onnxtrain import onnxblock
-from onnxtrain.api.checkpoint_file import read_checkpoint
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.format.checkpoint.file import read_checkpoint
 from zoo import MLP, Bert, MobileNetV2, ResNet18
 
 FILES = {"training_model.onnx", "eval_model.onnx", "checkpoint"}

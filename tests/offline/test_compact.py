@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
-from onnxtrain.compact import compact
+from onnxtrain.offline.writer.shorten_names import compact
 
 
 @pytest.fixture

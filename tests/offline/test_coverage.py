@@ -3,9 +3,9 @@
 import importlib
 from pathlib import Path
 
-import onnxtrain.autodiff.rules  # noqa: F401
-from onnxtrain.autodiff.coverage import RULED, UNKNOWN, coverage, page
-from onnxtrain.autodiff.registry import refusal, registered, zero_reason
+import onnxtrain.offline.autodiff.rules  # noqa: F401
+from onnxtrain.offline.autodiff.coverage import RULED, UNKNOWN, coverage, page
+from onnxtrain.offline.autodiff.registry import refusal, registered, zero_reason
 
 ROOT = Path(__file__).parents[2]
 

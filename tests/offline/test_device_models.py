@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from graphs import model, value
 from onnxtrain import artifacts, onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer, TrainingSession
-from onnxtrain.api.random_state import set_seed
+from onnxtrain.device.random_state import set_seed
 from onnxtrain.errors import ArgumentError, InputError, RunError, StateError
 
 node = helper.make_node

@@ -14,9 +14,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from onnxtrain.autodiff import lowering
-from onnxtrain.autodiff.emit import FLOOR_OPSET, least_ir_version, stamp, sweep
 from onnxtrain.errors import ModelError
+from onnxtrain.offline.graph import opset_downgrade as lowering
+from onnxtrain.offline.graph.emit import FLOOR_OPSET, least_ir_version, stamp, sweep
 
 NEWEST = onnx.defs.onnx_opset_version()
 F, F16, BF16, F64 = (

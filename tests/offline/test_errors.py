@@ -141,7 +141,7 @@ def test_all_missing_rules_at_once() -> None:
         given.graph.value_info.append(value(name, [2]))
     error = fails(
         MissingGradientError, "my.own.Strange", "'first'", "my.own.Odd", "'second'", "'x'",
-        "freeze", "onnxtrain.autodiff.rule", "straight_through", model=given, wrt="x",
+        "freeze", "onnxtrain.offline.autodiff.rule", "straight_through", model=given, wrt="x",
     )  # fmt: skip
     assert [m.node for m in error.missing] == ["first", "second"]
 

@@ -19,8 +19,8 @@ import torch
 from exporting import export
 from oldest_program import run_all
 from onnxtrain import onnxblock
-from onnxtrain.api.checkpoint_file import read_checkpoint
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
+from onnxtrain.format.checkpoint.file import read_checkpoint
 from onnxtrain.onnxblock.optim import (
     SGD,
     Adagrad,

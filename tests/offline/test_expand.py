@@ -11,8 +11,8 @@ import pytest
 
 import onnxtrain
 from gradcheck import Spec, check_gradient, check_spec, ids
-from onnxtrain.autodiff import registry
 from onnxtrain.errors import MissingGradientError
+from onnxtrain.offline.autodiff import registry
 
 NORM = [(2, 3, 4), (4,), (4,)]
 SPECS = [

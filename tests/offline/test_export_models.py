@@ -18,11 +18,11 @@ from torch import nn
 
 from exporting import export as export_torch
 from graphs import model, value
-from onnxtrain.api.checkpoint_file import read_checkpoint
-from onnxtrain.api.export import export_model
-from onnxtrain.api.model_file import ModelFile
 from onnxtrain.artifacts import LossType, generate_artifacts
+from onnxtrain.device.export.inference_model import export_model
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.format.checkpoint.file import read_checkpoint
+from onnxtrain.format.model.file import ModelFile
 from zoo import NETWORKS
 
 

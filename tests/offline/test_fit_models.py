@@ -10,10 +10,10 @@ from onnx import helper
 from exporting import export
 from graphs import linear, model, value
 from onnxtrain import artifacts, onnxblock
-from onnxtrain.api.fit import evaluate, fit
-from onnxtrain.api.fit.guard import Guard
-from onnxtrain.api.metrics import Accuracy, MeanAbsoluteError
-from onnxtrain.api.session import TrainingSession
+from onnxtrain.device.loop import evaluate, fit
+from onnxtrain.device.loop.metrics import Accuracy, MeanAbsoluteError
+from onnxtrain.device.loop.nan_guard import Guard
+from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, InputError
 from two_heads import two_heads
 from zoo import MLP

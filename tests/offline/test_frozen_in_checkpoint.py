@@ -6,8 +6,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from onnxtrain.api.checkpoint_content import CheckpointContent
-from onnxtrain.api.checkpoint_file import write_checkpoint
+from onnxtrain.format.checkpoint.content import CheckpointContent
+from onnxtrain.format.checkpoint.file import write_checkpoint
 
 
 @pytest.mark.parametrize("threshold", [2**40, 0], ids=["inline", "external"])

@@ -11,7 +11,7 @@ import pytest
 
 import onnxtrain
 from fusing import Array, Case, bits, check, expanded, f, feeds_of, h, ints, one_node, result, run
-from onnxtrain.autodiff.registry import refusal
+from onnxtrain.offline.autodiff.registry import refusal
 
 
 def activations(op: str, inputs: Sequence[Array], given: Mapping[str, Mapping[str, Any]]) -> list:

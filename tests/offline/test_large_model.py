@@ -18,7 +18,7 @@ import torch
 import onnxtrain
 from artifact_device import Device, close
 from large_model import PLACES, POSITIONS, TOKENS, WORDS, rows, save
-from onnxtrain.api.checkpoint_file import read_checkpoint
+from onnxtrain.format.checkpoint.file import read_checkpoint
 
 DISK, MEMORY = 4 << 30, 9 << 30
 FEEDS = {"tokens": TOKENS, "positions": POSITIONS, "labels": np.array([1, 0, 9, 4, 4])}

@@ -9,9 +9,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.autodiff.emit import sweep
-from onnxtrain.autodiff.linear import join_linear_layers
-from onnxtrain.autodiff.prepare import prepare
+from onnxtrain.offline.frontend.canonical_model import prepare
+from onnxtrain.offline.graph.emit import sweep
+from onnxtrain.offline.passes.linear_layers import join_linear_layers
 
 
 def layer(

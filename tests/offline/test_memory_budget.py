@@ -17,11 +17,11 @@ import torch
 from exporting import export
 from onnxtrain import fit
 from onnxtrain.api import TrainingSession
-from onnxtrain.api.random_state import set_seed
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
+from onnxtrain.device.random_state import set_seed
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, MemoryBudgetError, UnknownNameError
-from onnxtrain.recompute.arena import DEFAULT_LOSS, LEAN_LOSS, resident_bytes
-from onnxtrain.recompute.flow import Flow, bytes_alive, execution_order
+from onnxtrain.offline.passes.remat.arena import DEFAULT_LOSS, LEAN_LOSS, resident_bytes
+from onnxtrain.offline.passes.remat.flow import Flow, bytes_alive, execution_order
 from optimize_program import optimize
 from zoo import Bert, ResNet18
 

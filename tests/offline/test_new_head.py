@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ArgumentError, ModelError, UnknownNameError
-from onnxtrain.new_head import new_head
+from onnxtrain.offline.passes.replace_classifier import new_head
 
 
 def model(*nodes: onnx.NodeProto, dims=("batch", 6), outputs=("y",)) -> onnx.ModelProto:

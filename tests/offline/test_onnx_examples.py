@@ -16,10 +16,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from onnxtrain.autodiff.emit import FLOOR_OPSET, stamp
-from onnxtrain.autodiff.infer import infer_shapes
-from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor
 from onnxtrain.errors import ShapeInferenceError
+from onnxtrain.offline.frontend.upgrade import OLDEST_OPSET, raise_to_floor
+from onnxtrain.offline.graph.emit import FLOOR_OPSET, stamp
+from onnxtrain.offline.graph.infer import infer_shapes
 
 REFUSED = {"test_scan_sum"}  # Scan-8, with a batch axis
 Feeds = dict[str, np.ndarray[Any, Any]]

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import onnxtrain
-from onnxtrain.autodiff.prepare import prepare
+from onnxtrain.offline.frontend.canonical_model import prepare
 
 Array = np.ndarray[Any, Any]
 

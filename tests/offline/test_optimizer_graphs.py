@@ -14,9 +14,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain import onnxblock
-from onnxtrain.autodiff.allowed import EMITTED_OPS
-from onnxtrain.autodiff.ops import Ops
 from onnxtrain.errors import BlockError, OnnxTrainError
+from onnxtrain.offline.autodiff.allowed import EMITTED_OPS
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.optimizers import chunked as pieces_module
+from onnxtrain.offline.optimizers import multi_tensor as joined_module
 from onnxtrain.onnxblock.optim import (
     SGD,
     Adagrad,
@@ -30,8 +32,6 @@ from onnxtrain.onnxblock.optim import (
     late_readers,
     write_update,
 )
-from onnxtrain.onnxblock.optim import joined as joined_module
-from onnxtrain.onnxblock.optim import pieces as pieces_module
 from optimizer_cases import (
     RATE,
     TYPES,

@@ -12,8 +12,8 @@ from onnx.reference.op_run import OpRun
 
 import onnxtrain
 from graphs import model, value
-from onnxtrain.autodiff import registry, rule, zero_gradient
 from onnxtrain.errors import MissingGradientError, OnnxTrainError
+from onnxtrain.offline.autodiff import registry, rule, zero_gradient
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-rule.md"
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as theirs
 
-from onnxtrain.api import schedulers as ours
-from onnxtrain.api.session import TrainingSession
+from onnxtrain.device.schedulers import rates as ours
+from onnxtrain.device.session import TrainingSession
 
 STEPS = 400
 RATE = 0.0123

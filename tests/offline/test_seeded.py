@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from graphs import model, value
 from oldest_program import run_all
 from onnxtrain.errors import ModelError
-from onnxtrain.training_graph import build_training_graphs
+from onnxtrain.offline.training_graph import build_training_graphs
 
 node = helper.make_node
 TYPES = {

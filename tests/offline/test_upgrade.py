@@ -23,12 +23,12 @@ from old_nodes import (
     one_node,
     vector,
 )
-from onnxtrain.autodiff.infer import check_structure, infer_shapes
-from onnxtrain.autodiff.prepare import lift_constants
-from onnxtrain.autodiff.upgrade import OLDEST_OPSET, raise_to_floor, release_initializers
-from onnxtrain.autodiff.upgrade.adapters import ADAPTERS
-from onnxtrain.autodiff.upgrade.unchanged import UNCHANGED
 from onnxtrain.errors import ModelError
+from onnxtrain.offline.frontend.canonical_model import lift_constants
+from onnxtrain.offline.frontend.upgrade import OLDEST_OPSET, raise_to_floor, release_initializers
+from onnxtrain.offline.frontend.upgrade.adapters import ADAPTERS
+from onnxtrain.offline.frontend.upgrade.unchanged import UNCHANGED
+from onnxtrain.offline.graph.infer import check_structure, infer_shapes
 
 FLOOR = 18
 

@@ -14,12 +14,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain import artifacts
-from onnxtrain.autodiff.emit import sweep
-from onnxtrain.autodiff.ops import Ops
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.webgpu import rewrite_for_webgpu, uncovered
-from onnxtrain.webgpu.single import _one_minus_power
-from onnxtrain.webgpu.unroll import MOST_STEPS
+from onnxtrain.offline.graph.emit import sweep
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu, uncovered
+from onnxtrain.offline.passes.webgpu.single import _one_minus_power
+from onnxtrain.offline.passes.webgpu.unroll import MOST_STEPS
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((4, 5, 3)).astype(np.float32)

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 import onnxtrain
 from gradcheck import Spec, check_emitted, check_spec, ids, run
-from onnxtrain.autodiff.rules import conv_data, conv_weight
 from onnxtrain.errors import ModelError, ShapeInferenceError
+from onnxtrain.offline.autodiff.rules import conv_data, conv_weight
 
 
 def conv(id: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, **attrs: Any) -> Spec:

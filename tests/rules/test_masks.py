@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.autodiff.engine import differentiate
-from onnxtrain.autodiff.ops import Ops
-from onnxtrain.training_graph import build_training_graphs
+from onnxtrain.offline.autodiff.engine import differentiate
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.training_graph import build_training_graphs
 
 
 def model_of(nodes: list[onnx.NodeProto]) -> onnx.ModelProto:

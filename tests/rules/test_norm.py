@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 import gradcheck
 import onnxtrain
 from gradcheck import Spec, check_emitted, check_spec, ids, run, special_values, vjp
-from onnxtrain.autodiff.rules.batch_norm import rewrite_training_batch_norm
+from onnxtrain.offline.autodiff.rules.batch_norm import rewrite_training_batch_norm
 
 LAYER = "LayerNormalization"
 RMS = "RMSNormalization"
@@ -92,7 +92,9 @@ def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_group_norm_with_a_scale_per_group(monkeypatch: pytest.MonkeyPatch, symbolic: bool) -> None:
     """Opset 18 to 20: onnx's checker calls that deprecated, onnxruntime runs it."""
-    monkeypatch.setattr("onnxtrain.autodiff.prepare.check_structure", lambda model: None)
+    monkeypatch.setattr(
+        "onnxtrain.offline.frontend.canonical_model.check_structure", lambda model: None
+    )
     monkeypatch.setattr(gradcheck, "check_emitted", lambda *models: None)
     shapes = [(2, 4, 3, 2), (2,), (2,)]
     check_spec(

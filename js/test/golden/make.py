@@ -1,4 +1,4 @@
-# ruff: noqa: D102, E402, I001, TID251
+# ruff: noqa: D102, E402, I001
 """Write the artifact folders that Node and the browser are compared with Python on.
 
 Each folder has `expected.json`: the inputs as a formula, the losses of twenty steps in Python, and
@@ -27,9 +27,9 @@ from zoo import Bert, Recurrent
 import onnxtrain
 from onnxtrain import artifacts
 from onnxtrain.api import TrainingSession
-from onnxtrain.api.fit.batches import shuffled
-from onnxtrain.api.random_state import RandomState
-from onnxtrain.api.schedulers import SCHEDULERS
+from onnxtrain.device.loop.batches import shuffled
+from onnxtrain.device.random_state import RandomState
+from onnxtrain.device.schedulers.rates import SCHEDULERS
 
 STEPS, SAVED_AT, BATCH = 20, 10, 6
 

@@ -1,7 +1,6 @@
-"""What runs on the device: numpy, onnxruntime and the standard library, and nothing else.
+"""The training API of `onnxruntime.training.api`, under the same names.
 
-Each name is imported when it is first used: a program that only reads checkpoints needs no
-onnxruntime.
+Each name is imported on first use: a program that only reads checkpoints needs no onnxruntime.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxtrain.api.checkpoint import CheckpointState
-    from onnxtrain.api.module import Module
-    from onnxtrain.api.optimizer import Optimizer
-    from onnxtrain.api.parameters import Parameter, Parameters, Properties
-    from onnxtrain.api.plateau import PlateauLRScheduler
-    from onnxtrain.api.schedulers import (
+    from onnxtrain.device.module import Module
+    from onnxtrain.device.optimizer import Optimizer
+    from onnxtrain.device.parameters import Parameter, Parameters, Properties
+    from onnxtrain.device.schedulers.plateau import PlateauLRScheduler
+    from onnxtrain.device.schedulers.rates import (
         ConstantLRScheduler,
         CosineLRScheduler,
         ExponentialLRScheduler,
@@ -24,7 +22,8 @@ if TYPE_CHECKING:
         OneCycleLRScheduler,
         StepLRScheduler,
     )
-    from onnxtrain.api.session import TrainingSession
+    from onnxtrain.device.session import TrainingSession
+    from onnxtrain.device.state import CheckpointState
 
 __all__ = [
     "CheckpointState",
@@ -45,20 +44,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckpointState": "checkpoint",
-    "ConstantLRScheduler": "schedulers",
-    "CosineLRScheduler": "schedulers",
-    "ExponentialLRScheduler": "schedulers",
-    "LinearLRScheduler": "schedulers",
+    "CheckpointState": "state",
+    "ConstantLRScheduler": "schedulers.rates",
+    "CosineLRScheduler": "schedulers.rates",
+    "ExponentialLRScheduler": "schedulers.rates",
+    "LinearLRScheduler": "schedulers.rates",
     "Module": "module",
-    "MultiStepLRScheduler": "schedulers",
-    "OneCycleLRScheduler": "schedulers",
+    "MultiStepLRScheduler": "schedulers.rates",
+    "OneCycleLRScheduler": "schedulers.rates",
     "Optimizer": "optimizer",
     "Parameter": "parameters",
     "Parameters": "parameters",
-    "PlateauLRScheduler": "plateau",
+    "PlateauLRScheduler": "schedulers.plateau",
     "Properties": "parameters",
-    "StepLRScheduler": "schedulers",
+    "StepLRScheduler": "schedulers.rates",
     "TrainingSession": "session",
 }
 
@@ -67,7 +66,7 @@ def __getattr__(name: str) -> Any:
     """Import a name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'onnxtrain.api' has no attribute {name!r}")
-    value = getattr(import_module(f"onnxtrain.api.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"onnxtrain.device.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

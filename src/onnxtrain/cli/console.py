@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from onnxtrain.api.progress import Silent, make_progress
+from onnxtrain.device.loop.progress import Silent, make_progress
 
 Row = Sequence[Any]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.api.checkpoint_content import ELEMENT_TYPES
-from onnxtrain.api.session import TrainingSession
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.data import Reading, load, remembered
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
+from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
+from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
 
 TRAINED = "trained"
 _LEARNING_RATE = 1e-3
@@ -28,8 +28,8 @@ _INT64 = 7
 
 def train_command(options: argparse.Namespace, console: Console) -> int:
     """Train, and save the run."""
-    from onnxtrain.api.fit import fit
-    from onnxtrain.api.random_state import set_seed
+    from onnxtrain.device.loop import fit
+    from onnxtrain.device.random_state import set_seed
 
     folder = _folder(options.artifacts)
     saved = Path(options.checkpoint) if options.checkpoint else folder / TRAINED
@@ -128,7 +128,7 @@ def _check_plot(picture: str | None) -> None:
 
 def eval_command(options: argparse.Namespace, console: Console) -> int:
     """Measure the loss and metrics."""
-    from onnxtrain.api.fit import evaluate
+    from onnxtrain.device.loop import evaluate
 
     folder = _folder(options.artifacts)
     checkpoint = _chosen(folder, options.checkpoint)
@@ -183,7 +183,7 @@ def export_command(options: argparse.Namespace, console: Console) -> int:
 
 def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
     """Show what a checkpoint holds."""
-    from onnxtrain.api.checkpoint import CheckpointState
+    from onnxtrain.device.state import CheckpointState
 
     path = Path(options.checkpoint)
     if path.is_dir():
@@ -290,7 +290,7 @@ def _reading(options: argparse.Namespace) -> Reading:
 
 def _metrics(session: TrainingSession, options: argparse.Namespace) -> list[Any]:
     """Return the metrics asked for; accuracy where labels are classes and none was."""
-    from onnxtrain.api.metrics import make_metric
+    from onnxtrain.device.loop.metrics import make_metric
 
     beside = session.output_names(training=False)[1:]
     labels = session.module.training_pass.roles.inputs[-1]

@@ -17,7 +17,7 @@ from onnxtrain.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from onnxtrain.api.model_file import ValueType
+    from onnxtrain.format.model.file import ValueType
 
 _ENDINGS = frozenset(".png .jpg .jpeg .bmp .gif .webp .tif .tiff".split())
 _IN_MEMORY = 2**28  # bytes; more images than that are kept in a file and mapped

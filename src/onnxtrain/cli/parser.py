@@ -240,7 +240,9 @@ def _ops(commands: Any) -> None:
 
 
 def _demo(commands: Any) -> None:
-    add = _command(commands, "demo", "demo", "the whole story on handwritten digits").add_argument
+    add = _command(
+        commands, "demo", "demo.command", "the whole story on handwritten digits"
+    ).add_argument
     add(
         "--output", "-o", type=_file, default="onnxtrain-demo", metavar="FOLDER",
         help="where files go",

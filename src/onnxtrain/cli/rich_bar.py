@@ -11,8 +11,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from onnxtrain.api.history import EpochRecord
-from onnxtrain.api.progress import Silent, describe
+from onnxtrain.device.loop.history import EpochRecord
+from onnxtrain.device.loop.progress import Silent, describe
 
 
 class RichBar(Silent):

@@ -14,7 +14,7 @@ from onnxtrain.cli.data import Array, Data, Reading, numbered
 from onnxtrain.errors import InputError
 
 if TYPE_CHECKING:
-    from onnxtrain.api.model_file import ValueType
+    from onnxtrain.format.model.file import ValueType
 
 _USUAL = ("label", "labels", "class", "target", "y")
 _INTEGERS = (3, 5, 6, 7)

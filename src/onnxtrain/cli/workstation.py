@@ -24,7 +24,7 @@ _SQUASH = {"cross-entropy": ("Softmax",), "bce": ("Sigmoid",)}
 
 def inspect_command(options: argparse.Namespace, console: Console) -> int:
     """Tell what of a model would train."""
-    from onnxtrain.inspection import inspect
+    from onnxtrain.offline.inspect import inspect
 
     path = _model_file(options.model)
     report = inspect(path, options.of, bn=options.bn, sizes=_sizes(options.size))
@@ -44,13 +44,13 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
 def prepare_command(options: argparse.Namespace, console: Console) -> int:
     """Write the artifacts of a model."""
     from onnxtrain import onnxblock
-    from onnxtrain.artifacts import generate_artifacts
+    from onnxtrain.offline.prepare import generate_artifacts
 
     model: Path | onnx.ModelProto = _model_file(options.model)
     optimizer = _optimizer(options)
     train = options.train
     if options.classes is not None:
-        from onnxtrain.new_head import new_head
+        from onnxtrain.offline.passes.replace_classifier import new_head
 
         model = new_head(str(model), options.classes, of=options.of, after=options.after)
         train = train or ["head*.weight", "head*.bias"]
@@ -96,9 +96,9 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
 
 def gradient_command(options: argparse.Namespace, console: Console) -> int:
     """Write a model with gradients."""
-    from onnxtrain.api.export_layout import Chunks
-    from onnxtrain.api.export_store import store
-    from onnxtrain.autodiff.gradient import gradient
+    from onnxtrain.device.export.layout import Chunks
+    from onnxtrain.device.export.store import store
+    from onnxtrain.offline.gradient import gradient
 
     path = _model_file(options.model)
     check_target(Path(options.output), "--output", {path: "the model to read"})
@@ -124,7 +124,7 @@ def gradient_command(options: argparse.Namespace, console: Console) -> int:
 
 def ops_command(options: argparse.Namespace, console: Console) -> int:
     """List the operators and how each is differentiated."""
-    from onnxtrain.autodiff.coverage import coverage
+    from onnxtrain.offline.autodiff.coverage import coverage
 
     rows = coverage()
     known = {row.op.lower(): row.op for row in rows}
@@ -204,7 +204,7 @@ def _budget(given: str | None) -> float | None:
 
 
 def _optimizer(options: argparse.Namespace) -> Any:
-    from onnxtrain.onnxblock import optim
+    from onnxtrain.offline import optimizers as optim
 
     settings: dict[str, Any] = {"weight_decay": options.weight_decay}
     if options.momentum is not None:

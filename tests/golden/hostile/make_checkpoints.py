@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxtrain.api.checkpoint_content import CheckpointContent, OptimizerGroup, RawTensor
-from onnxtrain.api.checkpoint_file import read_checkpoint, write_checkpoint
-from onnxtrain.api.checkpoint_store import CHECKSUM_SIZE
+from onnxtrain.format.checkpoint.content import CheckpointContent, OptimizerGroup, RawTensor
+from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
+from onnxtrain.format.checkpoint.store import CHECKSUM_SIZE
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "checkpoints"

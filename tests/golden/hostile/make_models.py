@@ -29,7 +29,7 @@ from onnx_bytes import (  # noqa: E402
     value,
 )
 
-from onnxtrain.api.wire import bytes_field, header, number_field, text_field  # noqa: E402
+from onnxtrain.format.model.wire import bytes_field, header, number_field, text_field  # noqa: E402
 
 X, Y = value("x", FLOAT, [2]), value("loss", FLOAT, [2])
 

@@ -25,7 +25,7 @@ def data(context):
 
 @cache
 def onnxtrain_client(folder):
-    from onnxtrain.flower import client_app
+    from onnxtrain.federated import client_app
 
     return client_app(f"{folder}/artifacts", data)
 

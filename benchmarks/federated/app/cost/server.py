@@ -6,7 +6,7 @@ from pathlib import Path
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from onnxtrain.flower import server_app
+from onnxtrain.federated import server_app
 
 app = ServerApp()
 

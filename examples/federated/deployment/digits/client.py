@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from onnxtrain.flower import client_app
+from onnxtrain.federated import client_app
 
 from .data import train_and_test
 

@@ -6,7 +6,7 @@ import numpy as np
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from onnxtrain.flower import server_app
+from onnxtrain.federated import server_app
 
 from .data import test_set
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
 
-from onnxtrain.flower import server_app
+from onnxtrain.federated import server_app
 
 from .data import test_set
 

@@ -1,0 +1,164 @@
+"""The story of the demo, chapter by chapter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+import onnxtrain
+from onnxtrain.cli.console import Console, megabytes
+from onnxtrain.cli.demo.digits import Digits, load
+from onnxtrain.cli.demo.picture import draw
+from onnxtrain.device.loop import evaluate
+from onnxtrain.device.loop.history import History
+
+_HALFWAY, _ALL = 6, 12
+
+
+def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
+    """Run all of it; return the numbers."""
+    from onnxtrain.offline.prepare import LossType, OptimType, generate_artifacts
+
+    began = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    device = folder / "device"
+    for stale in device.glob("trained*"):
+        stale.unlink()  # a demo begins at its beginning
+    digits = load(seed)
+
+    console.note("\n1. On the workstation: pretrain a small CNN on digits of many people")
+    pretrained, accuracy = _pretrain(folder, digits, seed, console)
+
+    console.note("\n2. On the workstation: write the artifacts; the last two layers will train")
+    started = time.perf_counter()
+    made = generate_artifacts(
+        str(pretrained),
+        requires_grad=["fc1.*", "fc2.*"],
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
+        artifact_directory=device,
+        additional_output_names=["scores"],
+    )
+    artifact_seconds = time.perf_counter() - started
+    console.note(str(made))
+    _give_data(device, digits)
+
+    console.note(
+        "\n3. On the device, a process with numpy and onnxruntime alone: learn the user's hand"
+        "\n   (made up: digits held back until now, all slanted, turned and darkened alike)"
+    )
+    first = _run_device(device, _HALFWAY, console)
+    console.note("\n4. The device was switched off. It goes on where it was")
+    second = _run_device(device, _ALL, console)
+
+    console.note("\n5. The exported model, in a plain onnxruntime.InferenceSession")
+    agreement = _infer(device / "personal.onnx", digits, console)
+    history = History.from_plain(second["history"])
+    picture = folder / "demo.png"
+    draw(picture, digits, history, first["before"], second["after"])
+    return {
+        "pretrained_accuracy": accuracy,
+        "user_before": first["before"]["accuracy"],
+        "user_after": second["after"]["accuracy"],
+        "people_before": first["before"]["others"],
+        "people_after": second["after"]["others"],
+        "exported_accuracy": agreement,
+        "artifact_seconds": artifact_seconds,
+        "seconds_to_start": second["seconds_to_start"],
+        "milliseconds_per_step": second["milliseconds_per_step"],
+        "onnx_imported_on_device": first["onnx_imported"] or second["onnx_imported"],
+        "artifact_bytes": sum(made.files.values()),
+        "checkpoint_bytes": (device / "trained").stat().st_size,
+        "model_bytes": (device / "personal.onnx").stat().st_size,
+        "numbers_trained": made.parameter_count,
+        "seconds": time.perf_counter() - began,
+        "picture": str(picture),
+    }
+
+
+def _pretrain(folder: Path, digits: Digits, seed: int, console: Console) -> tuple[Path, float]:
+    from onnxtrain.cli.demo.network import network
+    from onnxtrain.offline.prepare import LossType, OptimType, generate_artifacts
+
+    generate_artifacts(
+        network(seed),
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
+        artifact_directory=folder / "pretraining",
+        additional_output_names=["scores"],
+    )
+    session = onnxtrain.TrainingSession.from_folder(folder / "pretraining")
+    session.set_learning_rate(3e-3)
+    onnxtrain.fit(
+        session, tuple(digits.people), 12, evaluate=tuple(digits.people_test),
+        metrics=["accuracy"], scheduler="cosine", seed=seed, progress=console.progress(),
+    )  # fmt: skip
+    target = folder / "pretrained.onnx"
+    session.export_model_for_inferencing(target, ["scores"])
+    accuracy = evaluate(session, tuple(digits.people_test), ["accuracy"])["accuracy"]
+    return target, float(accuracy)
+
+
+def _give_data(device: Path, digits: Digits) -> None:
+    np.savez(
+        device / "user.npz",
+        image=digits.user.images, labels=digits.user.labels,
+        image_test=digits.user_test.images, labels_test=digits.user_test.labels,
+        image_people=digits.people_test.images, labels_people=digits.people_test.labels,
+    )  # fmt: skip
+
+
+def _run_device(device: Path, epochs: int, console: Console) -> dict[str, Any]:
+    quiet = ["--quiet"] if console.quiet else []
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "onnxtrain.cli.demo.device_program",
+            str(device),
+            str(epochs),
+            *quiet,
+        ],
+        check=True,
+    )
+    result: dict[str, Any] = json.loads((device / "device.json").read_text(encoding="utf-8"))
+    return result
+
+
+def _infer(model: Path, digits: Digits, console: Console) -> float:
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    images, labels = digits.user_test
+    (scores,) = session.run(None, {"image": images})
+    found = scores.argmax(axis=1)
+    console.note(f"   it reads  {' '.join(map(str, found[:12]))}")
+    console.note(f"   it should {' '.join(map(str, labels[:12]))}")
+    return float((found == labels).mean())
+
+
+def summary(values: dict[str, Any]) -> str:
+    """Return the numbers that matter as text."""
+    lines = [
+        "",
+        f"right on the user's digits    {values['user_before']:.1%} before, "
+        f"{values['user_after']:.1%} after",
+        f"right on other people's       {values['people_before']:.1%} before, "
+        f"{values['people_after']:.1%} after",
+        f"exported model, onnxruntime   {values['exported_accuracy']:.1%}",
+        f"a training step               {values['milliseconds_per_step']:.2f} ms "
+        f"for 32 digits, {values['numbers_trained']:,} numbers",
+        f"artifacts                     {megabytes(values['artifact_bytes'])}, "
+        f"written in {values['artifact_seconds']:.1f} s",
+        f"checkpoint, model             {megabytes(values['checkpoint_bytes'])}, "
+        f"{megabytes(values['model_bytes'])}",
+        f"onnx imported on the device   {'yes' if values['onnx_imported_on_device'] else 'no'}",
+        f"all of it                     {values['seconds']:.0f} s",
+        f"picture                       {values['picture']}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""The device half: load, train, save and export with numpy and onnxruntime alone."""

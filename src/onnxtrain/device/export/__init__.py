@@ -1,0 +1,1 @@
+"""Export of inference models, by surgery on the protobuf wire format."""

@@ -1,0 +1,186 @@
+"""Export a trained model for inference, without `onnx` or `protobuf`.
+
+The evaluation graph is cut down to what the asked outputs need, and the parameters, which are
+inputs of that graph, become initializers with their current values. Nodes are copied byte for
+byte, so that the exported model computes what evaluation computes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from onnxtrain.device.export import runtime as export_runtime
+from onnxtrain.device.export import store as export_store
+from onnxtrain.device.export.layout import MAX_FILE_SIZE, Chunks, ModelLayout
+from onnxtrain.device.export.model_parts import ModelParts, take_apart
+from onnxtrain.device.export.prune import Cut, Values
+from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError, UnknownNameError
+from onnxtrain.format.checkpoint.layout import EXTERNAL_DATA_THRESHOLD
+from onnxtrain.format.model.file import ModelFile, map_file
+
+Target = str | os.PathLike[str]
+Format = Literal["onnx", "ort"]
+
+
+def export_model(
+    model: ModelFile,
+    graph_output_names: Sequence[str],
+    values: Values,
+    target: Target | None = None,
+    *,
+    optimize: bool = False,
+    format: Format = "onnx",
+    external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
+) -> bytes | None:
+    """Write an evaluation model as one for inference, with the values of its parameters inside.
+
+    Args:
+        model: the evaluation model.
+        graph_output_names: which values of the graph to give out, in this order: outputs of the
+            user's model, the loss, anything in between, even inputs and parameters.
+        values: the current value of each parameter, frozen ones included.
+        target: the file to write, replaced all or nothing; None to get its bytes.
+        optimize: let onnxruntime simplify the model first. Results then differ by rounding.
+        format: "onnx", or "ort" for the format of onnxruntime's small builds.
+        external_data_threshold: a model of this many bytes or more keeps its tensors in
+            `<target>.data`.
+
+    Returns:
+        The bytes of the model if there is no target, else None.
+
+    """
+    path = _checked_target(target, model, format)
+    parts = _parts_of(model)
+    names = _checked_names(graph_output_names, parts, model.source_name)
+    layout = Cut(model, parts, names, values).layout()
+    _check_size(layout, path, format)
+    if not optimize and format == "onnx":
+        return _write(layout, path, external_data_threshold)
+    with _scratch_folder(path) as folder:
+        plain = Path(folder, "plain.onnx")
+        _write(layout, plain, external_data_threshold)
+        if format == "ort":
+            return _write_ort(plain, path, optimize)
+        layout = _optimised(plain, names)
+        return _write(layout, path, external_data_threshold)
+
+
+def check_request(model: ModelFile, graph_output_names: Sequence[str], target: Target) -> None:
+    """Refuse what could not be exported, before there is anything to export."""
+    _checked_target(target, model, "onnx")
+    _checked_names(graph_output_names, _parts_of(model), model.source_name)
+
+
+def _parts_of(model: ModelFile) -> ModelParts:
+    if model.is_ort:
+        raise ModelError(
+            f"{model.source_name} is in the ORT format, from which nothing can be exported: give "
+            "the .onnx file of the evaluation model instead"
+        )
+    return take_apart(model)
+
+
+def _write(layout: ModelLayout, path: Path | None, threshold: int) -> bytes | None:
+    if path is None:
+        return layout.file().join()
+    if layout.tensor_size() >= threshold:
+        export_store.store_with_data(path, layout.file, layout.external_data())
+    else:
+        export_store.store(path, layout.file())
+    return None
+
+
+def _optimised(plain: Path, names: Sequence[str]) -> ModelLayout:
+    """The model after optimisation, without the many imports that onnxruntime adds to it."""
+    target = plain.with_name("optimised.onnx")
+    large = plain.with_name(plain.name + ".data").exists()
+    export_runtime.optimise(plain, target, "optimised.data" if large else None)
+    model = ModelFile.read(target)
+    return Cut(model, take_apart(model), names, {}).layout()
+
+
+def _write_ort(plain: Path, path: Path | None, optimize: bool) -> bytes | None:
+    made = plain.with_name("model.ort")
+    export_runtime.convert(plain, made, optimize)
+    content = Chunks([map_file(made)])
+    if path is None:
+        return content.join()
+    export_store.store(path, content)
+    return None
+
+
+def _check_size(layout: ModelLayout, path: Path | None, format: Format) -> None:
+    """Say at once what could only be found out after long work."""
+    size = layout.tensor_size()
+    if size > MAX_FILE_SIZE and (path is None or format == "ort"):
+        what = "a file in the ORT format" if format == "ort" else "a model without other files"
+        raise OnnxTrainError(
+            f"the parameters have {size:,} bytes, and {what} holds less than "
+            f"{MAX_FILE_SIZE:,}: export to a file in the format 'onnx'"
+        )
+
+
+def _scratch_folder(path: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """A folder for what onnxruntime writes, on the disk of the target."""
+    beside = None if path is None else path.parent
+    with export_store.translated(path or Path(tempfile.gettempdir())):
+        return tempfile.TemporaryDirectory(prefix=".onnxtrain-", dir=beside)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _checked_target(target: Target | None, model: ModelFile, format: Format) -> Path | None:
+    if format not in ("onnx", "ort"):
+        raise ArgumentError(f"the format of an exported model is 'onnx' or 'ort', not {format!r}")
+    if target is None:
+        return None
+    path = Path(os.fsdecode(target))
+    export_store.check_target(path)
+    # onnxruntime tells the formats apart by the name.
+    if (path.suffix == ".ort") != (format == "ort"):
+        raise ArgumentError(
+            f"{path.name!r} would not be loaded: the name of a file in the ORT format, and of no "
+            f"other, ends in .ort; say format='ort', or choose another name"
+        )
+    for file in _own_files(model):
+        if file.exists() and path.exists() and file.samefile(path):
+            raise ArgumentError(f"{path} is what training reads: export to another file")
+    return path
+
+
+def _own_files(model: ModelFile) -> set[Path]:
+    if model.path is None:
+        return set()
+    names = {tensor.location for tensor in model.external.values()}
+    names.add(model.notes.get("checkpoint", model.path.name))
+    return {model.path, *(model.path.parent / name for name in names)}
+
+
+def _checked_names(names: Sequence[str], parts: ModelParts, source: str) -> list[str]:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"graph_output_names is a list of names, not {names!r}")
+    if not names:
+        raise ArgumentError("graph_output_names is empty: name at least one value to give out")
+    if len(set(names)) != len(names):
+        raise ArgumentError(f"graph_output_names has a name twice: {', '.join(map(repr, names))}")
+    known = parts.value_names()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UnknownNameError(
+            f"{source} has no value {', '.join(map(repr, unknown))} to give out"
+            f"{_hint(unknown, known, parts)}"
+        )
+    return list(names)
+
+
+def _hint(unknown: Sequence[str], known: set[str], parts: ModelParts) -> str:
+    near = [m for name in unknown for m in difflib.get_close_matches(name, known, 3)]
+    if near:
+        return f"; near are {', '.join(map(repr, dict.fromkeys(near)))}"
+    return f"; its outputs are {', '.join(map(repr, parts.outputs))}"

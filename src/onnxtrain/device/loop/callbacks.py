@@ -1,0 +1,95 @@
+"""What callbacks see of a run, and how they are called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from onnxtrain.device.loop.history import EpochRecord, History
+from onnxtrain.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from onnxtrain.device.session import TrainingSession
+
+_EVENTS = ("on_train_begin", "on_step_end", "on_epoch_end", "on_evaluate", "on_train_end")
+
+
+class Run:
+    """A run of `fit`, as callbacks see it.
+
+    `epoch` is the number of the epoch, from 1, of `epochs`; `step` the number of steps of the run
+    so far and `loss` the loss of the last one. `record` is that of the last epoch that is over,
+    and `values` are what the last evaluation found.
+    """
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        epochs: int,
+        history: History,
+        save: Callable[[str | os.PathLike[str]], None],
+    ) -> None:
+        self.session = session
+        self.epochs = epochs
+        self.history = history
+        self.epoch = 0
+        self.loss: float | None = None
+        self.values: dict[str, Any] = {}
+        self.stopped: str | None = None
+        self._save = save
+
+    @property
+    def step(self) -> int:
+        """How many steps of the optimizer the run has taken."""
+        return len(self.history.losses)
+
+    @property
+    def record(self) -> EpochRecord | None:
+        """The record of the last epoch that is over."""
+        return self.history.epochs[-1] if self.history.epochs else None
+
+    def stop(self, reason: str = "a callback stopped training") -> None:
+        """End training after this step, or if called at the end of an epoch, after that."""
+        self.stopped = reason
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save a checkpoint from which this run can be resumed."""
+        self._save(path)
+
+    def __repr__(self) -> str:
+        return f"Run(epoch {self.epoch}/{self.epochs}, step {self.step}, loss {self.loss})"
+
+
+class Callbacks:
+    """Calls the methods that callbacks have."""
+
+    def __init__(self, given: Any) -> None:
+        if not isinstance(given, Iterable):
+            given = [given]
+        self._methods: dict[str, list[Callable[[Run], Any]]] = {event: [] for event in _EVENTS}
+        for callback in given:
+            self._add(callback)
+
+    def _add(self, callback: Any) -> None:
+        found = {e: getattr(callback, e) for e in _EVENTS if hasattr(callback, e)}
+        if isinstance(callback, type):
+            raise ArgumentError(f"pass an object as callback, not the class {callback.__name__}")
+        if not found:
+            if not callable(callback):
+                raise ArgumentError(
+                    f"a callback is a function, or an object with one of {', '.join(_EVENTS)}, "
+                    f"not {callback!r}"
+                )
+            found = {"on_epoch_end": callback}
+        for event, method in found.items():
+            self._methods[event].append(method)
+
+    def wants(self, event: str) -> bool:
+        """Whether any callback has a method for an event."""
+        return bool(self._methods[event])
+
+    def call(self, event: str, run: Run) -> None:
+        """Call all callbacks that have a method for an event, in their order."""
+        for method in self._methods[event]:
+            method(run)

@@ -1,0 +1,135 @@
+"""Evaluation: the mean loss and metrics over data, without training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtrain.device.checks import at_least
+from onnxtrain.device.loop.batches import Batch, Source, as_array, make_source
+from onnxtrain.device.loop.metrics import Metric, MetricLike, make_metrics
+from onnxtrain.device.loop.nan_guard import bad_data
+from onnxtrain.errors import ArgumentError, NonFiniteError, OnnxTrainError
+
+if TYPE_CHECKING:
+    from onnxtrain.device.session import TrainingSession
+
+
+def evaluate(
+    session: TrainingSession,
+    data: Any,
+    metrics: MetricLike | Iterable[MetricLike] | Mapping[str, MetricLike] = (),
+    *,
+    batch_size: int = 32,
+) -> dict[str, Any]:
+    """Return the mean loss (`eval_loss`) and metrics over data, by name.
+
+    `data` and `metrics` are as for `fit`. The loss is the mean over samples, if that of a batch is.
+    """
+    made = make_metrics(metrics)
+    batch_size = at_least(1, "batch_size", batch_size)
+    evaluation = Evaluation(session, data, made, batch_size, "data")
+    return evaluation.run(0)
+
+
+class Evaluation:
+    """Evaluation over the same data again and again; all is checked when it is made."""
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        data: Any,
+        metrics: Mapping[str, Metric],
+        batch_size: int,
+        what: str,
+    ) -> None:
+        names = session.input_names(training=False)
+        if not names:
+            raise ArgumentError(
+                "the session has no evaluation model: make it with eval_model, "
+                "or with TrainingSession.from_folder if the folder has eval_model.onnx"
+            )
+        self._session = session
+        self._what = what
+        self._names = names
+        self.source: Source = make_source(data, names, batch_size=batch_size, what=what)
+        self._metrics = metrics
+        outputs = session.output_names(training=False)
+        self._places = {name: _places(name, m, outputs, names) for name, m in metrics.items()}
+
+    def run(self, epoch: int) -> dict[str, Any]:
+        """Return the loss and the metrics by name."""
+        for metric in self._metrics.values():
+            metric.reset()
+        total, samples = 0.0, 0
+        for number, batch in enumerate(self.source.epoch(epoch)):
+            where = f"evaluation, batch {number + 1}"
+            total += self._measure(batch, where) * batch.samples
+            samples += batch.samples
+        values: dict[str, Any] = {"eval_loss": total / samples}
+        for name, metric in self._metrics.items():
+            values[name] = to_plain(name, metric.value())
+        return values
+
+    def _measure(self, batch: Batch, where: str) -> float:
+        """Take account of a batch in all metrics; return its loss."""
+        results = self._session.eval_step(*batch.values)
+        outputs = results if isinstance(results, tuple) else (results,)
+        loss = float(as_array(outputs[0]))
+        if not math.isfinite(loss):
+            cause = bad_data(self._names, batch)
+            if cause:
+                raise NonFiniteError(f"{where}: the loss is {loss}, because {cause}", in_data=True)
+            raise NonFiniteError(
+                f"{where}: the loss is {loss}, and the data of the batch are finite: look for "
+                "labels that are no class, or for parameters that grew too large"
+            )
+        for name, metric in self._metrics.items():
+            output, labels = self._places[name]
+            try:
+                metric.update(as_array(outputs[output]), as_array(batch.values[labels]))
+            except OnnxTrainError as error:
+                error.add_note(f"in {where}, metric {name!r}")
+                raise
+        return loss
+
+
+def _places(
+    name: str, metric: Metric, outputs: Sequence[str], inputs: Sequence[str]
+) -> tuple[int, int]:
+    """Return which output a metric looks at, and which input it compares that with."""
+    beside = outputs[1:]
+    if not beside:
+        raise ArgumentError(
+            f"the metric {name!r} needs an output of the model, and the evaluation model gives the "
+            "loss alone: generate the artifacts with additional_output_names=['...']"
+        )
+    if metric.output is None and len(beside) > 1:
+        raise ArgumentError(
+            f"the metric {name!r} must say which output it looks at: the evaluation model gives "
+            f"{', '.join(beside)}; pass for instance Accuracy(output={beside[0]!r})"
+        )
+    if metric.output is not None and metric.output not in outputs:
+        raise ArgumentError(
+            f"the metric {name!r} looks at the output {metric.output!r}; there is "
+            f"{', '.join(beside)}"
+        )
+    if metric.labels is not None and metric.labels not in inputs:
+        raise ArgumentError(
+            f"the metric {name!r} takes {metric.labels!r} for labels; the inputs are "
+            f"{', '.join(inputs)}"
+        )
+    output = 1 if metric.output is None else outputs.index(metric.output)
+    labels = len(inputs) - 1 if metric.labels is None else inputs.index(metric.labels)
+    return output, labels
+
+
+def to_plain(name: str, value: Any) -> Any:
+    """Return the value of a metric as a number, or a list of lists of numbers."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ArgumentError(f"the value of the metric {name!r} is not made of numbers: {value!r}")
+    return float(array) if array.ndim == 0 else array.tolist()

@@ -1,0 +1,264 @@
+"""Frozen features: what a frozen backbone makes of a sample is computed once, not in every epoch.
+
+Where all that trains lies behind layers that do not, a training graph has two parts: the first
+depends on the samples and on constants alone, the second on its results. The graph is cut between
+them. The first part runs once over the data, the second in each step, with what it needs of the
+first as inputs. Values stay the same: no node is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtrain.device.export.layout import ModelLayout
+from onnxtrain.device.export.model_parts import ModelParts, Node, NodeField, find_needed, take_apart
+from onnxtrain.device.run.graph import Graph
+from onnxtrain.errors import ArgumentError, InputError
+from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, Array
+from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.model.wire import Reader, text_field
+
+if TYPE_CHECKING:
+    from onnxtrain.device.session import TrainingSession
+
+_COSTLY = frozenset(
+    "Attention Conv ConvTranspose Einsum GRU Gemm Gather LSTM MatMul QLinearConv QLinearMatMul "
+    "ConvInteger MatMulInteger RNN".split()
+)
+_SHAPES = frozenset({"Shape", "Size"})
+
+
+@dataclass(frozen=True)
+class Split:
+    """The two parts of a graph, and the values that go from the first to the second."""
+
+    first: bytes
+    second: bytes
+    values: tuple[str, ...]
+    inputs: tuple[str, ...]  # of the user, which only the first part reads
+
+
+def split(model: ModelFile, user_inputs: frozenset[str]) -> Split | None:
+    """Cut a training graph behind what is frozen; None where that would gain nothing."""
+    parts = take_apart(model)
+    region = _Region(parts, user_inputs)
+    values = region.crossing()
+    typed = all(name in parts.value_infos for name in values)
+    if not values or not typed or set(values) & parts.outputs.keys():
+        return None
+    rest = [node for index, node in enumerate(parts.nodes) if index not in region.nodes]
+    batch_of = {name: values[0] for name in region.inputs}
+    nodes = [_with_batch_of(node, batch_of, model.source_name) for node in rest]
+    read = {name for _, reads in nodes for name in reads} | parts.outputs.keys()
+    if read & region.inputs:
+        return None  # the trained part looks at the samples themselves
+    return Split(
+        _first(parts, values),
+        _second(parts, values, [data for data, _ in nodes], read, region.inputs),
+        values,
+        tuple(sorted(region.inputs)),
+    )
+
+
+class _Region:
+    """The nodes that depend on samples and constants alone, and on which samples."""
+
+    def __init__(self, parts: ModelParts, user_inputs: frozenset[str]) -> None:
+        self._parts = parts
+        self._depends: dict[str, frozenset[str]] = {n: frozenset({n}) for n in user_inputs}
+        for name in (*parts.initializers, *parts.sparse_initializers):
+            self._depends.setdefault(name, frozenset())
+        found: dict[int, frozenset[str]] = {}
+        costly: set[str] = set()
+        for index, node in enumerate(parts.nodes):
+            if not all(name in self._depends for name in node.reads):
+                continue
+            names = {call.name for call in node.calls}
+            reads = frozenset().union(*(self._depends[name] for name in node.reads))
+            depends = frozenset() if names <= _SHAPES else reads
+            found[index] = depends
+            self._depends.update(dict.fromkeys(node.outputs, depends))
+            if names & _COSTLY:
+                costly |= depends
+        self.inputs = frozenset(costly)
+        self.nodes = {i for i, depends in found.items() if depends and depends <= self.inputs}
+
+    def crossing(self) -> tuple[str, ...]:
+        """The values of the region that are read outside of it."""
+        made = {n for i in self.nodes for n in self._parts.nodes[i].outputs}
+        read = {
+            name
+            for index, node in enumerate(self._parts.nodes)
+            if index not in self.nodes
+            for name in node.reads
+        }
+        order = (n for node in self._parts.nodes for n in node.outputs)
+        wanted = made & (read | self._parts.outputs.keys())
+        return tuple(name for name in order if name in wanted)
+
+
+def _with_batch_of(
+    node: Node, batch_of: Mapping[str, str], source: str
+) -> tuple[bytes | memoryview, set[str]]:
+    """Let a node that only asks for the size of the batch ask another value.
+
+    Returns the node and what it reads.
+    """
+    asked = [name for name in node.reads if name in batch_of]
+    reader = Reader(source)
+    if not asked or {c.name for c in node.calls} != {"Shape"} or not _is_batch(reader, node):
+        return node.data, set(node.reads)
+    pieces = [
+        text_field(NodeField.INPUT, batch_of[asked[0]])
+        if part.number == NodeField.INPUT
+        else bytes(node.data[part.start : part.end])
+        for part in reader.fields(node.data, "node")
+    ]
+    return b"".join(pieces), {batch_of[asked[0]]}
+
+
+def _is_batch(reader: Reader, shape: Node) -> bool:
+    """Whether a Shape node gives the first dimension alone."""
+    bounds = {"start": 0, "end": -1}
+    for part in reader.fields(shape.data, "node"):
+        if part.number == NodeField.ATTRIBUTE:
+            name, number = "", 0
+            for field in reader.fields(reader.message(part, "attribute"), "attribute"):
+                if field.number == 1:
+                    name = reader.text(field, "attribute.name")
+                elif field.number == 3:
+                    number = reader.int64(field, "attribute.i")
+            bounds[name] = number
+    return bounds == {"start": 0, "end": 1}
+
+
+def _first(parts: ModelParts, values: tuple[str, ...]) -> bytes:
+    needed = find_needed(parts, values)
+    layout = ModelLayout(
+        head=parts.head,
+        opsets=[data for domain, data in parts.opsets if domain in needed.domains],
+        functions=needed.functions,
+        graph_head=parts.graph_head,
+        nodes=[node.data for node in needed.nodes],
+        inputs=[data for name, data in parts.inputs.items() if name in needed.values],
+        outputs=[parts.value_infos[name] for name in values],
+        copied=[data for name, data in parts.initializers.items() if name in needed.values],
+        sparse=[d for name, d in parts.sparse_initializers.items() if name in needed.values],
+    )
+    return layout.file().join()
+
+
+def _second(
+    parts: ModelParts,
+    values: tuple[str, ...],
+    nodes: list[bytes | memoryview],
+    read: set[str],
+    gone: frozenset[str],
+) -> bytes:
+    made = parts.value_infos.keys() - set(values)
+    layout = ModelLayout(
+        head=parts.head,
+        opsets=[data for _, data in parts.opsets],
+        functions=[data for data, _ in parts.functions.values()],
+        graph_head=parts.graph_head,
+        nodes=nodes,
+        inputs=[
+            *(parts.value_infos[name] for name in values),
+            *(data for name, data in parts.inputs.items() if name not in gone),
+        ],
+        outputs=list(parts.outputs.values()),
+        value_infos=[parts.value_infos[name] for name in made],
+        copied=[data for name, data in parts.initializers.items() if name in read],
+        sparse=[data for name, data in parts.sparse_initializers.items() if name in read],
+    )
+    return layout.file().join()
+
+
+# ---- on a session --------------------------------------------------------------------------------
+
+
+class FrozenFeatures:
+    """The frozen part of a session, apart from what trains."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+        names = frozenset(session.input_names())
+        sources = {"train": session.module.training_pass.graph.model}
+        if session.fused_model is not None:
+            sources["step"] = session.fused_model
+        parts = {key: split(model, names) for key, model in sources.items()}
+        found = [part for part in parts.values() if part is not None]
+        if len(found) != len(parts) or len({part.values for part in found}) != 1:
+            raise ArgumentError(
+                "there are no frozen features to keep: what trains does not lie behind frozen "
+                "layers, or it looks at the samples itself. Leave cache_features out"
+            )
+        self._parts = {key: part for key, part in parts.items() if part is not None}
+        first = self._parts["train"]
+        self.inputs, self.values = first.inputs, first.values
+        module = session.module
+        self._backbone = Graph(ModelFile.read(first.first), module.settings, session.state.frozen)
+
+    def compute(
+        self, data: Mapping[str, Array], batch_size: int, directory: str | Path | None = None
+    ) -> dict[str, Array]:
+        """Return data with the features of all samples instead of the inputs they come from.
+
+        With a directory, features are kept in files there and mapped, not in memory.
+        """
+        count = len(data[self.inputs[0]])
+        features: dict[str, Array] = {}
+        for start in range(0, count, batch_size):
+            rows = slice(start, min(start + batch_size, count))
+            made = self._run({name: np.asarray(data[name][rows]) for name in self.inputs})
+            for name, array in zip(self.values, made, strict=True):
+                if array.ndim == 0 or len(array) != rows.stop - rows.start:
+                    raise ArgumentError(
+                        f"the frozen value {name!r} is not one for each sample; leave "
+                        "cache_features out"
+                    )
+                if name not in features:
+                    features[name] = _memory(directory, name, (count, *array.shape[1:]), array)
+                features[name][rows] = array
+        rest = {name: array for name, array in data.items() if name not in self.inputs}
+        return {**features, **rest}
+
+    def _run(self, inputs: dict[str, Array]) -> list[Array]:
+        declared = {value.name: value for value in self._backbone.model.inputs}
+        feeds = {}
+        for name, array in inputs.items():
+            element = ELEMENT_TYPES.get(declared[name].element_type)
+            wanted = array.dtype if element is None or element.dtype is None else element.dtype
+            feeds[name] = np.ascontiguousarray(array, dtype=wanted)
+        try:
+            result: list[Array] = self._backbone.session.run(list(self.values), feeds)
+        except Exception as error:  # onnxruntime has many kinds of errors and no common one
+            raise InputError(f"the frozen part does not take these samples: {error}") from None
+        return result
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let the session take features instead of samples, for the time being."""
+        with self._session.replaced_graphs(
+            self._parts["train"].second,
+            self._parts["step"].second if "step" in self._parts else None,
+        ):
+            yield
+
+
+def _memory(directory: str | Path | None, name: str, shape: tuple[int, ...], like: Array) -> Array:
+    if directory is None:
+        return np.empty(shape, like.dtype)
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    safe = "".join(c if c.isalnum() else "_" for c in name)
+    made: Array = np.lib.format.open_memmap(
+        folder / f"{safe}.npy", mode="w+", dtype=like.dtype, shape=shape
+    )
+    return made

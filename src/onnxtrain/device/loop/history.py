@@ -1,0 +1,142 @@
+"""What a training run has come to: the loss of each step, the values of each epoch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from onnxtrain.errors import ArgumentError, UnknownNameError
+
+_FORMAT = 1
+_NUMBERS = ("epoch", "steps", "samples", "loss", "learning_rate", "seconds")
+
+
+@dataclass
+class EpochRecord:
+    """One epoch.
+
+    `epoch` counts from 1. `steps` is the number of optimizer steps of the run up to its end,
+    `samples` the number of samples of the epoch, `loss` their mean loss during training, and
+    `learning_rate` that at its end. `values` has what evaluation found: `eval_loss` and the
+    metrics by name; what is not one number is a list.
+    """
+
+    epoch: int
+    steps: int
+    samples: int
+    loss: float
+    learning_rate: float
+    seconds: float
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in _NUMBERS:
+            return getattr(self, name)
+        if name not in self.values:
+            known = ", ".join([*_NUMBERS, *self.values])
+            raise UnknownNameError(f"an epoch has no {name!r}; it has {known}")
+        return self.values[name]
+
+
+@dataclass(repr=False)
+class History:
+    """The course of a run.
+
+    `losses` has the loss of each step of the optimizer, `epochs` a record of each epoch that was
+    finished. `stopped` says why the run ended early, if it did; `interrupted` is true after Ctrl-C.
+    `best_epoch` is the number of the best epoch, if early stopping or checkpoints looked for one.
+    `history["accuracy"]` is the list of that value over the epochs.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    epochs: list[EpochRecord] = field(default_factory=list)
+    stopped: str = ""
+    interrupted: bool = False
+    best_epoch: int | None = None
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return [record[name] for record in self.epochs]
+
+    def __repr__(self) -> str:
+        parts = [_count(len(self.epochs), "epoch"), _count(len(self.losses), "step")]
+        if self.epochs:
+            last = self.epochs[-1]
+            shown = {"loss": last.loss, **last.values}
+            parts += [f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, int | float)]
+        if self.stopped:
+            parts.append(self.stopped)
+        return f"History({', '.join(parts)})"
+
+    def to_json(self) -> str:
+        """Return all of it as JSON. Numbers survive exactly."""
+        return json.dumps(_writable({"format": _FORMAT, **asdict(self)}), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> History:
+        """Return the history that `to_json` wrote."""
+        try:
+            return cls.from_plain(json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
+            raise ArgumentError(f"this is not the JSON of a history: {wrong}") from wrong
+
+    @classmethod
+    def from_plain(cls, content: Mapping[str, Any]) -> History:
+        """Return the history from the content of its JSON."""
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+        return cls(
+            losses=[float(loss) for loss in content["losses"]],
+            epochs=[_to_record(record) for record in content["epochs"]],
+            stopped=str(content["stopped"]),
+            interrupted=bool(content["interrupted"]),
+            best_epoch=None if content["best_epoch"] is None else int(content["best_epoch"]),
+        )
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw losses and metrics over the steps; write the picture if a path is given.
+
+        The ending of the path says in which format: `.png`, `.svg`, `.pdf`. Returns the figure of
+        matplotlib, which is not on a device unless it was put there: `pip install
+        'onnxtrain[demo]'`.
+        """
+        from onnxtrain.device.loop.plots import plot_history  # draws; this half only keeps numbers
+
+        return plot_history(self, path)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _writable(value: Any) -> Any:
+    """Return a value that JSON has: what is infinite or NaN becomes a word."""
+    if isinstance(value, dict):
+        return {str(key): _writable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _readable(value: Any) -> Any:
+    """Undo `_writable`: a value of a metric that is a word is a number."""
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return float(value) if isinstance(value, str) else value
+
+
+def _to_record(content: Mapping[str, Any]) -> EpochRecord:
+    return EpochRecord(
+        epoch=int(content["epoch"]),
+        steps=int(content["steps"]),
+        samples=int(content["samples"]),
+        loss=float(content["loss"]),
+        learning_rate=float(content["learning_rate"]),
+        seconds=float(content["seconds"]),
+        values={str(name): _readable(value) for name, value in content["values"].items()},
+    )

@@ -1,0 +1,147 @@
+"""Metrics that count which class was taken for which: the matrix itself, precision, recall, F1."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.device.checks import choice
+from onnxtrain.device.loop.metrics.classes import ClassMetric
+from onnxtrain.device.loop.metrics.reading import is_one_score
+from onnxtrain.errors import ArgumentError
+
+Average = Literal["auto", "macro", "weighted", "micro", "binary", "none"]
+_AVERAGES = ("auto", "macro", "weighted", "micro", "binary", "none")
+
+
+class ConfusionMatrix(ClassMetric):
+    """How often each class (row) was predicted as each class (column).
+
+    Arguments are those of `ClassMetric`.
+    """
+
+    name = "confusion"
+    scalar = False
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self._matrix: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)
+
+    def update(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> None:
+        """Count the predictions of a batch."""
+        predicted, true, classes = self.read(outputs, labels)
+        if self._matrix.size == 0:
+            self._matrix = np.zeros((classes, classes), np.int64)
+        if len(self._matrix) != classes:
+            raise ArgumentError(
+                f"{self.name}: the outputs of this batch have {classes} classes, those before had "
+                f"{len(self._matrix)}"
+            )
+        cells = np.bincount(true * classes + predicted, minlength=classes * classes)
+        self._matrix += cells.reshape(classes, classes)
+
+    def value(self) -> Any:
+        """The matrix, of int64."""
+        return self._matrix.copy()
+
+
+class AveragedMetric(ConfusionMatrix):
+    """A measure of each class, and its mean over classes.
+
+    `average` is "macro" (the mean over the classes that occur), "weighted" (each class counts as
+    often as it occurs in the labels), "micro" (over all elements), "binary" (class 1 alone) or
+    "none" (an array, one element a class). The default is "binary" if the model gives one score an
+    element, and "macro" otherwise. A class without predictions, or without labels, counts as 0.
+    The other arguments are those of `ClassMetric`.
+    """
+
+    better = "max"
+
+    def __init__(self, average: Average = "auto", **settings: Any) -> None:
+        self.average = choice("average", average, _AVERAGES)
+        self.scalar = average != "none"
+        super().__init__(**settings)
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        super().reset()
+        self._one_score = False
+
+    def update(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> None:
+        """Count the predictions of a batch."""
+        self._one_score = is_one_score(np.shape(outputs), self.class_axis, self.binary)
+        super().update(outputs, labels)
+
+    def value(self) -> Any:
+        """The measure over all batches; NaN if there were none."""
+        matrix = super().value()
+        if matrix.sum() == 0:
+            return math.nan
+        right = np.diag(matrix).astype(np.float64)
+        true, predicted = matrix.sum(axis=1), matrix.sum(axis=0)
+        average = self.average
+        if average == "auto":
+            average = "binary" if self._one_score else "macro"
+        if average == "micro":
+            return float(self.ratio(right.sum(), true.sum(), predicted.sum()))
+        each = self.ratio(right, true, predicted)
+        if average == "none":
+            return each
+        if average == "binary":
+            return _positive(each)
+        if average == "weighted":
+            return float(np.average(each, weights=true))
+        return float(each[(true > 0) | (predicted > 0)].mean())
+
+    @staticmethod
+    @abstractmethod
+    def ratio(right: Any, true: Any, predicted: Any) -> Any:
+        """The measure from the numbers of right predictions, of labels and of predictions."""
+
+
+def _positive(each: npt.NDArray[np.float64]) -> float:
+    if len(each) != 2:
+        raise ArgumentError(f"average='binary' is for 2 classes; the outputs have {len(each)}")
+    return float(each[1])
+
+
+def _divide(a: Any, b: Any) -> Any:
+    """a / b, and 0 where b is 0."""
+    return np.divide(a, b, out=np.zeros(np.shape(a)), where=np.asarray(b) != 0)
+
+
+class Precision(AveragedMetric):
+    """Of what was predicted as a class, the fraction that is of it."""
+
+    name = "precision"
+
+    @staticmethod
+    def ratio(right: Any, true: Any, predicted: Any) -> Any:
+        """Right predictions of all predictions."""
+        return _divide(right, predicted)
+
+
+class Recall(AveragedMetric):
+    """Of what is of a class, the fraction that was predicted as it."""
+
+    name = "recall"
+
+    @staticmethod
+    def ratio(right: Any, true: Any, predicted: Any) -> Any:
+        """Right predictions of all labels."""
+        return _divide(right, true)
+
+
+class F1(AveragedMetric):
+    """The harmonic mean of precision and recall."""
+
+    name = "f1"
+
+    @staticmethod
+    def ratio(right: Any, true: Any, predicted: Any) -> Any:
+        """Twice the right predictions of all labels and predictions."""
+        return _divide(2 * right, true + predicted)

@@ -1,0 +1,192 @@
+"""Numbers that are infinite or NaN: found early, and explained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.device.loop.batches import Batch, as_array
+from onnxtrain.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from onnxtrain.device.session import TrainingSession
+
+Array = npt.NDArray[Any]
+# A look at so many elements, or tensors, takes some fifty microseconds: larger models are looked at
+# less often, so that it costs no more a step.
+_ELEMENTS, _TENSORS = 250_000, 16
+_SHOWN = 5
+
+
+class Guard:
+    """Looks for numbers that are not finite in what training changes.
+
+    The loss is looked at in each step. Parameters are looked at each `every` steps: in each step of
+    a small model, and more rarely in larger ones, unless told otherwise.
+    """
+
+    def __init__(self, session: TrainingSession, every: int | None) -> None:
+        self._session = session
+        self._changing = [
+            parameter
+            for _, parameter in session.state.parameters
+            if parameter.requires_grad or parameter.data.flags.writeable
+        ]
+        elements = sum(parameter.data.size for parameter in self._changing)
+        by_size = 1 + elements // _ELEMENTS + len(self._changing) // _TENSORS
+        self.every = every or by_size
+        self._good_step: int | None = None
+
+    def check_parameters(self, where: str, step: int, kept: str) -> None:
+        """Raise an error if a parameter is not finite after a step."""
+        bad = [] if self._all_finite() else self._bad_parameters()
+        if bad:
+            raise NonFiniteError(
+                f"{where}: the loss is finite, but after the step {_listed(bad)}. "
+                f"{self._since(step)}The gradient or the update overflowed: lower the learning "
+                f"rate ({self._session.get_learning_rate():.3g}) or clip the gradients. {kept}",
+                step=step,
+                parameters=[name for name, _, _ in bad],
+            )
+        self._good_step = step
+
+    def _all_finite(self) -> bool:
+        """Look at all parameters at once, in as little time as possible."""
+        total = 0.0
+        # Several times faster than to look at each element: NaN and infinity survive in the sum.
+        # Large numbers may overflow; then each element is looked at after all.
+        with np.errstate(all="ignore"):
+            for parameter in self._changing:
+                data = parameter.data
+                if data.dtype != np.float32 or not data.flags.c_contiguous:
+                    return False
+                flat = data.reshape(-1)
+                total += float(np.dot(flat, flat))
+        return math.isfinite(total)
+
+    def _bad_parameters(self) -> list[tuple[str, int, int]]:
+        return _bad((parameter.name, parameter.data) for parameter in self._changing)
+
+    def check_gradients(self, where: str, step: int, kept: str) -> None:
+        """Raise an error if a gradient is not finite, before the optimizer uses it."""
+        bad = _bad(_gradients(self._session))
+        if bad:
+            raise NonFiniteError(
+                f"{where}: the loss is finite, but {_listed(bad, 'the gradient of ')}. The "
+                f"parameters were not updated. {kept}",
+                step=step,
+                parameters=[name for name, _, _ in bad],
+            )
+
+    def check_state(self, where: str, step: int, kept: str) -> None:
+        """Raise an error if anything that a checkpoint would hold is not finite."""
+        self.check_parameters(where, step, kept)
+        bad = _bad(_moments(self._session))
+        if bad:
+            raise NonFiniteError(
+                f"{where}: the state of the optimizer is not usable: {_listed(bad)}. Lower the "
+                f"learning rate or clip the gradients. {kept}",
+                step=step,
+                parameters=[name for name, _, _ in bad],
+            )
+
+    def explain_loss(
+        self, where: str, step: int, loss: float, batch: Batch, before: Sequence[float], kept: str
+    ) -> NonFiniteError:
+        """Return the error for a loss that is not finite: the data, or training itself."""
+        names = self._session.input_names(True)
+        cause = bad_data(names, batch)
+        if cause:
+            return NonFiniteError(
+                f"{where}: the loss is {loss}, because {cause}. {kept}", step=step, in_data=True
+            )
+        bad = self._bad_parameters()
+        parts = [f"{where}: the loss is {loss}, and the data of the batch are finite."]
+        if bad:
+            parts.append(f"Now {_listed(bad)}.")
+        parts.append(self._since(step).strip())
+        if before:
+            parts.append(f"The last losses were {', '.join(f'{x:.4g}' for x in before[-3:])}.")
+        parts.append(
+            f"Lower the learning rate ({self._session.get_learning_rate():.3g}), clip the "
+            f"gradients, or look at the labels{_label_range(names, batch)}: one that is no class "
+            f"makes the loss NaN. {kept}"
+        )
+        text = " ".join(part for part in parts if part)
+        return NonFiniteError(text, step=step, parameters=[name for name, _, _ in bad])
+
+    def _since(self, step: int) -> str:
+        if self._good_step is None or self._good_step >= step - 1:
+            return ""
+        return (
+            f"(The parameters were finite after step {self._good_step}; check_every=1 looks after "
+            "each step.) "
+        )
+
+
+def _gradients(session: TrainingSession) -> Iterator[tuple[str, Array]]:
+    for name, parameter in session.state.parameters:
+        gradient = parameter.grad if parameter.requires_grad else None
+        if gradient is not None:
+            yield name, gradient
+
+
+def _moments(session: TrainingSession) -> Iterator[tuple[str, Array]]:
+    for group in session.state.content(include_optimizer_state=True).optimizer_groups.values():
+        for name, tensors in group.states.items():
+            for number, tensor in enumerate(tensors):
+                if isinstance(tensor, np.ndarray):
+                    yield f"{name}.momentum{number}", tensor
+
+
+def _bad(tensors: Iterable[tuple[str, Array]]) -> list[tuple[str, int, int]]:
+    """Return name, number of bad elements and size of tensors that are not finite."""
+    found = ((name, count_bad(array), array.size) for name, array in tensors)
+    return [(name, count, size) for name, count, size in found if count]
+
+
+def count_bad(array: Array) -> int:
+    """Return how many elements are infinite or not a number."""
+    if array.dtype.kind != "f":
+        return 0
+    return int(array.size - np.count_nonzero(np.isfinite(array)))
+
+
+def _listed(bad: Sequence[tuple[str, int, int]], what: str = "") -> str:
+    shown = [
+        f"{what}{name!r} has {count} of {size} elements that are infinite or not a number"
+        for name, count, size in bad[:_SHOWN]
+    ]
+    if len(bad) > _SHOWN:
+        shown.append(f"so have {len(bad) - _SHOWN} more")
+    return ", ".join(shown)
+
+
+def bad_data(names: Sequence[str], batch: Batch) -> str:
+    """Say which sample of which input is not finite; nothing if all are."""
+    for name, value in zip(names, batch.values, strict=True):
+        array = as_array(value)
+        count = count_bad(array)
+        if not count:
+            continue
+        first = int(np.argwhere(~np.isfinite(array))[0][0]) if array.ndim else 0
+        sample = f"sample {first} of the batch"
+        if batch.indices is not None:
+            sample = f"sample {int(batch.indices[first])} of the data"
+        return (
+            f"the input {name!r} has {count} elements that are infinite or not a number, the first "
+            f"in {sample}"
+        )
+    return ""
+
+
+def _label_range(names: Sequence[str], batch: Batch) -> str:
+    """Say from where to where the integers of the last input go: they may be labels."""
+    last = as_array(batch.values[-1])
+    if last.dtype.kind not in "iu" or not last.size:
+        return ""
+    return f" ({names[-1]!r} is from {last.min()} to {last.max()} in this batch)"

@@ -1,0 +1,260 @@
+"""Module: forward and backward passes on the parameters of a state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from onnxtrain.device.checks import at_least
+from onnxtrain.device.parameter_buffers import Buffers
+from onnxtrain.device.run.binding import as_array, as_ortvalue
+from onnxtrain.device.run.executors import EvalPass, Pass, TrainPass, names_of, require_values
+from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
+from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
+from onnxtrain.device.run.variables import providers_of
+from onnxtrain.device.state import CheckpointState
+from onnxtrain.errors import ArgumentError, InputError, StateError
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.model.file import ModelFile, ValueType
+
+Model = str | os.PathLike[str] | bytes | bytearray | memoryview
+Batch = int | Literal["auto"] | None
+
+
+class Module:
+    """A model that can be trained and evaluated.
+
+    A call runs the graph of the present mode. In training mode it returns the loss (and the outputs
+    beside it) and adds the gradients to `Parameter.grad`, until `lazy_reset_grad`.
+
+    Args:
+        train_model_uri: the training graph: a path, or its bytes.
+        state: the parameters; they are changed in place.
+        eval_model_uri: the evaluation graph, for `eval` and for export.
+        device: "cpu", "cuda", "cuda:1", or a list of onnxruntime's providers.
+        session_options: onnxruntime's options for all sessions, or a function that makes them for
+            each; without them, settings that are good for training.
+        batch_size: fix the dimension that all inputs begin with: onnxruntime then knows all
+            shapes beforehand. A batch of another size is an error, or, with "auto", makes the
+            sessions anew.
+
+    """
+
+    def __init__(
+        self,
+        train_model_uri: Model,
+        state: CheckpointState,
+        eval_model_uri: Model | None = None,
+        device: str | Sequence[Any] = "cpu",
+        session_options: Any = None,
+        *,
+        batch_size: Batch = None,
+    ) -> None:
+        if not isinstance(state, CheckpointState):
+            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+        providers, place = providers_of(device)
+        self.training = True
+        self.state = state
+        automatic = batch_size == "auto"
+        fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
+        self.settings = Settings(providers, place, session_options, fixed, automatic)
+        with state.lock:
+            state.move_to(place)
+            train = self.graph(train_model_uri)
+            self._train = TrainPass(train, state)
+            evaluation = None if eval_model_uri is None else self.graph(eval_model_uri)
+            self._eval = None if evaluation is None else EvalPass(evaluation, state)
+            self._check_batch()
+            self._buffers = Buffers(state, self._train.graph.model, self._train.roles)
+            if not state.nominal:
+                self._train.allocate()
+
+    def graph(self, source: Model) -> Graph:
+        """Open a graph file that belongs to this module."""
+        return Graph(ModelFile.read(source), self.settings, self.state.frozen)
+
+    def _check_batch(self) -> None:
+        if self.settings.batch is None and not self.settings.automatic:
+            return
+        if batch_symbol(self._train.roles.inputs) is None:
+            raise ArgumentError(
+                "batch_size needs inputs that begin with one symbolic dimension, which has a name; "
+                f"{self._train.graph.name} has none"
+            )
+
+    # ---- running -------------------------------------------------------------------------------
+
+    def __call__(self, *user_inputs: Any, **named: Any) -> Any:
+        """Run the training or evaluation graph, whichever the mode is.
+
+        Inputs are arrays, in the order of `input_names` or by name; the result is an array, or a
+        tuple of arrays where the graph has several outputs. Where all inputs are `OrtValue`s, so
+        are the results.
+        """
+        with self.state.lock:
+            chosen: Pass | None = self._train if self.training else self._eval
+            if chosen is None:
+                raise StateError(
+                    "there is no evaluation graph: give eval_model_uri to Module, or call train()"
+                )
+            return self.run(chosen, user_inputs, named)
+
+    def run(self, chosen: Pass, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Run a pass on what was given; the lock of the state is held."""
+        require_values(self.state)
+        inputs = arranged(chosen.roles.inputs, given, named)
+        values = prepared(chosen.roles.inputs, inputs)
+        self._adapt_batch(chosen.roles.inputs, values)
+        made = chosen(values)
+        convert = as_ortvalue if inputs and all(map(is_ortvalue, inputs)) else as_array
+        return convert(made[0]) if len(made) == 1 else tuple(convert(v) for v in made)
+
+    def _adapt_batch(self, inputs: Sequence[ValueType], values: Sequence[Any]) -> None:
+        if self.settings.batch is None and not self.settings.automatic:
+            return
+        symbol = batch_symbol(inputs)
+        size = next(
+            int(value.shape()[0])
+            for declared, value in zip(inputs, values, strict=True)
+            if declared.dims and declared.dims[0] == symbol
+        )
+        if self.settings.automatic:
+            self.settings.batch = size
+        elif size != self.settings.batch:
+            raise InputError(
+                f"the batch has {size} samples, and batch_size={self.settings.batch} fixed it. "
+                "With batch_size='auto' the sessions are made anew for another size"
+            )
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next training call start the gradients from zero."""
+        self._train.reset = True
+
+    def replace_training_graph(self, train_model: bytes) -> Callable[[], None]:
+        """Train with another graph on the same parameters; return what undoes it."""
+        before = self._train
+        self._train = TrainPass(self.graph(train_model), self.state)
+        self._train.reset = before.reset
+
+        def undo() -> None:
+            before.reset = self._train.reset
+            self._train = before
+
+        return undo
+
+    # ---- mode ----------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Module:
+        """Enter training mode, or (False) evaluation mode."""
+        self.training = bool(mode)
+        return self
+
+    def eval(self) -> Module:
+        """Enter evaluation mode."""
+        return self.train(False)
+
+    def input_names(self) -> list[str]:
+        """The names of what a call takes, in the present mode."""
+        return names_of(self._present, "inputs")
+
+    def output_names(self) -> list[str]:
+        """The names of what a call returns, in the present mode."""
+        return names_of(self._present, "outputs")
+
+    @property
+    def _present(self) -> Pass | None:
+        return self._train if self.training else self._eval
+
+    @property
+    def training_pass(self) -> TrainPass:
+        """Forward and backward."""
+        return self._train
+
+    @property
+    def evaluation_pass(self) -> EvalPass | None:
+        """Forward alone, in inference mode."""
+        return self._eval
+
+    @property
+    def input_gradients(self) -> dict[str, Array]:
+        """The gradients of inputs that `requires_grad` named, of the last training call."""
+        return dict(self._train.input_gradients)
+
+    # ---- parameters ----------------------------------------------------------------------------
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """Return how many numbers the parameters have."""
+        return self._buffers.size(trainable_only)
+
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
+        """Return a copy of all parameters, one behind the other, as an OrtValue."""
+        with self.state.lock:
+            require_values(self.state)
+            return self._buffers.read(trainable_only)
+
+    def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
+        """Set all parameters from a buffer as `get_contiguous_parameters` returns.
+
+        An array, an `OrtValue` or onnxruntime's inner value will do. A nominal state is complete
+        after it was given all parameters.
+        """
+        with self.state.lock:
+            was_nominal = self.state.nominal
+            self._buffers.write(buffer, trainable_only)
+            if was_nominal:
+                self._train.allocate()
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of running statistics: what a step changes without training it."""
+        return self._buffers.statistics
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a parameter, of a nominal state too."""
+        return self._buffers.shape_of(name)
+
+    def load_parameters(self, values: Mapping[str, Array]) -> None:
+        """Set parameters by name: some of them, or all of those of a nominal state.
+
+        Nothing is changed if one of them is unknown, or of another shape or type.
+        """
+        with self.state.lock:
+            was_nominal = self.state.nominal
+            self._buffers.set_named(values)
+            if was_nominal:
+                self._train.allocate()
+
+    def export_model_for_inferencing(
+        self,
+        inference_model_uri: str | os.PathLike[str] | None,
+        graph_output_names: Sequence[str],
+        *,
+        optimize: bool = False,
+        format: Literal["onnx", "ort"] = "onnx",
+    ) -> bytes | None:
+        """Write a model for inference, with the parameters as they are now.
+
+        Args:
+            inference_model_uri: where to; None to get the bytes instead.
+            graph_output_names: any values of the evaluation graph.
+            optimize: save what onnxruntime's optimisations make of it.
+            format: "onnx", or onnxruntime's own "ort".
+
+        """
+        from onnxtrain.device.export.inference_model import (
+            export_model,  # only those who export pay for it
+        )
+
+        with self.state.lock:
+            if self._eval is None:
+                raise StateError("there is no evaluation graph to export: give eval_model_uri")
+            require_values(self.state)
+            return export_model(
+                self._eval.graph.model,
+                graph_output_names,
+                {name: self.state.held(name) for name in self.state.names()},
+                inference_model_uri,
+                optimize=optimize,
+                format=format,
+            )

@@ -1,0 +1,155 @@
+"""All parameters in one buffer, one behind the other: how federated learning passes them on.
+
+The order is that of the training graph's inputs for what trains, then running statistics in the
+same order, then frozen parameters as the graph's notes list them (by name where it has none).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain.device.export.initializers import stored_shapes
+from onnxtrain.device.parameters import checked
+from onnxtrain.device.run.graph_signature import Roles
+from onnxtrain.device.state import CheckpointState
+from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
+from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, Array
+from onnxtrain.format.model.file import ModelFile
+
+_FLOAT = 1
+
+
+class Buffers:
+    """Reads and writes the parameters of a module as one vector."""
+
+    def __init__(self, state: CheckpointState, model: ModelFile, roles: Roles) -> None:
+        self._state = state
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        trained = set(state.trainable_names())
+        inputs = {v.name: v.dims for v in roles.parameters}
+        self._trainable = [name for name in inputs if name in trained]
+        rest = [name for name in inputs if name not in trained]
+        noted = [n for n in model.notes.get("frozen", []) if state.has(n) and n not in inputs]
+        others = sorted(set(state.names()) - set(inputs) - set(noted))
+        self._all = [*self._trainable, *rest, *noted, *others]
+        constants = stored_shapes(model, [*noted, *others]) if state.nominal else {}
+        for name in self._all:
+            dims = inputs.get(name, constants.get(name))
+            if dims is not None and all(isinstance(d, int) for d in dims):
+                self._shapes[name] = tuple(int(d) for d in dims if isinstance(d, int))
+            elif not state.nominal:
+                self._shapes[name] = state.type_of(name)[0]
+        # What training changes beside the parameters that train.
+        self.statistics = tuple(rest)
+
+    def _names(self, trainable_only: bool) -> list[str]:
+        return self._trainable if trainable_only else self._all
+
+    def size(self, trainable_only: bool) -> int:
+        """Return the number of elements."""
+        return sum(math.prod(self.shape_of(name)) for name in self._names(trainable_only))
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter."""
+        if name not in self._shapes:
+            raise StateError(
+                f"the shape of {name!r} is neither in the training graph nor in the nominal "
+                "checkpoint: use a complete checkpoint"
+            )
+        return self._shapes[name]
+
+    def read(self, trainable_only: bool) -> Any:
+        """Return a copy of the parameters as an OrtValue of float32."""
+        buffer = np.empty(self.size(trainable_only), np.float32)
+        start = 0
+        for name in self._names(trainable_only):
+            self._require_float(name)
+            values = self._state.value_of(name).reshape(-1)
+            buffer[start : start + values.size] = values
+            start += values.size
+        return ort.OrtValue.ortvalue_from_numpy(buffer)
+
+    def write(self, buffer: Any, trainable_only: bool) -> None:
+        """Set the parameters from a buffer; nothing is changed if it does not fit."""
+        if self._state.nominal and trainable_only:
+            raise StateError(
+                "Please load the model parameters first. A nominal state needs all of them: "
+                "trainable_only=False"
+            )
+        values = _elements(buffer)
+        wanted = self.size(trainable_only)
+        if values.size != wanted:
+            raise ArgumentError(f"the buffer has {values.size} numbers, and {wanted} are needed")
+        names = self._names(trainable_only)
+        for name in names:
+            self._require_float(name)
+        parts, start = {}, 0
+        for name in names:
+            shape = self.shape_of(name)
+            parts[name] = values[start : start + math.prod(shape)].reshape(shape)
+            start += math.prod(shape)
+        if self._state.nominal:
+            self._state.complete({name: part.copy() for name, part in parts.items()})
+            return
+        self._state.require_changeable(parts)
+        for name, part in parts.items():
+            self._state.set_value(name, part)
+
+    def set_named(self, values: Mapping[str, Array]) -> None:
+        """Set parameters by name; nothing is changed if one of them does not fit."""
+        state = self._state
+        unknown = [name for name in values if not state.has(name)]
+        if unknown:
+            raise UnknownNameError(
+                f"there is no parameter {unknown[0]!r}; there are {', '.join(state.names())}"
+            )
+        if not state.nominal:
+            fitting = {n: checked(n, v, *state.type_of(n)) for n, v in values.items()}
+            state.require_changeable(fitting)
+            for name, array in fitting.items():
+                state.set_value(name, array)
+            return
+        missing = [name for name in state.names() if name not in values]
+        if missing:
+            raise StateError(
+                f"the checkpoint is nominal, and there are no values for {missing[0]!r}: it needs "
+                "all parameters at once"
+            )
+        state.complete(
+            {n: checked(n, v, self.shape_of(n), _dtype(state, n)).copy() for n, v in values.items()}
+        )
+
+    def _require_float(self, name: str) -> None:
+        code = self._state.code_of(name)
+        if code != _FLOAT:
+            raise StateError(
+                f"the parameter {name!r} is {ELEMENT_TYPES[code].name.lower()}; only float32 goes "
+                "into a buffer"
+            )
+
+
+def _dtype(state: CheckpointState, name: str) -> np.dtype[Any]:
+    element = ELEMENT_TYPES[state.code_of(name)]
+    if element.dtype is None:
+        raise StateError(f"the parameter {name!r} is {element.name}, which numpy does not have")
+    return np.dtype(element.dtype)
+
+
+def _elements(buffer: Any) -> Array:
+    """Return the numbers of a buffer, whatever it is held in."""
+    if isinstance(buffer, np.ndarray):
+        array: Array = buffer
+    elif callable(getattr(buffer, "numpy", None)):  # OrtValue, or onnxruntime's inner value
+        array = np.asarray(buffer.numpy())
+    else:
+        raise ArgumentError(
+            f"a buffer is a numpy array or an OrtValue, not {type(buffer).__name__}"
+        )
+    if array.dtype != np.float32:
+        raise ArgumentError(f"a buffer is of type float32, not {array.dtype.name}")
+    return array.reshape(-1)

@@ -1,0 +1,1 @@
+"""Running the graphs of the artifacts: signatures, inputs, memory, executors."""

@@ -1,0 +1,183 @@
+"""Running a graph on memory that stays bound to it: nothing is copied between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain.device.run.graph import Graph
+from onnxtrain.device.run.variables import Variable
+from onnxtrain.errors import RunError
+from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, STRING, Array
+from onnxtrain.format.model.file import ValueType
+
+
+class Binding:
+    """A graph with everything bound to it that stays the same from run to run.
+
+    Args:
+        graph: the graph to run.
+        state: what it reads that is kept in memory, by the name of the input.
+        results: what it writes in place, by the name of the output.
+        inputs: what is given with each run.
+        outputs: what each run gives back.
+
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        state: Mapping[str, Variable],
+        results: Mapping[str, Variable],
+        inputs: Sequence[ValueType],
+        outputs: Sequence[ValueType],
+    ) -> None:
+        self._graph = graph
+        self._state, self._results = dict(state), dict(results)
+        self._inputs = list(inputs)
+        self._outputs = [_Output(value) for value in outputs]
+        self._has_strings = any(value.element_type == STRING for value in (*self._inputs, *outputs))
+        self._session: Any = None
+        self._binding: Any = None
+        self._copied: dict[str, Variable] = {}  # what is not written in place
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run the graph; return an array, or an OrtValue, for each output that is asked for."""
+        if self._has_strings:
+            return self._run_copied(values)
+        if not self._graph.is_current or self._session is not self._graph.session:
+            self._bind()
+        binding = self._binding
+        for declared, value in zip(self._inputs, values, strict=True):
+            binding.bind_ortvalue_input(declared.name, value)
+        symbols = self._symbols(values)
+        made = [output.bind(binding, symbols) for output in self._outputs]
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime has many kinds of errors and no common one
+            self._session = None
+            raise self._failed(error) from None
+        if any(array is None for array in made):
+            self._collect(made, symbols)
+        if self._copied:
+            self._copy_results()
+        return made
+
+    def _run_copied(self, values: Sequence[Any]) -> list[Any]:
+        """Run a graph with strings, which onnxruntime does not bind."""
+        feeds = {name: variable.array for name, variable in self._state.items()}
+        feeds |= {v.name: value.numpy() for v, value in zip(self._inputs, values, strict=True)}
+        names = [*self._results, *(output.name for output in self._outputs)]
+        try:
+            made = self._graph.session.run(names, feeds)
+        except Exception as error:  # onnxruntime has many kinds of errors and no common one
+            raise self._failed(error) from None
+        for variable, array in zip(self._results.values(), made, strict=False):
+            variable.assign(array.reshape(variable.shape))
+        return list(made[len(self._results) :])
+
+    def _failed(self, error: Exception) -> RunError:
+        message = f"onnxruntime failed to run {self._graph.name}: {error}"
+        if self._results and not self._has_strings:
+            message += (
+                ". What the graph had written by then stays written: go on from a checkpoint, "
+                "unless the error is one of the inputs"
+            )
+        return RunError(message)
+
+    def _bind(self) -> None:
+        self._session = self._binding = None  # free the memory of the old ones first
+        self._session = self._graph.session
+        self._binding = self._session.io_binding()
+        for name, variable in self._state.items():
+            self._binding.bind_ortvalue_input(name, variable.value)
+        self._copied = {}
+        # Other graphs do not see to it that nobody reads a parameter when its update is written.
+        in_place = self._graph.model.notes.get("target", "cpu") == "cpu"
+        for name, variable in self._results.items():
+            shape = self._declared_shape(name, variable.shape)
+            memory = variable.in_shape(shape) if in_place else None
+            if memory is None:
+                self._copied[name] = variable
+                self._binding.bind_output(name)
+            else:
+                self._binding.bind_ortvalue_output(name, memory)
+
+    def _declared_shape(self, name: str, otherwise: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an output: a large tensor is updated as a list of pieces of it."""
+        dims = self._graph.model.output_dims(name)
+        if dims is None or not all(isinstance(dim, int) for dim in dims):
+            return otherwise
+        return tuple(dim for dim in dims if isinstance(dim, int))
+
+    def _copy_results(self) -> None:
+        """Take over what could not be written in place: pieces, on another device than the CPU."""
+        made = dict(zip(self._results, self._binding.get_outputs(), strict=False))
+        for name, variable in self._copied.items():
+            variable.assign(made[name].numpy().reshape(variable.shape))
+            self._binding.bind_output(name)
+
+    def _symbols(self, values: Sequence[Any]) -> dict[str, int]:
+        """What the symbolic dimensions are in this run."""
+        return {
+            dim: size
+            for declared, value in zip(self._inputs, values, strict=True)
+            for dim, size in zip(declared.dims or (), value.shape(), strict=False)
+            if isinstance(dim, str)
+        }
+
+    def _collect(self, made: list[Any], symbols: Mapping[str, int]) -> None:
+        """Take what onnxruntime has allocated, and learn whether that was as declared."""
+        found = self._binding.get_outputs()[len(self._results) :]
+        for index, (output, value) in enumerate(zip(self._outputs, found, strict=True)):
+            if made[index] is None:
+                made[index] = value
+                output.learn(tuple(value.shape()), symbols)
+
+
+class _Output:
+    """An output that each run gives back.
+
+    Asking onnxruntime for its outputs takes time for every parameter. So once an output has had
+    the shape that the graph declares, memory of that shape is bound to it before the run.
+    """
+
+    def __init__(self, value: ValueType) -> None:
+        element = ELEMENT_TYPES.get(value.element_type)
+        self.name = value.name
+        self._dims = value.dims
+        self._dtype = None if element is None else element.dtype
+        self._declared_right = value.dims == ()
+
+    def _shape(self, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+        sizes = [symbols.get(d, -1) if isinstance(d, str) else d for d in self._dims or ()]
+        if self._dims is None or any(size is None or size < 0 for size in sizes):
+            return None
+        return tuple(size for size in sizes if size is not None)
+
+    def bind(self, binding: Any, symbols: Mapping[str, int]) -> Array | None:
+        """Bind memory for the next run, and return it if it is ours."""
+        shape = self._shape(symbols) if self._declared_right else None
+        if shape is None or self._dtype is None:
+            binding.bind_output(self.name)
+            return None
+        array = np.empty(shape, self._dtype)
+        binding.bind_ortvalue_output(self.name, ort.OrtValue.ortvalue_from_numpy(array))
+        return array
+
+    def learn(self, shape: tuple[int, ...], symbols: Mapping[str, int]) -> None:
+        """Remember whether the declared shape is the one that the output has had."""
+        self._declared_right = self._shape(symbols) == shape
+
+
+def as_array(value: Any) -> Array:
+    """Return what a run gave as an array of its own."""
+    return value if isinstance(value, np.ndarray) else np.array(value.numpy())
+
+
+def as_ortvalue(value: Any) -> Any:
+    """Return what a run gave as onnxruntime's value."""
+    return ort.OrtValue.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value

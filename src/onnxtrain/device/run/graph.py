@@ -1,0 +1,317 @@
+"""A graph of the artifacts, and the onnxruntime session that runs it.
+
+The session is made when the graph runs for the first time: a program that takes fused steps never
+pays for the graphs that it does not use. Between runs nothing is copied: what training changes is
+bound once, as input and, in place, as output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain.device.export.initializers import stored_data, with_initializers
+from onnxtrain.device.run.arena import use_lean_arena
+from onnxtrain.device.run.variables import Place
+from onnxtrain.errors import ArgumentError, ModelError, StateError
+from onnxtrain.format.checkpoint.content import (
+    ELEMENT_TYPES,
+    STRING,
+    Array,
+    RawTensor,
+    Tensor,
+    tensor_bytes,
+)
+from onnxtrain.format.model.file import NOTES_KEY, ModelFile, ValueType, read_notes
+from onnxtrain.format.model.wire import Reader
+
+Options = Any  # ort.SessionOptions, or a function that makes one
+# A larger file is given to onnxruntime by its path, which spares a copy.
+_LARGE = 1 << 26
+_LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
+
+
+@dataclass
+class Settings:
+    """How sessions are made.
+
+    `options` is the user's own SessionOptions, a function that makes one, or None. `batch` fixes
+    the symbolic dimension that all inputs begin with; it may change if `automatic`.
+    """
+
+    providers: Sequence[Any]
+    place: Place
+    options: Options = None
+    batch: int | None = None
+    automatic: bool = False
+    _made: Any = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.options is None or callable(self.options):
+            return
+        _require_options(self.options, "session_options is an onnxruntime.SessionOptions, or a "
+                         "function that makes one")  # fmt: skip
+        if self.automatic:
+            # onnxruntime keeps the first size that it is told for a dimension.
+            raise ArgumentError(
+                "with batch_size='auto', session_options has to be a function that makes new "
+                "options for each session"
+            )
+
+    def new_options(self) -> tuple[Any, bool]:
+        """Return the options for a session, and whether they are this session's own."""
+        if self.options is None:
+            return default_options(), True
+        if not callable(self.options):
+            return self.options, False
+        made = self.options()
+        _require_options(made, "the function session_options makes onnxruntime.SessionOptions")
+        if made is self._made:
+            raise ArgumentError(
+                "the function session_options gave the same options for two sessions: it has to "
+                "make new ones each time, or give the options themselves instead of a function"
+            )
+        self._made = made
+        return made, True
+
+
+def _require_options(options: Any, wanted: str) -> None:
+    if not isinstance(options, ort.SessionOptions):
+        raise ArgumentError(f"{wanted}, not {type(options).__name__}")
+
+
+def default_options() -> Any:
+    """Options for training: memory is used again as soon as it is free.
+
+    A plan of the memory made beforehand (onnxruntime's memory pattern) takes up to twice as much,
+    because shapes of several runs are kept apart in it. To plan which tensor follows another one of
+    its size in the same place (memory reuse) holds such places even while nobody needs them, a
+    tenth more in all, and no step is faster for it. The order of execution is onnxruntime's
+    own: it begins with what is last in the file, and a step ends with the update of the last layer,
+    so each gradient is used up before the next one is computed. In the order of the file
+    (PRIORITY_BASED) nodes that onnxruntime has fused come late, and what they need piles up.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False
+    options.enable_mem_reuse = False
+    return options
+
+
+@dataclass
+class Frozen:
+    """The values that graphs take for constants.
+
+    `version` counts how often they changed. `baked` maps those that are inside of a graph file
+    where nothing can change them, to that file.
+    """
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+    version: int = 0
+    baked: dict[str, str] = field(default_factory=dict)
+
+    def change(self, name: str, array: Array) -> None:
+        """Set a value; graphs are made anew with it if it is another one."""
+        self.require_changeable(name, array)
+        if not self._holds(name, array):
+            self.values[name] = array.copy()
+            self.version += 1
+
+    def require_changeable(self, name: str, array: Array) -> None:
+        """Refuse to change what a graph would go on without."""
+        if name in self.baked and not self._holds(name, array):
+            raise StateError(
+                f"the frozen parameter {name!r} is a constant of {self.baked[name]}, which is in "
+                "the ORT format and cannot be changed: use the graphs in the ONNX format"
+            )
+
+    def _holds(self, name: str, array: Array) -> bool:
+        held = tensor_bytes(self.values[name])
+        return array.nbytes == len(held) and _same(array, held)
+
+
+class Graph:
+    """One graph file of the artifacts."""
+
+    def __init__(self, model: ModelFile, settings: Settings, frozen: Frozen) -> None:
+        self.model = model
+        self.settings = settings
+        self._frozen = frozen
+        self._session: Any = None
+        self._version = -1
+        self._batch: int | None = None
+        if model.is_ort:
+            self._take_interface()
+        self._has_batch = batch_symbol(model.inputs) is not None
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.model.source_name
+
+    def _take_interface(self) -> None:
+        """Ask onnxruntime for what a file in the ORT format does not tell us."""
+        model, session = self.model, self._make_session(None)
+        model.inputs = tuple(_value_type(v) for v in session.get_inputs())
+        model.outputs = tuple(_value_type(v) for v in session.get_outputs())
+        notes = session.get_modelmeta().custom_metadata_map.get(NOTES_KEY)
+        if notes is not None:
+            model.notes = read_notes(Reader(self.name), notes)
+        if self.settings.batch is None:
+            self._session, self._version = session, self._frozen.version
+
+    def note_constants(self) -> None:
+        """Remember which frozen parameters cannot change, as they are inside of the graph."""
+        if self.model.is_ort:
+            inputs = {value.name for value in self.model.inputs}
+            constants = (name for name in self._frozen.values if name not in inputs)
+            self._frozen.baked.update(dict.fromkeys(constants, self.name))
+
+    @property
+    def _wanted_batch(self) -> int | None:
+        return self.settings.batch if self._has_batch else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the session is there and was made for what holds now."""
+        return (
+            self._session is not None
+            and self._version == self._frozen.version
+            and self._batch == self._wanted_batch
+        )
+
+    @property
+    def session(self) -> Any:
+        """The session, made anew where a constant or the fixed size of a batch has changed."""
+        if not self.is_current:
+            self._session = None  # free the memory of the old one first
+            self._session = self._make_session(self._wanted_batch)
+            self._version, self._batch = self._frozen.version, self._wanted_batch
+        return self._session
+
+    def _make_session(self, batch: int | None) -> Any:
+        options, own = self.settings.new_options()
+        if self.settings.options is None and "memory" in self.model.notes:
+            use_lean_arena(options)
+        if batch is not None:
+            options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)
+        inline = self._inline_changes()
+        external = {name: self._value(name) for name in self.model.external}
+        if external and own:
+            names = list(external)
+            options.add_external_initializers(names, [_ortvalue(external[n], n) for n in names])
+        elif external:
+            # The user's options serve several graphs, and each would have to have all of these.
+            _require_small(external)
+            inline.update(external)
+        try:
+            source = self._source(inline)
+            return ort.InferenceSession(
+                source,
+                options,
+                providers=list(self.settings.providers),
+                disabled_optimizers=needless_optimizers(source),
+            )
+        except Exception as error:  # onnxruntime has many kinds of errors and no common one
+            raise ModelError(f"onnxruntime does not load {self.name}: {error}") from None
+
+    def _inline_changes(self) -> dict[str, Tensor]:
+        """The small constants that are in the file itself, with a value that no longer holds."""
+        shared = self._frozen.values.keys() & set(self.model.initializer_names)
+        return {
+            name: self._frozen.values[name]
+            for name, data in stored_data(self.model, shared).items()
+            if not _same(self._frozen.values[name], data)
+        }
+
+    def _value(self, name: str) -> Tensor:
+        try:
+            return self._frozen.values[name]
+        except KeyError:
+            raise ModelError(
+                f"{self.name} takes the frozen parameter {name!r} from the checkpoint, which does "
+                "not have it: they do not belong together"
+            ) from None
+
+    def _source(self, changes: Mapping[str, Tensor]) -> str | bytes:
+        if changes:
+            return with_initializers(self.model, changes)
+        if self.model.path is not None and len(self.model.data) > _LARGE:
+            return str(self.model.path)
+        return bytes(self.model.data)
+
+
+# The passes of onnxruntime's optimiser that look for quantized operators, by its names for them;
+# each walks the whole graph, twice. They take a twentieth of the time to load a step.
+_FOR_QUANTIZED = frozenset(
+    "Avx2WeightS8ToU8Transformer ConstantFoldingDQ DQMatMulNBitsFusion DoubleQDQPairsRemover "
+    "DynamicQuantizeMatMulFusion EnsureUniqueDQForNodeUnit MatMulIntegerToFloatFusion "
+    "MatMulNBitsFusion MatMulNBitsMlpFusion MatMulNBitsQkvFusion QDQFinalCleanupTransformer "
+    "QDQPropagationTransformer QDQS8ToU8Transformer QDQSelectorActionTransformer "
+    "WeightBiasQuantization WhereDummyDq".split()
+)
+_QUANTIZED = (b"uantizeLinear", b"MatMulNBits", b"MatMulInteger")
+
+
+def needless_optimizers(source: str | bytes) -> set[str] | None:
+    """Name the passes that cannot find anything in a graph; None where it is not looked at."""
+    if isinstance(source, str) or any(word in source for word in _QUANTIZED):
+        return None
+    return set(_FOR_QUANTIZED)
+
+
+def batch_symbol(inputs: Sequence[ValueType]) -> str | None:
+    """Return the symbolic dimension that the inputs begin with, if it is one and has a name."""
+    first = {v.dims[0] for v in inputs if v.dims}
+    symbols = {dim for dim in first if isinstance(dim, str)}
+    return symbols.pop() if len(symbols) == 1 else None
+
+
+def _ortvalue(tensor: Tensor, name: str) -> Any:
+    if not isinstance(tensor, RawTensor):
+        return ort.OrtValue.ortvalue_from_numpy(tensor)
+    make: Callable[..., Any] | None = getattr(
+        ort.OrtValue, "ortvalue_from_numpy_with_onnx_type", None
+    )
+    element = ELEMENT_TYPES[tensor.code]
+    if make is None or element.bits < 8:
+        raise ModelError(
+            f"the frozen parameter {name!r} is of type {element.name}, which this onnxruntime does "
+            "not take from memory"
+        )
+    return make(tensor.bits(), tensor.code)
+
+
+def _require_small(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what does not fit into one file."""
+    size = sum(len(tensor_bytes(tensor)) for tensor in tensors.values())
+    if size > _LARGEST:
+        raise ArgumentError(
+            f"the frozen parameters have {size:,} bytes, which one SessionOptions for all graphs "
+            "cannot pass on: give session_options as a function that makes new ones each time"
+        )
+
+
+def _same(tensor: Tensor, data: memoryview) -> bool:
+    held = np.frombuffer(tensor_bytes(tensor), np.uint8)
+    return np.array_equal(held, np.frombuffer(data, np.uint8))
+
+
+# What onnxruntime calls the types of tensors.
+ORT_TYPES = {
+    code: f"tensor({name})"
+    for code, name in (
+        (1, "float"), (2, "uint8"), (3, "int8"), (4, "uint16"), (5, "int16"), (6, "int32"),
+        (7, "int64"), (STRING, "string"), (9, "bool"), (10, "float16"), (11, "double"),
+        (12, "uint32"), (13, "uint64"), (16, "bfloat16"),
+    )
+}  # fmt: skip
+_CODES = {name: code for code, name in ORT_TYPES.items()}
+
+
+def _value_type(value: Any) -> ValueType:
+    return ValueType(value.name, _CODES.get(value.type, 0), tuple(value.shape))

@@ -1,0 +1,192 @@
+"""Which input and output of a graph plays which part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from onnxtrain.device.state import CheckpointState
+from onnxtrain.errors import CheckpointError, ModelError
+from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.model.file import ModelFile, ValueType
+from onnxtrain.format.names import (
+    ACCUMULATED,
+    BUFFER,
+    LAZY_RESET,
+    LEARNING_RATE,
+    MOMENTUM,
+    PROXIMAL_MU,
+    RANDOM_SEED,
+    REFERENCE,
+    STEP,
+    UPDATED,
+)
+
+FORMAT = 1  # of the artifact folder
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The inputs and outputs of a graph by what they are for.
+
+    `parameters` are inputs that the checkpoint has; `trained` are names whose gradient the graph
+    accumulates, or which it updates; `updated` has names of what it gives a new value to.
+    """
+
+    inputs: tuple[ValueType, ...]
+    outputs: tuple[ValueType, ...]
+    parameters: tuple[ValueType, ...]
+    trained: tuple[str, ...]
+    updated: tuple[str, ...]
+    has_seed: bool
+
+
+def roles_of(model: ModelFile, state: CheckpointState, *, fused: bool = False) -> Roles:
+    """Sort the inputs and outputs of a training or evaluation graph, or of a `fused` step."""
+    names = {value.name for value in model.inputs}
+    trained = tuple(
+        name.removesuffix(BUFFER)
+        for value in model.inputs
+        if (name := value.name).endswith(BUFFER) and name.removesuffix(BUFFER) in names
+    )
+    parameters = tuple(v for v in model.inputs if state.has(v.name))
+    internal = {LAZY_RESET, RANDOM_SEED} | {f"{name}{BUFFER}" for name in trained}
+    held = {value.name for value in parameters}
+    if fused:
+        internal |= {STEP, LEARNING_RATE}
+        internal |= proximal_of(model, held)
+        internal |= {v.name for v in model.inputs if _parameter_of_momentum(v.name) in held}
+    known = held | internal
+    updated = tuple(
+        v.name.removesuffix(UPDATED)
+        for v in model.outputs
+        if v.name.endswith(UPDATED) and v.name.removesuffix(UPDATED) in known
+    )
+    results = {f"{n}{UPDATED}" for n in updated} | {f"{n}{ACCUMULATED}" for n in trained}
+    return Roles(
+        inputs=tuple(v for v in model.inputs if v.name not in known),
+        outputs=tuple(v for v in model.outputs if v.name not in results),
+        parameters=parameters,
+        trained=trained,
+        updated=updated,
+        has_seed=RANDOM_SEED in names,
+    )
+
+
+def _parameter_of_momentum(name: str) -> str | None:
+    parameter, found, number = name.rpartition(MOMENTUM)
+    return parameter if found and number.isdecimal() else None
+
+
+def proximal_of(model: ModelFile, parameters: Iterable[str]) -> set[str]:
+    """Return the inputs of the proximal term, where the graph has it."""
+    names = {value.name for value in model.inputs}
+    if PROXIMAL_MU not in names:
+        return set()
+    return {PROXIMAL_MU} | {n for p in parameters if (n := f"{p}{REFERENCE}") in names}
+
+
+def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
+    """Return the states that an optimizer keeps for a parameter, in the order of their numbers."""
+    prefix = f"{parameter}{MOMENTUM}"
+    found = [v for v in model.inputs if _parameter_of_momentum(v.name) == parameter]
+    return sorted(found, key=lambda value: int(value.name.removeprefix(prefix)))
+
+
+def check_belongs(model: ModelFile, state: CheckpointState, roles: Roles) -> None:
+    """Refuse a graph and a checkpoint that were not made for each other."""
+    if model.notes.get("format", FORMAT) != FORMAT:
+        raise ModelError(
+            f"{model.source_name} is of format {model.notes['format']}, and this version of "
+            f"onnxtrain knows format {FORMAT}: use a newer one"
+        )
+    listed = _noted(model, "trainable", "frozen", "statistics")
+    missing = [n for n in (*listed, *model.external) if not state.has(n)]
+    if missing:
+        raise CheckpointError(
+            f"{model.source_name} has the parameter {missing[0]!r}, and the checkpoint does not: "
+            "they do not belong together"
+        )
+    for name in (*model.initializer_names, *_noted(model, "frozen")):
+        if state.is_trainable(name):
+            raise CheckpointError(
+                f"{name!r} is a constant in {model.source_name}, and the checkpoint has it as a "
+                "parameter that trains: they do not belong together"
+            )
+    user_inputs = {value.name for value in roles.inputs}
+    _check_trainable(model, state, [n for n in roles.trained if n not in user_inputs])
+    for value in roles.parameters:
+        _check_type(model, state, value.name, value.element_type, value.dims)
+    for name, tensor in model.external.items():
+        _check_type(model, state, name, tensor.element_type, tensor.dims)
+
+
+def check_trains(model: ModelFile, state: CheckpointState, roles: Roles) -> None:
+    """Refuse a training graph that does not train what the checkpoint says it should."""
+    absent = [n for n in state.trainable_names() if n not in set(roles.trained)]
+    if absent:
+        raise CheckpointError(
+            f"the checkpoint has {absent[0]!r} as a parameter that trains, and "
+            f"{model.source_name} has no gradient of it: they do not belong together"
+        )
+
+
+def check_updates(model: ModelFile, state: CheckpointState) -> list[str]:
+    """Refuse a graph that does not update what trains, and that alone; return the names."""
+    inputs = {value.name: value for value in model.inputs}
+    outputs = {value.name for value in model.outputs}
+    for number in (LEARNING_RATE, STEP):
+        if number not in inputs:
+            raise ModelError(
+                f"{model.source_name} is not an optimizer graph: it has no input {number!r}"
+            )
+    names = state.trainable_names()
+    for name in names:
+        if name not in inputs or f"{name}{UPDATED}" not in outputs:
+            raise CheckpointError(
+                f"{model.source_name} does not update {name!r}, which the checkpoint has as a "
+                "parameter that trains: they do not belong together"
+            )
+        _check_type(model, state, name, inputs[name].element_type, inputs[name].dims)
+    moments = (_parameter_of_momentum(name) for name in inputs)
+    _check_trainable(model, state, [name for name in moments if name and state.has(name)])
+    return names
+
+
+def _check_trainable(model: ModelFile, state: CheckpointState, names: Sequence[str]) -> None:
+    """Refuse a graph that trains what the checkpoint does not."""
+    for name in (*names, *_noted(model, "trainable")):
+        if not state.is_trainable(name):
+            held = "has as frozen" if state.has(name) else "does not have"
+            raise CheckpointError(
+                f"{model.source_name} trains {name!r}, which the checkpoint {held}: they do not "
+                "belong together"
+            )
+
+
+def _noted(model: ModelFile, *keys: str) -> Iterable[str]:
+    for key in keys:
+        names = model.notes.get(key, [])
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise ModelError(f"{model.source_name}: the note {key!r} is not a list of names")
+        yield from names
+
+
+def _check_type(
+    model: ModelFile,
+    state: CheckpointState,
+    name: str,
+    code: int,
+    dims: Sequence[int | str | None] | None,
+) -> None:
+    held_code = state.code_of(name)
+    shape = () if state.nominal else state.type_of(name)[0]
+    if code != held_code or (not state.nominal and dims is not None and tuple(dims) != shape):
+        raise CheckpointError(
+            f"the parameter {name!r} is {_type(code)} {list(dims or ())} in {model.source_name} "
+            f"and {_type(held_code)} {list(shape)} in the checkpoint: they do not belong together"
+        )
+
+
+def _type(code: int) -> str:
+    return ELEMENT_TYPES[code].name.lower() if code in ELEMENT_TYPES else f"type {code}"

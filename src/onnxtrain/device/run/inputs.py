@@ -1,0 +1,262 @@
+"""What a user feeds: matched with the inputs of a graph, converted where nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from onnxtrain.device.run.graph import ORT_TYPES, batch_symbol
+from onnxtrain.errors import InputError
+from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, STRING, Array
+from onnxtrain.format.model.file import ValueType
+
+_INNER_VALUE = ort.capi.onnxruntime_pybind11_state.OrtValue
+
+
+class Strings:
+    """An array of strings, with as much of OrtValue as is asked of it: there is none of strings."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions."""
+        return self._array.shape
+
+    def numpy(self) -> Array:
+        """The elements."""
+        return self._array
+
+
+def arranged(
+    inputs: Sequence[ValueType], given: Sequence[Any], named: Mapping[str, Any]
+) -> Sequence[Any]:
+    """Put what was given by position and by name in the order of the inputs.
+
+    One dictionary is inputs by name, too: some names cannot be those of arguments.
+    """
+    if len(given) == 1 and not named and isinstance(given[0], Mapping):
+        named, given = given[0], []
+    if not named:
+        if len(given) != len(inputs):
+            raise InputError(_wrong_number(inputs, given))
+        return given
+    names = [value.name for value in inputs]
+    unknown = [name for name in named if name not in names]
+    twice = [name for name in names[: len(given)] if name in named]
+    missing = [name for name in names[len(given) :] if name not in named]
+    if unknown or twice or missing or len(given) > len(inputs):
+        parts = [
+            f"{what}: {', '.join(map(repr, found))}"
+            for what, found in (("unknown", unknown), ("given twice", twice), ("missing", missing))
+            if found
+        ] or ["there are too many"]
+        raise InputError(f"the inputs do not fit: {'; '.join(parts)}. {_expected(inputs)}")
+    return [*given, *(named[name] for name in names[len(given) :])]
+
+
+def is_ortvalue(value: Any) -> bool:
+    """Whether a value is onnxruntime's, as its users know it or as it is inside."""
+    return isinstance(value, ort.OrtValue | _INNER_VALUE)
+
+
+def prepared(inputs: Sequence[ValueType], given: Sequence[Any]) -> list[Any]:
+    """Return what is to be bound to each input, checked and converted."""
+    symbols: dict[str, tuple[int, str]] = {}
+    result: list[Any] = []
+    for value, data in zip(inputs, given, strict=True):
+        if is_ortvalue(data):
+            held = data if isinstance(data, ort.OrtValue) else ort.OrtValue(data)
+            _check_type(value, held, inputs, given)
+        elif value.element_type == STRING:
+            held = Strings(_strings(value, data, inputs, given))
+        else:
+            array = _converted(value, data, inputs, given)
+            held = ort.OrtValue.ortvalue_from_numpy(array)
+        result.append(held)
+        _check_shape(value, tuple(held.shape()), symbols, inputs, given)
+    if any(size == 0 for size, _ in symbols.values()):
+        _require_samples(inputs, symbols)
+    return result
+
+
+def _require_samples(inputs: Sequence[ValueType], symbols: Mapping[str, tuple[int, str]]) -> None:
+    """Refuse a batch of nothing: the mean of its losses is not a number."""
+    size, name = symbols.get(batch_symbol(inputs) or "", (1, ""))
+    if size == 0:
+        raise InputError(f"the input {name!r} has no samples. {_expected(inputs)}")
+
+
+def _check_type(
+    value: ValueType, held: Any, inputs: Sequence[ValueType], given: Sequence[Any]
+) -> None:
+    """Refuse an OrtValue of another type; what is in it cannot be converted without a copy."""
+    wanted = ORT_TYPES.get(value.element_type)
+    if wanted is not None and held.data_type() != wanted:
+        raise InputError(
+            f"the input {value.name!r} is {wanted}, but the OrtValue is {held.data_type()}. "
+            f"{_order_hint(inputs, given)}"
+        )
+
+
+def _strings(
+    value: ValueType, data: Any, inputs: Sequence[ValueType], given: Sequence[Any]
+) -> Array:
+    array = np.asarray(data)
+    if array.dtype.kind == "O":
+        text = all(isinstance(item, str) for item in array.flat)
+    else:
+        text = array.dtype.kind == "U"
+    if not text:
+        raise InputError(
+            f"the input {value.name!r} takes strings, but the array is {array.dtype.name}. "
+            f"{_order_hint(inputs, given)}"
+        )
+    return array.astype(object)
+
+
+def _converted(
+    value: ValueType, data: Any, inputs: Sequence[ValueType], given: Sequence[Any]
+) -> Array:
+    if data is None:
+        raise InputError(f"the input {value.name!r} is None. {_expected(inputs)}")
+    element = ELEMENT_TYPES.get(value.element_type)
+    wanted = None if element is None else element.dtype
+    if wanted is None:
+        raise InputError(
+            f"the input {value.name!r} is of a type that numpy does not have: give an OrtValue"
+        )
+    if isinstance(data, np.ndarray):
+        if data.dtype == wanted:
+            usable = data.flags.c_contiguous and data.flags.aligned
+            return data if usable else data.copy()
+        return _cast(value, data, wanted, inputs, given)
+    try:
+        array = np.asarray(data)
+        # Numbers without a type of their own take that of the input, if that has fractions.
+        if wanted.kind == "f" and array.dtype.kind in "biuf":
+            return array.astype(wanted)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(
+            f"the input {value.name!r} is not an array: {error}. {_expected(inputs)}"
+        ) from None
+    return _cast(value, array, wanted, inputs, given)
+
+
+def _cast(
+    value: ValueType,
+    data: Array,
+    wanted: np.dtype[Any],
+    inputs: Sequence[ValueType],
+    given: Sequence[Any],
+) -> Array:
+    """Convert to the type of the input if every number survives it."""
+    if data.dtype.kind in "biuf" and wanted.kind in "biuf":
+        with np.errstate(all="ignore"):
+            cast = np.ascontiguousarray(data, dtype=wanted).reshape(data.shape)
+            if np.can_cast(data.dtype, wanted, "safe"):
+                return cast
+            same = _survives(data, cast)
+        if same.all():
+            return cast
+        place = tuple(int(i) for i in np.argwhere(~same)[0])
+        lost = (
+            f"and {data[place]!r} at {list(place)} would change; convert it with "
+            f"astype({wanted.name!r}) if that is meant"
+        )
+    else:
+        lost = "which cannot be converted"
+    raise InputError(
+        f"the input {value.name!r} is {wanted.name}, but the array is {data.dtype.name}, {lost}. "
+        f"{_order_hint(inputs, given)}"
+    )
+
+
+def _survives(data: Array, cast: Array) -> npt.NDArray[np.bool_]:
+    """Tell for each number whether a conversion has kept it."""
+    same: npt.NDArray[np.bool_] = cast.astype(data.dtype) == data
+    if data.dtype.kind == cast.dtype.kind == "f":
+        return same | np.isnan(data)
+    if data.dtype.kind == "f" or cast.dtype.kind != "f":
+        # What is too large wraps around, and may come back as it was.
+        kept: npt.NDArray[np.bool_] = (cast < 0) == (data < 0)
+    else:
+        # A float that is too large for the integer is made the largest one by some processors.
+        kept = cast < (2.0 if data.dtype.kind == "b" else float(np.iinfo(data.dtype).max) + 1.0)
+    return same & kept
+
+
+def _check_shape(
+    value: ValueType,
+    shape: tuple[int, ...],
+    symbols: dict[str, tuple[int, str]],
+    inputs: Sequence[ValueType],
+    given: Sequence[Any],
+) -> None:
+    if value.dims is None:
+        return
+    fits = len(shape) == len(value.dims) and all(
+        size == dim for size, dim in zip(shape, value.dims, strict=True) if isinstance(dim, int)
+    )
+    if not fits:
+        raise InputError(
+            f"the input {value.name!r} has the shape {_dims(value)}, and the array "
+            f"{list(shape)}. {_order_hint(inputs, given)}"
+        )
+    for size, dim in zip(shape, value.dims, strict=True):
+        if isinstance(dim, str):
+            known, where = symbols.setdefault(dim, (size, value.name))
+            if known != size:
+                raise InputError(
+                    f"the dimension {dim!r} is {known} in {where!r} and {size} in "
+                    f"{value.name!r}: it is the same in all inputs"
+                )
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+def describe(value: ValueType) -> str:
+    """Say what an input takes, as `labels: int64 [batch]`."""
+    element = ELEMENT_TYPES.get(value.element_type)
+    type_ = "?" if element is None else element.name.lower()
+    return f"{value.name}: {type_} {_dims(value)}"
+
+
+def _dims(value: ValueType) -> str:
+    if value.dims is None:
+        return "of any shape"
+    return "[" + ", ".join("?" if d is None else str(d) for d in value.dims) + "]"
+
+
+def _expected(inputs: Sequence[ValueType]) -> str:
+    return f"The inputs are, in this order: {'; '.join(describe(v) for v in inputs)}"
+
+
+def _wrong_number(inputs: Sequence[ValueType], given: Sequence[Any]) -> str:
+    return (
+        f"{len(given)} inputs were given ({_given(given)}), and there are {len(inputs)}. "
+        f"{_expected(inputs)}"
+    )
+
+
+def _order_hint(inputs: Sequence[ValueType], given: Sequence[Any]) -> str:
+    return f"{_expected(inputs)}. Given: {_given(given)}"
+
+
+def _given(given: Sequence[Any]) -> str:
+    return "; ".join(_kind(data) for data in given) or "none"
+
+
+def _kind(data: Any) -> str:
+    if isinstance(data, np.ndarray):
+        return f"{data.dtype.name} {list(data.shape)}"
+    if is_ortvalue(data):
+        return f"OrtValue of {data.data_type()}" + (
+            f" {list(data.shape())}" if data.is_tensor() else ""
+        )
+    return type(data).__name__

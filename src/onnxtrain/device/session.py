@@ -1,0 +1,294 @@
+"""TrainingSession: module, optimizer and scheduler in one, as other languages have it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain.device.module import Batch, Model, Module
+from onnxtrain.device.optimizer import Optimizer
+from onnxtrain.device.run.executors import FusedStep, names_of
+from onnxtrain.device.schedulers.rates import LinearLRScheduler
+from onnxtrain.device.state import CheckpointState
+from onnxtrain.errors import ArgumentError, ModelError, StateError
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.checkpoint.file import Source
+from onnxtrain.format.model.file import ModelFile
+
+_GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
+
+
+class TrainingSession:
+    """All of training: steps, evaluation, learning rate, checkpoints, export.
+
+    Args:
+        checkpoint: a `CheckpointState`, or the file or bytes of a checkpoint.
+        train_model: the training graph: a path, or its bytes.
+        eval_model: the evaluation graph, if there is to be evaluation or export.
+        optimizer_model: the optimizer graph, if there are to be updates.
+        step_model: the graph of a whole step, which makes `step` faster.
+        device: as for `Module`.
+        session_options: as for `Module`.
+        batch_size: as for `Module`.
+
+    Examples:
+        >>> session = TrainingSession.from_folder("artifacts")
+        >>> for x, labels in batches:
+        ...     loss = session.step(x, labels)
+        >>> session.save_checkpoint("checkpoint")
+
+    """
+
+    def __init__(
+        self,
+        checkpoint: CheckpointState | Source,
+        train_model: Model,
+        eval_model: Model | None = None,
+        optimizer_model: Model | None = None,
+        step_model: Model | None = None,
+        *,
+        device: str | Sequence[Any] = "cpu",
+        session_options: Any = None,
+        batch_size: Batch = None,
+    ) -> None:
+        if not isinstance(checkpoint, CheckpointState):
+            checkpoint = CheckpointState.load_checkpoint(checkpoint)
+        self.state = checkpoint
+        self.module = Module(
+            train_model, self.state, eval_model, device, session_options, batch_size=batch_size
+        )
+        updates = optimizer_model if optimizer_model is not None else step_model
+        self.optimizer = None if updates is None else Optimizer(updates, self.module)
+        self._can_update_alone = optimizer_model is not None
+        self._fused: FusedStep | None = None
+        if step_model is not None:
+            assert self.optimizer is not None
+            self._fused = FusedStep(self.module.graph(step_model), self.state, self.optimizer)
+
+    @classmethod
+    def from_folder(
+        cls,
+        directory: str | os.PathLike[str],
+        prefix: str = "",
+        *,
+        checkpoint: CheckpointState | Source | None = None,
+        **options: Any,
+    ) -> TrainingSession:
+        """Make a session from a folder of artifacts, with whatever graphs are in it.
+
+        Args:
+            directory: the folder.
+            prefix: what the names of the files begin with.
+            checkpoint: another checkpoint than that of the folder, such as one to go on from.
+            options: `device`, `session_options`, `batch_size`.
+
+        """
+        folder = Path(directory)
+        if not folder.is_dir():
+            raise ModelError(f"there is no folder {str(folder)!r}")
+        train, *others = (_graph_file(folder, f"{prefix}{stem}") for stem in _GRAPHS)
+        if train is None:
+            raise ModelError(
+                f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
+                "of training artifacts"
+            )
+        if checkpoint is None:
+            checkpoint = _checkpoint_file(folder, prefix)
+        return cls(checkpoint, train, *others, **options)
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def train_step(self, *inputs: Any, **named: Any) -> Any:
+        """Return the loss (and outputs beside it), and add the gradients to those that are there.
+
+        Inputs go by position or by name. `lazy_reset_grad` lets the gradients start from zero.
+        """
+        with self.state.lock:
+            return self.module.run(self.module.training_pass, inputs, named)
+
+    def eval_step(self, *inputs: Any, **named: Any) -> Any:
+        """Return the loss (and outputs beside it) of the model in inference mode."""
+        with self.state.lock:
+            chosen = self.module.evaluation_pass
+            if chosen is None:
+                raise StateError("there is no evaluation graph: give eval_model")
+            return self.module.run(chosen, inputs, named)
+
+    def optimizer_step(self) -> None:
+        """Update the parameters from the accumulated gradients."""
+        self._require_optimizer_graph()
+        self._optimizer.step()
+
+    def _require_optimizer_graph(self) -> None:
+        if not self._can_update_alone:
+            raise StateError("there is no optimizer graph: give optimizer_model, or call step")
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next training step start the gradients from zero."""
+        self.module.lazy_reset_grad()
+
+    def step(self, *inputs: Any, **named: Any) -> Any:
+        """Return the loss (and outputs beside it) and update the parameters, in one run.
+
+        Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do for one batch. Gradients
+        that training steps have accumulated are neither used nor lost.
+        """
+        with self.state.lock:
+            if self._fused is not None:
+                return self.module.run(self._fused, inputs, named)
+            self._require_optimizer_graph()
+            with self.module.training_pass.aside():
+                result = self.train_step(*inputs, **named)
+                self.optimizer_step()
+            return result
+
+    # ---- frozen features -----------------------------------------------------------------------
+
+    @property
+    def fused_model(self) -> ModelFile | None:
+        """The graph of a whole step, if there is one."""
+        return None if self._fused is None else self._fused.graph.model
+
+    @contextmanager
+    def replaced_graphs(self, train_model: bytes, step_model: bytes | None) -> Iterator[None]:
+        """Take steps with other graphs, on the same parameters, for the time being."""
+        before = self._fused
+        with self.state.lock:
+            if step_model is not None:
+                graph = self.module.graph(step_model)
+                self._fused = FusedStep(graph, self.state, self._optimizer)
+            restore = self.module.replace_training_graph(train_model)
+        try:
+            yield
+        finally:
+            with self.state.lock:
+                self._fused = before
+                restore()
+
+    # ---- learning rate -------------------------------------------------------------------------
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        if self.optimizer is None:
+            raise StateError("there is no optimizer: give optimizer_model or step_model")
+        return self.optimizer
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the steps to come."""
+        self._optimizer.set_learning_rate(learning_rate)
+
+    def get_learning_rate(self) -> float:
+        """Return the learning rate."""
+        return self._optimizer.get_learning_rate()
+
+    def register_linear_lr_scheduler(
+        self, warmup_step_count: int, total_step_count: int, initial_lr: float
+    ) -> None:
+        """Let the learning rate rise for some steps and then fall to zero."""
+        LinearLRScheduler(self._optimizer, warmup_step_count, total_step_count, initial_lr)
+
+    def scheduler_step(self, *metrics: float) -> None:
+        """Let the scheduler set the learning rate of the next step."""
+        scheduler = self._optimizer.scheduler
+        if scheduler is None:
+            raise StateError(
+                "there is no scheduler: call register_linear_lr_scheduler, or make one of "
+                "onnxtrain.device.schedulers.rates with session.optimizer"
+            )
+        scheduler.step(*metrics)
+
+    def set_proximal(self, mu: float, reference: Mapping[str, Array] | None = None) -> None:
+        """Pull the parameters back to a reference in the steps to come; see `Optimizer`."""
+        self._optimizer.set_proximal(mu, reference)
+
+    # ---- parameters ----------------------------------------------------------------------------
+
+    def get_parameter(self, name: str) -> Array:
+        """Return a copy of a parameter."""
+        with self.state.lock:
+            return np.array(self.state.parameters[name].data)
+
+    def update_parameter(self, name: str, value: Array | Any) -> None:
+        """Set a parameter."""
+        array = value.numpy() if isinstance(value, ort.OrtValue) else value
+        self.state.parameters[name] = array
+
+    def load_parameters(self, values: Mapping[str, Array]) -> None:
+        """Set parameters by name: some of them, or all of those of a nominal checkpoint."""
+        self.module.load_parameters(values)
+
+    def get_parameter_type_and_shape(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Return the element type and the shape of a parameter."""
+        parameter = self.state.parameters[name]
+        return parameter.data.dtype, parameter.data.shape
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """Return how many numbers the parameters have."""
+        return self.module.get_parameters_size(trainable_only)
+
+    def to_buffer(self, trainable_only: bool = True) -> Any:
+        """Return all parameters as one OrtValue, one behind the other."""
+        return self.module.get_contiguous_parameters(trainable_only)
+
+    def from_buffer(self, buffer: Any, trainable_only: bool = True) -> None:
+        """Set all parameters from one buffer."""
+        self.module.copy_buffer_to_parameters(buffer, trainable_only)
+
+    def add_property(self, name: str, value: int | float | str) -> None:
+        """Keep a value in the checkpoint."""
+        self.state.properties[name] = value
+
+    def get_property(self, name: str) -> int | float | str:
+        """Return a value that is kept in the checkpoint."""
+        return self.state.properties[name]
+
+    # ---- interface, files ----------------------------------------------------------------------
+
+    def input_names(self, training: bool = True) -> list[str]:
+        """The names of what a step takes: the inputs of the model, then labels."""
+        chosen = self.module.training_pass if training else self.module.evaluation_pass
+        return names_of(chosen, "inputs")
+
+    def output_names(self, training: bool = True) -> list[str]:
+        """The names of what a step returns; the first is the loss."""
+        chosen = self.module.training_pass if training else self.module.evaluation_pass
+        return names_of(chosen, "outputs")
+
+    def save_checkpoint(
+        self, path: str | os.PathLike[str], include_optimizer_state: bool = True
+    ) -> None:
+        """Write the state to a file, which is replaced as a whole or not at all."""
+        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state)
+
+    def export_model_for_inferencing(
+        self,
+        inference_model_uri: str | os.PathLike[str] | None,
+        graph_output_names: Sequence[str],
+        *,
+        optimize: bool = False,
+        format: Literal["onnx", "ort"] = "onnx",
+    ) -> bytes | None:
+        """Write a model for inference, with the parameters as they are now; see `Module`."""
+        return self.module.export_model_for_inferencing(
+            inference_model_uri, graph_output_names, optimize=optimize, format=format
+        )
+
+
+def _graph_file(folder: Path, stem: str) -> Path | None:
+    for name in (f"{stem}.onnx", f"{stem}.ort"):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def _checkpoint_file(folder: Path, prefix: str) -> Path:
+    for name in (f"{prefix}checkpoint", f"{prefix}nominal_checkpoint"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ArgumentError(f"there is no '{prefix}checkpoint' in {str(folder)!r}")

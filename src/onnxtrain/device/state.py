@@ -1,0 +1,313 @@
+"""CheckpointState: all that training changes, and what it takes to go on with it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtrain.device.parameters import Parameters, Properties, checked
+from onnxtrain.device.random_state import RandomState
+from onnxtrain.device.run.graph import Frozen
+from onnxtrain.device.run.variables import CPU, Place, Variable
+from onnxtrain.errors import CheckpointError, StateError
+from onnxtrain.format.checkpoint.content import (
+    ELEMENT_TYPES,
+    Array,
+    CheckpointContent,
+    OptimizerGroup,
+    Property,
+    RawTensor,
+    Tensor,
+    merge_properties,
+    split_properties,
+    tensor_code,
+)
+from onnxtrain.format.checkpoint.file import Source, read_checkpoint, write_checkpoint
+from onnxtrain.format.checkpoint.layout import CheckpointLayout
+
+if TYPE_CHECKING:
+    from onnxtrain.device.optimizer import Optimizer
+
+GROUP = "group0"
+_TRAINING = "training"  # the reserved property that holds what the format has no field for
+
+
+class CheckpointState:
+    """The state of a training: parameters, properties, and what the optimizer keeps.
+
+    One state serves one `Module` and one `Optimizer`; they change it in place. It may be used from
+    several threads, one of which does something with it at a time.
+    """
+
+    def __init__(self, state: CheckpointContent) -> None:
+        if not isinstance(state, CheckpointContent):
+            raise TypeError(
+                "a CheckpointState is made with CheckpointState.load_checkpoint, not from "
+                f"{type(state).__name__}"
+            )
+        user, reserved = split_properties(state.properties)
+        self._properties = user
+        self._reserved = reserved
+        saved = _training_of(reserved.pop(_TRAINING, None))
+        self.lock = threading.RLock()
+        self.nominal = state.nominal
+        self.place = CPU
+        self.frozen = Frozen(dict(state.frozen))
+        self.groups = dict(state.optimizer_groups)
+        self.optimizer: Optimizer | None = None
+        self.random = RandomState(saved.get("random"))
+        self.private: dict[str, Any] = saved.get("private", {})
+        self.saved_learning_rate: float | None = saved.get("learning_rate")
+        self.saved_scheduler: dict[str, Any] | None = saved.get("scheduler")
+        self._trainable: dict[str, Tensor] = dict(state.trainable)
+        self._variables: dict[str, Variable] = {}
+        self._gradients: dict[str, Variable] = {}
+        self._has_external_data = state.has_external_data
+
+    # ---- loading and saving --------------------------------------------------------------------
+
+    @classmethod
+    def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
+        """Load a checkpoint, complete or nominal, from a file or from its bytes."""
+        return cls(read_checkpoint(checkpoint_uri))
+
+    @classmethod
+    def save_checkpoint(
+        cls,
+        state: CheckpointState,
+        checkpoint_uri: str | os.PathLike[str],
+        include_optimizer_state: bool = False,
+    ) -> None:
+        """Write a state to a file, which is replaced as a whole or not at all.
+
+        With the state of the optimizer, training can go on from the file as if it had never
+        stopped. Without it the file is smaller, a third with AdamW.
+        """
+        if not isinstance(state, CheckpointState):
+            raise TypeError(f"a CheckpointState is saved, not {type(state).__name__}")
+        with state.lock:
+            write_checkpoint(checkpoint_uri, state.content(include_optimizer_state))
+
+    def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
+        """Return what `save_checkpoint` would write, where it would be one file."""
+        with self.lock:
+            content = self.content(include_optimizer_state)
+            content.has_external_data = False
+            layout = CheckpointLayout(content, sort=True, threshold=2**31 - 1, bond=("", ""))
+            if layout.external:
+                raise CheckpointError("the state is larger than 2 GB: save it to a file")
+            file = io.BytesIO()
+            layout.write_main(file)
+            return file.getvalue()
+
+    def content(self, include_optimizer_state: bool) -> CheckpointContent:
+        """Return the state as plain data; arrays are the memory that training works with."""
+        reserved = dict(self._reserved)
+        groups: dict[str, OptimizerGroup] = {}
+        if include_optimizer_state and not self.nominal:
+            groups = self.groups if self.optimizer is None else {GROUP: self.optimizer.group()}
+            reserved[_TRAINING] = json.dumps(self._training(), allow_nan=True)
+        return CheckpointContent(
+            trainable={name: self.held(name) for name in self._trainable},
+            frozen={name: self.held(name) for name in self.frozen.values},
+            nominal=self.nominal,
+            optimizer_groups=groups,
+            properties=merge_properties(self._properties, reserved),
+            has_external_data=self._has_external_data,
+        )
+
+    def _training(self) -> dict[str, Any]:
+        saved: dict[str, Any] = {"random": self.random.saved(), "private": self.private}
+        if self.optimizer is not None:
+            saved["learning_rate"] = self.optimizer.get_learning_rate()
+            saved["scheduler"] = self.optimizer.scheduler_state()
+        else:
+            saved["learning_rate"] = self.saved_learning_rate
+            saved["scheduler"] = self.saved_scheduler
+        return {key: value for key, value in saved.items() if value not in (None, {})}
+
+    def held(self, name: str) -> Tensor:
+        """Return the present value of a parameter, as it is stored."""
+        variable = self._variables.get(name)
+        if variable is not None:
+            return variable.array
+        return self._trainable[name] if name in self._trainable else self.frozen.values[name]
+
+    # ---- as users see it -----------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters by name."""
+        return Parameters(self)
+
+    @property
+    def properties(self) -> Properties:
+        """What the user keeps beside the parameters."""
+        return Properties(self._properties)
+
+    def __repr__(self) -> str:
+        kind = "nominal, " if self.nominal else ""
+        return (
+            f"CheckpointState({kind}{len(self._trainable)} trainable and "
+            f"{len(self.frozen.values)} other parameters, {len(self._properties)} properties)"
+        )
+
+    # ---- what Parameter asks -------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The names of all parameters, sorted."""
+        return sorted((*self._trainable, *self.frozen.values))
+
+    def trainable_names(self) -> list[str]:
+        """The names of what trains, in the order of the checkpoint."""
+        return list(self._trainable)
+
+    def has(self, name: object) -> bool:
+        """Whether there is a parameter of this name."""
+        return name in self._trainable or name in self.frozen.values
+
+    def is_trainable(self, name: str) -> bool:
+        """Whether a parameter trains."""
+        return name in self._trainable
+
+    def value_of(self, name: str) -> Array:
+        """Return the live values of a parameter; those of frozen ones cannot be written into."""
+        if name in self._trainable or name in self._variables:
+            return self.variable(name).array
+        tensor = self.frozen.values[name]
+        view = (tensor.bits() if isinstance(tensor, RawTensor) else tensor).view()
+        view.flags.writeable = False
+        return view
+
+    def set_value(self, name: str, value: Any) -> None:
+        """Set a parameter; the graphs see it with their next run."""
+        with self.lock:
+            shape, dtype = self.type_of(name)
+            array = checked(name, value, shape, dtype)
+            if name in self._trainable or name in self._variables:
+                self.variable(name).assign(array)
+            else:
+                self.frozen.change(name, array)
+
+    def require_changeable(self, values: Mapping[str, Array]) -> None:
+        """Refuse values for constants that graphs would go on without."""
+        for name, array in values.items():
+            if name not in self._trainable and name not in self._variables:
+                self.frozen.require_changeable(name, array)
+
+    def gradient_of(self, name: str) -> Array | None:
+        """Return the live gradient of a parameter, if it has one."""
+        gradient = self._gradients.get(name)
+        return None if gradient is None else gradient.array
+
+    def set_gradient(self, name: str, value: Any) -> None:
+        """Set the accumulated gradient of a parameter."""
+        with self.lock:
+            gradient = self._gradients.get(name)
+            if gradient is None:
+                raise StateError(f"the parameter {name!r} has no gradient, or there is no Module")
+            gradient.assign(checked(f"{name}_grad", value, gradient.shape, gradient.dtype))
+
+    # ---- what Module and Optimizer ask ---------------------------------------------------------
+
+    def type_of(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return shape and type of a parameter."""
+        tensor = self._trainable.get(name)
+        if tensor is None:
+            tensor = self.frozen.values[name]
+        if isinstance(tensor, RawTensor):
+            width = max(8, ELEMENT_TYPES[tensor.code].bits)
+            return tensor.dims, np.dtype(f"<u{width // 8}")
+        return tensor.shape, tensor.dtype
+
+    def code_of(self, name: str) -> int:
+        """Return ONNX's number of the element type of a parameter."""
+        tensor = self._trainable.get(name)
+        return tensor_code(self.frozen.values[name] if tensor is None else tensor, name)
+
+    def variable(self, name: str) -> Variable:
+        """Return the memory that a parameter is kept in; from then on it can be changed."""
+        if name not in self._variables:
+            frozen = name not in self._trainable
+            tensor = self.frozen.values[name] if frozen else self._trainable[name]
+            if isinstance(tensor, RawTensor):
+                raise StateError(
+                    f"the parameter {name!r} is of type {ELEMENT_TYPES[tensor.code].name}, which "
+                    "numpy does not have: it cannot change in training on this device"
+                )
+            self._variables[name] = made = Variable(tensor, self.place)
+            if made.place.is_cpu:
+                # The values of the file are not needed any more; these are the only ones.
+                (self.frozen.values if frozen else self._trainable)[name] = made.array
+        return self._variables[name]
+
+    def move_to(self, place: Place) -> None:
+        """Keep what training changes on another device from now on."""
+        if place == self.place:
+            return
+        self.place = place
+        for kept in (self._variables, self._gradients):
+            for name, variable in list(kept.items()):
+                kept[name] = Variable(variable.array, place)
+
+    def make_gradients(self, names: Iterable[str]) -> dict[str, Variable]:
+        """Make the memory for gradients, all zero, where there is none yet."""
+        for name in names:
+            if name not in self._gradients:
+                self._gradients[name] = Variable.zeros(*self.type_of(name), self.place)
+        return {name: self._gradients[name] for name in names}
+
+    def complete(self, values: Mapping[str, Array]) -> None:
+        """Give a nominal state its values."""
+        self.require_changeable(values)
+        for name, array in values.items():
+            own = self._trainable if name in self._trainable else self.frozen.values
+            own[name] = array
+        self.nominal = False
+        self.frozen.version += 1
+
+
+def _training_of(text: Property | None) -> dict[str, Any]:
+    """Read what was saved of training beside the optimizer's tensors; it may come from anywhere."""
+    if text is None:
+        return {}
+    try:
+        saved = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        saved = None
+    if not isinstance(saved, dict) or not all(
+        is_right(saved[key]) for key, is_right in _TRAINING_RECORD.items() if key in saved
+    ):
+        raise CheckpointError(
+            "the checkpoint holds a damaged record of the learning rate, the scheduler or the "
+            "random numbers"
+        )
+    return saved
+
+
+def _is_learning_rate(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= _LARGEST_RATE
+
+
+_LARGEST_RATE = float(np.finfo(np.float32).max)
+
+
+def _is_random_state(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        type(value.get(key)) is int and value[key] >= 0 for key in ("seed", "draws")
+    )
+
+
+_TRAINING_RECORD: dict[str, Callable[[Any], bool]] = {
+    "random": _is_random_state,
+    "private": lambda value: isinstance(value, dict),
+    "learning_rate": _is_learning_rate,
+    "scheduler": lambda value: isinstance(value, dict),
+}

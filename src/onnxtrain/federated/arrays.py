@@ -1,0 +1,105 @@
+"""Parameters as Flower's records, and back: by name, never by position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from onnxtrain.errors import ArgumentError, NonFiniteError, StateError, UnknownNameError
+from onnxtrain.federated.selection import Holder, Which, module_of, select, state_of
+from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.checkpoint.content import Array as NumpyArray
+
+
+def to_arrays(state: Holder, which: Which = "changing") -> ArrayRecord:
+    """Return parameters as an `ArrayRecord`, by their names in the model.
+
+    Args:
+        state: a `TrainingSession`, a `Module` or a `CheckpointState`.
+        which: what to take, see `select`: "changing", "trainable", "no-batch-norm", "everything",
+            names and patterns, or a function.
+
+    """
+    held = state_of(state)
+    with held.lock:
+        return to_record({n: held.parameters[n].data for n in select(state, which)})
+
+
+def to_record(values: Mapping[str, NumpyArray]) -> ArrayRecord:
+    """Return arrays as a record."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in values.items()})
+
+
+def from_arrays(state: Holder, record: ArrayRecord) -> None:
+    """Set parameters from an `ArrayRecord`, by name; nothing is changed if one does not fit.
+
+    Floats of another width are converted. Arrays that are not floats, such as counters of other
+    frameworks, are passed over if the model has none of that name. A nominal state takes all its
+    parameters at once, and is complete then.
+    """
+    values = fitting(state, read_record(record))
+    module = module_of(state)
+    if module is not None:
+        module.load_parameters(values)
+        return
+    held = state_of(state)
+    if held.nominal:
+        raise StateError("a nominal CheckpointState needs its graphs: pass the TrainingSession")
+    with held.lock:
+        held.require_changeable(values)
+        for name, array in values.items():
+            held.set_value(name, array)
+
+
+def read_record(record: ArrayRecord) -> dict[str, NumpyArray]:
+    """Return the arrays of a record, which may come from anywhere."""
+    read = {}
+    for name, array in record.items():
+        try:
+            read[name] = np.asarray(array.numpy())
+        except Exception as error:  # numpy has no common error for bytes that are no array
+            raise ArgumentError(f"the array {name!r} cannot be read: {error}") from None
+    return read
+
+
+def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
+    """Return arrays in the types that the parameters have; what does not fit is an error."""
+    state, module = state_of(holder), module_of(holder)
+    values = {}
+    for name, array in arrays.items():
+        if not state.has(name):
+            if array.dtype.kind != "f":
+                continue
+            raise UnknownNameError(
+                f"there is no parameter {name!r} here; there are {', '.join(state.names())}. Are "
+                "the artifacts those of the same model?"
+            )
+        nominal = state.nominal and module is not None
+        shape = module.shape_of(name) if nominal and module is not None else state.type_of(name)[0]
+        values[name] = _converted(name, array, shape, ELEMENT_TYPES[state.code_of(name)].dtype)
+    return values
+
+
+def _converted(name: str, array: NumpyArray, shape: tuple[int, ...], dtype: Any) -> NumpyArray:
+    if array.shape != shape:
+        raise ArgumentError(
+            f"the parameter {name!r} has the shape {list(shape)} here, and {list(array.shape)} was "
+            "received"
+        )
+    if dtype is None or array.dtype == dtype:
+        return array
+    if array.dtype.kind != "f" or np.dtype(dtype).kind != "f":
+        raise ArgumentError(
+            f"the parameter {name!r} is {np.dtype(dtype).name} here, and {array.dtype.name} was "
+            "received"
+        )
+    with np.errstate(over="ignore"):
+        converted: NumpyArray = array.astype(dtype)
+    if np.isfinite(array).all() and not np.isfinite(converted).all():
+        raise NonFiniteError(
+            f"the parameter {name!r} has values that {np.dtype(dtype).name} cannot hold"
+        )
+    return converted

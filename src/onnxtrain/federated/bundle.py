@@ -1,0 +1,245 @@
+"""The artifacts of a federation: a folder, or one file that travels in a Flower app.
+
+Flower's app bundles take source files, TOML, YAML, Markdown and JSON, and nothing else. `pack`
+writes the graphs and a checkpoint without weights into one JSON file that goes with the app.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.device.run.graph import default_options
+from onnxtrain.device.session import TrainingSession
+from onnxtrain.device.state import CheckpointState
+from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
+from onnxtrain.federated.files import replace_file
+from onnxtrain.federated.selection import is_float
+from onnxtrain.format.checkpoint.content import Array
+
+FORMAT = 1
+_GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
+Source = str | os.PathLike[str]
+
+
+@dataclass
+class Bundle:
+    """Artifacts, read; it makes sessions.
+
+    `version` tells artifacts apart: it follows from the bytes of the graphs. `checkpoint` is that
+    of the folder, or a nominal one, which has no weights.
+    """
+
+    name: str
+    graphs: dict[str, bytes]
+    checkpoint: bytes | Path
+    version: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256()
+        for name in _GRAPHS:
+            digest.update(name.encode() + hashlib.sha256(self.graphs.get(name, b"")).digest())
+        self.version = digest.hexdigest()[:16]
+
+    def session(self, threads: int | None = None, **options: Any) -> TrainingSession:
+        """Make a session, with so many threads; as many as cores by default."""
+        if threads is not None and "session_options" not in options:
+            options["session_options"] = _Options(threads)
+        graphs = [self.graphs.get(name) for name in _GRAPHS]
+        assert graphs[0] is not None
+        return TrainingSession(self.checkpoint, graphs[0], *graphs[1:], **options)
+
+
+class _Options:
+    """Makes onnxruntime's options with a number of threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __call__(self) -> Any:
+        options = default_options()
+        options.intra_op_num_threads = self._threads
+        return options
+
+
+def open_artifacts(source: Source, prefix: str = "") -> Bundle:
+    """Read artifacts: a folder, or a file that `pack` has written."""
+    path = require_path("artifacts", source)
+    if path.is_dir():
+        return _from_folder(path, prefix)
+    if path.is_file():
+        return _from_file(path)
+    raise ModelError(f"there are no artifacts at {str(path)!r}: neither a folder nor a file")
+
+
+def require_path(name: str, given: Any) -> Path:
+    """Return an argument as a path; what is none is an error."""
+    if not isinstance(given, str | os.PathLike):
+        raise ArgumentError(f"{name} is a path, not {given!r}")
+    return Path(given)
+
+
+def pack(
+    artifacts: Source, file: Source, *, prefix: str = "", weights: bool = False
+) -> dict[str, int]:
+    """Write artifacts into one JSON file, which Flower takes into its app bundles.
+
+    Args:
+        artifacts: the folder that `generate_artifacts` wrote.
+        file: where to, such as `my_app/artifacts.json`.
+        prefix: what the names of the files begin with.
+        weights: take the weights, too. Without them clients get their first weights from the
+            server; large frozen layers are better packed.
+
+    Returns:
+        The size of each part, in bytes.
+
+    """
+    folder = Path(artifacts)
+    if not folder.is_dir():
+        raise ModelError(f"there is no folder {str(folder)!r}")
+    bundle = _from_folder(folder, prefix)
+    parts = dict(bundle.graphs)
+    if weights:
+        checkpoint = CheckpointState.load_checkpoint(folder / f"{prefix}checkpoint")
+        parts["checkpoint"] = checkpoint.to_bytes()
+    else:
+        nominal = folder / f"{prefix}nominal_checkpoint"
+        if not nominal.is_file():
+            raise ModelError(
+                f"there is no '{prefix}nominal_checkpoint' in {str(folder)!r}: generate the "
+                "artifacts with nominal_checkpoint=True, or pack them with weights=True"
+            )
+        parts["nominal_checkpoint"] = nominal.read_bytes()
+    content = {
+        "onnxtrain-artifacts": FORMAT,
+        "version": bundle.version,
+        "files": {name: base64.b64encode(data).decode() for name, data in parts.items()},
+    }
+    replace_file(Path(file), json.dumps(content, indent=1).encode())
+    return {name: len(data) for name, data in parts.items()}
+
+
+def _from_folder(folder: Path, prefix: str) -> Bundle:
+    graphs = {}
+    for name in _GRAPHS:
+        for file in (folder / f"{prefix}{name}.onnx", folder / f"{prefix}{name}.ort"):
+            if name not in graphs and file.is_file():
+                graphs[name] = file.read_bytes()
+    if "training_model" not in graphs:
+        raise ModelError(
+            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder of "
+            "training artifacts"
+        )
+    for name in (f"{prefix}checkpoint", f"{prefix}nominal_checkpoint"):
+        if (folder / name).is_file():
+            return Bundle(str(folder), graphs, folder / name)
+    raise ArgumentError(f"there is no '{prefix}checkpoint' in {str(folder)!r}")
+
+
+def _from_file(path: Path) -> Bundle:
+    try:
+        content = json.loads(path.read_bytes())
+        if content["onnxtrain-artifacts"] != FORMAT:
+            raise ModelError(
+                f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}, and this version "
+                f"of onnxtrain knows format {FORMAT}: use a newer one"
+            )
+        parts = {
+            name: base64.b64decode(text, validate=True) for name, text in content["files"].items()
+        }
+        checkpoint = parts.pop("checkpoint", None) or parts.pop("nominal_checkpoint")
+        bundle = Bundle(str(path), parts, checkpoint)
+        if bundle.version != content["version"] or "training_model" not in parts:
+            raise ValueError("its content does not match its version")
+    except OnnxTrainError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{str(path)!r} is no file of packed artifacts, or it is damaged ({error}): write it "
+            "with onnxtrain.federated.pack"
+        ) from None
+    return bundle
+
+
+# ---- sessions that are used again ----------------------------------------------------------------
+
+
+@dataclass
+class Workplace:
+    """A session and what it began with; one client at a time works in it."""
+
+    bundle: Bundle
+    session: TrainingSession
+    initial: dict[str, Array]
+    nominal: bool  # whether the artifacts have no weights of their own
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def changing(self) -> list[str]:
+        """The names of what training changes: parameters that train, running statistics."""
+        return [*self.session.state.trainable_names(), *self.session.module.statistics]
+
+    def has(self, name: str, array: Array) -> bool:
+        """Whether the artifacts themselves have this very value for a frozen parameter."""
+        if self.nominal:
+            return False
+        own = self.initial.get(name)
+        return np.array_equal(self.session.state.value_of(name) if own is None else own, array)
+
+    def load(self, values: Mapping[str, Array]) -> None:
+        """Set parameters; the artifacts' own values of frozen ones are kept for other clients."""
+        if not self.nominal:
+            frozen = set(values) - set(self.initial) - set(self.changing)
+            self.initial |= {n: np.array(self.session.state.value_of(n)) for n in frozen}
+        self.session.load_parameters(values)
+
+
+_workplaces: dict[tuple[Any, ...], Workplace] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def borrowed(source: Source | Bundle, prefix: str, threads: int | None) -> Iterator[Workplace]:
+    """Lend the session that this process has for some artifacts.
+
+    Making a session takes longer than a round of a small model, so clients that are simulated in
+    one process share it. Whoever borrows it sets all that training changes.
+    """
+    key = _key(source, prefix, threads)
+    with _lock:
+        place = _workplaces.get(key)
+        if place is None:
+            bundle = source if isinstance(source, Bundle) else open_artifacts(source, prefix)
+            place = _workplaces[key] = _furnish(bundle, threads)
+    with place.lock:
+        yield place
+
+
+def _key(source: Source | Bundle, prefix: str, threads: int | None) -> tuple[Any, ...]:
+    if isinstance(source, Bundle):
+        return (source.version, id(source), threads)
+    path = Path(source).absolute()
+    file = path / f"{prefix}training_model.onnx" if path.is_dir() else path
+    stamp = file.stat().st_mtime_ns if file.exists() else 0
+    return (str(path), prefix, threads, stamp)
+
+
+def _furnish(bundle: Bundle, threads: int | None) -> Workplace:
+    session = bundle.session(threads)
+    state = session.state
+    place = Workplace(bundle, session, {}, state.nominal)
+    if not state.nominal:
+        names = [name for name in place.changing if is_float(state, name)]
+        place.initial = {name: np.array(state.value_of(name)) for name in names}
+    return place

@@ -1,0 +1,68 @@
+"""Files that are replaced as a whole or not at all, and arrays in them."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from onnxtrain.errors import OnnxTrainError, StateError
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.checkpoint.store import reason_of, remove_stale, sync_folder, write_synced
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that at any moment the old or the new one is there."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_synced(temporary, lambda file: _write(file, data), path)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OnnxTrainError(f"{str(path)!r} cannot be written: {reason_of(error)}") from None
+    remove_stale(path.parent, rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OnnxTrainError(f"{str(path)!r} cannot be removed: {reason_of(error)}") from None
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+
+
+def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
+    """Return named arrays as bytes."""
+    buffer = io.BytesIO()
+    # The names may have any letters: they are numbered, and listed in an array of their own.
+    names = np.array([name.encode().hex() for name in arrays], dtype=np.str_)
+    numbered: dict[str, Any] = {
+        f"a{i}": np.asarray(array) for i, array in enumerate(arrays.values())
+    }
+    np.savez(buffer, names=names, **numbered)
+    return buffer.getvalue()
+
+
+def unpack_arrays(data: bytes, where: str) -> dict[str, Array]:
+    """Return the arrays that `pack_arrays` made bytes of; `where` is for the error."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            names = [bytes.fromhex(str(name)).decode() for name in archive["names"]]
+            return {name: archive[f"a{i}"] for i, name in enumerate(names)}
+    except Exception as error:  # zipfile, numpy and the codecs have many kinds of errors
+        raise StateError(f"{where} is damaged ({error}): delete it to start anew") from None

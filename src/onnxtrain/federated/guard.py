@@ -1,0 +1,351 @@
+"""A strategy around a strategy: it lets no bad reply through, and says why.
+
+Any strategy of Flower does the averaging. What comes before and after is done here: the settings
+and the version of the artifacts go out with each message; updates that were made smaller are
+unpacked; a reply that would spoil the average becomes an error; bytes are counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
+from flwr.serverapp.strategy import Strategy
+
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.federated.arrays import read_record, to_record
+from onnxtrain.federated.files import pack_arrays
+from onnxtrain.federated.replies import (
+    as_error,
+    checked_arrays,
+    checked_metrics,
+    one_record,
+    size_of,
+)
+from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, ROUND, VERSION
+from onnxtrain.federated.stragglers import Silence
+from onnxtrain.format.checkpoint.content import Array
+
+_log = logging.getLogger("flwr")
+T = TypeVar("T")
+Settings = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+# More than this is not sent with a message to begin with; it belongs into the client's package.
+MOST_INITIAL_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A client that was left out of a round, and why."""
+
+    round: int
+    node: int
+    reason: str
+
+
+class Guarded(Strategy):
+    """Any strategy, made robust.
+
+    Args:
+        strategy: the one that samples clients and averages their replies.
+        config: settings of rounds, or a function of the number of the round that returns them.
+        name: what tells the federation from others; a resumed one has the same.
+        version: that of the artifacts, which clients compare with their own.
+        initial: parameters that are not shared, with the values that new clients begin with.
+        rounds: how many rounds there are in all.
+        done: how many of them an earlier run has done.
+        variances: the parameters that cannot be below zero, whatever a strategy makes of them.
+        after_round: called with the number of the round, its arrays and metrics once they are
+            averaged.
+        after_evaluation: called with the number of the round and its metrics.
+
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        config: Settings | None = None,
+        name: str = "",
+        version: str | None = None,
+        initial: Mapping[str, Array] | None = None,
+        rounds: int = 0,
+        done: int = 0,
+        variances: Collection[str] = (),
+        after_round: Callable[[int, ArrayRecord, MetricRecord], None] | None = None,
+        after_evaluation: Callable[[int, MetricRecord], None] | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.left_out: list[LeftOut] = []
+        self.updates = 0
+        # Who has trained, and so kept the initial values. Not saved: what a node keeps in its
+        # context does not outlive a run, and to send the values once more does no harm.
+        self._known: set[int] = set()
+        self._config = config or {}
+        self._settled: set[str] = set()
+        self._variances = frozenset(variances)
+        self._name, self._version = name, version
+        self._initial = _packed(initial or {})
+        self._rounds, self._done = rounds, done
+        self._after_round, self._after_evaluation = after_round, after_evaluation
+        self._sent: dict[str, Array] = {}
+        self._asked: set[int] = set()
+        self._silence = Silence()
+        self._least = least_nodes(strategy)
+        self._bytes_down, self._sent_at = 0, time.monotonic()
+        self._weight = _weight_key(strategy)
+
+    def summary(self) -> None:
+        """Log the settings of the strategy."""
+        self.strategy.summary()
+
+    # ---- training ------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send weights and settings to the clients that the strategy has chosen."""
+        number = server_round + self._done
+        self._sent = read_record(arrays)
+        self._settle(number, config)
+        grid = self._silence.without(grid, self._least)
+        messages = list(self.strategy.configure_train(number, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
+        self._bytes_down = 0
+        for message in messages:
+            self._bytes_down += self._begin(message)
+            self._bytes_down += sum(map(size_of, message.content.array_records.values()))
+        self._sent_at = time.monotonic()
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Let the strategy average the replies that are fit for it."""
+        number = server_round + self._done
+        received, bytes_up = list(replies), 0
+        seconds = time.monotonic() - self._sent_at
+        for reply in received:
+            if not reply.has_error():
+                bytes_up += sum(map(size_of, reply.content.array_records.values()))
+        good, bad = self._sorted(number, received, self._check_train)
+        absent = self._note_absent(number, received)
+        self._known -= {*absent, *(reply.metadata.src_node_id for reply in bad)}
+        self._known |= {reply.metadata.src_node_id for reply in good}
+        arrays, metrics = self._averaged(
+            number, lambda: self.strategy.aggregate_train(number, [*good, *bad])
+        ) or (None, None)
+        arrays = self._fit_to_send(number, arrays)
+        self.updates += arrays is not None
+        if arrays is None:
+            _log.warning("round %d: no update; the weights stay as they are", number)
+        metrics = MetricRecord() if metrics is None else metrics
+        metrics["clients"] = len(good)
+        metrics["left-out"] = len(set(absent) | {reply.metadata.src_node_id for reply in bad})
+        metrics["round_seconds"] = seconds
+        metrics["bytes-up"], metrics["bytes-down"] = bytes_up, self._bytes_down
+        _log.info("round %d: %d clients, %s bytes sent, %s received", number, len(good),
+                  f"{self._bytes_down:,}", f"{bytes_up:,}")  # fmt: skip
+        if self._after_round is not None:
+            final = to_record(self._sent) if arrays is None else arrays
+            self._after_round(number, final, metrics)
+        return arrays, metrics
+
+    def _averaged(self, number: int, average: Callable[[], T]) -> T | None:
+        """Return what the strategy makes of replies; what it cannot do costs one round only."""
+        try:
+            return average()
+        except (AggregationError, InconsistentMessageReplies) as error:
+            _log.warning("round %d: the replies could not be averaged: %s", number, error)
+        except Exception:  # a strategy may have functions of the user's
+            _log.exception("round %d: the replies could not be averaged", number)
+        return None
+
+    def _check_train(self, reply: Message) -> None:
+        content = reply.content
+        key = next(iter(content.array_records), "")
+        record = one_record(content.array_records, "arrays")
+        checked_metrics(one_record(content.metric_records, "metrics"), self._weight)
+        content[key] = checked_arrays(record, self._sent)
+
+    def _fit_to_send(self, number: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
+        """Return averaged arrays in the types that they are sent in, if they are finite."""
+        if arrays is None:
+            return None
+        values = {n: a.astype(self._sent[n].dtype) for n, a in read_record(arrays).items()}
+        for name, array in values.items():
+            if not np.isfinite(array).all():
+                _log.warning(
+                    "round %d: what the strategy made of %r is not finite: it is not taken",
+                    number, name,
+                )  # fmt: skip
+                return None
+            if name in self._variances and (array < 0).any():
+                # Momentum overshoots, noise does anyway; the root of such a variance is no number.
+                _log.warning("round %d: %r was below zero and is taken as zero", number, name)
+                values[name] = np.maximum(array, 0)
+        return to_record({name: values[name] for name in self._sent if name in values})
+
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send weights to the clients that are to evaluate them."""
+        number = server_round + self._done
+        self._settle(number, config)
+        grid = self._silence.without(grid, self._least)
+        messages = list(self.strategy.configure_evaluate(number, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
+        for message in messages:
+            self._begin(message)
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Let the strategy average the metrics that are fit for it."""
+
+        def check(reply: Message) -> None:
+            checked_metrics(one_record(reply.content.metric_records, "metrics"), self._weight)
+
+        number = server_round + self._done
+        received = list(replies)
+        good, bad = self._sorted(number, received, check)
+        self._note_absent(number, received, round_ends=False)
+        if not good:
+            return None
+        metrics = self._averaged(
+            number, lambda: self.strategy.aggregate_evaluate(number, [*good, *bad])
+        )
+        if metrics is not None and self._after_evaluation is not None:
+            self._after_evaluation(number, metrics)
+        return metrics
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _settle(self, number: int, config: ConfigRecord) -> None:
+        """Put the settings of the round into the configuration that goes out."""
+        given = self._config(number) if callable(self._config) else self._config
+        for key in self._settled - set(given):  # Flower hands on one record from round to round
+            config.pop(key, None)
+        self._settled |= set(given)
+        for key, value in given.items():
+            config[key] = value
+        config[ROUND], config[LAST] = number, number == self._rounds
+        config[FEDERATION] = self._name
+        if self._version is not None:
+            config[VERSION] = self._version
+
+    def _begin(self, message: Message) -> int:
+        """Send a client that has not trained yet what it begins with; return how many bytes."""
+        if not self._initial or message.metadata.dst_node_id in self._known:
+            return 0
+        key, config = next(iter(message.content.config_records.items()))
+        with_values = ConfigRecord({**config, INITIAL: self._initial})
+        message.content = RecordDict({**message.content, key: with_values})
+        return len(self._initial)
+
+    def _leave_out(self, number: int, node: int, reason: str) -> None:
+        self.left_out.append(LeftOut(number, node, reason))
+        _log.warning("round %d: node %d is left out: %s", number, node, reason)
+
+    def _note_absent(
+        self, number: int, replies: list[Message], *, round_ends: bool = True
+    ) -> list[int]:
+        """Note who was asked and did not answer, with what the SuperLink says about it."""
+        # The SuperLink does not say of whom it speaks.
+        said = "; ".join(dict.fromkeys(
+            reply.error.reason for reply in replies
+            if reply.has_error() and reply.metadata.src_node_id not in self._asked
+        ))  # fmt: skip
+        answered = {reply.metadata.src_node_id for reply in replies}
+        absent = self._silence.note(self._asked, answered, round_ends=round_ends)
+        for node in absent:
+            self._leave_out(number, node, said or "it did not answer in time")
+        return absent
+
+    def _sorted(
+        self, number: int, replies: list[Message], check: Callable[[Message], None]
+    ) -> tuple[list[Message], list[Message]]:
+        """Tell good replies from bad ones, and note why these are bad."""
+        good, bad = [], []
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            reason = ""
+            if reply.has_error():
+                reason = reply.error.reason or f"error {reply.error.code}"
+            else:
+                try:
+                    check(reply)
+                except OnnxTrainError as error:
+                    reason = str(error)
+                    reply = as_error(reply, reason)
+            if reason:
+                if node in self._asked:  # otherwise it is the SuperLink that speaks
+                    self._leave_out(number, node, reason)
+                bad.append(reply)
+            else:
+                good.append(reply)
+        _keep_common_metrics(good)
+        # A sum of floats depends on the order of its terms; that of arrival is another each time.
+        return sorted(good, key=_place), bad
+
+
+def _place(reply: Message) -> tuple[int, int]:
+    own = reply.content.config_records.get("onnxtrain")
+    number = own.get("client") if own is not None else None
+    node = reply.metadata.src_node_id
+    return (number, node) if isinstance(number, int) else (1 << 63, node)
+
+
+def _packed(initial: Mapping[str, Array]) -> bytes:
+    if not initial:
+        return b""
+    size = sum(array.nbytes for array in initial.values())
+    if size > MOST_INITIAL_BYTES:
+        _log.warning(
+            "%s bytes of parameters are not shared, which is too much to send: clients need "
+            "artifacts with weights (pack(..., weights=True), or the folder)", f"{size:,}",
+        )  # fmt: skip
+        return b""
+    return pack_arrays(initial)
+
+
+def inner_with(strategy: Strategy, name: str) -> Strategy:
+    """Return the strategy that has an attribute, which may be inside of others."""
+    while not hasattr(strategy, name) and hasattr(strategy, "strategy"):
+        strategy = strategy.strategy
+    return strategy
+
+
+def least_nodes(strategy: Strategy) -> int:
+    """Return how many nodes a strategy waits for; never fewer than one."""
+    names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
+    return max(1, *(int(getattr(inner_with(strategy, name), name, 1)) for name in names))
+
+
+def _weight_key(strategy: Strategy) -> str:
+    """Return the metric that a strategy, or the one inside of it, weights replies by."""
+    inner = inner_with(strategy, "weighted_by_key")
+    return str(getattr(inner, "weighted_by_key", "num-examples"))
+
+
+def _length(metric: Any) -> int:
+    return len(metric) if isinstance(metric, list) else -1
+
+
+def _keep_common_metrics(replies: list[Message]) -> None:
+    """Leave the metrics that all replies have, as one number or as many: clients may differ."""
+    records = [next(iter(reply.content.metric_records.values())) for reply in replies]
+    kinds = [{(key, _length(value)) for key, value in record.items()} for record in records]
+    common = {key for key, _ in set.intersection(*kinds)} if kinds else set()
+    for record in records:
+        for key in [key for key in record if key not in common]:
+            del record[key]

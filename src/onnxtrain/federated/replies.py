@@ -1,0 +1,81 @@
+"""What is wrong with a client's reply, in words, and what is right with it, in arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Error, Message, MetricRecord
+
+from onnxtrain.errors import ArgumentError, OnnxTrainError
+from onnxtrain.federated.arrays import to_record
+from onnxtrain.federated.compression import decode
+from onnxtrain.format.checkpoint.content import Array
+
+_RAISED = 2  # Flower's number for an app that could not do what it was asked to
+
+
+def checked_arrays(record: ArrayRecord, sent: Mapping[str, Array]) -> ArrayRecord:
+    """Return the arrays of a reply in the order and the types in which they were sent.
+
+    They have to be the ones that were sent, of the same shapes, and finite. Beside them there may
+    be arrays that are not floats, such as the counters of another framework: they are left out.
+    """
+    try:
+        arrays = decode(record, sent)
+    except OnnxTrainError:
+        raise
+    except Exception as error:  # numpy has no common error for bytes that are no array
+        raise ArgumentError(f"its arrays cannot be read: {error}") from None
+    missing = [name for name in sent if name not in arrays]
+    unknown = [n for n, array in arrays.items() if n not in sent and array.dtype.kind == "f"]
+    if missing or unknown:
+        raise ArgumentError(
+            f"it has no {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which is unknown"
+        )
+    for name, wanted in sent.items():
+        array = arrays[name]
+        if array.shape != wanted.shape:
+            raise ArgumentError(
+                f"its {name!r} has the shape {list(array.shape)} instead of {list(wanted.shape)}"
+            )
+        if array.dtype.kind != "f":
+            raise ArgumentError(f"its {name!r} is {array.dtype.name} instead of a float")
+        with np.errstate(over="ignore"):  # a wider type may hold what this one does not
+            arrays[name] = array = array.astype(wanted.dtype, copy=False)
+        bad = int(array.size - np.isfinite(array).sum())
+        if bad:
+            raise ArgumentError(f"its {name!r} has {bad} numbers that are not finite")
+    return to_record({name: arrays[name] for name in sent})
+
+
+def checked_metrics(metrics: MetricRecord | None, weight: str) -> None:
+    """Refuse numbers that would spoil the average."""
+    if metrics is None or weight not in metrics:
+        raise ArgumentError(f"it does not say {weight!r}")
+    for name, value in metrics.items():
+        numbers = value if isinstance(value, list) else [value]
+        if not all(math.isfinite(number) for number in numbers):
+            raise ArgumentError(f"its {name!r} is {value}")
+    amount = metrics[weight]
+    if isinstance(amount, list) or amount <= 0:
+        raise ArgumentError(f"its {weight!r} is {amount}: it has no data")
+
+
+def as_error(reply: Message, reason: str) -> Message:
+    """Return a reply that says what was wrong with this one, as strategies understand it."""
+    return Message(error=Error(code=_RAISED, reason=reason), metadata=reply.metadata)
+
+
+def one_record(records: Mapping[str, Any], what: str) -> Any:
+    """Return the only record of its kind."""
+    if len(records) != 1:
+        raise ArgumentError(f"it has {len(records)} records of {what} instead of one")
+    return next(iter(records.values()))
+
+
+def size_of(record: ArrayRecord) -> int:
+    """Return how many bytes the arrays of a record take."""
+    return sum(len(array.data) for array in record.values())

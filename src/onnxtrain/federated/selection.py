@@ -1,0 +1,152 @@
+"""Which parameters a federation shares, and which stay with the client."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import numpy as np
+
+from onnxtrain.device.export.model_parts import Operator, take_apart
+from onnxtrain.device.module import Module
+from onnxtrain.device.session import TrainingSession
+from onnxtrain.device.state import CheckpointState
+from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
+from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+
+Which = (
+    Literal["changing", "trainable", "no-batch-norm", "everything"]
+    | Iterable[str]
+    | Callable[[str], bool]
+)
+Holder = TrainingSession | Module | CheckpointState
+_BATCH_NORM = Operator("", "BatchNormalization")
+NAMED = ("changing", "trainable", "no-batch-norm", "everything")
+
+
+def state_of(holder: Holder) -> CheckpointState:
+    """Return the state of a session, a module or itself."""
+    if not isinstance(holder, TrainingSession | Module | CheckpointState):
+        raise ArgumentError(
+            "parameters are those of a TrainingSession, a Module or a CheckpointState, not of "
+            f"{type(holder).__name__}"
+        )
+    return holder if isinstance(holder, CheckpointState) else holder.state
+
+
+def module_of(holder: Holder) -> Module | None:
+    """Return the module of a session, or itself; a state alone has none."""
+    if isinstance(holder, TrainingSession):
+        return holder.module
+    return holder if isinstance(holder, Module) else None
+
+
+def select(holder: Holder, which: Which = "changing") -> list[str]:
+    """Return the names of the parameters that `which` means, all of them floats.
+
+    Args:
+        holder: a `TrainingSession`, a `Module`, or a `CheckpointState`, which does not know what is
+            a running statistic and what belongs to BatchNormalization.
+        which: "changing" is what training changes: parameters that train and running statistics;
+            "trainable" leaves out the statistics; "no-batch-norm" leaves out all that belongs to
+            BatchNormalization (FedBN); "everything" has frozen floats too. Or names and patterns
+            of what training changes (FedPer: `["features.*"]`), where those that begin with "!"
+            take away; or a function that tells by the name.
+
+    """
+    is_list = isinstance(which, Iterable) and not isinstance(which, str)
+    if not is_list and not callable(which) and which not in NAMED:
+        raise ArgumentError(
+            f"which is one of {', '.join(map(repr, NAMED))}, a list of names and patterns, or a "
+            f"function, not {which!r}"
+        )
+    state = state_of(holder)
+    if which == "everything":
+        chosen = [*state.trainable_names(), *_others(state)]
+    elif which == "trainable":
+        chosen = state.trainable_names()
+    elif which == "no-batch-norm":
+        normal = _batch_norm(holder)
+        chosen = [name for name in _changing(holder) if name not in normal]
+    elif callable(which):
+        chosen = [name for name in _changing(holder) if which(name)]
+    elif isinstance(which, str):
+        chosen = _changing(holder)
+    else:
+        chosen = _matching(list(which), _changing(holder))
+    floats = [name for name in chosen if is_float(state, name)]
+    if not floats:
+        raise ArgumentError(f"which={which!r} leaves no parameter to share")
+    return floats
+
+
+def is_float(state: CheckpointState, name: str) -> bool:
+    """Whether a parameter is of a float type that numpy has; counters are not."""
+    dtype = ELEMENT_TYPES[state.code_of(name)].dtype
+    return dtype is not None and np.issubdtype(dtype, np.floating)
+
+
+def _others(state: CheckpointState) -> list[str]:
+    return [name for name in state.names() if not state.is_trainable(name)]
+
+
+def _changing(holder: Holder) -> list[str]:
+    state, module = state_of(holder), module_of(holder)
+    if module is not None:
+        return [*state.trainable_names(), *module.statistics]
+    if _others(state):
+        raise StateError(
+            "a CheckpointState does not know which of its parameters are running statistics: pass "
+            "the TrainingSession, or which='trainable' or 'everything'"
+        )
+    return state.trainable_names()
+
+
+def _batch_norm(holder: Holder) -> set[str]:
+    """Return the parameters that BatchNormalization reads: scale, bias and both statistics."""
+    module = module_of(holder)
+    if module is None:
+        raise StateError("which='no-batch-norm' needs the graphs: pass the TrainingSession")
+    chosen = module.evaluation_pass or module.training_pass
+    model = chosen.graph.model
+    if model.is_ort:
+        raise StateError(
+            f"{model.source_name} is in the ORT format, which does not tell what belongs to "
+            "BatchNormalization: use the graphs in the ONNX format, or patterns of names"
+        )
+    names = {n for node in take_apart(model).nodes if _BATCH_NORM in node.calls for n in node.reads}
+    return {name for name in names if module.state.has(name)} | set(module.statistics)
+
+
+def variances(holder: Holder) -> set[str]:
+    """Return the running variances, as far as can be told: what is below zero spoils a model."""
+    module = module_of(holder)
+    chosen = None if module is None else module.evaluation_pass or module.training_pass
+    if module is None or chosen is None:
+        return set()
+    statistics = set(module.statistics)
+    if chosen.graph.model.is_ort:  # nothing but its name tells
+        return {name for name in statistics if "var" in name.lower()}
+    nodes = take_apart(chosen.graph.model).nodes
+    return statistics & {n.inputs[4] for n in nodes if _BATCH_NORM in n.calls and len(n.inputs) > 4}
+
+
+def _matching(patterns: list[str], names: list[str]) -> list[str]:
+    if not patterns:
+        raise ArgumentError("which=[] leaves no parameter to share")
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise ArgumentError(f"which is a list of names and patterns, not {patterns!r}")
+    taken_away = [p[1:] for p in patterns if p.startswith("!")]
+    wanted = [p for p in patterns if not p.startswith("!")] or ["*"]
+    for pattern in (*wanted, *taken_away):
+        if not fnmatch.filter(names, pattern):
+            raise UnknownNameError(
+                f"which has {pattern!r}, which matches no parameter that training changes: "
+                f"{', '.join(names)}"
+            )
+
+    def matches(name: str, globs: list[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+    return [n for n in names if matches(n, wanted) and not matches(n, taken_away)]

@@ -1,0 +1,422 @@
+"""The server: it begins with the weights of the artifacts and ends with those of all clients."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from onnxtrain.device.loop import evaluate as evaluate_session
+from onnxtrain.device.session import TrainingSession
+from onnxtrain.device.state import CheckpointState
+from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
+from onnxtrain.federated.arrays import from_arrays, read_record, to_arrays
+from onnxtrain.federated.bundle import Bundle, Source, open_artifacts
+from onnxtrain.federated.compression import Compression
+from onnxtrain.federated.exporting import check_export, checked_outputs
+from onnxtrain.federated.given_data import made_by
+from onnxtrain.federated.guard import Guarded, Settings, inner_with, least_nodes
+from onnxtrain.federated.local import LocalGrid
+from onnxtrain.federated.progress import (
+    CENTRAL,
+    EVALUATE,
+    TRAIN,
+    Progress,
+    capture,
+    kind_of,
+    locked,
+    restore,
+    settings_of,
+)
+from onnxtrain.federated.rounds import MU, PASSED_ON, Round
+from onnxtrain.federated.selection import Which, variances
+from onnxtrain.federated.stragglers import Patient, Through
+from onnxtrain.format.checkpoint.content import Array
+
+_log = logging.getLogger("flwr")
+Finish = Callable[..., None]
+Weights = Source | Mapping[str, Array] | Callable[[dict[str, tuple[int, ...]]], Mapping[str, Array]]
+
+
+def server_app(
+    artifacts: Source | Bundle,
+    strategy: Strategy | Callable[[Context], Strategy] | None = None,
+    *,
+    num_rounds: int | None = None,
+    weights: Weights | None = None,
+    which: Which = "changing",
+    config: Settings | None = None,
+    evaluate: Any = None,
+    metrics: Any = (),
+    batch_size: int = 256,
+    export: Source | None = None,
+    outputs: Iterable[str] = (),
+    state: Source | None = None,
+    resume: bool = True,
+    timeout: float = 3600,
+    patience: float | None = None,
+    wait_for: int = 0,
+    threads: int | None = None,
+    check_version: bool = True,
+    finish: Finish | None = None,
+    prefix: str = "",
+) -> ServerApp:
+    """Return a Flower `ServerApp` that trains artifacts with the clients that it finds.
+
+    Args:
+        artifacts: the folder of artifacts, or a file that `pack` wrote.
+        strategy: any of Flower's, or a function of the `Context` that makes one; FedAvg by default.
+        num_rounds: how many rounds; what the run's configuration says as `num-server-rounds` by
+            default, or 3.
+        weights: what the federation begins with, if not with the checkpoint of the artifacts: the
+            file of a checkpoint, arrays by name, or a function that makes them from shapes by name.
+        which: what is shared; the rest stays with the clients. See `to_arrays`.
+        config: settings of rounds (`learning-rate`, `local-epochs`, `batch-size`, `seed`,
+            `clip-norm`, `compression`), or a function of the number of the round. They come before
+            those of the run's configuration.
+        evaluate: data for evaluation on the server, or a function of the `Context` that returns it.
+        metrics: what to measure there beside the loss, as for `onnxtrain.evaluate`.
+        batch_size: of that evaluation.
+        export: where to write the model for inference at the end.
+        outputs: what that model gives out.
+        state: a folder that is written after each round. A server that is started again with it
+            goes on with the next round.
+        resume: whether to do so; otherwise it starts anew.
+        timeout: how many seconds to wait for the replies of a round.
+        patience: once as many clients have answered as the strategy asks for, wait at most so many
+            times as long as the slowest of them took. Without it a round waits for a client that
+            has died until Flower misses its heartbeats, which takes a minute.
+        wait_for: how many clients to wait for before the first round. Later rounds go on with as
+            many as the strategy asks for.
+        threads: with how many threads to evaluate; as many as cores by default.
+        check_version: whether clients have to have the very same graphs; those whose graphs are
+            in the ORT format, for instance, have others.
+        finish: called in the end, with Flower's result of all rounds, the session that has the
+            last weights, and the `Context` if it takes three arguments.
+        prefix: what the names of the files in the folder begin with.
+
+    """
+    names = checked_outputs(export, outputs)
+    _require_number("patience", patience, 1)
+    _require_number("timeout", timeout, 0)
+    _require_number("wait_for", wait_for, 0)
+    _require_strategy(strategy)
+    ending = None if finish is None else _ending(finish)
+    # A generator can be gone through once, and an app may run twice.
+    shared = which if isinstance(which, str) or callable(which) else _listed(which)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        bundle = artifacts if isinstance(artifacts, Bundle) else open_artifacts(artifacts, prefix)
+        chosen = strategy(context) if callable(strategy) else strategy
+        settings = _settings(config, context)
+        data = made_by(evaluate, context)
+        server = Server(
+            bundle,
+            FedAvg() if chosen is None else chosen,
+            rounds=_rounds(num_rounds, context),
+            weights=weights,
+            which=shared,
+            folder=None if state is None else Path(state),
+            resume=resume,
+            threads=threads,
+            check_version=check_version,
+        )
+        if export is not None:
+            check_export(server.session, export, names)
+        measure = None if data is None else (data, metrics, batch_size)
+        _wait_for(grid, wait_for)
+        if patience is not None:
+            grid = Patient(grid, patience, least_nodes(server.strategy))
+        result = server.run(grid, settings, measure, timeout)
+        if export is not None:
+            Path(export).parent.mkdir(parents=True, exist_ok=True)
+            server.session.export_model_for_inferencing(export, names)
+        if ending is not None:
+            ending(result, server.session, context)
+
+    return app
+
+
+class Server:
+    """A federation from its first round, or the one it was stopped after, to its last."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        strategy: Strategy,
+        *,
+        rounds: int,
+        weights: Weights | None = None,
+        which: Which = "changing",
+        folder: Path | None = None,
+        resume: bool = True,
+        threads: int | None = None,
+        check_version: bool = True,
+    ) -> None:
+        self.bundle = bundle
+        self._checks_version = check_version
+        self.session = bundle.session(threads)
+        if weights is not None:
+            self.session.load_parameters(_weights(weights, self.session))
+        if self.session.state.nominal:
+            raise StateError(
+                "the artifacts have no weights for the federation to begin with: give the server "
+                "the folder with its checkpoint, or weights=..."
+            )
+        self.strategy, self._rounds, self._folder = strategy, rounds, folder
+        self._first = to_arrays(self.session, which)
+        self._initial = self._not_shared()
+        self._fixed = settings_of(strategy)
+        self._has_weights = weights is not None
+        self._require_proximal()
+        self.progress = self._begin(resume)
+        self.guarded: Guarded | None = None
+
+    def _require_proximal(self) -> None:
+        """Refuse FedProx for artifacts that have no such term: every client would."""
+        optimizer = self.session.optimizer
+        mu = getattr(inner_with(self.strategy, "proximal_mu"), "proximal_mu", 0.0)
+        if mu and optimizer is not None and not optimizer.has_proximal:
+            raise ArgumentError(
+                f"the strategy has proximal_mu={mu}, and the artifacts have no proximal term: "
+                "generate them with generate_artifacts(..., proximal=True)"
+            )
+
+    def _begin(self, resume: bool) -> Progress:
+        saved = Progress.read(self._folder) if resume and self._folder is not None else None
+        if saved is None:
+            return Progress(self.bundle.version, arrays=read_record(self._first))
+        if saved.version != self.bundle.version or set(saved.arrays) != set(self._first):
+            raise StateError(
+                f"the folder {str(self._folder)!r} has a federation of other artifacts, or one "
+                "that shares other parameters: give another folder, or resume=False to start anew"
+            )
+        kind = kind_of(self.strategy)
+        if saved.kind and saved.kind != kind:
+            raise StateError(
+                f"the federation in {str(self._folder)!r} was run with {saved.kind}, and is to go "
+                f"on with {kind}: give the same strategy, another folder, or resume=False"
+            )
+        _log.info("going on after round %d, from %s", saved.round, self._folder)
+        if self._has_weights:
+            _log.warning("weights=... is passed over: the federation goes on with its own")
+        restore(self.strategy, saved.strategy)
+        return saved
+
+    def _not_shared(self) -> dict[str, Array]:
+        state = self.session.state
+        return {
+            name: np.array(state.value_of(name))
+            for name in state.names()
+            if name not in self._first  # of any type: a client without weights has none of them
+        }
+
+    def run(
+        self,
+        grid: Grid,
+        config: Settings | None = None,
+        measure: tuple[Any, Any, int] | None = None,
+        timeout: float = 3600,
+    ) -> Result:
+        """Run the rounds that are left; the session has the last weights then."""
+        _require_nodes(grid, self.strategy)
+        with locked(self._folder):
+            self._run(grid, config, measure, timeout)
+        from_arrays(self.session, self.progress.record())
+        return self.progress.result()
+
+    def _run(
+        self,
+        grid: Grid,
+        config: Settings | None,
+        measure: tuple[Any, Any, int] | None,
+        timeout: float,
+    ) -> None:
+        progress, done = self.progress, self.progress.round
+        central = None if measure is None else self._measure(*measure, done)
+        self.guarded = Guarded(
+            self.strategy,
+            config=config,
+            name=progress.name,
+            version=self.bundle.version if self._checks_version else None,
+            initial=self._initial,
+            rounds=self._rounds,
+            done=done,
+            variances=variances(self.session),
+            after_round=self._save,
+            after_evaluation=lambda n, m: progress.note(EVALUATE, n, m, self._folder),
+        )
+        if done:
+            self._make_up_for_evaluation(grid, timeout)
+        if done >= self._rounds:
+            _log.info("all %d rounds are done: nothing is left to do", self._rounds)
+            if central is not None and not progress.has(CENTRAL, done):
+                central(0, progress.record())
+            return
+        self.guarded.start(
+            grid,
+            progress.record(),
+            num_rounds=self._rounds - done,
+            timeout=timeout,
+            train_config=ConfigRecord(),
+            evaluate_config=ConfigRecord(),
+            evaluate_fn=central,
+        )
+        if not self.guarded.updates:
+            _log.error("no round had an update: the weights are those that were there before")
+
+    def _make_up_for_evaluation(self, grid: Grid, timeout: float) -> None:
+        """Let clients evaluate the last round, if the server was stopped before they could."""
+        guarded, progress = self.guarded, self.progress
+        if guarded is None or progress.has(EVALUATE, progress.round):
+            return
+        messages = list(guarded.configure_evaluate(0, progress.record(), ConfigRecord(), grid))
+        if messages:
+            guarded.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
+
+    def _measure(
+        self, data: Any, metrics: Any, batch_size: int, done: int
+    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        def measure(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            from_arrays(self.session, arrays)
+            try:
+                values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
+            except OnnxTrainError as error:
+                if number + done == 0:  # nothing is lost yet, and it would fail each time
+                    raise
+                _log.warning("round %d: evaluation on the server failed: %s", number + done, error)
+                return None
+            made = MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
+            self.progress.note(CENTRAL, number + done, made, self._folder)
+            return made
+
+        return measure
+
+    def _save(self, number: int, arrays: ArrayRecord, metrics: MetricRecord) -> None:
+        progress = self.progress
+        progress.round, progress.arrays = number, read_record(arrays)
+        progress.note(TRAIN, number, metrics, self._folder)
+        if self._folder is None:
+            return
+        progress.kind = kind_of(self.strategy)
+        progress.strategy = capture(self.strategy, self._fixed)
+        progress.write(self._folder)
+
+
+def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:
+    if isinstance(given, Mapping):
+        return given
+    if callable(given):
+        names = session.state.names()
+        return given({name: session.module.shape_of(name) for name in names})
+    state = CheckpointState.load_checkpoint(given)
+    return {name: parameter.data for name, parameter in state.parameters}
+
+
+def _rounds(given: int | None, context: Context) -> int:
+    number = context.run_config.get("num-server-rounds", 3) if given is None else given
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ArgumentError(f"the number of rounds is a whole number from 1, not {number!r}")
+    return number
+
+
+def _wait_for(grid: Grid, clients: int) -> None:
+    shown = -1
+    while (found := len(list(grid.get_node_ids()))) < clients:
+        if found != shown:
+            _log.info("waiting for clients: %d of %d are there", found, clients)
+            shown = found
+        time.sleep(0.5)
+
+
+def _settings(given: Settings | None, context: Context) -> Callable[[int], dict[str, Any]]:
+    """Return the settings of a round: those that were given, then those of the run."""
+    of_run = {key: context.run_config[key] for key in PASSED_ON if key in context.run_config}
+
+    def settings(number: int) -> dict[str, Any]:
+        own = given(number) if callable(given) else given or {}
+        if not isinstance(own, Mapping):
+            raise ArgumentError(f"config gave {own!r} for round {number}: it gives a dictionary")
+        made = {**of_run, **{key: _plain(key, value) for key, value in own.items()}}
+        Compression.read(Round.read(made).compression)  # what no client could do is said here
+        return made
+
+    for key in {} if given is None or callable(given) else given:
+        meant = str(key).replace("_", "-")
+        if meant != key and meant in (*PASSED_ON, MU):
+            _log.warning("the setting %r is not known to clients; %r is", key, meant)
+    return settings
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return a setting as it can be sent."""
+    value = value.item() if isinstance(value, np.generic) else value
+    kinds = bool | int | float | str | bytes
+    if not isinstance(value, kinds) and not (
+        isinstance(value, list) and all(isinstance(item, kinds) for item in value)
+    ):
+        raise ArgumentError(f"the setting {key!r} is {value!r}: a number, a text or a list of them")
+    return value
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _require_number(name: str, value: Any, least: int) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and value >= least):
+        raise ArgumentError(f"{name} is a number from {least}, not {value!r}")
+
+
+def _require_strategy(given: Any) -> None:
+    is_class = isinstance(given, type)
+    if is_class or not (given is None or isinstance(given, Strategy) or callable(given)):
+        hint = f"{given.__name__}()" if is_class else "FedAvg()"
+        raise ArgumentError(
+            f"strategy is one of Flower's, such as {hint}, or a function of the Context that makes "
+            f"one, not {given!r}"
+        )
+
+
+def _listed(which: Any) -> list[str]:
+    if not isinstance(which, Iterable):
+        raise ArgumentError(f"which is a name, a list of names and patterns, or a function: "
+                            f"not {which!r}")  # fmt: skip
+    return list(which)
+
+
+def _ending(finish: Finish) -> Finish:
+    """Return a function of three arguments that calls one of two or three."""
+    try:
+        inspect.signature(finish).bind(None, None, None)
+    except TypeError:
+        try:
+            inspect.signature(finish).bind(None, None)
+        except TypeError:
+            raise ArgumentError(
+                "finish takes Flower's result and the session, or the Context as well"
+            ) from None
+        return lambda result, session, context: finish(result, session)
+    return finish
+
+
+def _require_nodes(grid: Grid, strategy: Strategy) -> None:
+    """Refuse a local federation that has fewer clients than the strategy would wait for."""
+    while isinstance(grid, Through):
+        grid = grid.inner
+    least = least_nodes(strategy)
+    if isinstance(grid, LocalGrid) and len(grid.contexts) < least:
+        raise ArgumentError(
+            f"there are {len(grid.contexts)} clients, and the strategy waits for {least}: give it "
+            "min_available_nodes, min_train_nodes and min_evaluate_nodes that are there"
+        )

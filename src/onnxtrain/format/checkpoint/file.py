@@ -1,0 +1,372 @@
+"""Read and write checkpoint files: FlatBuffers, identifier `ODTC`, as ONNX Runtime has them.
+
+`docs/format.md` describes the file field by field. Files of ONNX Runtime 1.16 to 1.19 are read
+(versions 1 and 2); what is written (version 2) is read by 1.18 and 1.19.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxtrain.errors import CheckpointDataError, CheckpointError
+from onnxtrain.format.checkpoint import store as disk
+from onnxtrain.format.checkpoint.content import (
+    BOOL,
+    ELEMENT_TYPES,
+    MAX_RANK,
+    RESERVED_PREFIX,
+    STRING,
+    Array,
+    CheckpointContent,
+    OptimizerGroup,
+    Property,
+    RawTensor,
+    Tensor,
+    data_size,
+)
+from onnxtrain.format.checkpoint.flat_reader import FlatReader, FlatTable
+from onnxtrain.format.checkpoint.layout import (
+    EXTERNAL_DATA_THRESHOLD,
+    IDENTIFIER,
+    VERSION,
+    CheckpointLayout,
+)
+
+_READABLE_VERSIONS = (1, VERSION)
+# A reader may come between the two renames of a writer; what it misses is there at once.
+_ATTEMPTS, _PAUSE = 5, 0.02
+_DATA_ID = RESERVED_PREFIX + "external_data"
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class TensorLocation:
+    """Where the elements of a tensor are: the file, the first byte and the number of bytes."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class WrittenCheckpoint:
+    """The files of a checkpoint and where in them the parameters are.
+
+    Strings and tensors without elements are not in `locations`.
+    """
+
+    path: Path
+    data_path: Path | None
+    locations: dict[str, TensorLocation]
+
+
+def read_checkpoint(source: Source) -> CheckpointContent:
+    """Read a checkpoint from a file, or from bytes if it has no external data.
+
+    Arrays are read-only views of the file, which is mapped into memory: what is not looked at is
+    never loaded. They stay valid if the file is replaced or deleted.
+    """
+    return _read(source).content
+
+
+def locate_tensors(path: str | os.PathLike[str]) -> WrittenCheckpoint:
+    """Say where in the files of a checkpoint the elements of each parameter are."""
+    parsed = _read(path)
+    main = Path(path)
+    external = disk.data_path(main) if parsed.content.has_external_data else None
+    return WrittenCheckpoint(
+        main,
+        external,
+        {
+            name: TensorLocation(
+                external if place.external and external else main, place.offset, place.length
+            )
+            for name, place in parsed.places.items()
+            if place.length
+        },
+    )
+
+
+def write_checkpoint(
+    path: str | os.PathLike[str],
+    content: CheckpointContent,
+    *,
+    sort: bool = True,
+    external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
+) -> WrittenCheckpoint:
+    """Replace or create the checkpoint at `path`, all or nothing.
+
+    Where the file exceeds the threshold, or if the content came from such a file, parameters of
+    64 bytes and more go to `<path>.data`. `sort` orders everything by name, as a saved training
+    state has it; otherwise the order of the mappings is kept, as in a checkpoint that comes with a
+    model.
+    See `checkpoint_store` for what a crash in the middle leaves behind.
+    """
+    target = Path(path)
+    if not target.name:
+        raise CheckpointError(f"{str(path)!r} does not name a file")
+    identifier = disk.new_identifier()
+    layout = CheckpointLayout(
+        content,
+        sort=sort,
+        threshold=external_data_threshold,
+        bond=(_DATA_ID, identifier),
+    )
+    disk.store(
+        target,
+        layout.write_main,
+        layout.write_data if layout.external else None,
+        identifier,
+        _live_identifier(target),
+    )
+    external = disk.data_path(target) if layout.external else None
+    return WrittenCheckpoint(
+        target,
+        external,
+        {
+            name: TensorLocation(external if is_external and external else target, offset, length)
+            for name, (is_external, offset, length) in layout.parameter_places().items()
+        },
+    )
+
+
+class _Place(NamedTuple):
+    external: bool
+    offset: int
+    length: int
+
+
+class _Parsed(NamedTuple):
+    content: CheckpointContent
+    places: dict[str, _Place]
+
+
+def _read(source: Source) -> _Parsed:
+    if isinstance(source, bytes | bytearray | memoryview):
+        try:
+            data = memoryview(source).cast("B").toreadonly()
+        except TypeError:
+            raise CheckpointError("the bytes of a checkpoint must be contiguous") from None
+        return _CheckpointReader(data, "checkpoint", _no_external_data).read()
+    path = Path(source)
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _read_file(path)
+        except CheckpointDataError:
+            time.sleep(_PAUSE)
+    return _read_file(path)
+
+
+def _read_file(path: Path) -> _Parsed:
+    return _CheckpointReader(
+        disk.open_bytes(path), str(path), lambda identifier: disk.open_data(path, identifier)
+    ).read()
+
+
+def _no_external_data(identifier: str | None) -> memoryview:
+    raise CheckpointError(
+        "the checkpoint has external data, which are in a second file: read it by its path"
+    )
+
+
+def _live_identifier(path: Path) -> str | None:
+    """The identifier that binds the checkpoint at `path` to its external data, if any."""
+    try:
+        reader = _CheckpointReader(disk.open_bytes(path), str(path), lambda identifier: None)
+        return _identifier(reader.properties().get(_DATA_ID))
+    except CheckpointError:
+        # Missing or damaged: there is nothing to preserve.
+        return None
+
+
+def _identifier(bond: Property | None) -> str | None:
+    """Return what binds two files, if it is what a file name can end with."""
+    return bond if isinstance(bond, str) and disk.is_identifier(bond) else None
+
+
+class _CheckpointReader:
+    """One walk over a checkpoint file. Numbers of fields are those of the schema."""
+
+    def __init__(
+        self,
+        data: memoryview,
+        source: str,
+        open_data: Callable[[str | None], memoryview | None],
+    ) -> None:
+        self._reader = FlatReader(data, source)
+        self._open_data = open_data
+        self._data: memoryview | None = None
+        self._root = self._reader.root(IDENTIFIER, "checkpoint")
+        version = self._root.i32(0, "version")
+        if version not in _READABLE_VERSIONS:
+            self._reader.fail(
+                f"the format version is {version}; versions {_READABLE_VERSIONS} can be read",
+                "checkpoint.version",
+            )
+
+    def _check_sum(self) -> None:
+        """Compare the checksum, where there is one: ONNX Runtime writes none."""
+        data, size = self._reader.data, disk.CHECKSUM_SIZE
+        found = bytes(data[-size:])
+        if found.startswith(disk.CHECKSUM_MARK):
+            wanted = disk.checksum(zlib.crc32(data[:-size]))
+            if found != wanted:
+                self._reader.fail("the checksum is another: the file is damaged", "checkpoint")
+
+    def read(self) -> _Parsed:
+        """Read all."""
+        self._check_sum()
+        properties = self.properties()
+        bond = _identifier(properties.pop(_DATA_ID, None))
+        content = CheckpointContent(properties=properties)
+        module = self._root.table(1, "module_state")
+        places: dict[str, _Place] = {}
+        if module is not None:
+            content.nominal = module.flag(2, "is_nominal_state")
+            content.has_external_data = module.flag(3, "has_external_data")
+            if content.has_external_data:
+                self._data = self._open_data(bond)
+            for slot, field, tensors in (
+                (0, "requires_grad_params", content.trainable),
+                (1, "frozen_params", content.frozen),
+            ):
+                for table in module.tables(slot, field):
+                    name = self._name(table, 0, "name", places)
+                    tensors[name], places[name] = self._tensor(table, content.nominal)
+        for table in self._root.tables(2, "optimizer_groups"):
+            name = self._name(table, 0, "group_name", content.optimizer_groups)
+            content.optimizer_groups[name] = self._group(table)
+        return _Parsed(content, places)
+
+    def properties(self) -> dict[str, Property]:
+        """Read the properties."""
+        found: dict[str, Property] = {}
+        bag = self._root.table(3, "property_bag")
+        if bag is None:
+            return found
+        for table in bag.tables(0, "ints"):
+            found[self._name(table, 0, "name", found)] = table.i64(1, "value")
+        for table in bag.tables(1, "floats"):
+            found[self._name(table, 0, "name", found)] = table.f32(1, "value")
+        for table in bag.tables(2, "strings"):
+            name = self._name(table, 0, "name", found)
+            found[name] = table.string(1, "value") or ""
+        return found
+
+    def _name(self, table: FlatTable, slot: int, field: str, taken: Mapping[str, object]) -> str:
+        name = table.string(slot, field)
+        if not name:
+            self._reader.fail(f"{field} is missing", table.where, table.position)
+        if name in taken:
+            self._reader.fail(f"the name {name!r} occurs twice", table.where, table.position)
+        table.where += f" ({name[:80]!r})"
+        return name
+
+    def _group(self, table: FlatTable) -> OptimizerGroup:
+        group = OptimizerGroup(table.i64(1, "step"), table.f32(2, "initial_learning_rate"))
+        if group.step < 0:
+            self._reader.fail(f"the step is {group.step}", table.where, table.position)
+        for state in table.tables(3, "optimizer_states"):
+            parameter = self._name(state, 0, "param_name", group.states)
+            moments: dict[str, Tensor] = {}
+            for moment in state.tables(1, "momentums"):
+                name = self._name(moment, 0, "name", moments)
+                moments[name], _ = self._tensor(moment, nominal=False)
+            expected = [f"momentum{index}" for index in range(len(moments))]
+            if set(moments) != set(expected):
+                self._reader.fail(
+                    f"the momentums are called {sorted(moments)} instead of {expected}",
+                    state.where,
+                    state.position,
+                )
+            group.states[parameter] = [moments[name] for name in expected]
+        return group
+
+    def _tensor(self, table: FlatTable, nominal: bool) -> tuple[Tensor, _Place]:
+        code = table.i32(3, "data_type")
+        if code not in ELEMENT_TYPES:
+            self._reader.fail(f"the element type {code} is unknown", table.where, table.position)
+        dims = self._dims(table)
+        if nominal:
+            raw = table.target(4, "raw_data")
+            if raw is not None and self._reader.vector(raw, 1, table.where)[1]:
+                self._reader.fail("a nominal checkpoint has data", table.where, raw)
+            return RawTensor(code, dims, np.empty(0, np.uint8)), _Place(False, 0, 0)
+        if code == STRING:
+            return self._strings(table, dims), _Place(False, 0, 0)
+        place = self._place(table, data_size(code, dims))
+        source = self._data if place.external else self._reader.data
+        assert source is not None
+        data = np.frombuffer(source[place.offset : place.offset + place.length], np.uint8)
+        if code == BOOL and data.size and data.max() > 1:
+            self._reader.fail("a truth value is neither 0 nor 1", table.where, place.offset)
+        dtype = ELEMENT_TYPES[code].dtype
+        if dtype is None:
+            return RawTensor(code, dims, data), place
+        array: Array = data.view(dtype).reshape(dims)
+        if not array.flags.aligned:
+            # Files of ONNX Runtime align to four bytes; calculating with this would be slow.
+            array = array.copy()
+            array.flags.writeable = False
+        return array, place
+
+    def _dims(self, table: FlatTable) -> tuple[int, ...]:
+        at = table.target(2, "dims")
+        if at is None:
+            return ()
+        dims = self._reader.i64s(at, f"{table.where}.dims", MAX_RANK)
+        # The product without the zeros is what numpy checks, too.
+        elements = 1
+        for dim in dims:
+            elements *= max(dim, 1)
+            if dim < 0 or elements >= 2**58:
+                self._reader.fail(f"the dimensions {dims} are not possible", table.where, at)
+        return dims
+
+    def _place(self, table: FlatTable, size: int) -> _Place:
+        """Where the elements are, after checking that there are `size` bytes of them."""
+        offset = table.i64(6, "external_data_offset", default=-1)
+        raw = table.target(4, "raw_data")
+        if offset == -1:
+            start, length = (0, 0) if raw is None else self._reader.vector(raw, 1, table.where)
+            if length != size:
+                self._reader.fail(
+                    f"the dimensions ask for {size} bytes of data, but there are {length}",
+                    table.where,
+                    raw,
+                )
+            return _Place(False, start, length)
+        if self._data is None:
+            self._reader.fail(
+                "the tensor is in external data, which the checkpoint does not have",
+                table.where,
+                table.position,
+            )
+        if offset < 0 or offset + size > len(self._data):
+            self._reader.fail(
+                f"bytes {offset} to {offset + size} of the external data are needed, "
+                f"which have {len(self._data)} bytes",
+                table.where,
+                table.position,
+            )
+        return _Place(True, offset, size)
+
+    def _strings(self, table: FlatTable, dims: tuple[int, ...]) -> Array:
+        at = table.target(5, "string_data")
+        texts = [] if at is None else self._reader.strings(at, f"{table.where}.string_data")
+        array = np.empty(len(texts), object)
+        array[:] = texts
+        if len(texts) != int(np.prod(dims, dtype=object)):
+            self._reader.fail(
+                f"{len(texts)} strings do not fill the dimensions {dims}", table.where, at
+            )
+        return array.reshape(dims)

@@ -1,0 +1,229 @@
+"""Put a checkpoint on disk so that a crash at any moment leaves a checkpoint that can be read.
+
+One file is replaced by a rename, which is atomic. A checkpoint with external data is two files,
+`P` and `P.data`, and no file system renames two files at once. The bond between them is an
+identifier: it is in a property of `P` and in the last bytes of the data file. A save goes
+
+1. write the new data to `P.data.<new identifier>` and the new `P` to a temporary file, sync both;
+2. rename `P.data` to `P.data.old`;
+3. rename the temporary file to `P`: from here on the new checkpoint is in force;
+4. rename `P.data.<new identifier>` to `P.data`;
+5. delete `P.data.old`.
+
+`open_data` looks under all three names for the data that belongs to `P`, so a crash leaves the old
+checkpoint readable before step 3 and the new one after it. ONNX Runtime looks for `P.data` only:
+after a crash between steps 2 and 4 it reports a missing file (never wrong numbers) until the next
+save, which begins by putting the names in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from onnxtrain.errors import CheckpointDataError, CheckpointError
+from onnxtrain.format.mapped_file import mapped
+
+FOOTER_MARK = b"ODTCDATA"
+_IDENTIFIER_SIZE = 16
+FOOTER_SIZE = len(FOOTER_MARK) + _IDENTIFIER_SIZE
+# A checkpoint file ends with this and eight hexadecimal digits, the CRC-32 of all before.
+CHECKSUM_MARK = b"ODTCCRC="
+CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
+# What a killed process left behind is removed by the first save after this time.
+_STALE_SECONDS = 3600
+
+Write = Callable[[BinaryIO], None]
+
+
+def new_identifier() -> str:
+    """An identifier for a pair of files."""
+    return os.urandom(_IDENTIFIER_SIZE // 2).hex()
+
+
+def is_identifier(text: str) -> bool:
+    """Whether a text is one; it may come from anywhere, and becomes a part of a file name."""
+    return re.fullmatch(rf"[0-9a-f]{{{_IDENTIFIER_SIZE}}}", text) is not None
+
+
+def footer(identifier: str) -> bytes:
+    """The last bytes of the data file."""
+    return FOOTER_MARK + identifier.encode("ascii")
+
+
+def checksum(number: int) -> bytes:
+    """The last bytes of the checkpoint file itself, from the CRC-32 of those before them."""
+    return CHECKSUM_MARK + b"%08x" % number
+
+
+def data_path(path: Path) -> Path:
+    """Where the external data of the checkpoint `path` is."""
+    return path.with_name(path.name + ".data")
+
+
+def _staged_path(path: Path, identifier: str) -> Path:
+    return path.with_name(f"{path.name}.data.{identifier}")
+
+
+def _old_path(path: Path) -> Path:
+    return path.with_name(path.name + ".data.old")
+
+
+@contextlib.contextmanager
+def translated(action: str, path: Path) -> Iterator[None]:
+    """Turn what the operating system reports into a `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot {action} {path}: {reason_of(error)}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """Say what the operating system reports."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        reason += " (the disk is full or a limit on file sizes is reached)"
+    return reason
+
+
+def open_bytes(path: Path) -> memoryview:
+    """Return the bytes of a file of a checkpoint; see `mapped`."""
+    with translated("read", path):
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise CheckpointError(
+                f"{path} is a directory; checkpoints of ONNX Runtime before 1.16, "
+                "which were directories, cannot be read"
+            )
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is not a regular file")
+        return mapped(path)
+
+
+def open_data(path: Path, identifier: str | None) -> memoryview:
+    """Return the external data that belong to the checkpoint `path`.
+
+    Without an identifier, or if ONNX Runtime has written the data anew, the name decides. A file
+    with the mark of another checkpoint is never taken.
+    """
+    final, old = data_path(path), _old_path(path)
+    candidates = [final, old]
+    if identifier is not None:
+        candidates.insert(1, _staged_path(path, identifier))
+    unmarked = None
+    for candidate in candidates:
+        try:
+            data = open_bytes(candidate)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                continue
+            raise
+        mark = bytes(data[-FOOTER_SIZE:])
+        if not mark.startswith(FOOTER_MARK):
+            unmarked = data if unmarked is None else unmarked
+        elif identifier is not None and mark == footer(identifier):
+            return data
+    if unmarked is not None:
+        return unmarked
+    if final.exists():
+        raise CheckpointDataError(f"{final} does not belong to {path}: it is of another checkpoint")
+    raise CheckpointDataError(f"{path} has external data, but {final} does not exist")
+
+
+def store(
+    path: Path, main: Write, data: Write | None, identifier: str, live_identifier: str | None
+) -> None:
+    """Write a checkpoint and, if `data` is given, its external data, as described above.
+
+    `live_identifier` is the one that the checkpoint at `path` bears now, if any.
+    """
+    final, old, staged = data_path(path), _old_path(path), _staged_path(path, identifier)
+    temporary = path.with_name(f".{path.name}.{identifier}.tmp")
+    aside = False
+    with translated("write", path):
+        try:
+            _settle(path, live_identifier)
+            if data is not None:
+                write_synced(staged, data, final)
+            write_synced(temporary, main, path)
+            if data is not None:
+                if final.exists():
+                    os.replace(final, old)
+                    aside = True
+                sync_folder(path.parent)
+            os.replace(temporary, path)
+        except BaseException:
+            if aside:
+                os.replace(old, final)
+            for leftover in (temporary, staged):
+                leftover.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+        if data is not None:
+            os.replace(staged, final)
+            sync_folder(path.parent)
+        elif _is_ours(final):
+            final.unlink()
+        old.unlink(missing_ok=True)
+    name = re.escape(path.name)
+    remove_stale(path.parent, rf"\.{name}\.[0-9a-f]{{16}}\.tmp|{name}\.data\.[0-9a-f]{{16}}")
+
+
+def _settle(path: Path, live_identifier: str | None) -> None:
+    """Finish or undo a save that was interrupted between renames."""
+    final, old = data_path(path), _old_path(path)
+    if live_identifier is not None:
+        staged = _staged_path(path, live_identifier)
+        if staged.exists():
+            os.replace(staged, final)
+    if not final.exists() and old.exists():
+        os.replace(old, final)
+
+
+def write_synced(path: Path, write: Write, successor_of: Path) -> None:
+    """Write a new file that will take the place of another, and wait until it is on the disk."""
+    with open(path, "xb") as file:
+        # The new file may be read and written by whom the old one may be.
+        with contextlib.suppress(OSError):
+            os.chmod(path, stat.S_IMODE(os.stat(successor_of).st_mode))
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        # Some file systems have no such call for folders.
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(-FOOTER_SIZE, os.SEEK_END)
+            return file.read(len(FOOTER_MARK)) == FOOTER_MARK
+    except OSError:
+        return False
+
+
+def remove_stale(folder: Path, leftovers: str) -> None:
+    """Remove what processes that were killed while they wrote have left, by a pattern of names."""
+    now = time.time()
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if re.fullmatch(leftovers, entry.name) and now - entry.stat().st_mtime > _STALE_SECONDS:
+                os.unlink(entry.path)

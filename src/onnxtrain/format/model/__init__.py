@@ -1,0 +1,1 @@
+"""ONNX files as the contract sees them, read from the protobuf wire format."""

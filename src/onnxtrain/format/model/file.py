@@ -1,0 +1,337 @@
+"""What the device needs to know of a graph file: its interface, its notes, its external tensors.
+
+The file is mapped and walked once at the level of the graph. Nodes and weights are stepped over,
+not parsed. Only `export` looks further.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxtrain.errors import ModelError
+from onnxtrain.format.mapped_file import mapped
+from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
+from onnxtrain.format.model.tensor import read_entry, read_initializer, stays_in_folder
+from onnxtrain.format.model.wire import MAX_RANK, Reader
+
+NOTES_KEY = "onnxtrain"
+_ORT_IDENTIFIER = b"ORTM"
+
+
+class ModelField:
+    """Numbers of the fields of ONNX's ModelProto."""
+
+    IR_VERSION, PRODUCER_NAME, GRAPH, OPSET_IMPORT, METADATA, FUNCTIONS = 1, 2, 7, 8, 14, 25
+
+
+class GraphField:
+    """Numbers of the fields of ONNX's GraphProto."""
+
+    NODE, NAME, INITIALIZER, INPUT, OUTPUT, VALUE_INFO = 1, 2, 5, 11, 12, 13
+    QUANTIZATION, SPARSE_INITIALIZER = 14, 15
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """The type of an input or output.
+
+    `element_type` is ONNX's number, 0 for what is not a tensor. A dimension is a number, the name
+    of a symbolic one, or None; `dims` is None where the file does not say the shape.
+    """
+
+    name: str
+    element_type: int
+    dims: tuple[int | str | None, ...] | None
+
+
+@dataclass(eq=False)
+class ModelFile:
+    """A graph file, mapped into memory or given as bytes. `read` makes one.
+
+    A file in the ORT format has `is_ort` set, no notes, and nothing in its lists: its interface is
+    known to the session that onnxruntime makes of it.
+    """
+
+    source_name: str
+    data: memoryview
+    path: Path | None = None
+    is_ort: bool = False
+    ir_version: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+    inputs: tuple[ValueType, ...] = ()
+    outputs: tuple[ValueType, ...] = ()
+    external: dict[str, ExternalTensor] = field(default_factory=dict)
+    initializer_names: tuple[str, ...] = ()
+    node_count: int = 0
+    opsets: dict[str, int] = field(default_factory=dict)
+
+    def output_dims(self, name: str) -> tuple[int | str | None, ...] | None:
+        """The declared shape of an output, if the file says it."""
+        return next((value.dims for value in self.outputs if value.name == name), None)
+
+    @classmethod
+    def read(cls, source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> ModelFile:
+        """Read a model from a path, which is mapped, or from memory."""
+        path = None
+        if isinstance(source, bytes | bytearray | memoryview):
+            name, data = "model in memory", _frozen(source)
+        elif isinstance(source, str | os.PathLike):
+            path = Path(os.fsdecode(source))
+            name, data = str(path), map_file(path)
+        else:
+            raise ModelError(
+                f"a model is a path or the bytes of a file, not {type(source).__name__}"
+            )
+        if _has_ort_identifier(data):
+            return cls(name, data, path, is_ort=True)
+        return _read_model(cls(name, data, path))
+
+
+def graph_of(model: ModelFile, reader: Reader) -> memoryview:
+    """The bytes of the main graph."""
+    found = [
+        reader.message(f, "model")
+        for f in reader.fields(model.data, "model")
+        if f.number == ModelField.GRAPH
+    ]
+    if len(found) != 1:
+        raise ModelError(f"{model.source_name}: there are {len(found)} graphs instead of one")
+    return found[0]
+
+
+# ---- bytes ---------------------------------------------------------------------------------------
+
+
+def _frozen(source: bytes | bytearray | memoryview) -> memoryview:
+    """The bytes, which nobody may change while the model is in use."""
+    view = memoryview(source)
+    if view.readonly and view.contiguous:
+        return view.cast("B")
+    return memoryview(bytes(view))
+
+
+def map_file(path: Path) -> memoryview:
+    """Return the bytes of a file of a model; see `mapped`."""
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"{path} is a directory, not a model")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{path} is not a regular file")
+        return mapped(path)
+    except FileNotFoundError:
+        raise ModelError(f"there is no model at {path}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise ModelError(f"cannot read the model {path}: {error}") from error
+
+
+def _has_ort_identifier(data: memoryview) -> bool:
+    """Whether this is FlatBuffers with the mark of the ORT format.
+
+    The four letters alone might be those of a producer's name in an ONNX file; there, the first
+    four bytes are no offset into the file.
+    """
+    if len(data) < 8 or bytes(data[4:8]) != _ORT_IDENTIFIER:
+        return False
+    return 8 <= int.from_bytes(data[:4], "little") <= len(data) - 4
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+def _read_model(model: ModelFile) -> ModelFile:
+    reader = Reader(model.source_name)
+    if len(model.data) == 0:
+        reader.fail("the file is empty", "model")
+    graphs: list[memoryview] = []
+    notes: str | None = None
+    for part in reader.fields(model.data, "model"):
+        if part.number == ModelField.GRAPH:
+            graphs.append(reader.message(part, "model"))
+        elif part.number == ModelField.IR_VERSION:
+            model.ir_version = reader.int64(part, "model")
+        elif part.number == ModelField.OPSET_IMPORT:
+            domain, version = read_opset(reader, reader.message(part, "opset_import"))
+            model.opsets[domain] = version
+        elif part.number == ModelField.METADATA:
+            key, value = read_entry(reader, reader.message(part, "metadata_props"))
+            notes = value if key == NOTES_KEY else notes
+    if len(graphs) != 1:
+        reader.fail(
+            f"there are {len(graphs)} graphs instead of one: this is not an ONNX model", "model"
+        )
+    if notes is not None:
+        model.notes = read_notes(reader, notes)
+    _read_graph(model, reader, graphs[0])
+    return model
+
+
+def _read_graph(model: ModelFile, reader: Reader, graph: memoryview) -> None:
+    inputs: list[ValueType] = []
+    outputs: list[ValueType] = []
+    names: list[str] = []
+    for part in reader.fields(graph, "graph"):
+        if part.number == GraphField.NODE:
+            reader.message(part, "graph.node")
+            model.node_count += 1
+        elif part.number == GraphField.INITIALIZER:
+            name, external = read_initializer(reader, reader.message(part, "graph.initializer"))
+            names.append(name)
+            if external is not None:
+                model.external[name] = external
+        elif part.number == GraphField.INPUT:
+            inputs.append(read_value_type(reader, reader.message(part, "graph.input"), "input"))
+        elif part.number == GraphField.OUTPUT:
+            outputs.append(read_value_type(reader, reader.message(part, "graph.output"), "output"))
+    model.inputs, model.outputs, model.initializer_names = (
+        tuple(inputs),
+        tuple(outputs),
+        tuple(names),
+    )
+    for what, listed in (
+        ("input", [v.name for v in inputs]),
+        ("output", [v.name for v in outputs]),
+        ("initializer", names),
+    ):
+        _require_unique(reader, what, listed)
+
+
+def _require_unique(reader: Reader, what: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not name:
+            reader.fail("it has no name", f"graph.{what}")
+        if name in seen:
+            reader.fail(f"there are two of the name {name!r}", f"graph.{what}")
+        seen.add(name)
+
+
+def read_notes(reader: Reader, text: str) -> dict[str, Any]:
+    """Read the note that graph files bear, which may come from anywhere."""
+    try:
+        notes = json.loads(text)
+    except (ValueError, RecursionError):
+        reader.fail("the note of onnxtrain is not valid JSON", "metadata_props")
+    if not isinstance(notes, dict):
+        reader.fail("the note of onnxtrain is not a JSON object", "metadata_props")
+    for key, is_right in _NOTES.items():
+        if key in notes and not is_right(notes[key]):
+            reader.fail(f"{key!r} in the note of onnxtrain is not what it should be", key)
+    return notes
+
+
+def _is_names(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+
+
+# What the values of the note have to be; whoever reads them can rely on it.
+_NOTES: dict[str, Callable[[Any], bool]] = {
+    "format": lambda found: type(found) is int,
+    "checkpoint": lambda found: isinstance(found, str) and stays_in_folder(found),
+    "loss": lambda found: isinstance(found, str),
+    "outputs": _is_names,
+    "trainable": _is_names,
+    "frozen": _is_names,
+    "statistics": _is_names,
+    "target": lambda found: isinstance(found, str),
+    "on_cpu": _is_names,
+    "memory": lambda found: isinstance(found, dict),
+}
+
+
+def read_opset(reader: Reader, message: memoryview) -> tuple[str, int]:
+    """Read which version of which domain's operators is used; `ai.onnx` is called ""."""
+    domain, version = "", 0
+    for part in reader.fields(message, "opset_import"):
+        if part.number == 1:
+            domain = reader.text(part, "opset_import.domain")
+        elif part.number == 2:
+            version = reader.int64(part, "opset_import.version")
+    return "" if domain == "ai.onnx" else domain, version
+
+
+# ---- types ---------------------------------------------------------------------------------------
+
+
+def read_name(reader: Reader, message: memoryview, number: int, where: str) -> str:
+    """Read the field of a message that is its name; "" if there is none."""
+    name = ""
+    for part in reader.fields(message, where):
+        if part.number == number:
+            name = reader.text(part, f"{where}.name")
+    return name
+
+
+def only(reader: Reader, message: memoryview, number: int, where: str) -> memoryview | None:
+    """The one message in the field of this number, or None. Protobuf would merge several."""
+    found = None
+    for part in reader.fields(message, where):
+        if part.number == number:
+            if found is not None:
+                reader.fail(f"field {number} is there twice", where, part.start)
+            found = reader.message(part, where)
+    return found
+
+
+def read_value_type(reader: Reader, message: memoryview, where: str) -> ValueType:
+    """Read a ValueInfoProto."""
+    name = read_name(reader, message, 1, where)
+    where = f"{where} {name!r}"
+    declared = only(reader, message, 2, where)
+    tensor = None if declared is None else only(reader, declared, 1, where)
+    if tensor is None:
+        return ValueType(name, 0, None)
+    element_type = 0
+    for part in reader.fields(tensor, where):
+        if part.number == 1:
+            element_type = reader.int64(part, where)
+    shape = only(reader, tensor, 2, where)
+    return ValueType(name, element_type, None if shape is None else _dims(reader, shape, where))
+
+
+def has_type(reader: Reader, message: memoryview) -> bool:
+    """Whether a ValueInfoProto says of which type the value is; shapes may be missing."""
+    declared = only(reader, message, 2, "value")
+    if declared is None or len(declared) == 0:
+        return False
+    if only(reader, declared, 1, "value") is None:
+        return True  # a sequence or the like
+    return read_value_type(reader, message, "value").element_type != 0
+
+
+def has_shape(reader: Reader, message: bytes | memoryview) -> bool:
+    """Whether a ValueInfoProto says the shape too, or is of something that is not a tensor."""
+    view = memoryview(message)
+    declared = only(reader, view, 2, "value")
+    if declared is None or only(reader, declared, 1, "value") is None:
+        return declared is not None
+    return read_value_type(reader, view, "value").dims is not None
+
+
+def _dims(reader: Reader, shape: memoryview, where: str) -> tuple[int | str | None, ...]:
+    result: list[int | str | None] = []
+    for part in reader.fields(shape, where):
+        if part.number != 1:
+            continue
+        if len(result) == MAX_RANK:
+            reader.fail(f"there are more than {MAX_RANK} dimensions", where)
+        result.append(_dim(reader, reader.message(part, where), where))
+    return tuple(result)
+
+
+def _dim(reader: Reader, message: memoryview, where: str) -> int | str | None:
+    dim: int | str | None = None
+    for part in reader.fields(message, where):
+        if part.number == 1:
+            # Exporters write a negative number for what they do not know.
+            size = reader.int64(part, where)
+            dim = None if size < 0 else size
+        elif part.number == 2:
+            dim = reader.text(part, where) or None
+    return dim

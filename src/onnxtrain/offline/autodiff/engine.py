@@ -1,0 +1,298 @@
+"""Reverse-mode differentiation of an ONNX graph, written back as ONNX.
+
+The pass is the textbook one. A *cotangent* of a value is the derivative of the scalar that we
+differentiate (more exactly: of a weighted sum of the output) with respect to that value; it has the
+shape and type of the value. It starts with one given cotangent per output, the *seed*, and walks
+the nodes backwards. When it comes to a node, all consumers of the node's outputs have been visited,
+so the cotangents of the outputs are complete: they are added up, and the rule of the operator turns
+them into contributions to the cotangents of the inputs.
+
+Only *active* nodes are visited: those that depend on a value of interest and that the output
+depends on, along edges through which a gradient can flow. An integer carries no gradient, an
+operator declared zero lets nothing through, and a rule names the inputs at which it stops.
+
+Three things keep rules short, and are seen to here: shapes of cotangents are known, broadcasting is
+undone (`broadcasts=True`), and rules compute what is easy to say; what nobody needs is swept away
+afterwards (`emit.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import onnx_ir as ir
+
+from onnxtrain.errors import MissingGradientError, MissingRule, OnnxTrainError
+from onnxtrain.offline.autodiff.nan_safety import finite_cotangents
+from onnxtrain.offline.autodiff.registry import Cotangents, Rule, lookup, refusal, zero_reason
+from onnxtrain.offline.graph.error_context import blaming
+from onnxtrain.offline.graph.names import label_of
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
+from onnxtrain.offline.graph.subgraphs import bodies_of, captured_values
+
+
+def differentiate(
+    op: Ops,
+    nodes: Sequence[ir.Node],
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Sequence[ir.Value],
+    straight_through: frozenset[str] = frozenset(),
+    *,
+    finite_seeds: bool = False,
+) -> dict[ir.Value, ir.Value | None]:
+    """Append the gradient of `nodes` to the graph that `op` writes into.
+
+    `nodes` are in topological order. `seeds` gives the cotangents of the outputs that are
+    differentiated; `finite_seeds` says that none of them is infinite, whoever runs the graph. The
+    result has an entry for each value of `wrt`: its cotangent, or None where no gradient flows to
+    it.
+    """
+    path = ActivePath(nodes, wrt, seeds, op.opset, straight_through)
+    path.require_rules()
+    path.finite_seeds = finite_seeds
+    around, op.path = (op.scope, op.path), path
+    pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
+    complete: dict[ir.Value, ir.Value | None] = {}
+    with op.arithmetic():
+        for node in reversed(path.nodes):
+            for output in node.outputs:
+                complete[output] = _total(op, output, pending.pop(output, []))
+            cotangents = [complete[output] for output in node.outputs]
+            if all(c is None for c in cotangents):
+                continue
+            op.scope = f"{label_of(node)}_grad"
+            with blaming(node, "writing the gradient of"):
+                returned = path.rule_of(node)(op, node, *cotangents)
+                for value, cotangent in _contributions(node, returned):
+                    if value in path.depends:
+                        settled = _settle(op, node, path.rule_of(node), value, cotangent)
+                        pending.setdefault(value, []).append(settled)
+        for value in wrt:
+            if value not in complete:
+                complete[value] = _total(op, value, pending.pop(value, []))
+    op.scope, op.path = around
+    return {value: complete[value] for value in wrt}
+
+
+class ActivePath:
+    """The nodes between the values of interest and the outputs that are differentiated."""
+
+    def __init__(
+        self,
+        nodes: Sequence[ir.Node],
+        wrt: Iterable[ir.Value],
+        outputs: Iterable[ir.Value],
+        opset: int,
+        straight_through: frozenset[str] = frozenset(),
+    ) -> None:
+        self._opset = opset
+        self._outputs = tuple(outputs)
+        self.finite_seeds = False
+        self.straight_through = straight_through
+        self._wrt = dict.fromkeys(wrt)
+        self._rules: dict[ir.Node, Rule | None] = {}
+        # For each node the values it can pass a gradient to; zero operators have none.
+        self._edges: dict[ir.Node, list[ir.Value]] = {n: list(self._flows(n)) for n in nodes}
+        self.depends = set(self._wrt)
+        for node in nodes:
+            if any(v in self.depends for v in self._edges[node]):
+                self.depends.update(v for v in node.outputs if is_float(v))
+        matters = set(self._outputs)
+        active = []
+        for node in reversed(nodes):
+            edges = self._edges[node]
+            if any(v in matters for v in node.outputs) and any(v in self.depends for v in edges):
+                active.append(node)
+                matters.update(v for v in edges if v in self.depends)
+        self.nodes = active[::-1]
+        self._matters = matters
+
+    def lost(self) -> list[ir.Value]:
+        """Return the values of interest from which no gradient can come.
+
+        One that reaches the output through operators declared zero has a gradient, namely zero.
+        """
+        connected = set(self._matters)
+        for node in reversed(self._edges):
+            if any(v in connected for v in node.outputs):
+                connected.update(self._edges[node] or _floats_through_zero(node))
+        return [value for value in self._wrt if value not in connected]
+
+    def _flows(self, node: ir.Node) -> Iterator[ir.Value]:
+        if operator_name(node) in self.straight_through:
+            self._rules[node] = STRAIGHT_THROUGH
+            yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
+            return
+        found = lookup(node.op_type, node.domain, self._opset)
+        self._rules[node] = found
+        if found is None and zero_reason(node.op_type, node.domain) is not None:
+            return
+        stops = found.stops if found is not None else frozenset()
+        for index, value in enumerate(node.inputs):
+            if value is not None and index not in stops and is_float(value):
+                yield value
+        captured = [v for v in captured_values(node) if is_float(v)]
+        if captured and node.op_type == "If" and node.domain == "":
+            lost = [set(p.lost()) for p in self._branches(node, captured, node.outputs)]
+            captured = [v for v in captured if not all(v in each for each in lost)]
+        yield from captured
+        if found is not None and found.reaches is not None:
+            yield from (v for v in found.reaches(node) if is_float(v))
+
+    def inside(self, node: ir.Node) -> Iterator[ActivePath]:
+        """Yield the paths in the branches of an active node, from what it captures to its outputs.
+
+        What a branch captures counts where it depends on a value of interest.
+        """
+        captured = [v for v in captured_values(node) if v in self.depends]
+        yield from self._branches(node, captured, self._matters)
+
+    def _branches(
+        self, node: ir.Node, captured: Sequence[ir.Value], matters: Container[ir.Value]
+    ) -> Iterator[ActivePath]:
+        for body in bodies_of(node):
+            pairs = zip(node.outputs, body.outputs, strict=True)
+            outputs = [inner for outer, inner in pairs if outer in matters]
+            yield ActivePath(list(body), captured, outputs, self._opset, self.straight_through)
+
+    def is_asked_for(self, value: ir.Value) -> bool:
+        """Tell whether the gradient of a value is wanted, or its own is given."""
+        return value in self._wrt or value in self._outputs
+
+    def reached(self) -> list[ir.Value]:
+        """Return the values of interest that a gradient comes to."""
+        return [value for value in self._wrt if value in self._matters]
+
+    @cached_property
+    def finite(self) -> set[ir.Value]:
+        """The values whose cotangents are finite as long as the forward pass is."""
+        doubtful = () if self.finite_seeds else self._outputs
+        return finite_cotangents(self.nodes, self._edges, doubtful)
+
+    def rule_of(self, node: ir.Node) -> Rule:
+        """Return the rule of an active node."""
+        found = self._rules[node]
+        assert found is not None, "require_rules() comes first"
+        return found
+
+    def without_rule(self) -> list[ir.Node]:
+        """Return the active nodes that no rule differentiates."""
+        return [node for node in self.nodes if self._rules[node] is None]
+
+    def require_rules(self) -> None:
+        """Raise one error that lists every active node without a rule, in branches too."""
+        missing = list(self._missing())
+        if missing:
+            raise MissingGradientError(missing)
+
+    def _missing(self) -> Iterator[MissingRule]:
+        yield from (
+            MissingRule(
+                op=f"{node.domain or 'ai.onnx'}.{node.op_type}",
+                node=label_of(node),
+                reason=refusal(node.op_type, node.domain) or "no gradient rule is registered",
+                path=self._path_to(node),
+            )
+            for node in self.without_rule()
+        )
+        for node in self.nodes:
+            if node.op_type == "If" and self._rules[node] is not None:
+                for branch in self.inside(node):
+                    yield from branch._missing()
+
+    def _path_to(self, node: ir.Node) -> list[str]:
+        """Name the way from a value of interest to a node, its middle left out if it is long."""
+        steps: list[str] = []
+        current: ir.Node | None = node
+        while current is not None:
+            steps.append(f"{current.op_type}({label_of(current)})")
+            source = next(v for v in self._edges[current] if v in self.depends)
+            if source in self._wrt:
+                steps.append(repr(source.name))
+                break
+            current = source.producer()
+        steps.reverse()
+        return steps if len(steps) <= 8 else [*steps[:4], "…", *steps[-3:]]
+
+
+def operator_name(node: ir.Node) -> str:
+    """Return the name of an operator as users write it: the domain only where it is not ai.onnx."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _floats_through_zero(node: ir.Node) -> list[ir.Value]:
+    if zero_reason(node.op_type, node.domain) is None or not is_float(node.outputs[0]):
+        return []
+    return [v for v in node.inputs if v is not None and is_float(v)]
+
+
+def _identity(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cotangents:
+    return (dy,)
+
+
+STRAIGHT_THROUGH = Rule(_identity, "", "", 1, False, frozenset(), "identity in the backward pass")
+
+
+def _contributions(node: ir.Node, returned: Cotangents) -> Iterator[tuple[ir.Value, ir.Value]]:
+    if isinstance(returned, Mapping):
+        pairs: Iterable[tuple[ir.Value | None, ir.Value | None]] = returned.items()
+    else:
+        if len(returned) > len(node.inputs):
+            returned, extra = returned[: len(node.inputs)], returned[len(node.inputs) :]
+            if any(e is not None for e in extra):
+                raise OnnxTrainError(
+                    f"the gradient rule of {node.op_type} returned {len(returned) + len(extra)} "
+                    f"cotangents for the {len(node.inputs)} inputs of node {label_of(node)!r}"
+                )
+        pairs = zip(node.inputs, returned, strict=False)
+    for value, cotangent in pairs:
+        if value is not None and cotangent is not None:
+            yield value, cotangent
+
+
+def _settle(op: Ops, node: ir.Node, rule: Rule, value: ir.Value, cotangent: ir.Value) -> ir.Value:
+    """Bring a contribution to the shape of its value, and check that a rule kept its promise."""
+    if rule.broadcasts:
+        cotangent = op.sum_to(cotangent, value)
+    if cotangent.dtype is not None and cotangent.dtype != value.dtype:
+        raise OnnxTrainError(
+            f"the gradient rule of {node.op_type} returned {cotangent.dtype} for "
+            f"{value.name!r}, which is {value.dtype} (node {label_of(node)!r})"
+        )
+    if not may_be_same(dims_of(cotangent), dims_of(value)):
+        raise OnnxTrainError(
+            f"the gradient rule of {node.op_type} returned shape {cotangent.shape} for "
+            f"{value.name!r}, whose shape is {value.shape} (node {label_of(node)!r})"
+        )
+    return cotangent
+
+
+def _total(op: Ops, value: ir.Value, parts: Sequence[ir.Value]) -> ir.Value | None:
+    """Add up the contributions to one value, and name the sum after it."""
+    if not parts:
+        return None
+    name = f"{value.name}_grad"
+    if op.nested:  # the plain name is for the cotangent of this value in the graph outside
+        name = f"{op.target.name}/{name}"
+    if len(parts) > 1:
+        for number, part in enumerate(parts):
+            _name(op, part, f"{name}_{number}")
+    op.scope = name
+    total = op.add_all(parts)
+    _name(op, total, name)
+    if total.shape is None or total.type is None:
+        op.type_as(total, value)
+    return total
+
+
+def _name(op: Ops, cotangent: ir.Value, name: str) -> None:
+    """Name a cotangent, unless it has a name already as the cotangent of another value."""
+    producer = cotangent.producer()
+    if (
+        producer is not None
+        and producer.name
+        and (cotangent.name or "").startswith(f"{producer.name}_out")
+    ):
+        cotangent.name = op.names.fresh(name)

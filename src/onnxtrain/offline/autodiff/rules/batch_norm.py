@@ -1,0 +1,199 @@
+"""The rule for BatchNormalization, and how its training mode is written.
+
+Stock onnxruntime cannot be trusted with `training_mode=1`: the kernel crashes where the optional
+outputs are left out, and constant sharing can make it write its running statistics into a tensor
+that others read. So such a node never reaches a session: `rewrite_training_batch_norm` computes the
+statistics of the batch with ordinary operators and hands them to the same operator in inference
+mode. The rule recognises that form and writes the gradient of the whole at once.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.errors import OnnxTrainError, ShapeInferenceError
+from onnxtrain.offline.autodiff.definitions import Definition, wanted, write_definition
+from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.graph.infer import infer_shapes
+from onnxtrain.offline.graph.names import label_of
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import constant_array, working_type
+
+# ---- gradient ----------------------------------------------------------------------------------
+
+
+@rule("BatchNormalization", notes="training mode through batch statistics in plain operators")
+def batch_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+    """With c = x - mean, r = 1/√(var + ε) and sums over all axes but the channels.
+
+    dscale = r Σ dy c, dbias = Σ dy. For given statistics dx = dy scale r, dmean = -scale r Σ dy
+    and dvar = -scale r³ Σ dy c / 2. Where they are those of the n numbers of the batch itself,
+    dx = scale r (dy - Σ dy / n - c r² Σ dy c / n) has all of it.
+    """
+    if node.attributes.get_int("training_mode", 0) == 1:
+        raise OnnxTrainError(
+            "a BatchNormalization in training mode was not rewritten before differentiation"
+        )
+    x, scale, bias, mean, var = node.inputs
+    assert x and scale and bias and mean and var
+    wide = working_type(x, scale, mean)
+    axes = _all_but_channels(op, x)
+    seed = op.cast(dy, wide)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    inv_std = op.Reciprocal(op.Sqrt(op.cast(var, wide) + epsilon))
+    gain = op.cast(scale, wide) * inv_std
+    of_batch = _deviation_from_batch_mean(op, node)
+    if of_batch is None:
+        deviation = op.cast(x, wide) - _by_channel(op, op.cast(mean, wide), x)
+    else:
+        deviation = op.cast(of_batch, wide)
+    sums, dots = op.sum(seed, axes), op.sum(seed * deviation, axes)
+    dscale = dots * inv_std
+    dmean = dvar = None
+    if of_batch is None:
+        dx = seed * _by_channel(op, gain, x)
+        dmean = op.cast(-(sums * gain), mean.dtype)
+        dvar = op.cast(dscale * gain * inv_std * -0.5, var.dtype)
+    else:
+        count = op.count(deviation, axes)
+        slope = _by_channel(op, dscale * inv_std / count, x)
+        inner = seed - deviation * slope - _by_channel(op, sums / count, x)
+        dx = inner * _by_channel(op, gain, x)
+    return (
+        op.cast(dx, x.dtype),
+        op.cast(dscale, scale.dtype),
+        op.cast(sums, bias.dtype),
+        dmean,
+        dvar,
+    )
+
+
+def _all_but_channels(op: Ops, x: ir.Value) -> list[int]:
+    return [axis for axis in range(op.rank(x)) if axis != 1]
+
+
+def _by_channel(op: Ops, vector: ir.Value, x: ir.Value) -> ir.Value:
+    """Give a vector of one number per channel the axes to broadcast against x."""
+    spatial = op.rank(x) - 2
+    return op.Reshape(vector, [-1] + [1] * spatial) if spatial else vector
+
+
+def _deviation_from_batch_mean(op: Ops, node: ir.Node) -> ir.Value | None:
+    """Return x - mean if the node normalizes by mean and variance of its own input, else None.
+
+    That is told by the form which `rewrite_training_batch_norm` writes, so that it is found again
+    in a model that has been stored in between.
+    """
+    x, _, _, mean_input, var_input = node.inputs
+    assert x is not None
+    mean, var = _origin(mean_input, "ReduceMean"), _origin(var_input, "ReduceMean")
+    square = None if var is None else _origin(var.inputs[0], "Mul")
+    minus = None if square is None else _origin(square.inputs[0], "Sub")
+    if mean is None or var is None or square is None or minus is None:
+        return None
+    deviation = minus.outputs[0]
+    reduced = _all_but_channels(op, x)
+    same = (
+        list(square.inputs) == [deviation, deviation]
+        and list(minus.inputs) == [mean.inputs[0], mean.outputs[0]]
+        and _before_casts(mean.inputs[0]) is _before_casts(x)
+        and all(_reduced_axes(n, op.rank(x)) == reduced for n in (mean, var))
+    )
+    return deviation if same else None
+
+
+def _origin(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node that made a value, before changes of type and shape, if it is of a kind."""
+    producer = None if value is None else value.producer()
+    while producer is not None and producer.op_type in ("Cast", "Reshape"):
+        source = producer.inputs[0]
+        producer = None if source is None else source.producer()
+    if producer is None or producer.op_type != op_type or producer.domain != "":
+        return None
+    return producer
+
+
+def _before_casts(value: ir.Value | None) -> ir.Value | None:
+    producer = None if value is None else value.producer()
+    while producer is not None and producer.op_type == "Cast":
+        value = producer.inputs[0]
+        producer = None if value is None else value.producer()
+    return value
+
+
+def _reduced_axes(node: ir.Node, rank: int) -> list[int] | None:
+    axes = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    return None if axes is None else sorted(int(a) % rank for a in axes.reshape(-1))
+
+
+# ---- training mode -----------------------------------------------------------------------------
+
+
+def rewrite_training_batch_norm(model: ir.Model) -> None:
+    """Replace every BatchNormalization in training mode, in place; names of values survive.
+
+    Shapes are inferred on the way where there is such a node, as its number of axes must be known.
+    onnx's inference insists on all three outputs, so they are completed before.
+    """
+    found = [
+        node
+        for node in model.graph.all_nodes()
+        if node.op_type == "BatchNormalization"
+        and node.domain == ""
+        and node.attributes.get_int("training_mode", 0) == 1
+    ]
+    if not found:
+        return
+    op = Ops(model.graph, model.opset_imports[""])
+    for node in found:
+        _complete_outputs(op, node)
+    infer_shapes(model)
+    with op.arithmetic():
+        for node in found:
+            _require_rank(node)
+            write_definition(op, node, _BATCH_STATISTICS)
+
+
+def _complete_outputs(op: Ops, node: ir.Node) -> None:
+    node.resize_outputs(3)
+    for output in node.outputs:
+        output.name = output.name or op.names.fresh(f"{node.outputs[0].name}_statistic")
+
+
+def _require_rank(node: ir.Node) -> None:
+    if node.inputs[0] is None or node.inputs[0].shape is None:
+        raise ShapeInferenceError(
+            f"the rank of the input of the BatchNormalization {label_of(node)!r}, which is in "
+            "training mode, is not known: give it a shape in the model (value_info)"
+        )
+
+
+def _with_batch_statistics(
+    op: Ops,
+    node: ir.Node,
+    x: ir.Value,
+    scale: ir.Value,
+    bias: ir.Value,
+    mean: ir.Value,
+    var: ir.Value,
+) -> list[ir.Value]:
+    """Write Y, and running_mean and running_var where someone reads them."""
+    axes = _all_but_channels(op, x)
+    xw = op.cast(x, working_type(x, scale, mean))
+    batch_mean = op.mean(xw, axes)
+    deviation = xw - batch_mean
+    # ONNX takes the population variance for both uses. torch normalizes by it as well, but lets
+    # n/(n-1) of it enter the running one.
+    batch_var = op.mean(deviation * deviation, axes)
+    mean_now, var_now = (op.cast(op.Reshape(v, [-1]), mean.dtype) for v in (batch_mean, batch_var))
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    y = op.BatchNormalization(x, scale, bias, mean_now, var_now, epsilon=epsilon)
+    made = [op.type_as(y, x)]
+    if wanted(node, 1) or wanted(node, 2):
+        keep = node.attributes.get_float("momentum", 0.9)
+        made.append(mean * keep + mean_now * (1.0 - keep))
+        made.append(var * keep + var_now * (1.0 - keep))
+    return made
+
+
+_BATCH_STATISTICS = Definition(_with_batch_statistics, ranks=(0,))

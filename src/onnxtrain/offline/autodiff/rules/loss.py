@@ -1,0 +1,117 @@
+"""Rules for softmax and the losses built on it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import working_type
+
+# ---- softmax -----------------------------------------------------------------------------------
+
+
+@rule("Softmax")
+def softmax(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+    """With the sum s along the axis: dx = y (dy - s(y dy))."""
+    y, axis = node.outputs[0], node.attributes.get_int("axis", -1)
+    return (y * (dy - op.sum(dy * y, [axis], keepdims=True)),)
+
+
+@rule("LogSoftmax")
+def log_softmax(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+    """With the sum s along the axis: dx = dy - exp(y) s(dy)."""
+    y, axis = node.outputs[0], node.attributes.get_int("axis", -1)
+    return (dy - op.Exp(y) * op.sum(dy, [axis], keepdims=True),)
+
+
+# ---- losses ------------------------------------------------------------------------------------
+
+
+@rule("SoftmaxCrossEntropyLoss", stops=(2,), notes="none to the class weights")
+def softmax_cross_entropy_loss(
+    op: Ops, node: ir.Node, dloss: ir.Value | None, dlog_prob: ir.Value | None = None
+) -> Cotangents:
+    """dscores = (softmax - onehot) c for the loss, where c is what a label's term counts.
+
+    For the second output it is dlog_prob - softmax · sum over the classes of dlog_prob.
+    """
+    scores = node.inputs[0]
+    assert scores is not None
+    wide = working_type(scores)
+    prob = op.Exp(op.cast(_log_prob(op, node), wide))
+    parts = []
+    if dloss is not None:
+        labels, weight = _labels_and_weight(op, node, op.cast(dloss, wide))
+        indices = op.unsqueeze(labels, [1])
+        minus_one = op.Expand(op.const(-1.0, wide), op.shape_of(indices))
+        # One number per label changes: scattering it beats every one-hot of the size of the
+        # scores (512×30522, all that is written here: 5 ms; OneHot 30, Equal and Where 25).
+        difference = op.ScatterElements(prob, indices, minus_one, axis=1, reduction="add")
+        parts.append(difference * weight)
+    if dlog_prob is not None:
+        seed = op.cast(dlog_prob, wide)
+        parts.append(seed - prob * op.sum(seed, [1], keepdims=True))
+    return (op.cast(op.add_all(parts), scores.dtype),)
+
+
+@rule("NegativeLogLikelihoodLoss", stops=(2,), notes="none to the class weights")
+def negative_log_likelihood_loss(op: Ops, node: ir.Node, dloss: ir.Value) -> Cotangents:
+    """Only the element that a label points at has a gradient: minus what its term counts."""
+    x = node.inputs[0]
+    assert x is not None
+    labels, weight = _labels_and_weight(op, node, op.cast(dloss, working_type(x)))
+    indices = op.unsqueeze(labels, [1])
+    updates = op.Expand(op.cast(-weight, x.dtype), op.shape_of(indices))
+    return (op.ScatterElements(op.zeros_like(x), indices, updates, axis=1),)
+
+
+def _log_prob(op: Ops, node: ir.Node) -> ir.Value:
+    """Return the second output of the loss, which is added to the node where it lacks.
+
+    The kernel computes it in any case, and exp of it is cheaper than a softmax beside it: along
+    axis 1 of (8, 21, 128, 128) the Softmax of onnxruntime takes three times as long as the loss.
+    """
+    if len(node.outputs) == 1:
+        node.resize_outputs(2)
+    log_prob, scores = node.outputs[1], node.inputs[0]
+    assert scores is not None
+    if not log_prob.name:
+        log_prob.name = op.names.fresh(f"{node.outputs[0].name}_log_prob")
+        op.type_as(log_prob, scores)
+    return log_prob
+
+
+def _labels_and_weight(op: Ops, node: ir.Node, dloss: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return labels that can be indexed with, and the derivative of the loss by each term.
+
+    The latter is a scalar, or has the shape of the labels with an axis for the classes. Labels to
+    be ignored become 0 and count nothing. Where nothing counts, a mean over nothing has the
+    gradient 0, although the loss itself is nan.
+    """
+    labels, class_weights = node.inputs[1], (*node.inputs, None)[2]
+    assert labels is not None
+    reduction = node.attributes.get_string("reduction", "mean")
+    counts: ir.Value | None = None  # of each label; None if all count one
+    ignored = node.attributes.get_int("ignore_index")
+    if ignored is not None:
+        kept = op.Not(op.Equal(labels, ignored))
+        labels = op.Where(kept, labels, 0)
+    if class_weights is not None:
+        counts = op.Gather(op.cast(class_weights, dloss.dtype), labels, axis=0)
+    if ignored is not None:
+        one = op.const(1.0, dloss.dtype)
+        counts = op.Where(kept, one if counts is None else counts, op.const(0.0, dloss.dtype))
+    if reduction == "mean":
+        dloss = dloss / _total(op, labels, counts, dloss)
+    if counts is not None:
+        dloss = dloss * counts
+    return labels, dloss if counts is None and reduction != "none" else op.unsqueeze(dloss, [1])
+
+
+def _total(op: Ops, labels: ir.Value, counts: ir.Value | None, like: ir.Value) -> ir.Value:
+    """Return what the mean divides by, or 1 where that is 0."""
+    if counts is None:
+        return op.cast(op.count(labels), like.dtype)
+    total = op.ReduceSum(counts, keepdims=0)
+    return op.Where(op.Equal(total, 0.0), 1.0, total)

@@ -1,0 +1,204 @@
+"""The model that blocks are written into.
+
+Blocks are called with names of values, and add nodes to "the" model: the one of the `base` or
+`empty_base` context around the call. The context belongs to the thread (or task) that entered it,
+so several threads can build at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from onnxtrain.errors import BlockError, ModelError
+from onnxtrain.offline.blocks.values import drop_default_inputs, forget_traced_sizes, is_large
+from onnxtrain.offline.graph.emit import FLOOR_IR_VERSION, FLOOR_OPSET
+from onnxtrain.offline.graph.infer import root_cause
+
+
+class ModelAccessor:
+    """The model in a `base` or `empty_base` context, and the file that it came from."""
+
+    def __init__(
+        self, model: onnx.ModelProto | None, model_path: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._model = model
+        self._path = model_path
+        self.depth = 0  # of calls of blocks by blocks
+        self._taken = _names_like_ours(model) if model is not None else set()
+        # Each model has its own numbers, so that the same blocks make the same model again.
+        self._numbers = itertools.count(1)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model as it is now."""
+        if self._model is None:
+            raise BlockError(
+                "there is no model: enter the context onnxblock.base(model) or "
+                "onnxblock.empty_base() first"
+            )
+        return self._model
+
+    @model.setter
+    def model(self, model: onnx.ModelProto) -> None:
+        self._model = model
+
+    @property
+    def path(self) -> str | os.PathLike[str]:
+        """The file that the model came from."""
+        if self._path is None:
+            raise BlockError("the path of the model is not known: it was not given to base()")
+        return self._path
+
+    @property
+    def has_path(self) -> bool:
+        """Whether the file that the model came from is known."""
+        return self._path is not None
+
+    def fresh_name(self, token: str) -> str:
+        """Return a name that no value of the model has, such as `onnx::loss::7`."""
+        while (name := f"onnx::{token}::{next(self._numbers)}") in self._taken:
+            pass  # the model was built by blocks before
+        return name
+
+
+_accessor: ContextVar[ModelAccessor | None] = ContextVar("onnxtrain model accessor", default=None)
+_library: ContextVar[str | os.PathLike[str] | None] = ContextVar(
+    "onnxtrain custom operators", default=None
+)
+
+
+def current() -> ModelAccessor:
+    """Return the accessor of the context that the caller is in."""
+    accessor = _accessor.get()
+    if accessor is None:
+        raise BlockError(
+            "a block adds nodes to a model: call it inside 'with onnxblock.base(model):' or "
+            "'with onnxblock.empty_base():'"
+        )
+    return accessor
+
+
+def model_or_none() -> onnx.ModelProto | None:
+    """Return the model of the context that the caller is in, None outside of contexts."""
+    accessor = _accessor.get()
+    return None if accessor is None else accessor.model
+
+
+def fresh_name(token: str) -> str:
+    """Return a new name for a value of the model, `onnx::<token>::<number>`."""
+    return current().fresh_name(token)
+
+
+@contextmanager
+def base(
+    model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None
+) -> Iterator[ModelAccessor]:
+    """Let blocks that are called inside add to a copy of the model.
+
+    `model_path` says where the model came from. With it, the tensors of the model may still be in
+    files beside it (`onnx.load(path, load_external_data=False)`), which is the way for models over
+    2 GB.
+    """
+    if not isinstance(model, onnx.ModelProto):
+        raise BlockError(f"base() takes an onnx.ModelProto, not {type(model).__name__}")
+
+    def copied() -> ModelAccessor:
+        own = copy.deepcopy(model)
+        drop_default_inputs(own)
+        forget_traced_sizes(own)
+        if model_path is not None:
+            _read_small_tensors(own, Path(model_path).parent)
+        return ModelAccessor(own, model_path)
+
+    with _entered(copied) as accessor:
+        yield accessor
+
+
+@contextmanager
+def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
+    """Let blocks that are called inside build a model from nothing.
+
+    The opset is 18 by default, which is the lowest that onnxtrain writes: the model then runs on
+    older runtimes as well.
+    """
+    opset = helper.make_opsetid("", opset_version or FLOOR_OPSET)
+    least_ir_version = helper.find_min_ir_version_for([opset], ignore_unknown=True)
+    model = onnx.ModelProto(
+        ir_version=max(FLOOR_IR_VERSION, least_ir_version),
+        producer_name="onnxtrain",
+        opset_import=[opset],
+        graph=onnx.GraphProto(name="graph"),
+    )
+    with _entered(lambda: ModelAccessor(model)) as accessor:
+        yield accessor
+
+
+@contextmanager
+def _entered(make: Callable[[], ModelAccessor]) -> Iterator[ModelAccessor]:
+    if _accessor.get() is not None:
+        raise BlockError(
+            "there is a base model already: the contexts base() and empty_base() cannot be nested"
+        )
+    accessor = make()
+    token = _accessor.set(accessor)
+    try:
+        yield accessor
+    finally:
+        _accessor.reset(token)
+
+
+@contextmanager
+def custom_op_library(
+    custom_op_library_path: str | os.PathLike[str],
+) -> Iterator[str | os.PathLike[str]]:
+    """Name the shared library that has the custom operators of the model."""
+    if _library.get() is not None:
+        raise BlockError(
+            "there is a custom operator library already: contexts of custom_op_library() cannot be "
+            "nested"
+        )
+    if not Path(custom_op_library_path).exists():
+        raise BlockError(f"there is no custom operator library at {str(custom_op_library_path)!r}")
+    token = _library.set(custom_op_library_path)
+    try:
+        yield custom_op_library_path
+    finally:
+        _library.reset(token)
+
+
+def current_library() -> str | os.PathLike[str] | None:
+    """Return the library of the context `custom_op_library` that the caller is in, or None."""
+    return _library.get()
+
+
+def _read_small_tensors(model: onnx.ModelProto, folder: Path) -> None:
+    """Read what shape inference may need; the rest stays in the files beside the model."""
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_large(tensor):
+            try:
+                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+            except Exception as error:  # of the file system, or of onnx's own checks
+                raise ModelError(
+                    f"the tensor {tensor.name!r} cannot be read from its file beside the model: "
+                    f"{root_cause(error)}"
+                ) from None
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+
+def _names_like_ours(model: onnx.ModelProto) -> set[str]:
+    graph = model.graph
+    names = [info.name for info in graph.input]
+    names.extend(tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        names.extend(node.output)
+    return {name for name in names if name.startswith("onnx::") and "::" in name[6:]}

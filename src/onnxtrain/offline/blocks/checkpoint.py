@@ -1,0 +1,110 @@
+"""Checkpoints of the parameters of a TrainingBlock, and their way into a model."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import CheckpointError
+from onnxtrain.format.checkpoint.content import (
+    ELEMENT_TYPES,
+    STRING,
+    CheckpointContent,
+    RawTensor,
+    Tensor,
+    tensor_bytes,
+    tensor_code,
+    tensor_dims,
+)
+from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
+
+Parameters = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
+_DATA_FIELDS = (
+    "raw_data float_data int32_data string_data int64_data double_data uint64_data external_data"
+).split()
+
+
+def save_checkpoint(
+    parameters: Parameters | None,
+    path: str | os.PathLike[str],
+    nominal_checkpoint: bool = False,
+) -> None:
+    """Write trainable and frozen parameters, as `TrainingBlock.parameters()` returns them.
+
+    A nominal checkpoint has names and types, and no data.
+    """
+    if parameters is None:
+        raise CheckpointError(
+            "there are no parameters to save: give what TrainingBlock.parameters() returns"
+        )
+    write_checkpoint(path, content_of(parameters, nominal_checkpoint), sort=False)
+
+
+def content_of(parameters: Parameters, nominal: bool = False) -> CheckpointContent:
+    """Return what a checkpoint of these parameters holds; names and types alone if nominal."""
+    trainable, frozen = parameters
+    counts = Counter(tensor.name for tensor in (*trainable, *frozen))
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise CheckpointError(
+            f"a checkpoint has each name once; these are there twice: {', '.join(repeated)}"
+        )
+    convert = _nominal if nominal else _from_proto
+    return CheckpointContent(
+        trainable={tensor.name: convert(tensor) for tensor in trainable},
+        frozen={tensor.name: convert(tensor) for tensor in frozen},
+        nominal=nominal,
+    )
+
+
+def load_checkpoint_to_model(path: str | os.PathLike[str], model: onnx.ModelProto) -> None:
+    """Overwrite the initializers that a checkpoint has, in the given model; leave others alone."""
+    content = read_checkpoint(path)
+    if content.nominal:
+        raise CheckpointError(
+            f"the checkpoint {str(path)!r} is nominal: it has no data that could be loaded"
+        )
+    stored = {**content.trainable, **content.frozen}
+    for initializer in model.graph.initializer:
+        if initializer.name in stored:
+            _overwrite(initializer, stored[initializer.name])
+
+
+def _from_proto(proto: onnx.TensorProto) -> Tensor:
+    tensor = ir.serde.deserialize_tensor(proto)
+    if proto.data_type == STRING:
+        texts = [text.decode("utf-8") for text in proto.string_data]
+        return np.array(texts, dtype=object).reshape(tuple(proto.dims))
+    if ELEMENT_TYPES[proto.data_type].dtype is not None:
+        return tensor.numpy()
+    return RawTensor(
+        proto.data_type, tuple(proto.dims), np.frombuffer(tensor.tobytes(), dtype=np.uint8)
+    )
+
+
+def _nominal(proto: onnx.TensorProto) -> RawTensor:
+    return RawTensor(proto.data_type, (), np.empty(0, dtype=np.uint8))
+
+
+def _overwrite(initializer: onnx.TensorProto, tensor: Tensor) -> None:
+    name = initializer.name
+    code, dims = tensor_code(tensor, name), tensor_dims(tensor, name)
+    if code != initializer.data_type or dims != tuple(initializer.dims):
+        expected = ELEMENT_TYPES[initializer.data_type].name
+        raise CheckpointError(
+            f"the initializer {name!r} is {expected}{list(initializer.dims)} in the model and "
+            f"{ELEMENT_TYPES[code].name}{list(dims)} in the checkpoint: they are not of one model"
+        )
+    for field in _DATA_FIELDS:
+        initializer.ClearField(field)
+    initializer.data_location = onnx.TensorProto.DEFAULT
+    if code == STRING:
+        assert not isinstance(tensor, RawTensor)
+        initializer.string_data.extend(str(text).encode("utf-8") for text in tensor.flat)
+    else:
+        initializer.raw_data = bytes(tensor_bytes(tensor))

@@ -1,0 +1,198 @@
+"""Ifs whose condition is known before run time become the branch that they take.
+
+The torchscript exporter writes `squeeze` as an If: where an axis has size one, Squeeze, else the
+value itself. Its result has no rank that inference could tell, and all that follows suffers. Where
+shapes decide the condition, or what follows needs a rank that only one branch gives, the If goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.offline.frontend.split_shared_initializers import rename_initializer
+from onnxtrain.offline.graph.infer import RANK_FROM_USE, infer_shapes
+from onnxtrain.offline.graph.names import Names, label_of
+from onnxtrain.offline.graph.shapes import constant_array, dims_of
+from onnxtrain.offline.graph.subgraphs import take_out, values_of
+
+Partial = np.ndarray[Any, Any]  # of objects; None stands for what only run time tells
+BRANCHES = ("then_branch", "else_branch")
+_MOST = 64  # elements: shapes, axes and what is computed from them
+
+
+def take_known_branches(model: ir.Model) -> None:
+    """Replace every If that can be decided, in place, until none is left."""
+    while any([_decide(model, graph) for graph in (model.graph, *model.graph.subgraphs())]):
+        infer_shapes(model)
+
+
+def _decide(model: ir.Model, graph: ir.Graph) -> bool:
+    found = False
+    for node in [n for n in graph if n.op_type == "If" and n.domain == ""]:
+        taken = _known_branch(node) or _only_fitting_branch(node)
+        if taken is not None:
+            _take(model, graph, node, node.attributes[taken].as_graph())
+            found = True
+    return found
+
+
+def _known_branch(node: ir.Node) -> str | None:
+    condition = known_value(node.inputs[0])
+    if condition is None or condition.size != 1 or condition.flat[0] is None:
+        return None
+    return BRANCHES[0] if condition.flat[0] else BRANCHES[1]
+
+
+def _only_fitting_branch(node: ir.Node) -> str | None:
+    """Return the branch whose results have the rank that is asked of them, if the other's do not.
+
+    The other branch would make the model fail a few nodes later.
+    """
+    fitting = [
+        branch
+        for branch in BRANCHES
+        if all(
+            RANK_FROM_USE not in output.meta
+            or made.shape is None
+            or len(made.shape) == output.meta[RANK_FROM_USE]
+            for output, made in zip(
+                node.outputs, node.attributes[branch].as_graph().outputs, strict=True
+            )
+        )
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _take(model: ir.Model, graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
+    """Move the nodes of a branch to the place of the If; names of its outputs survive."""
+    names = Names.of(model.graph)
+    taken = {value.name for value in values_of(graph)}
+    results, inner = take_out(branch)
+    for name, value in list(branch.initializers.items()):
+        del branch.initializers[name]
+        if name in taken:
+            rename_initializer(value, names.fresh(name))
+        graph.initializers.add(value)
+    for moved in inner:
+        for value in moved.outputs:
+            if value.name and value.name in taken:
+                value.name = names.fresh(value.name)
+    graph.insert_before(node, inner)
+    for old, result in zip(node.outputs, results, strict=True):
+        # Not the result itself: it may be an outer value, or two outputs at once.
+        identity = ir.node("Identity", [result], name=names.fresh(f"{label_of(node)}/Identity"))
+        graph.insert_before(node, [identity])
+        new = identity.outputs[0]
+        new.type, new.shape, new.name = old.type, old.shape, old.name
+        old.name = names.fresh(f"{old.name}_replaced")
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def known_value(value: ir.Value | None) -> Partial | None:
+    """Return what is known of a small integer or boolean value, or None where nothing is."""
+    if value is None:
+        return None
+    constant = constant_array(value)
+    if constant is not None:
+        small = constant.size <= _MOST and constant.dtype.kind in "iub"
+        return constant.astype(object) if small else None
+    node = value.producer()
+    if node is None or node.domain != "" or node.op_type not in _KNOWN:
+        return None
+    return _KNOWN[node.op_type](node)
+
+
+def _operands(node: ir.Node) -> Iterator[Partial | None]:
+    return (known_value(v) for v in node.inputs)
+
+
+def _shape(node: ir.Node) -> Partial | None:
+    dims = None if node.inputs[0] is None else dims_of(node.inputs[0])
+    if dims is None:
+        return None
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
+    return np.array([d if isinstance(d, int) else None for d in dims[start:end]], dtype=object)
+
+
+def _size(node: ir.Node) -> Partial | None:
+    dims = None if node.inputs[0] is None else dims_of(node.inputs[0])
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        return None
+    return np.array(int(np.prod([int(d) for d in dims if isinstance(d, int)])), dtype=object)
+
+
+def _gather(node: ir.Node) -> Partial | None:
+    data, indices = _operands(node)
+    if data is None or indices is None or None in indices.flat or data.ndim != 1:
+        return None
+    places = indices.astype(np.int64)
+    if np.any(places < -data.size) or np.any(places >= data.size):
+        return None  # in a branch that is not taken
+    return np.asarray(data[places], dtype=object)
+
+
+def _same(node: ir.Node) -> Partial | None:
+    return known_value(node.inputs[0])
+
+
+def _flat(node: ir.Node) -> Partial | None:
+    """Squeeze and Unsqueeze of something that has at most one element, or one axis."""
+    value = known_value(node.inputs[0])
+    rank = dims_of(node.outputs[0])
+    if value is None or rank is None or value.size > 1:
+        return None
+    return value.reshape((1,) * len(rank))
+
+
+def _cast(node: ir.Node) -> Partial | None:
+    value = known_value(node.inputs[0])
+    to = ir.DataType(node.attributes.get_int("to", 0))
+    if value is None or not (to.is_integer() or to == ir.DataType.BOOL):
+        return None
+    kind = bool if to == ir.DataType.BOOL else int
+    return np.array([None if v is None else kind(v) for v in value.flat], dtype=object).reshape(
+        value.shape
+    )
+
+
+def _elementwise(function: Callable[..., Any]) -> Callable[[ir.Node], Partial | None]:
+    def evaluate(node: ir.Node) -> Partial | None:
+        values = list(_operands(node))
+        if any(v is None for v in values):
+            return None
+        operands = np.broadcast_arrays(*[v for v in values if v is not None])
+        results = [
+            None if any(v is None for v in row) else function(*row)
+            for row in zip(*(o.flat for o in operands), strict=True)
+        ]
+        return np.array(results, dtype=object).reshape(operands[0].shape)
+
+    return evaluate
+
+
+_KNOWN: dict[str, Callable[[ir.Node], Partial | None]] = {
+    "Shape": _shape,
+    "Size": _size,
+    "Gather": _gather,
+    "Identity": _same,
+    "Squeeze": _flat,
+    "Unsqueeze": _flat,
+    "Cast": _cast,
+    "CastLike": _same,
+    "Equal": _elementwise(lambda a, b: a == b),
+    "Greater": _elementwise(lambda a, b: a > b),
+    "GreaterOrEqual": _elementwise(lambda a, b: a >= b),
+    "Less": _elementwise(lambda a, b: a < b),
+    "LessOrEqual": _elementwise(lambda a, b: a <= b),
+    "Not": _elementwise(lambda a: not a),
+    "And": _elementwise(lambda a, b: a and b),
+    "Or": _elementwise(lambda a, b: a or b),
+    "Add": _elementwise(lambda a, b: a + b),
+    "Sub": _elementwise(lambda a, b: a - b),
+    "Mul": _elementwise(lambda a, b: a * b),
+}

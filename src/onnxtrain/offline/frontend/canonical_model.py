@@ -1,0 +1,220 @@
+"""From whatever a user brings to a graph that rules can be written against.
+
+`prepare` loads a model, inlines its functions, lifts its constants, expands fused operators of
+onnxruntime, raises it to the opset floor, unties parameters that an exporter shared, and infers
+every shape. Weights are never copied: they stay where they are (in the caller's proto, or mapped
+from disk), so models over 2 GB pass through.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import ArgumentError
+from onnxtrain.offline.autodiff.rules.batch_norm import rewrite_training_batch_norm
+from onnxtrain.offline.frontend.branches import take_known_branches
+from onnxtrain.offline.frontend.canonicalize import sort_nodes, trim
+from onnxtrain.offline.frontend.enum_attributes import check_choices
+from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
+from onnxtrain.offline.frontend.inline import inline_functions
+from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
+from onnxtrain.offline.frontend.sequences import dissolve_sequences
+from onnxtrain.offline.frontend.split_shared_initializers import (
+    rename_initializer,
+    replace_by_initializer,
+    untie,
+)
+from onnxtrain.offline.frontend.stale_value_info import forget_stale_shapes
+from onnxtrain.offline.frontend.upgrade import raise_to_floor, release_initializers
+from onnxtrain.offline.graph.error_context import blaming_model
+from onnxtrain.offline.graph.infer import check_structure, infer_shapes
+from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import constant_array, is_float
+from onnxtrain.offline.graph.subgraphs import values_of
+
+BatchNormMode = Literal["batch", "frozen"]
+FROM_CONSTANT = "from a Constant node"  # in the meta of an initializer
+
+
+def prepare(
+    model: ModelLike, bn: BatchNormMode | None = None, *, keep_statistics: bool = False
+) -> ir.Model:
+    """Return a model of plain operators at opset 18 or later, with every shape inferred.
+
+    `bn` sets the mode of every BatchNormalization: "batch" for the statistics of the batch,
+    "frozen" for the stored ones, None for what the model says. With `keep_statistics`, each running
+    statistic that a step updates is a further output `<name>.updated`.
+    """
+    if bn not in (None, "batch", "frozen"):
+        raise ArgumentError(f"bn is 'batch', 'frozen' or None, not {bn!r}")
+    with blaming_model("preparing"):
+        return _prepare(model, bn, keep_statistics)
+
+
+def _prepare(model: ModelLike, bn: BatchNormMode | None, keep_statistics: bool) -> ir.Model:
+    loaded = load(model)
+    check_opset(loaded)
+    release_initializers(loaded)
+    adopt_unofficial(loaded)
+    sort_nodes(loaded)
+    check_structure(loaded)
+    inline_functions(loaded)
+    trim(loaded)
+    check_choices(loaded)
+    lift_constants(loaded.graph)
+    loaded.graph.sort()
+    forget_stale_shapes(loaded)
+    untie(loaded.graph)
+    raise_to_floor(loaded)
+    state_defaults(loaded)
+    expand_fused(loaded)
+    if bn is not None:
+        set_batch_norm_mode(loaded, bn)
+    if keep_statistics:
+        expose_statistics(loaded)
+    rewrite_training_batch_norm(loaded)
+    infer_shapes(loaded)
+    if dissolve_sequences(loaded):
+        infer_shapes(loaded)
+    take_known_branches(loaded)
+    spell_out_pads(loaded)
+    return loaded
+
+
+def lift_constants(graph: ir.Graph) -> None:
+    """Turn Constant nodes into initializers, so that weights look alike however they came.
+
+    Floats inside the bodies of If, Loop and Scan are lifted out of them, where they can be trained.
+    Integers stay there: they are what shape inference of a body reads.
+    """
+    for node in [n for n in graph if _is_constant(n)]:
+        lifted = replace_by_initializer(graph, node, _constant_of(node))
+        lifted.meta[FROM_CONSTANT] = True
+    names = Names.of(graph)
+    defined = Counter(v.name for g in (graph, *graph.subgraphs()) for v in values_of(g))
+    for body in graph.subgraphs():
+        if body is graph:
+            continue
+        for node in [n for n in body if _is_constant(n)]:
+            tensor = _constant_of(node)
+            if is_float(node.outputs[0]):
+                lifted = replace_by_initializer(body, node, tensor)
+                lifted.meta[FROM_CONSTANT] = True
+        for name, value in list(body.initializers.items()):
+            if is_float(value) and not value.is_graph_output() and not value.is_graph_input():
+                del body.initializers[name]
+                if defined[name] > 1:
+                    rename_initializer(value, names.fresh(name))
+                graph.register_initializer(value)
+
+
+def _is_constant(node: ir.Node) -> bool:
+    if node.op_type != "Constant" or node.domain != "" or node.outputs[0].is_graph_output():
+        return False
+    return len(node.attributes) == 1 and "sparse_value" not in node.attributes
+
+
+def _constant_of(node: ir.Node) -> ir.TensorProtocol:
+    # get_const_tensor renames the tensor in a `value` attribute, which may be the caller's.
+    tensor = node.attributes.get_tensor("value")
+    if tensor is None:
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+    assert tensor is not None
+    node.outputs[0].dtype = tensor.dtype
+    return tensor
+
+
+# Defaults that onnx's shape inference gets wrong: it takes STFT for two-sided, and fails on
+# MeanVarianceNormalization without axes.
+_STATED_DEFAULTS = {
+    "STFT": ir.AttrInt64("onesided", 1),
+    "MeanVarianceNormalization": ir.AttrInt64s("axes", [0, 2, 3]),
+}
+
+
+def state_defaults(model: ir.Model) -> None:
+    """Write out defaults that onnx's shape inference does not know."""
+    for node in model.graph.all_nodes():
+        default = _STATED_DEFAULTS.get(node.op_type) if node.domain == "" else None
+        if default is not None and default.name not in node.attributes:
+            node.attributes.add(default)
+
+
+def spell_out_pads(model: ir.Model) -> None:
+    """Give every Pad its pads for all axes.
+
+    onnxruntime 1.31 moves Transpose nodes past a Pad as if it had no `axes` input, and then pads
+    the wrong ones; the gradient may bring such a Transpose.
+    """
+    op = Ops(model.graph, model.opset_imports[""])
+    for node in model.graph.all_nodes():
+        if node.op_type != "Pad" or node.domain != "" or len(node.inputs) < 4:
+            continue
+        x, pads, axes = node.inputs[0], node.inputs[1], constant_array(node.inputs[3])
+        if x is None or x.shape is None or axes is None or pads is None:
+            continue
+        rank = len(x.shape)
+        # Position i of the full vector is taken from the given one, or from a zero behind it.
+        source = np.full(2 * rank, 2 * axes.size, dtype=np.int64)
+        source[axes % rank] = np.arange(axes.size)
+        source[axes % rank + rank] = np.arange(axes.size) + axes.size
+        known = constant_array(pads)
+        if known is not None:
+            full = op.const(np.append(known, 0)[source].astype(np.int64))
+        else:
+            longer = ir.node("Concat", [pads, op.int64([0])], {"axis": 0})
+            picked = ir.node("Gather", [longer.outputs[0], op.const(source)], {"axis": 0})
+            longer.outputs[0].name = op.names.fresh(f"{pads.name}_and_zero")
+            picked.outputs[0].name = op.names.fresh(f"{pads.name}_of_all_axes")
+            node.prepend((longer, picked))
+            full = picked.outputs[0]
+        node.replace_input_with(1, full)
+        node.resize_inputs(3)
+
+
+def expose_statistics(model: ir.Model) -> None:
+    """Make the updated running statistics of the top graph outputs of the model."""
+    graph, names = model.graph, Names.of(model.graph)
+    latest: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        if node.op_type != "BatchNormalization" or node.domain != "":
+            continue
+        if not node.attributes.get_int("training_mode", 0):
+            continue
+        given = [v.name for v in node.outputs]
+        node.resize_outputs(3)
+        for index, statistic in ((3, node.inputs[3]), (4, node.inputs[4])):
+            if statistic is None or not statistic.is_initializer():
+                continue
+            if statistic in latest:  # a layer that is used twice updates twice
+                node.replace_input_with(index, latest[statistic])
+            updated = node.outputs[index - 2]
+            if index - 2 >= len(given) or not given[index - 2]:
+                updated.name = names.fresh(f"{statistic.name}.updated")
+            latest[statistic] = updated
+    for statistic, updated in latest.items():
+        named = ir.node("Identity", [updated], name=names.fresh(f"{statistic.name}.update"))
+        named.outputs[0].name = f"{statistic.name}.updated"
+        if updated.name == named.outputs[0].name:
+            updated.name = names.fresh(f"{statistic.name}.latest")
+        output = named.outputs[0]
+        output.type, output.shape = statistic.type, statistic.shape
+        graph.append(named)
+        graph.outputs.append(output)
+
+
+def set_batch_norm_mode(model: ir.Model, bn: BatchNormMode) -> None:
+    """Make every BatchNormalization use the statistics of the batch, or the stored ones."""
+    for node in model.graph.all_nodes():
+        if node.op_type == "BatchNormalization" and node.domain == "":
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", int(bn == "batch"))
+            if bn == "frozen":
+                for output, stored in zip(node.outputs[1:3], node.inputs[3:5], strict=False):
+                    assert stored is not None
+                    ir.convenience.replace_all_uses_with(output, stored)
+                node.resize_outputs(1)

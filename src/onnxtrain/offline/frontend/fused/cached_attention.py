@@ -1,0 +1,167 @@
+"""GroupQueryAttention: causal attention of language models, with a cache of keys and values.
+
+Queries are more heads than keys and values; each head of the latter serves a group of the former.
+The cache (`past`) may be longer than what it holds: `seqlens_k` says how long each sequence of the
+batch is, new keys included, and these are written behind the old ones of their own sequence.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.offline.autodiff.definitions import Defined, NotExpandable, split
+from onnxtrain.offline.autodiff.heads import join_heads, mix, rotate, scores, split_heads
+from onnxtrain.offline.frontend.fused.domain import fused
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import UNKNOWN
+from onnxtrain.offline.graph.sizes import arange
+
+_ATTRIBUTES = ("sliding_window_cache", "qk_output")
+
+
+@fused(
+    "GroupQueryAttention",
+    ranks=(0, 1, 2),
+    lacking="a quantized or windowed cache, normalized queries and keys, or qk_output",
+)
+def group_query_attention(
+    op: Ops,
+    node: ir.Node,
+    query: ir.Value,
+    key: ir.Value | None,
+    value: ir.Value | None,
+    past_key: ir.Value | None,
+    past_value: ir.Value | None,
+    seqlens_k: ir.Value,
+    total_sequence_length: ir.Value,
+    cos_cache: ir.Value | None = None,
+    sin_cache: ir.Value | None = None,
+    position_ids: ir.Value | None = None,
+    attention_bias: ir.Value | None = None,
+    head_sink: ir.Value | None = None,
+    *quantization_and_norms: ir.Value | None,
+) -> Defined:
+    """softmax(mask(scale q kᵀ)) v over groups of heads."""
+    if any(v is not None for v in quantization_and_norms):
+        raise NotExpandable("a quantized cache, or normalized queries and keys")
+    if any(node.attributes.get_int(name, 0) for name in _ATTRIBUTES):
+        raise NotExpandable("a windowed cache, or the scores as an output")
+    q, k, v = _three(op, node, query, key, value)
+    length = op.Shape(q, start=2, end=3)
+    total = op.Cast(op.Reshape(total_sequence_length, [1]), to=ir.DataType.INT64)
+    first = op.Equal(total, length)
+    before = _kept_before(op, first, length, seqlens_k)
+    if node.attributes.get_int("do_rotary", 0) and cos_cache is not None and sin_cache is not None:
+        positions = _positions(op, first, before, length, position_ids)
+        cos, sin = (op.Unsqueeze(op.Gather(c, positions), [1]) for c in (cos_cache, sin_cache))
+        interleaved = bool(node.attributes.get_int("rotary_interleaved", 0))
+        q, k = rotate(op, q, cos, sin, interleaved), rotate(op, k, cos, sin, interleaved)
+    if past_key is not None and past_value is not None:
+        k, v = _append(op, before, total, (past_key, k), (past_value, v))
+    y = _attend(op, node, q, k, v, _visible(op, node, before, length, k), attention_bias, head_sink)
+    return y, k, v
+
+
+def _three(
+    op: Ops, node: ir.Node, query: ir.Value, key: ir.Value | None, value: ir.Value | None
+) -> list[ir.Value]:
+    """Return queries, keys and values as (batch, heads, length, size)."""
+    heads, groups = node.attributes.get_int("num_heads"), node.attributes.get_int("kv_num_heads")
+    if key is None or value is None:
+        packed = split_heads(op, query, heads + 2 * groups)
+        return list(split(op, packed, 3, 1, [heads, groups, groups]))
+    return [split_heads(op, query, heads), *(split_heads(op, x, groups) for x in (key, value))]
+
+
+def _kept_before(op: Ops, first: ir.Value, length: ir.Value, seqlens_k: ir.Value) -> ir.Value:
+    """Return how many keys of each sequence precede the new ones, as (batch, 1).
+
+    A first prompt, whose total length is that of the query, has none; its shorter sequences are
+    padded on the right.
+    """
+    lengths = op.Add(op.Cast(op.Reshape(seqlens_k, [-1, 1]), to=ir.DataType.INT64), op.int64(1))
+    return op.Where(first, op.int64(0), op.Sub(lengths, length))
+
+
+def _positions(
+    op: Ops, first: ir.Value, before: ir.Value, length: ir.Value, position_ids: ir.Value | None
+) -> ir.Value:
+    """Return the position of each query, as (batch, length).
+
+    Of the positions given for a first prompt, onnxruntime reads one: where all sequences begin.
+    """
+    steps = op.unsqueeze(arange(op, length), [0])
+    if position_ids is None:
+        return op.Add(before, steps)
+    begin = op.Slice(op.Reshape(position_ids, [-1]), [0], [1], [0])
+    return op.Where(first, op.Add(steps, begin), position_ids)
+
+
+def _append(
+    op: Ops, before: ir.Value, total: ir.Value, *pairs: tuple[ir.Value, ir.Value]
+) -> list[ir.Value]:
+    """Write new keys (values) behind the old ones that each sequence of the batch keeps."""
+    past, new = pairs[0]
+    old, added = op.Shape(past, start=2, end=3), op.Shape(new, start=2, end=3)
+    now = op.Max(total, old)
+    places = op.unsqueeze(arange(op, now), [0])
+    moved = op.Min(op.Add(old, op.Sub(places, before)), op.Sub(op.Add(old, added), op.int64(1)))
+    source = op.Unsqueeze(op.Where(op.Less(places, before), places, moved), [1, 3])
+    results = []
+    for cache, values in pairs:
+        joined = op.Concat(cache, values, axis=2)
+        shape = op.Concat(
+            op.Shape(values, start=0, end=2), now, op.Shape(values, start=3, end=4), axis=0
+        )
+        gathered = op.GatherElements(joined, op.Expand(source, shape), axis=2)
+        dims = op.dims(values)
+        results.append(op.with_dims(gathered, [*dims[:2], UNKNOWN, dims[3]]))
+    return results
+
+
+def _visible(op: Ops, node: ir.Node, before: ir.Value, length: ir.Value, k: ir.Value) -> ir.Value:
+    """Tell which keys each query sees, as (batch, 1, queries, keys)."""
+    keys = op.unsqueeze(arange(op, op.Shape(k, start=2, end=3)), [0, 1, 2])
+    base = op.Unsqueeze(before, [1, 2])
+    queries = op.Add(op.unsqueeze(arange(op, length), [0, 1, 3]), base)
+    if not node.attributes.get_int("causal", 1):
+        return op.Less(keys, op.Add(base, length))
+    seen = op.LessOrEqual(keys, queries)
+    window = node.attributes.get_int("local_window_size", -1)
+    if window > 0:
+        seen = op.And(seen, op.Greater(keys, op.Sub(queries, op.int64(window))))
+    return seen
+
+
+def _attend(
+    op: Ops,
+    node: ir.Node,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    visible: ir.Value,
+    attention_bias: ir.Value | None,
+    head_sink: ir.Value | None,
+) -> ir.Value:
+    """Return the mixed values, with the heads joined."""
+    total = scores(op, node, q, k)
+    cap = node.attributes.get_float("softcap", 0.0)
+    if cap:
+        total = op.Mul(op.Tanh(total * (1.0 / cap)), cap)
+    if attention_bias is not None:
+        total = op.Add(total, attention_bias)
+    hidden = op.const(float("-inf"), total.dtype)
+    total = op.type_as(op.Where(visible, total, hidden), total)
+    return join_heads(op, mix(op, _softmax(op, node, total, head_sink), v))
+
+
+def _softmax(op: Ops, node: ir.Node, scores: ir.Value, head_sink: ir.Value | None) -> ir.Value:
+    """Softmax over the keys; a sink is one more key without a value."""
+    if head_sink is None and not node.attributes.get_int("smooth_softmax", 0):
+        return op.Softmax(scores, axis=-1)
+    sink = op.const(0.0, scores.dtype)
+    if head_sink is not None:
+        sink = op.Reshape(head_sink, [1, -1, 1, 1])
+    column = op.Expand(sink, op.Concat(op.Shape(scores, start=0, end=3), op.int64([1]), axis=0))
+    with_sink = op.Softmax(op.Concat(scores, column, axis=-1), axis=-1)
+    return op.type_as(op.slice(with_sink, 3, 0, -1), scores)

@@ -1,0 +1,179 @@
+"""Reading a model: from a proto or a file, of any size, without copying its weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+from onnxtrain.offline.frontend.external_data import settle_tensors
+from onnxtrain.offline.frontend.upgrade import OLDEST_OPSET
+from onnxtrain.offline.frontend.wellformed import require_well_formed
+from onnxtrain.offline.graph.emit import FLOOR_OPSET
+from onnxtrain.offline.graph.infer import root_cause
+
+_OLDEST_IR_VERSION = 3  # the first that states opsets
+ModelLike = onnx.ModelProto | str | os.PathLike[str]
+
+
+def load(model: ModelLike) -> ir.Model:
+    """Load a model from a proto or a path, without reading external weights into memory."""
+    if isinstance(model, onnx.ModelProto):
+        loaded = _from_proto(model, "the given ModelProto")
+        settle_tensors(loaded, "the given ModelProto", "give the path of the model", None)
+        name_unknown_dims(loaded)
+        forget_traced_sizes(loaded)
+        return loaded
+    if isinstance(model, (str, os.PathLike)):
+        return _from_file(Path(os.fsdecode(os.fspath(model))))
+    raise ModelError(
+        "a model is an onnx.ModelProto or a path to a file, not "
+        f"{type(model).__name__}{_REMEDY_FOR.get(type(model).__name__, '')}"
+    )
+
+
+_REMEDY_FOR = {
+    "bytes": ": give onnx.load_from_string(...)",
+    "BytesIO": ": give onnx.load(...)",
+    "Model": ": give onnx_ir.to_proto(...)",
+    "GraphProto": ": give onnx.helper.make_model(...)",
+}
+
+
+def _from_file(path: Path) -> ir.Model:
+    if not path.is_file():
+        kind = " (but a directory)" if path.is_dir() else ""
+        raise ModelError(f"there is no model file at {str(path)!r}{kind}")
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"{str(path)!r} cannot be read: {error}") from None
+    except Exception:  # each of the formats that onnx reads has errors of its own
+        raise ModelError(
+            f"{str(path)!r} is not an ONNX model, or it is truncated ({path.stat().st_size} "
+            f"bytes){_resembles(path)}"
+        ) from None
+    loaded = _from_proto(proto, repr(str(path)))
+    for graph in (loaded.graph, *(function.graph for function in loaded.functions.values())):
+        ir.external_data.set_base_dir(graph, path.parent)
+    settle_tensors(loaded, repr(str(path)), "put it beside the model", path)
+    name_unknown_dims(loaded)
+    forget_traced_sizes(loaded)
+    return loaded
+
+
+_SIGNATURES = (
+    (0, b"version https://git-lfs", "a Git LFS pointer: fetch the file itself with 'git lfs pull'"),
+    (0, b"PK\x03\x04", "a zip archive: unpack it, or export the checkpoint in it to ONNX"),
+    (0, b"\x1f\x8b", "compressed with gzip: decompress it"),
+    (4, b"ORTM", "a model in the ORT format: take the ONNX model that it was converted from"),
+    (4, b"TFL3", "a TensorFlow Lite model: convert it to ONNX"),
+    (0, b"<", "a web page, perhaps an error in place of a download"),
+    (0, b"{", "JSON: onnx reads that from files named .json"),
+    (0, b"ir_version", "the text format: onnx reads that from files named .textproto"),
+)
+
+
+def _resembles(path: Path) -> str:
+    """Say what a file that is no model seems to be, where its first bytes tell."""
+    if path.suffix not in (".onnx", ".pb", ""):
+        return ""  # it was read as the format that its name says
+    with path.open("rb") as file:
+        head = file.read(64)
+    for offset, signature, kind in _SIGNATURES:
+        if head[offset:].startswith(signature):
+            return f"; it seems to be {kind}"
+    return ""
+
+
+def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
+    if not proto.HasField("graph") or not proto.graph.output:
+        raise ModelError(f"{origin} holds no graph with outputs: it is empty, or not a whole model")
+    if not proto.opset_import:
+        raise ModelError(f"{origin} states no opset (opset_import): its operators have no meaning")
+    require_well_formed(proto, origin)
+    try:
+        loaded = ir.from_proto(proto)
+        _declare_inputs(loaded, proto)
+        return loaded
+    except Exception as error:  # onnx_ir raises many kinds; the user needs the cause, not the kind
+        raise ModelError(f"{origin} is not a valid ONNX model: {root_cause(error)}") from None
+
+
+def _declare_inputs(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Let inputs be what they are declared to be.
+
+    The same name may be declared as an output, or in value_info, as something else.
+    """
+    for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
+        value.type = ir.serde.deserialize_type_proto_for_type(info.type)
+        value.shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+
+
+def name_unknown_dims(model: ir.Model) -> None:
+    """Give each unknown dimension of an input a name of its own, and forget those that say nothing.
+
+    Some exporters write -1 or "?" for every dimension that they do not know; equal names would mean
+    equal sizes.
+    """
+    graphs = (model.graph, *model.graph.subgraphs())
+    for value in (v for g in graphs for v in (*g.outputs, *(o for n in g for o in n.outputs))):
+        if value.shape is not None and any(_says_nothing(d) for d in value.shape):
+            value.shape = ir.Shape([None if _says_nothing(d) else d for d in value.shape])
+    for value in model.graph.inputs:
+        if value.shape is not None and any(_says_nothing(d) for d in value.shape):
+            value.shape = ir.Shape(
+                [f"{value.name}_dim_{i}" if _says_nothing(d) else d
+                 for i, d in enumerate(value.shape)]
+            )  # fmt: skip
+
+
+def forget_traced_sizes(model: ir.Model) -> None:
+    """Keep only rank and symbols of what the outputs are declared to be, if inputs vary in size.
+
+    Exporters that trace write the sizes of the example where they lose track of a symbol. Runtimes
+    let that pass at an output, but not at the cotangent, which is an input. Shape inference finds
+    again what is true.
+    """
+    shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
+    if all(shape.is_static() for shape in shapes):
+        return
+    for value in model.graph.outputs:
+        producer = value.producer()
+        if value.shape is None or producer is None or producer.domain != "":
+            continue
+        value.shape = ir.Shape([None if isinstance(d, int) else d for d in value.shape])
+
+
+def _says_nothing(dim: int | ir.SymbolicDim) -> bool:
+    if isinstance(dim, int):
+        return dim < 0
+    return dim.value is None or not any(c.isalnum() for c in dim.value) or dim.value == "None"
+
+
+def check_opset(model: ir.Model) -> None:
+    """Refuse opsets that are older or newer than what onnxtrain understands."""
+    if model.ir_version < _OLDEST_IR_VERSION:
+        raise ModelError(
+            f"the model has IR version {model.ir_version}; onnxtrain takes {_OLDEST_IR_VERSION} "
+            "and newer: export it again with a newer exporter"
+        )
+    newest = onnx.defs.onnx_opset_version()
+    opset = model.opset_imports.get("", None)
+    if opset is None:
+        if any(n.domain == "" for n in model.graph.all_nodes()):
+            raise ModelError("the model uses ai.onnx operators but states no opset for them")
+        model.opset_imports[""] = FLOOR_OPSET
+    elif opset > newest:
+        raise ModelError(
+            f"the model has opset {opset}; the installed onnx {onnx.__version__} knows up to "
+            f"{newest}: upgrade onnx, or export the model with an older opset"
+        )
+    elif opset < OLDEST_OPSET:
+        raise ModelError(
+            f"the model has opset {opset}; onnxtrain takes {OLDEST_OPSET} to {newest}: export it "
+            f"again with a newer opset, or convert it with onnx.version_converter"
+        )

@@ -1,0 +1,136 @@
+"""How adapters rewrite a node: in place, so that its outputs stay the values they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+from onnxtrain.offline.graph.names import Names, label_of
+
+
+class Rewriter:
+    """Changes single nodes of a model that has a given opset."""
+
+    def __init__(self, names: Names, opset: int) -> None:
+        self._names = names
+        self._opset = opset
+
+    def constant(self, node: ir.Node, hint: str, array: np.ndarray[Any, Any]) -> ir.Value:
+        """Return a new initializer, in the graph of the node that needs it.
+
+        Shape inference of a body sees the constants of that body, not those of the graphs around.
+        """
+        tensor = ir.tensor(array)
+        value = ir.Value(name=self._names.fresh(f"{label_of(node)}/{hint}"), const_value=tensor)
+        value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
+        assert node.graph is not None
+        node.graph.register_initializer(value)
+        return value
+
+    def insert(
+        self, node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any
+    ) -> ir.Value:
+        """Write a new node just before another one, and return its output."""
+        return self.insert_many(node, op_type, inputs, 1, **attributes)[0]
+
+    def insert_many(
+        self,
+        node: ir.Node,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: int,
+        **attributes: Any,
+    ) -> list[ir.Value]:
+        """Write a new node with several outputs, and return them."""
+        made = ir.node(
+            op_type, inputs, attributes, num_outputs=outputs,
+            name=self._names.fresh(f"{label_of(node)}/{op_type}"),
+        )  # fmt: skip
+        for output in made.outputs:
+            output.name = self._names.fresh(f"{made.name}_out")
+        assert node.graph is not None
+        node.graph.insert_before(node, made)
+        return list(made.outputs)
+
+    def become(
+        self, node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any
+    ) -> None:
+        """Turn a node into another operator that makes the same first output."""
+        node.op_type = op_type
+        set_inputs(node, inputs)
+        node.attributes.clear()
+        set_attributes(node, **attributes)
+
+    def move_to_input(self, node: ir.Node, attribute: str, index: int) -> None:
+        """Replace an attribute of integers by an int64 vector at an input; absent stays absent."""
+        found = node.attributes.pop(attribute, None)
+        if found is None:
+            return
+        numbers = [found.value] if found.type == ir.AttributeType.INT else list(found.value)
+        if numbers:
+            set_input(node, index, self.constant(node, attribute, np.array(numbers, np.int64)))
+
+    def convert_output(self, node: ir.Node, index: int, dtype: ir.DataType) -> None:
+        """Give what reads an output of a node a copy of another type, under the old name."""
+        assert node.graph is not None
+        old = node.outputs[index]
+        cast = ir.node("Cast", [old], {"to": dtype}, name=self._names.fresh(f"{old.name}/Cast"))
+        new = cast.outputs[0]
+        new.type, new.shape = old.type, old.shape
+        old.type, new.name = None, old.name
+        old.name = self._names.fresh(f"{old.name}/unconverted")
+        for user, position in list(old.uses()):
+            if user is not cast:
+                user.replace_input_with(position, new)
+        outputs = node.graph.outputs
+        outputs[:] = [new if value is old else value for value in outputs]
+        node.graph.insert_after(node, cast)
+
+    def dtype_of(self, node: ir.Node, value: ir.Value | None) -> ir.DataType:
+        """Return the element type of an input; an unknown one is an error that names it."""
+        if value is None or value.dtype is None:
+            self.refuse(
+                node,
+                f"the element type of its input {value.name if value else None!r} is not known",
+                "give the value a type in the model (value_info)",
+            )
+        return value.dtype
+
+    def refuse(self, node: ir.Node, reason: str, remedy: str) -> NoReturn:
+        """Raise the error that says which node cannot be raised, why, and what to do."""
+        raise ModelError(
+            f"node {label_of(node)!r} ({node.op_type} of opset {self._opset}) cannot be raised to "
+            f"a newer opset: {reason}; {remedy}"
+        )
+
+
+def is_used(value: ir.Value) -> bool:
+    """Tell whether anything reads a value."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def set_attributes(node: ir.Node, **attributes: Any) -> None:
+    """Set attributes of a node from plain Python values."""
+    for name, value in attributes.items():
+        node.attributes.add(ir.convenience.convert_attribute(name, value))
+
+
+def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
+    """Set one input, with missing ones before it if the node has fewer."""
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, value)
+
+
+def set_inputs(node: ir.Node, values: Sequence[ir.Value | None]) -> None:
+    """Set all inputs; missing ones at the end are left out."""
+    kept = list(values)
+    while kept and kept[-1] is None:
+        kept.pop()
+    node.resize_inputs(len(kept))
+    for index, value in enumerate(kept):
+        node.replace_input_with(index, value)

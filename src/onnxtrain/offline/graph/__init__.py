@@ -1,0 +1,1 @@
+"""Graphs: how they are written, and what is known of their values."""

@@ -1,0 +1,219 @@
+"""Strict shape inference for models of any size.
+
+onnx's own inference runs in C++ on a serialized model. It is given a *skeleton*: the model with its
+large initializers turned into inputs, so that neither size nor external data matter.
+"""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError, ShapeInferenceError
+from onnxtrain.offline.graph.folding import fold_integers
+from onnxtrain.offline.graph.shapes import SHAPE_KEEPING, constant_array
+
+SMALL = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is no larger
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """Return the model as a proto in which large initializers are inputs without data.
+
+    So are those that are inputs already: inference would take their data for the only possible.
+    """
+    graph = model.graph
+    large = [
+        v
+        for v in graph.initializers.values()
+        if v.is_graph_input() or (v.const_value is not None and v.const_value.nbytes > SMALL)
+    ]
+    declared = len(graph.inputs)
+    for value in large:
+        graph.initializers.pop(value.name or "")
+        if not value.is_graph_input():
+            graph.inputs.append(value)
+    try:
+        return ir.to_proto(model)
+    finally:
+        while len(graph.inputs) > declared:
+            graph.inputs.pop()  # del of a slice would leave the values marked as inputs
+        for value in large:
+            graph.initializers.add(value)
+
+
+def check_structure(model: ir.Model) -> None:
+    """Raise a ModelError for a graph that is not well formed."""
+    try:
+        proto = skeleton(model)
+    except Exception as error:  # onnx_ir raises many kinds for what it cannot write down
+        raise ModelError(f"the model is not valid ONNX: {root_cause(error)}") from None
+    check_proto(proto)
+
+
+def check_proto(proto: onnx.ModelProto) -> None:
+    """Raise a ModelError for a proto that is not well formed; the given skeleton may be changed."""
+    for info in (*proto.graph.input, *proto.graph.output):
+        if info.type.HasField("tensor_type"):  # the checker wants a shape; runtimes do not
+            info.type.tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(proto)
+    except Exception as error:  # ValidationError mostly; limits of protobuf have other kinds
+        raise ModelError(f"the model is not valid ONNX: {_first_sentence(error)}") from None
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Infer type and shape of every value, in place; contradictions are errors.
+
+    What follows from producers is told by onnx's inference, once integers that follow from
+    constants are there. It does not look at consumers, which tell a rank here and there: where they
+    do, inference runs once more with what they told.
+    """
+    fold_integers(model.graph, model.opset_imports[""])
+    _infer_forwards(model)
+    if _learn_ranks(model.graph):
+        _infer_forwards(model)
+
+
+def _infer_forwards(model: ir.Model) -> None:
+    _adopt(model.graph, infer_proto(skeleton(model)).graph)
+
+
+def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
+    """Return a skeleton with the type and shape of every value; contradictions are errors.
+
+    Where a graph computes no shapes, `shape_arithmetic` is better off: onnx takes each vector for a
+    possible shape, and a hundred bytes for each of its elements.
+    """
+    if not shape_arithmetic:
+        return _infer_once(proto)
+    attempts = (
+        (proto, True),
+        # Exporters get declared shapes wrong, and runtimes only warn of it: what counts is what
+        # the operators compute.
+        (without_declared_shapes(proto), True),
+        # Shape arithmetic is not followed where two branches of an If use one name for a shape.
+        (proto, False),
+    )
+    failure: Exception | None = None
+    for attempt, follow_shape_arithmetic in attempts:
+        try:
+            return _infer(attempt, follow_shape_arithmetic)
+        except Exception as error:  # InferenceError mostly; not all C++ code raises that
+            failure = failure or error
+    raise _contradiction(failure) from None
+
+
+def _infer_once(proto: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return _infer(proto, follow_shape_arithmetic=False)
+    except Exception as error:
+        raise _contradiction(error) from None
+
+
+def _contradiction(failure: Exception | None) -> ShapeInferenceError:
+    return ShapeInferenceError(
+        f"the shapes or types of the model contradict each other: {_first_sentence(failure)}"
+    )
+
+
+def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Drop what the model says of its values, except where inference cannot know better."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    own = {name for node in bare.graph.node if node.domain for name in node.output}
+    kept = [info for info in bare.graph.value_info if info.name in own]
+    del bare.graph.value_info[:]
+    bare.graph.value_info.extend(kept)
+    for info in bare.graph.output:
+        if info.name not in own:
+            info.type.tensor_type.ClearField("shape")
+    return bare
+
+
+def _infer(proto: onnx.ModelProto, follow_shape_arithmetic: bool) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(
+        proto, check_type=True, strict_mode=True, data_prop=follow_shape_arithmetic
+    )
+
+
+RANK_FROM_USE = "rank from use"  # in the meta of a value: no other rank would do
+_RANK_OF_FIRST_INPUT = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
+_RANK_OF_OUTPUT = {"STFT": 4}  # which onnx infers with static dimensions only
+
+
+def _learn_ranks(graph: ir.Graph) -> bool:
+    """Set the rank of values that only their use tells, such as the input of a Conv."""
+    learnt = False
+    for body in graph.subgraphs():
+        learnt |= _learn_in(body)
+    return _learn_in(graph) or learnt
+
+
+def _learn_in(graph: ir.Graph) -> bool:
+    learnt = False
+    for node in reversed(graph):
+        if node.op_type in _RANK_OF_OUTPUT and node.domain == "" and node.outputs[0].shape is None:
+            node.outputs[0].shape = ir.Shape([None] * _RANK_OF_OUTPUT[node.op_type])
+            learnt = True
+        x = node.inputs[0] if node.inputs and node.domain == "" else None
+        if x is None or x.shape is not None or x.dtype is None or x.graph is not graph:
+            continue  # a body need not run, so it tells nothing of values outside it
+        rank = _rank_of_first_input(node)
+        if rank is not None:
+            x.shape = ir.Shape([None] * rank)
+            x.meta[RANK_FROM_USE] = rank
+            learnt = True
+    return learnt
+
+
+def _rank_of_first_input(node: ir.Node) -> int | None:
+    if node.op_type in ("Conv", "ConvTranspose"):
+        weight = node.inputs[1]
+        return None if weight is None or weight.shape is None else len(weight.shape)
+    if node.op_type in _RANK_OF_FIRST_INPUT:
+        return _RANK_OF_FIRST_INPUT[node.op_type]
+    # Ranks that were declared, not needed, may be wrong.
+    rank: int | None = node.outputs[0].meta.get(RANK_FROM_USE) if node.outputs else None
+    if rank is not None and node.op_type == "Unsqueeze":
+        axes = constant_array(node.inputs[1])
+        return None if axes is None else rank - axes.size
+    return rank if node.op_type in SHAPE_KEEPING else None
+
+
+def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    found = {info.name: info for info in (*inferred.value_info, *inferred.output)}
+    for node, node_proto in zip(graph, inferred.node, strict=True):
+        for value in node.outputs:
+            info = found.get(value.name or "")
+            if info is not None:
+                _assign(value, info.type)
+        for attribute_proto in node_proto.attribute:
+            if attribute_proto.type == onnx.AttributeProto.GRAPH:
+                _adopt(node.attributes[attribute_proto.name].value, attribute_proto.g)
+
+
+def _assign(value: ir.Value, proto: onnx.TypeProto) -> None:
+    inferred = ir.serde.deserialize_type_proto_for_type(proto)
+    if inferred is not None:
+        value.type = inferred
+    shape = ir.serde.deserialize_type_proto_for_shape(proto)
+    if shape is not None:
+        value.shape = shape
+
+
+def root_cause(error: BaseException) -> str:
+    """Say what an error that was raised on the way out of several functions began with."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _first_sentence(error) or type(error).__name__
+
+
+def _first_sentence(error: BaseException | None) -> str:
+    """Take the part of a C++ message that speaks of the model, without files and line numbers."""
+    if isinstance(error, UnicodeDecodeError):
+        return "a name or text in it is not UTF-8: the file is damaged"
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    text = re.sub(r"\S+\.(cc|h):\d+:?\s*", "", text)
+    return text[:600]

@@ -1,0 +1,264 @@
+"""Ops: what gradient rules write with.
+
+A writer of nodes (see `writer.py`) with helpers that hide the difference between static and
+symbolic dimensions: what is known beforehand is folded into constants, the rest is computed at run
+time. No rule needs to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import ShapeInferenceError
+from onnxtrain.offline.graph.shapes import (
+    Dim,
+    Dims,
+    constant_array,
+    dims_of,
+    same_dim,
+    same_dims,
+    static_dims,
+    working_type,
+)
+from onnxtrain.offline.graph.writer import Writer
+
+
+class Ops(Writer):
+    """A writer of nodes into a graph, and of the small patterns that rules are made of."""
+
+    # ---- shapes --------------------------------------------------------------------------------
+
+    def dims(self, value: ir.Value) -> Dims:
+        """Return the dimensions of a value; an unknown rank is an error that names it."""
+        dims = dims_of(value)
+        if dims is None:
+            raise ShapeInferenceError(
+                f"the rank of {value.name!r} is not known, and a gradient needs it "
+                f"(while writing {self.scope}). Give the value a shape in the model "
+                "(value_info), or fix the shape of the inputs that it is computed from."
+            )
+        return dims
+
+    def rank(self, value: ir.Value) -> int:
+        """Return the number of dimensions."""
+        return len(self.dims(value))
+
+    def shape_of(self, value: ir.Value) -> ir.Value:
+        """Return the shape as an int64 vector: a constant where it is static."""
+        static = static_dims(value)
+        if static is not None:
+            return self.int64(static)
+        if value not in self._shapes:
+            parts = self._known_sizes(value)
+            whole = self.Shape(value) if parts is None else self.dims_vector(*parts)
+            self._shapes[value] = whole
+        return self._shapes[value]
+
+    def _known_sizes(self, value: ir.Value) -> list[int | ir.Value] | None:
+        """Return the dimensions from the inputs of the graph, if they have all of them.
+
+        A Shape of the value itself would keep the value in memory until it is read.
+        """
+        parts = []
+        for dim in dims_of(value) or (None,):
+            size = dim if isinstance(dim, int) else self._symbol(dim)
+            if size is None:
+                return None
+            parts.append(size)
+        return parts
+
+    def _symbol(self, dim: Dim | None) -> ir.Value | None:
+        """Return a symbolic dimension as a vector of length one, if an input has it."""
+        if dim is None or isinstance(dim, int) or dim.value is None:
+            return None
+        name = dim.value
+        if name not in self._symbols:
+            for value in self._root.inputs:
+                dims = dims_of(value) or ()
+                axis = next((a for a, d in enumerate(dims) if same_dim(d, dim)), None)
+                if axis is not None:
+                    self._symbols[name] = self.Shape(value, start=axis, end=axis + 1)
+                    break
+        return self._symbols.get(name)
+
+    def dim(self, value: ir.Value, axis: int) -> ir.Value:
+        """Return one dimension as an int64 vector of length one."""
+        dims = self.dims(value)
+        axis %= len(dims)
+        size = dims[axis]
+        if isinstance(size, int):
+            return self.int64([size])
+        known = self._symbol(size)
+        return self.Shape(value, start=axis, end=axis + 1) if known is None else known
+
+    def dims_vector(self, *parts: int | ir.Value | Sequence[int]) -> ir.Value:
+        """Concatenate numbers and int64 vectors into one shape vector, folding constants."""
+        pieces = [p if isinstance(p, ir.Value) else self.int64(_as_list(p)) for p in parts]
+        arrays = [constant_array(p) for p in pieces]
+        if all(a is not None for a in arrays):
+            return self.int64([int(i) for a in arrays if a is not None for i in a.reshape(-1)])
+        pieces = [p for p, a in zip(pieces, arrays, strict=True) if a is None or a.size]
+        return pieces[0] if len(pieces) == 1 else self.Concat(*pieces, axis=0)
+
+    def count(
+        self,
+        value: ir.Value,
+        axes: Sequence[int] | None = None,
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Return how many elements lie along `axes` (default: all).
+
+        The result is of type `dtype`, or of that of `value`: mind that float16 ends at 65,504.
+        """
+        dims, dtype = self.dims(value), dtype or value.dtype
+        chosen = [a % len(dims) for a in axes] if axes is not None else list(range(len(dims)))
+        sizes = [dims[a] for a in chosen]
+        if all(isinstance(d, int) for d in sizes):
+            total = int(np.prod([d for d in sizes if isinstance(d, int)], dtype=np.int64))
+            return self.const(float(total), dtype)
+        picked = self.Gather(self.shape_of(value), chosen, axis=0)
+        return self.Cast(self.ReduceProd(picked, keepdims=0), to=dtype)
+
+    def one_over_count(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Return the inverse of `count`, which a half type can hold where it cannot the count."""
+        count = self.count(value, axes, working_type(value))
+        known = constant_array(count)
+        if known is not None:
+            return self.const(1.0 / float(known) if known else 0.0, value.dtype)
+        return self.cast(self.Reciprocal(count), value.dtype)
+
+    # ---- rearranging ---------------------------------------------------------------------------
+
+    def reshape(self, value: ir.Value, shape: ir.Value | Sequence[int]) -> ir.Value:
+        """Reshape to a shape vector; 0 in it means zero elements, as nowhere else in ONNX."""
+        target = shape if isinstance(shape, ir.Value) else self.int64(list(shape))
+        known = constant_array(target)
+        zero = known is None or 0 in known
+        return self.Reshape(value, target, allowzero=1 if zero else None)
+
+    def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """Reshape to the shape of another value."""
+        if same_dims(dims_of(value), dims_of(like)):
+            return value
+        return self.shape_as(self.reshape(value, self.shape_of(like)), like)
+
+    def expand_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """Broadcast to the shape of another value."""
+        if same_dims(dims_of(value), dims_of(like)):
+            return value
+        return self.shape_as(self.Expand(value, self.shape_of(like)), like)
+
+    def full_like(self, like: ir.Value, fill: float) -> ir.Value:
+        """Return a tensor of one number, with the type and shape of another value."""
+        return self.expand_like(self.const(fill, like.dtype), like)
+
+    def zeros_like(self, like: ir.Value) -> ir.Value:
+        """Return zeros with the type and shape of another value."""
+        return self.full_like(like, 0.0)
+
+    def transpose(self, value: ir.Value, perm: Sequence[int]) -> ir.Value:
+        """Permute the axes; the identity writes nothing."""
+        return value if list(perm) == sorted(perm) else self.Transpose(value, perm=list(perm))
+
+    def swap_last(self, value: ir.Value) -> ir.Value:
+        """Transpose the last two axes."""
+        axes = list(range(self.rank(value)))
+        return self.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])
+
+    def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Insert axes of size one (positions in the result)."""
+        return self.Unsqueeze(value, list(axes)) if len(axes) else value
+
+    def squeeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Remove axes of size one."""
+        return self.Squeeze(value, list(axes)) if len(axes) else value
+
+    def slice(
+        self,
+        value: ir.Value,
+        axis: int,
+        start: int | ir.Value,
+        end: int | ir.Value,
+        step: int = 1,
+    ) -> ir.Value:
+        """Slice along one axis; bounds may be numbers or int64 vectors of length one."""
+        axis %= self.rank(value)
+        bounds = [b if isinstance(b, ir.Value) else self.int64([b]) for b in (start, end)]
+        return self.Slice(value, *bounds, [axis], *([[step]] if step != 1 else []))
+
+    def cast(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """Convert to an element type; nothing is written where it has it already."""
+        return value if value.dtype == dtype else self.Cast(value, to=dtype)
+
+    # ---- reducing ------------------------------------------------------------------------------
+
+    def sum(self, value: ir.Value, axes: Sequence[int], keepdims: bool = False) -> ir.Value:
+        """Sum over axes; summing over none changes nothing."""
+        if not len(axes):
+            return value
+        return self.ReduceSum(value, [a % self.rank(value) for a in axes], keepdims=int(keepdims))
+
+    def mean(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
+        """Average over axes, kept with size one by default."""
+        return self.ReduceMean(value, [a % self.rank(value) for a in axes], keepdims=int(keepdims))
+
+    def select(self, kept: ir.Value, dy: ir.Value, of: ir.Value) -> ir.Value:
+        """Return the cotangent `dy` of the value `of` where `kept` is true, and 0 elsewhere.
+
+        That is a product with the mask where the cotangent cannot be infinite (see `finite.py`).
+        """
+        if self.nested or self.path is None or of not in self.path.finite:
+            return self.Where(kept, dy, 0.0)
+        return self.Mul(dy, self.cast(kept, dy.dtype))
+
+    def add_all(self, values: Sequence[ir.Value]) -> ir.Value:
+        """Add values of one shape in a single node.
+
+        Add runs on all threads and Sum on one, which pays only where it spares intermediate sums.
+        """
+        if len(values) == 1:
+            return values[0]
+        return self.Add(*values) if len(values) == 2 else self.Sum(*values)
+
+    def sum_to(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """Undo a broadcast: sum `value` down to the shape of `like`.
+
+        Axes whose broadcasting is certain, or certainly absent, are settled here. Where a symbolic
+        dimension leaves it open, the axes to sum are found at run time.
+        """
+        source, target = dims_of(value), dims_of(like)
+        if value is like or same_dims(source, target):
+            return value
+        if source is None or target is None:
+            return self._sum_to_at_run_time(value, like, None)
+        lead = len(source) - len(target)
+        pairs = list(enumerate(zip(source[lead:], target, strict=True), start=lead))
+        certain = [axis for axis, (s, t) in pairs if t == 1 and s != 1]
+        open_ = [
+            axis for axis, (s, t) in pairs
+            if not isinstance(t, int) and s != 1 and not same_dim(s, t)
+        ]  # fmt: skip
+        if open_:
+            return self._sum_to_at_run_time(value, like, lead)
+        result = self.sum(value, list(range(lead)) + certain, keepdims=bool(certain))
+        return self.reshape_like(result, like) if certain and lead else self.shape_as(result, like)
+
+    def _sum_to_at_run_time(self, value: ir.Value, like: ir.Value, lead: int | None) -> ir.Value:
+        """Find the axes to sum at run time; `lead` is by how much the ranks differ, if known."""
+        small, large = self.shape_of(like), self.shape_of(value)
+        if lead is None:
+            difference = self.Sub(self.Shape(large), self.Shape(small))
+            small = self.Concat(self.Expand(self.int64([1]), difference), small, axis=0)
+        elif lead:
+            small = self.Concat([1] * lead, small, axis=0)
+        differs = self.Not(self.Equal(small, large))
+        axes = self.Squeeze(self.NonZero(differs), [0])
+        summed = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
+        return self.shape_as(self.Reshape(summed, self.shape_of(like), allowzero=1), like)
+
+
+def _as_list(part: int | Sequence[int]) -> list[int]:
+    return [part] if isinstance(part, int) else list(part)

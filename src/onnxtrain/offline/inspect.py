@@ -1,0 +1,165 @@
+"""What a model holds, as training sees it, before anything is written.
+
+`inspect` answers what would train, what stands in the way, and how much memory a step takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.errors import UnknownNameError
+from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
+from onnxtrain.offline.autodiff.expand import expand_by_definition
+from onnxtrain.offline.frontend.canonical_model import BatchNormMode, prepare
+from onnxtrain.offline.frontend.load import ModelLike
+from onnxtrain.offline.graph.emit import sweep
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.memory import Activations, estimate
+from onnxtrain.offline.selection import Role, survey
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `inspect` found: counts are numbers of elements, sizes are bytes.
+
+    Attributes:
+        outputs: the outputs of the model.
+        weights: what would train.
+        statistics: mean and variance of each BatchNormalization.
+        constants: all other initializers.
+        unreached: those of the constants that look like weights, but that the output has no
+            gradient for: it does not depend on them, or the way leads through an operator whose
+            gradient is zero.
+        without_gradient: the operators that stand in the way of training.
+        parameter_bytes: the size of the weights.
+        activations: what a step takes beside the parameters; None where there is no gradient.
+        opset: the version of the operators, after what is old has been upgraded.
+
+    """
+
+    outputs: tuple[str, ...]
+    weights: dict[str, int]
+    statistics: dict[str, int]
+    constants: dict[str, int]
+    unreached: tuple[str, ...]
+    without_gradient: tuple[str, ...]
+    parameter_bytes: int
+    activations: Activations | None
+    opset: int
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers would train."""
+        return sum(self.weights.values())
+
+    @property
+    def activation_bytes_per_sample(self) -> int | None:
+        """How much memory each sample of a batch takes at the peak, as far as can be told."""
+        return None if self.activations is None else self.activations.bytes_per_sample
+
+    @property
+    def can_train(self) -> bool:
+        """Whether every operator between the weights and the output has a gradient."""
+        return bool(self.weights) and not self.without_gradient
+
+    def __str__(self) -> str:
+        """Return the report as a few lines of text."""
+        lines = [
+            f"outputs       {', '.join(self.outputs)} (opset {self.opset})",
+            f"weights       {len(self.weights)} tensors, {self.parameter_count:,} numbers, "
+            f"{self.parameter_bytes / 2**20:,.1f} MB",
+            f"statistics    {len(self.statistics)} tensors (BatchNormalization)",
+            f"constants     {len(self.constants)} tensors",
+            f"activations   {self.activations or 'not known: there is no gradient'}",
+        ]
+        if self.unreached:
+            lines.append(f"not reached   {', '.join(self.unreached)}")
+        if self.without_gradient:
+            lines.append(f"no gradient   {'; '.join(self.without_gradient)}")
+        return "\n".join(lines)
+
+
+def inspect(
+    model: ModelLike,
+    of: str | None = None,
+    *,
+    bn: BatchNormMode | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Report:
+    """Tell what of a model would train, and what stands in the way.
+
+    Args:
+        model: the model, or the path to its file.
+        of: the output that the loss will be computed from; the first one by default.
+        bn: the mode of BatchNormalization, as for training.
+        sizes: numbers for symbolic dimensions, by their names, for the estimate of memory. One
+            that is not given is assumed, and the report says so.
+
+    Examples:
+        >>> print(onnxtrain.inspect("mobilenet.onnx"))
+
+    """
+    prepared = _prepared(model, "frozen")
+    graph = prepared.graph
+    found = survey(prepared, _output(graph, of))
+    outputs = tuple(value.name or "" for value in graph.outputs)
+    weights = [graph.initializers[n] for n in found.names(Role.WEIGHT)]
+    parameter_bytes = sum(v.const_value.nbytes for v in weights if v.const_value is not None)
+    counts = {role: found.counts(found.names(role)) for role in Role}
+    without_gradient = found.without_gradient()
+    can_train = bool(weights) and not without_gradient
+    return Report(
+        outputs=outputs,
+        weights=counts[Role.WEIGHT],
+        statistics=counts[Role.STATISTIC],
+        constants=counts[Role.CONSTANT],
+        unreached=found.unreached,
+        without_gradient=without_gradient,
+        parameter_bytes=parameter_bytes,
+        activations=_activations(_prepared(model, bn), of, counts, sizes) if can_train else None,
+        opset=prepared.opset_imports[""],
+    )
+
+
+def _prepared(model: ModelLike, bn: BatchNormMode | None) -> ir.Model:
+    """Prepare a model; weights that are inputs as well are to be trained, not fed."""
+    prepared = prepare(model, bn)
+    graph = prepared.graph
+    for value in [v for v in graph.inputs if v.name in graph.initializers]:
+        graph.inputs.remove(value)
+    return prepared
+
+
+def _output(graph: ir.Graph, name: str | None) -> ir.Value:
+    if name is None:
+        return graph.outputs[0]
+    for value in graph.outputs:
+        if value.name == name:
+            return value
+    raise UnknownNameError(
+        f"the model has no output {name!r}; it has {', '.join(repr(v.name) for v in graph.outputs)}"
+    )
+
+
+def _activations(
+    model: ir.Model,
+    of: str | None,
+    counts: Mapping[Role, Mapping[str, int]],
+    sizes: Mapping[str, int] | None,
+) -> Activations:
+    """Differentiate a prepared model, and look at what that is."""
+    graph, opset = model.graph, model.opset_imports[""]
+    output = _output(graph, of)
+    weights = [graph.initializers[name] for name in counts[Role.WEIGHT]]
+    expand_by_definition(model, lambda: ActivePath(list(graph), weights, [output], opset))
+    op = Ops(graph, opset)
+    with op.arithmetic():
+        seed = op.zeros_like(output)
+    gradients = differentiate(op, list(graph), {output: seed}, weights)
+    graph.outputs.clear()
+    graph.outputs.extend(value for value in gradients.values() if value is not None)
+    sweep(graph)
+    return estimate(model, sizes)

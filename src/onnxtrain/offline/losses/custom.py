@@ -1,0 +1,174 @@
+"""Losses that users bring: as a Python function over blocks, or as an ONNX model."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from onnxtrain.errors import BlockError
+from onnxtrain.offline.blocks.accessor import current
+from onnxtrain.offline.blocks.block import Block, names_of
+from onnxtrain.offline.blocks.merge import merge
+from onnxtrain.offline.blocks.values import is_defined, type_of
+from onnxtrain.offline.blocks.writer import Writer
+
+
+class FunctionLoss(Block):
+    """A loss written as a function of names, with blocks.
+
+    The function gets the names that the loss is called with (the outputs of the model, in
+    `generate_artifacts`) and returns the name of the loss, or a tuple that begins with it. Further
+    parameters without default are labels: the function gets their own names for them, and where
+    the model has no value of that name by the time it returns, an input like the first output is
+    added.
+
+    Examples:
+        >>> def loss(prediction, target):
+        ...     distance = blocks.Abs()(blocks.Sub()(prediction, target))
+        ...     return blocks.ReduceMean(keepdims=False)(distance)
+        >>> onnxblock.loss.FunctionLoss(loss)("output")
+
+    """
+
+    def __init__(self, function: Callable[..., str | Sequence[str]]) -> None:
+        super().__init__()
+        if not callable(function):
+            raise BlockError(f"a loss is a function, not {function!r}")
+        self._function = function
+
+    def build(self, *output_names: str) -> Any:
+        """Call the function, and add inputs for its labels."""
+        labels = self._labels(output_names)
+        op = Writer()
+        # Asked before the function writes nodes that read labels which are not there yet.
+        like = type_of(op.model, output_names[0]) if labels else None
+        result = self._function(*output_names, **{label: label for label in labels})
+        names_of(result)
+        for label in labels:
+            if like is not None and not is_defined(op.model, label):
+                op.input(label, like)
+        return result
+
+    def _labels(self, given: Sequence[str]) -> list[str]:
+        """Name the parameters beyond those that are given."""
+        try:
+            signature = inspect.signature(self._function)
+        except ValueError:  # a function that does not tell its parameters, as some builtin ones
+            return []
+        parameters = signature.parameters.values()
+        by_position = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        takes_any = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+        name = getattr(self._function, "__name__", "the loss")
+        if len(given) > len(by_position) and not takes_any:
+            raise BlockError(
+                f"{name}() takes {len(by_position)} name(s), but there are {len(given)}: "
+                f"{', '.join(map(repr, given))}. Choose with loss_input_names, or take *others"
+            )
+        rest = [*by_position[len(given) :], *(p for p in parameters if p.kind == p.KEYWORD_ONLY)]
+        labels = [p for p in rest if p.default is p.empty]
+        for parameter in labels:
+            if parameter.kind == parameter.POSITIONAL_ONLY:
+                raise BlockError(f"{name}(): a label is passed by its name: {parameter.name!r}")
+        if labels and not given:
+            raise BlockError(f"{name}() is to be called with the outputs of the model")
+        return [p.name for p in labels]
+
+
+class ModelLoss(Block):
+    """A loss that is an ONNX model, whose inputs are outputs of the base model and labels.
+
+    An input of the loss model is, in this order: what `inputs` says for it; the value of the base
+    model that has its name; the only name that the loss is called with, for the first input, if
+    that name matches none; otherwise a label, which becomes an input of the base model.
+
+    `by_position` names all of them at once, in the order of the inputs of the loss model.
+
+    The outputs of the loss model are the loss and whatever else is to be given out. Its values keep
+    their names unless the base model has them already.
+
+    Args:
+        model: the loss model, or the path to its file.
+        inputs: names of values of the base model, by the names of inputs of the loss model.
+
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto | str | os.PathLike[str],
+        inputs: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(model, (str, os.PathLike)):
+            try:
+                model = onnx.load(model)
+            except Exception as error:  # each of the formats that onnx reads has its own errors
+                raise BlockError(f"no loss model can be read from {model!r}: {error}") from None
+        if not isinstance(model, onnx.ModelProto):
+            raise BlockError(f"a loss model is an onnx.ModelProto or a path, not {model!r}")
+        if not model.graph.output:
+            raise BlockError("the loss model has no outputs; the first is to be the loss")
+        self._loss, self._inputs = model, dict(inputs or {})
+        self._labels: dict[str, str] = {}
+
+    def by_position(self, names: Sequence[str]) -> ModelLoss:
+        """Return the loss with its first inputs given, in their order.
+
+        A name that the base model does not have becomes that of a label.
+        """
+        inputs = self._input_names()
+        if len(names) > len(inputs):
+            raise BlockError(
+                f"the loss model has {len(inputs)} input(s), {', '.join(map(repr, inputs))}, but "
+                f"{len(names)} names are given: {', '.join(map(repr, names))}"
+            )
+        given = ModelLoss(self._loss, self._inputs)
+        given._labels = dict(zip(inputs, names, strict=False))
+        return given
+
+    def build(self, *output_names: str) -> str | tuple[str, ...]:
+        """Add the nodes of the loss model, and inputs for its labels."""
+        op = Writer()
+        bound = self._bindings(op.model, output_names)
+        types = {info.name: info.type for info in self._loss.graph.input}
+        for name in self._input_names():
+            if name not in bound:
+                bound[name] = op.input(self._labels.get(name, name), types[name])
+        outputs = tuple(merge(current(), self._loss, bound))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _input_names(self) -> list[str]:
+        initializers = {tensor.name for tensor in self._loss.graph.initializer}
+        return [i.name for i in self._loss.graph.input if i.name not in initializers]
+
+    def _bindings(self, base: onnx.ModelProto, given: Sequence[str]) -> dict[str, str]:
+        inputs = self._input_names()
+        if self._labels:
+            by_position = {n: v for n, v in self._labels.items() if is_defined(base, v)}
+            if not by_position:
+                names = ", ".join(map(repr, self._labels.values()))
+                raise BlockError(f"the model has none of the values {names} to compute a loss from")
+            return {**self._inputs, **by_position}
+        unknown = [name for name in self._inputs if name not in inputs]
+        if unknown:
+            raise BlockError(f"the loss model has no input {', '.join(map(repr, unknown))}")
+        bound = dict(self._inputs)
+        for name in bound.values():
+            type_of(base, name)  # an error where there is no such value
+        for name in inputs:
+            if name not in bound and is_defined(base, name):
+                bound[name] = name
+        if not set(given) & set(bound.values()) and given and inputs:
+            if len(given) > 1 or inputs[0] in bound:
+                raise BlockError(
+                    f"the inputs {', '.join(map(repr, inputs))} of the loss model match none of "
+                    f"{', '.join(map(repr, given))}: say which is which, as in "
+                    f"ModelLoss(model, inputs={{{inputs[0]!r}: {given[0]!r}}})"
+                )
+            bound[inputs[0]] = given[0]
+        return bound

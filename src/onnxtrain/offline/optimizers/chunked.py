@@ -1,0 +1,80 @@
+"""Updating a large tensor piece by piece, while the piece is in the cache.
+
+onnxruntime runs one element-wise operator after the other, each over the whole tensor. The twelve
+of AdamW read and write a large table twelve times from memory. A Scan over pieces runs all twelve
+on one piece before it goes on to the next; it hands out views of its inputs and outputs, so nothing
+is copied to cut and join.
+
+AdamW in place, ms, median of 20 on 2 quiet cores (1 MiB of second-level cache each, one last-level
+cache), the tensors out of the caches before each:
+
+    parameters                     2.36 million     3.91 million     1.18 million
+    threads                         two     one      two     one      two     one
+    whole                           5.6     8.9     10.2    15.4      2.7     3.9
+    Scan, 32,768 elements each      6.2     6.3     10.0    10.2      3.2     3.2
+    Scan, 65,536                    5.9     6.2      9.6     9.7      3.0     3.1
+    Scan, 131,072                   4.1     5.9      6.5     9.4      2.0     3.0
+    Scan, 262,144                   3.6     5.8      5.6     9.0      1.9     3.1
+    Scan, 524,288                   3.7     6.2      5.7     9.5      2.2     3.3
+    torch, fused                    1.7     1.9      2.5     2.7      1.1     1.1
+
+Below 131,072 elements onnxruntime leaves a second thread idle (benchmarks/optimizers.py).
+
+The Reshape to the shape of the parameter is a copy, since it makes an output of the graph; it costs
+what the pieces gain. So what comes out in pieces stays in pieces, in the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import static_dims
+
+PIECE = 262_144  # elements; see the table
+
+
+def update_in_pieces(
+    op: Ops,
+    update: Callable[..., Sequence[ir.Value]],
+    tensors: Sequence[ir.Value],
+    flag: ir.Value | None = None,
+) -> tuple[ir.Value, ...] | None:
+    """Write `update(parameter, gradient, *states)` as a Scan over pieces of all of them.
+
+    The results have the shape [pieces, elements of a piece]. None for what is too small, or has a
+    size that cannot be cut into equal pieces. The Scan carries `flag` along, so that it waits for
+    it: a Reshape that waits would be merged with the one that cuts.
+    """
+    dims = static_dims(tensors[0])
+    piece = None if dims is None else piece_of(math.prod(dims))
+    if dims is None or piece is None:
+        return None
+    count = math.prod(dims) // piece
+    carried = [] if flag is None else [flag]
+    cut = [op.reshape(tensor, [count, piece]) for tensor in tensors]
+    labels = ["parameter", "gradient", *(f"momentum{i}" for i in range(len(tensors) - 2))]
+    inputs = [
+        *(("wait", ir.DataType.INT64, [1]) for _ in carried),
+        *((n, t.dtype or ir.DataType.FLOAT, [piece]) for n, t in zip(labels, tensors, strict=True)),
+    ]
+    body = op.body(inputs, lambda *v: [*v[: len(carried)], *update(*v[len(carried) :])], "piece")
+    results = op.call(
+        "Scan", *carried, *cut, outputs=len(body.outputs), body=body, num_scan_inputs=len(cut)
+    )[len(carried) :]
+    for result, inner in zip(results, body.outputs[len(carried) :], strict=True):
+        result.type = inner.type
+        op.with_dims(result, [count, piece])
+    return results
+
+
+def piece_of(elements: int) -> int | None:
+    """Return the size of a piece: the divisor that is nearest to PIECE, within a factor of two."""
+    if elements < 2 * PIECE:
+        return None
+    counts = range(math.ceil(elements / (2 * PIECE)), elements // (PIECE // 2) + 1)
+    fitting = [elements // count for count in counts if elements % count == 0]
+    return min(fitting, key=lambda size: abs(size - PIECE), default=None)

@@ -1,0 +1,96 @@
+"""Clipping of gradients, before an optimizer uses them."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.errors import BlockError
+from onnxtrain.offline.blocks.block import Block
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims, working_type
+from onnxtrain.offline.optimizers.append_graph import graft
+
+Clipped = tuple[list[ir.Value], ir.Value | None]
+
+# A sum of squares in one go loses digits: 4.7 million elements, 1e-4 of the norm. Row by row, then
+# over the rows, it is right to 1e-7, and the rows are shared among threads. Milliseconds with one
+# and two threads, best of 25 on a busy machine: one ReduceL2 0.6 and 0.6, rows of 4,096 by ReduceL2
+# 4.0 and 2.0, Mul and rows of 4,096 by ReduceSum 1.6 and 1.0.
+_LONGEST_ROW = 8192
+
+
+class GradientClip(Block):
+    """What is done to all gradients before the update."""
+
+    @abstractmethod
+    def write(self, op: Ops, gradients: Sequence[ir.Value]) -> Clipped:
+        """Return the gradients, and a float64 factor that they are still to be multiplied by.
+
+        Gradients of a short type may come back in float32.
+
+        Optimizers multiply gradients by numbers anyway, so a common factor costs no pass of its
+        own.
+        """
+
+    def build(self, *gradient_names: str) -> tuple[str, ...]:
+        """Add the clipping of the named gradients; return the names of the clipped ones."""
+        if not gradient_names:
+            raise BlockError("there are no gradients to clip: give their names")
+        return tuple(graft(gradient_names, self._scaled, "clip"))
+
+    def _scaled(self, op: Ops, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        clipped, factor = self.write(op, gradients)
+        if factor is not None:
+            working = [op.cast(g, working_type(g)) for g in clipped]
+            clipped = [op.Mul(g, op.cast(factor, g.dtype)) for g in working]
+        return [op.cast(c, g.dtype) for c, g in zip(clipped, gradients, strict=True)]
+
+
+class ClipGradNorm(GradientClip):
+    """Scale all gradients by min(max_norm / (norm + 1e-6), 1), of their common L2 norm."""
+
+    def __init__(self, max_norm: float) -> None:
+        super().__init__()
+        if not max_norm > 0:
+            raise BlockError(f"max_norm is {max_norm}; it must be above zero")
+        self.max_norm = max_norm
+
+    def write(self, op: Ops, gradients: Sequence[ir.Value]) -> Clipped:
+        """Return the gradients as they are, and the factor."""
+        squares = [op.cast(_sum_of_squares(op, g), ir.DataType.DOUBLE) for g in gradients]
+        total = op.ReduceSum(op.Concat(*squares, axis=0), keepdims=0)
+        room = op.Div(self.max_norm, op.Add(op.Sqrt(total), 1e-6))
+        return list(gradients), op.Min(room, 1.0)
+
+
+class ClipGradValue(GradientClip):
+    """Limit each element of each gradient to [-clip_value, clip_value]."""
+
+    def __init__(self, clip_value: float) -> None:
+        super().__init__()
+        if not clip_value > 0:
+            raise BlockError(f"clip_value is {clip_value}; it must be above zero")
+        self.clip_value = clip_value
+
+    def write(self, op: Ops, gradients: Sequence[ir.Value]) -> Clipped:
+        """Return the limited gradients."""
+        working = [op.cast(g, working_type(g)) for g in gradients]
+        return [op.Clip(g, -self.clip_value, self.clip_value) for g in working], None
+
+
+def _sum_of_squares(op: Ops, gradient: ir.Value) -> ir.Value:
+    """Return the sum of the squares of all elements, as a vector of length one."""
+    g = op.cast(gradient, working_type(gradient))
+    dims = gradient.meta.get(HIDDEN_DIMS, static_dims(gradient))
+    squares = op.Mul(g, g)
+    if dims is None:
+        rows = squares
+    else:
+        count = math.prod(dims)
+        row = next(r for r in range(min(count, _LONGEST_ROW) or 1, 0, -1) if count % r == 0)
+        rows = op.ReduceSum(op.reshape(squares, [count // row, row]), [1], keepdims=0)
+    return op.reshape(op.ReduceSum(rows, keepdims=0), [1])

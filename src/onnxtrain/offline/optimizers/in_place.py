@@ -1,0 +1,175 @@
+"""Whether an output may be written into the memory of an input, and how to make it so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import onnx_ir as ir
+
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims
+from onnxtrain.offline.graph.subgraphs import ancestors, sources
+
+_VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())  # share memory
+# What only rearranges its input may be computed as a part of what reads it.
+_REARRANGING = _VIEWS | frozenset("Cast Expand Gather Slice Transpose".split())
+
+
+class Waits:
+    """What updates have to wait for, so that nobody reads a parameter that has been overwritten.
+
+    A gradient of a weight does not wait for the gradient of the layer's input, which still needs
+    the weight. It is made to: through a Reshape to its own shape, where the shape is computed from
+    one element of each of those results. No runtime can know that the element does not matter, and
+    no data are copied. What is updated with such a gradient may be written over the parameter.
+    """
+
+    def __init__(self, graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]) -> None:
+        owners = _owners(graph)
+        needed = (*graph.outputs, *gradients.values())
+        self.live = ancestors([p for v in needed if (p := v.producer()) is not None])
+        self._gradients = dict(gradients)
+        self._ends = {
+            p: [node for node in _ends((n for n, _ in p.uses()), owners) if node in self.live]
+            for p in gradients
+        }
+        self._place = {node: i for i, node in enumerate(graph)}
+        self._before = _marks_before(graph, {n for nodes in self._ends.values() for n in nodes})
+
+    def flag(self, op: Ops, parameters: Iterable[ir.Value]) -> ir.Value | None:
+        """Return a number, 0 or 1, that is there when all of the parameters may be overwritten.
+
+        None where their gradients are there only after that.
+        """
+        late = self._late(list(parameters))
+        if not late:
+            return None
+        with _written_behind(op, max(late, key=lambda node: self._place[node])):
+            flags = [_flag(op, node.outputs[0]) for node in late]
+            return flags[0] if len(flags) == 1 else op.Max(*flags)
+
+    def _late(self, parameters: Sequence[ir.Value]) -> list[ir.Node]:
+        """Return the readers that neither a gradient nor another one of them depends on."""
+        readers = list(dict.fromkeys(node for p in parameters for node in self._ends[p]))
+        seen = [self._before.get(self._gradients[p].producer(), ()) for p in parameters]
+        return [
+            node
+            for node in readers
+            if not any(node in before for before in seen)
+            and not any(node in self._before[r] for r in readers if r is not node)
+        ]
+
+
+@contextmanager
+def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
+    """Put what is written into a graph behind a node of it.
+
+    Of two things that a node needs, onnxruntime runs the one that is later in the file first. So
+    the gradient of a weight, which is behind the nodes that it has to wait for, comes before them,
+    and what it is computed from is not needed any more when they run.
+    """
+    graph = op.target
+    last = graph[-1]
+    yield
+    written = []
+    while graph[-1] is not last:
+        written.append(graph[-1])
+        graph.remove(graph[-1])
+    node.append(reversed(written))
+
+
+def waiting(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | None) -> ir.Value:
+    """Return the gradient of a parameter as a value that is there when the flag is."""
+    dims = static_dims(parameter)
+    assert dims is not None, "the shape of a parameter is known"
+    if flag is None or 0 in dims:
+        return gradient
+    made_by = flag.producer()
+    assert made_by is not None
+    with _written_behind(op, made_by):
+        shape = op.Max(op.int64(list(dims)), flag)
+    late = op.Reshape(gradient, shape)
+    # onnxruntime replaces a chain of Reshapes whose last shape it knows by one that waits for
+    # nothing. So this one's is not told.
+    late.type, late.shape = gradient.type, None
+    late.meta[HIDDEN_DIMS] = dims
+    return late
+
+
+class _Marks:
+    """Which of some nodes come before a node, as a number with one bit for each."""
+
+    def __init__(self, bits: int, place: Mapping[ir.Node, int]) -> None:
+        self._bits = bits
+        self._place = place
+
+    def __contains__(self, node: ir.Node) -> bool:
+        return bool(self._bits >> self._place[node] & 1)
+
+
+def _marks_before(graph: ir.Graph, marked: set[ir.Node]) -> dict[ir.Node | None, _Marks]:
+    """Tell for every node which of the marked ones it depends on, or is."""
+    place = {node: i for i, node in enumerate(marked)}
+    bits: dict[ir.Node, int] = {}
+    for node in graph:  # in topological order
+        own = 1 << place[node] if node in place else 0
+        for source in sources(node):
+            own |= bits.get(source, 0)
+        bits[node] = own
+    return {node: _Marks(number, place) for node, number in bits.items()}
+
+
+def _flag(op: Ops, value: ir.Value) -> ir.Value:
+    """Return a vector of one number, 0 or 1, from the first element of a tensor of any type."""
+    first = op.Slice(op.Reshape(value, [-1]), [0], [1], [0])
+    number = op.Cast(op.Cast(first, to=ir.DataType.BOOL), to=ir.DataType.INT64)
+    return op.ReduceSum(number, [0], keepdims=1)  # 0 where there is no element
+
+
+def _ends(readers: Iterable[ir.Node], owners: Mapping[ir.Node, ir.Node]) -> list[ir.Node]:
+    """Return the nodes that compute with what the readers read or rearrange."""
+    found: dict[ir.Node, None] = {}
+    waiting = list(readers)
+    while waiting:
+        node = waiting.pop()
+        users = [user for user, _ in node.outputs[0].uses()]
+        if node.op_type in _REARRANGING and node.domain == "" and users:
+            waiting.extend(users)
+        else:
+            found[owners.get(node, node)] = None
+    return list(found)
+
+
+def late_readers(value: ir.Value, updated: ir.Value) -> list[ir.Node]:
+    """Return the nodes that may read a value when `updated` has been written over it.
+
+    Those are all its readers, also through views of it, that neither write `updated` nor come
+    before the node that does. Where there are none, `updated` may be bound to the memory of `value`
+    in whatever order a runtime executes the graph.
+    """
+    writer = updated.producer()
+    assert writer is not None
+    before = ancestors([writer])
+    # A body reads while the node that owns it runs.
+    owners = _owners(writer.graph or ())
+    readers = (owners.get(node, node) for node in _readers(value))
+    return [node for node in readers if node not in before]
+
+
+def _owners(graph: Iterable[ir.Node]) -> dict[ir.Node, ir.Node]:
+    """Map the nodes in bodies to the node of the graph that they are a part of."""
+    return {inner: node for node in graph for inner in _inside(node)}
+
+
+def _readers(value: ir.Value) -> Iterator[ir.Node]:
+    for node, _ in value.uses():
+        yield node
+        if node.op_type in _VIEWS and node.domain == "":
+            yield from _readers(node.outputs[0])
+
+
+def _inside(node: ir.Node) -> Iterator[ir.Node]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield from attribute.value.all_nodes()

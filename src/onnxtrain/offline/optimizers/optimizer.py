@@ -1,0 +1,316 @@
+"""Optimizer: how updates are written into a graph, whatever their formula.
+
+In place. A runtime may bind the output `<x>.updated` to the memory of the input `<x>`, for
+parameters and states alike: nothing is allocated then, and nothing copied. What makes it right:
+
+1. every node that reads `<x>` is the one that writes `<x>.updated`, or comes before it because that
+   one depends on it (`late_readers` lists exceptions; there are none);
+2. a writer that reads `<x>` itself is element-wise on equal shapes, so it reads each element before
+   it writes it. A Scan over pieces does so piece by piece.
+
+A formula therefore reads a state once, and works with the updated one from there on.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import BlockError
+from onnxtrain.format.names import GRADIENT, LEARNING_RATE, STEP
+from onnxtrain.offline.blocks.accessor import current, fresh_name
+from onnxtrain.offline.blocks.block import ForwardBlock
+from onnxtrain.offline.blocks.values import check
+from onnxtrain.offline.graph.emit import sweep
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
+from onnxtrain.offline.optimizers.append_graph import append, writer
+from onnxtrain.offline.optimizers.clip import GradientClip
+from onnxtrain.offline.optimizers.groups import ParameterGroup, Settings, settings_of
+from onnxtrain.offline.optimizers.in_place import Waits
+from onnxtrain.offline.optimizers.multi_tensor import needed_anyway
+from onnxtrain.offline.optimizers.proximal import add_proximal
+from onnxtrain.offline.optimizers.update_context import Now
+from onnxtrain.offline.optimizers.writing import Formula, Slot, Update, Updated, Writing, reserve
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor that an optimizer keeps for a parameter, of its shape."""
+
+    name: str  # momentum0, momentum1 ...
+    dtype: ir.DataType
+    initial: float = 0.0  # what it is filled with before the first step
+
+
+class Optimizer(ForwardBlock):
+    """An update rule, as a graph.
+
+    A subclass says what it keeps (`initial`) and how an update is computed (`formula`). The rest
+    is the same for all: clipping, groups, types, and the graph.
+
+    Args:
+        weight_decay: what the formula is to do about large weights.
+        clip_grad: `ClipGradNorm` or `ClipGradValue`, or None.
+        groups: parameters with settings of their own; the first that matches a name counts.
+
+    """
+
+    initial: tuple[float, ...] = ()  # one for each state that the formula keeps
+    in_pieces = True  # whether a graph of its own updates large tensors piece by piece
+
+    def __init__(
+        self,
+        weight_decay: float = 0.0,
+        clip_grad: GradientClip | None = None,
+        groups: Sequence[ParameterGroup] = (),
+    ) -> None:
+        super().__init__()
+        if clip_grad is not None and not isinstance(clip_grad, GradientClip):
+            raise BlockError(
+                f"clip_grad is a ClipGradNorm or a ClipGradValue, not {type(clip_grad).__name__}"
+            )
+        self.weight_decay = at_least_zero("weight_decay", weight_decay)
+        self.clip_grad = clip_grad
+        self.groups = tuple(groups)
+
+    @abstractmethod
+    def formula(self, now: Now) -> Formula:
+        """Return `update(parameter, gradient, *states)`, which returns what they become.
+
+        Numbers are computed here, once; the update has element-wise operators only, and reads each
+        state in one node.
+        """
+
+    def states(self, dtype: ir.DataType) -> tuple[State, ...]:
+        """Return what is kept for a parameter of some type.
+
+        The short types are computed with in float32 and have one state more: what was lost when
+        the parameter was rounded. Parameter and rest together are exactly the float32 weight, which
+        small updates would otherwise never move; and it starts at zero, as other states do.
+        """
+        if dtype not in FLOATS:
+            raise BlockError(f"there is no optimizer for parameters of type {dtype}")
+        working = _working(dtype)
+        fills = (*self.initial, 0.0) if dtype != working else self.initial
+        return tuple(State(f"momentum{i}", working, fill) for i, fill in enumerate(fills))
+
+    def write(
+        self,
+        op: Ops,
+        slots: Sequence[Slot],
+        learning_rate: ir.Value,
+        step: ir.Value,
+        *,
+        in_pieces: bool = False,
+        waits: Waits | None = None,
+        joinable: Container[ir.Value] | None = None,
+    ) -> list[Updated]:
+        """Write the update of all parameters into a graph.
+
+        Args:
+            op: the writer of the graph.
+            slots: what to update; the shapes of parameters are static.
+            learning_rate: FLOAT[1].
+            step: INT64[1], the number of the step that is being taken; 1 is the first.
+            in_pieces: update large tensors piece by piece, while a piece is in the cache. What they
+                become has the shape [pieces, elements of a piece] then, with the elements in the
+                same order: to be bound by address.
+            waits: what updates have to wait for, where the graph reads the parameters.
+            joinable: small parameters that may be updated together; by default all that are small.
+
+        """
+        scope, op.scope = op.scope, "optimizer"
+        try:
+            with op.arithmetic():
+                updates = self._updates(op, slots, learning_rate, step)
+                return Writing(op, in_pieces, waits, joinable).write(updates)
+        finally:
+            op.scope = scope
+
+    def _updates(
+        self, op: Ops, slots: Sequence[Slot], learning_rate: ir.Value, step: ir.Value
+    ) -> list[Update]:
+        """Return what is to be computed for each parameter: equal formulas are one object."""
+        rate, number = (
+            op.squeeze(op.cast(v, ir.DataType.DOUBLE), [0]) for v in (learning_rate, step)
+        )
+        gradients, clip = [slot.gradient for slot in slots], None
+        if self.clip_grad is not None:
+            gradients, clip = self.clip_grad.write(op, gradients)
+        names = [str(slot.parameter.name) for slot in slots]
+        formulas: dict[tuple[Settings, ir.DataType], Formula] = {}
+        updates = []
+        for slot, gradient, settings in zip(
+            slots, gradients, settings_of(self.groups, self.weight_decay, names), strict=True
+        ):
+            dtype = slot.parameter.dtype
+            assert dtype is not None
+            if (settings, dtype) not in formulas:
+                working = _working(dtype)
+                formula = self.formula(Now.of(op, working, settings, rate, number, clip))
+                formulas[settings, dtype] = formula if dtype == working else _with_rest(op, formula)
+            updates.append(Update(slot, gradient, formulas[settings, dtype]))
+        return updates
+
+    # ---- as a block ----------------------------------------------------------------------------
+
+    def build(self, parameters: Any, *, proximal: bool = False) -> str:
+        """Add the whole optimizer graph; return the name of the flag that says it has run.
+
+        `parameters` is what `TrainingBlock.parameters()` returns: the trainable and the frozen
+        ones, as tensors. With `proximal`, the graph has the proximal term of federated learning.
+        """
+        trainable: Sequence[onnx.TensorProto] = parameters[0]
+        if not trainable:
+            raise BlockError("there is nothing to optimize: no parameter requires a gradient")
+        model = current().model
+        op = writer(model, "optimizer")
+        flag_name = fresh_name(f"{type(self).__name__.lower()}.updated_flag")
+        write_optimizer(
+            op,
+            self,
+            [(t.name, ir.DataType(t.data_type), list(t.dims)) for t in trainable],
+            flag_name,
+            in_pieces=self.in_pieces,
+            proximal=proximal,
+        )
+        append(model, op.target)
+        return flag_name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the optimizer graph into the model of the context, and check it."""
+        flag_name = self.build(*args, **kwargs)
+        model = current().model
+        check(model, shape_arithmetic=False)
+        self._model = onnx.ModelProto()
+        self._model.CopyFrom(model)
+        return flag_name
+
+
+def write_optimizer(
+    op: Ops,
+    optimizer: Optimizer,
+    parameters: Sequence[tuple[str, ir.DataType, Sequence[Dim]]],
+    flag_name: str,
+    *,
+    in_pieces: bool = False,
+    proximal: bool = False,
+) -> None:
+    """Write an optimizer as a graph of its own.
+
+    Inputs: learning_rate, step, then for each parameter `<p>`, `<p>_grad`, `<p>.momentum<k>`;
+    behind them, if `proximal`, proximal_mu and `<p>.reference` for each.
+    Outputs: the flag, which is always true, then for each `<p>.updated`, `<p>.momentum<k>.updated`.
+    """
+    graph = op.target
+    learning_rate = _input(op, graph, LEARNING_RATE, ir.DataType.FLOAT, [1])
+    step = _input(op, graph, STEP, ir.DataType.INT64, [1])
+    slots = []
+    for name, dtype, dims in parameters:
+        parameter = _input(op, graph, name, dtype, dims)
+        gradient = _input(op, graph, f"{name}{GRADIENT}", dtype, dims)
+        slots.append(Slot(parameter, gradient, _states(op, graph, optimizer, parameter)))
+    if proximal:
+        pulled = add_proximal(op, graph, {slot.parameter: slot.gradient for slot in slots})
+        slots = [replace(slot, gradient=pulled[slot.parameter]) for slot in slots]
+    updates = optimizer.write(op, slots, learning_rate, step, in_pieces=in_pieces)
+    flag = op.Identity(op.const(np.array([True])))
+    flag.name = reserve(op, flag_name)
+    graph.outputs.append(flag)
+    graph.outputs.extend(value for updated in updates for value in updated.values)
+    sweep(graph)
+
+
+def write_update(
+    op: Ops,
+    graph: ir.Graph,
+    optimizer: Optimizer,
+    parameters: Sequence[ir.Value],
+    gradients: Mapping[ir.Value, ir.Value],
+    *,
+    in_pieces: bool = False,
+    in_place: bool = True,
+) -> list[ir.Value]:
+    """Write the update behind the gradients that it uses, into the same graph.
+
+    Adds the inputs `<p>.momentum<k>`, learning_rate and step. Returns what the graph is to give
+    out: for each parameter `<p>.updated` and `<p>.momentum<k>.updated`. With
+    `in_place` they may be written over what they replace, in whatever order nodes run. Updates are
+    written in the order of `gradients`: onnxruntime begins with the last one.
+    """
+    waits = Waits(graph, gradients)
+    joinable = needed_anyway(gradients, waits.live)
+    places = {p: place for place, p in enumerate(gradients)}
+    slots = [Slot(p, gradients[p], _states(op, graph, optimizer, p), places[p]) for p in parameters]
+    learning_rate = _input(op, graph, LEARNING_RATE, ir.DataType.FLOAT, [1])
+    step = _input(op, graph, STEP, ir.DataType.INT64, [1])
+    updates = optimizer.write(
+        op,
+        slots,
+        learning_rate,
+        step,
+        in_pieces=in_pieces,
+        waits=waits if in_place else None,
+        joinable=joinable,
+    )
+    return [value for updated in updates for value in updated.values]
+
+
+def _states(
+    op: Ops, graph: ir.Graph, optimizer: Optimizer, parameter: ir.Value
+) -> tuple[ir.Value, ...]:
+    dims = dims_of(parameter) or ()
+    assert parameter.dtype is not None
+    return tuple(
+        _input(op, graph, f"{parameter.name}.{state.name}", state.dtype, dims)
+        for state in optimizer.states(parameter.dtype)
+    )
+
+
+def _input(
+    op: Ops, graph: ir.Graph, name: str, dtype: ir.DataType, dims: Sequence[Dim]
+) -> ir.Value:
+    value = ir.Value(name=reserve(op, name))
+    value.dtype, value.shape = dtype, ir.Shape(dims)
+    graph.inputs.append(value)
+    return value
+
+
+def _working(dtype: ir.DataType) -> ir.DataType:
+    value = ir.Value(name="of this type")
+    value.dtype = dtype
+    return working_type(value)
+
+
+def _with_rest(op: Ops, formula: Formula) -> Formula:
+    """Compute in float32, with what rounding took from the parameter as the last state."""
+
+    def update(parameter: ir.Value, gradient: ir.Value, *states: ir.Value) -> Sequence[ir.Value]:
+        *own, rest = states
+        weight = op.Add(op.Cast(parameter, to=rest.dtype), rest)
+        exact, *updated = formula(weight, op.cast(gradient, rest.dtype), *own)
+        rounded = op.Cast(exact, to=parameter.dtype)
+        return rounded, *updated, op.Sub(exact, op.Cast(rounded, to=rest.dtype))
+
+    return update
+
+
+def at_least_zero(name: str, number: float) -> float:
+    """Return a setting that must not be negative."""
+    if not number >= 0:
+        raise BlockError(f"{name} is {number}; it must not be below zero")
+    return number
+
+
+def below_one(name: str, *numbers: float) -> tuple[float, ...]:
+    """Return settings that must be at least 0 and below 1."""
+    if not all(0 <= number < 1 for number in numbers):
+        raise BlockError(f"{name} is {numbers}; it must be at least 0 and below 1")
+    return numbers

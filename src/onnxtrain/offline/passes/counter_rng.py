@@ -1,0 +1,207 @@
+"""Random numbers that follow from a seed, as plain operators.
+
+A runtime's own random operators keep a state that nobody can read: a run that is interrupted and
+resumed drops other units than one that is not, and two runtimes never agree. Here, what is drawn is
+a function of the graph input `random_seed` (two words, which change from step to step), of the
+node and of the place in the tensor. The same seed gives the same run everywhere.
+
+The numbers of a tensor of R rows and C columns come from R + C hashed ones, a for the rows and b
+for the columns: z = a + b, z *= z ^ k, z *= z + l, in 32 bits that wrap around. The low bits of
+that are poor, and only the high ones count. It takes five passes over the tensor, which with the
+comparison is a quarter of the time of onnxruntime's Dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+from onnxtrain.format.names import RANDOM_SEED
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.subgraphs import move_before
+
+_INT32, _UINT32 = ir.DataType.INT32, ir.DataType.UINT32
+
+
+def seed_random_nodes(op: Ops, graph: ir.Graph) -> None:
+    """Replace what draws random numbers in a graph, and give the graph the input `random_seed`.
+
+    Nodes in the bodies of If, Loop and Scan stay as they are, and so does Multinomial.
+    """
+    nodes = [n for n in graph if n.domain == "" and n.op_type in _DRAWN and _draws(n)]
+    if not nodes:
+        return
+    # A writer of its own: what the other one remembers was written behind these nodes.
+    op = Ops(graph, op.opset, op.names)
+    seed = _seed_input(op, graph)
+    for number, node in enumerate(nodes):
+        op.scope = f"random/{node.name or node.outputs[0].name}"
+        last = graph[-1]
+        _DRAWN[node.op_type](op, node, _Stream(op, seed, number))
+        move_before(graph, last, node)
+        graph.remove(node, safe=True)
+
+
+def _draws(node: ir.Node) -> bool:
+    if node.op_type != "Dropout":
+        return True
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    known = constant_array(training)
+    return training is not None and (known is None or bool(known.any()))
+
+
+def _seed_input(op: Ops, graph: ir.Graph) -> ir.Value:
+    if op.names.fresh(RANDOM_SEED) != RANDOM_SEED:
+        raise ModelError(
+            f"the model has a value that is called {RANDOM_SEED!r}, which is the name of the input "
+            "that the random numbers of training come from: rename it"
+        )
+    seed = ir.Value(name=RANDOM_SEED)
+    seed.dtype, seed.shape = _UINT32, ir.Shape([2])
+    graph.inputs.append(seed)
+    return seed
+
+
+class _Stream:
+    """The random numbers of one node."""
+
+    def __init__(self, op: Ops, seed: ir.Value, number: int) -> None:
+        self._op = op
+        self._seed = seed
+        self._number = number
+
+    def bits(self, rows: ir.Value, columns: ir.Value, draw: int = 0) -> ir.Value:
+        """Return [rows, columns] numbers of type int32, whose high bits are random.
+
+        Sizes are int64 scalars. Each `draw` of a node is independent of the others.
+        """
+        op = self._op
+        first, second = (self._key(word, draw) for word in (0, 1))
+        a = _hash(op, op.BitwiseXor(_count_to(op, rows), first))
+        b = _hash(op, op.BitwiseXor(_count_to(op, columns), second))
+        a, b = op.unsqueeze(op.cast(a, _INT32), [1]), op.unsqueeze(op.cast(b, _INT32), [0])
+        k, l_ = (op.cast(_hash(op, key), _INT32) for key in (first, second))
+        z = op.Add(a, b)
+        z = op.Mul(z, op.BitwiseXor(z, k))
+        return op.Mul(z, op.Add(z, l_))
+
+    def _key(self, word: int, draw: int) -> ir.Value:
+        """A number that is this node's own, for one word of the seed."""
+        salt = np.uint32((0x9E3779B9 * (2 * self._number + word + 1) + 0x85EBCA6B * draw) % 2**32)
+        chosen = self._op.slice(self._seed, 0, word, word + 1)
+        return _hash(self._op, self._op.BitwiseXor(chosen, self._op.const(np.array([salt]))))
+
+    def uniform(self, shape: ir.Value, draw: int = 0) -> ir.Value:
+        """Return float32 numbers from 0 to 1, without the 1, in a shape."""
+        op = self._op
+        bits = self.bits(op.int64(1), op.ReduceProd(shape, keepdims=0), draw)
+        number = op.Add(op.Mul(op.cast(bits, ir.DataType.FLOAT), 2.0**-32), 0.5)
+        return op.reshape(op.Min(number, 1.0 - 2.0**-24), shape)
+
+
+def _count_to(op: Ops, size: ir.Value) -> ir.Value:
+    return op.Cast(op.Range(op.int64(0), size, op.int64(1)), to=_UINT32)
+
+
+def _hash(op: Ops, x: ir.Value) -> ir.Value:
+    """Mix the bits of uint32 numbers; onnxruntime before 1.20 multiplies signed ones only."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+        x = op.BitwiseXor(x, op.BitShift(x, op.const(shift, _UINT32), direction="RIGHT"))
+        if factor is not None:
+            signed = op.const(factor - 2**32 if factor >= 2**31 else factor, _INT32)
+            x = op.Cast(op.Mul(op.Cast(x, to=_INT32), signed), to=_UINT32)
+    return x
+
+
+# ---- the operators -------------------------------------------------------------------------------
+
+
+def _dropout(op: Ops, node: ir.Node, stream: _Stream) -> None:
+    x, ratio, training = (*node.inputs, None, None)[:3]
+    assert x is not None and training is not None
+    ratio = op.const(0.5) if ratio is None else op.cast(ratio, ir.DataType.FLOAT)
+    # In training or not may be an input: then the ratio is 0, which drops nothing.
+    if constant_array(training) is None:
+        ratio = op.Where(training, ratio, op.const(0.0))
+    kept = op.Not(op.Less(stream.bits(*_rows_and_columns(op, x)), _threshold(op, ratio)))
+    mask = op.reshape(kept, op.shape_of(x))
+    scale = op.cast(op.Reciprocal(op.Sub(1.0, ratio)), x.dtype)
+    y = op.Mul(op.Mul(x, op.Cast(mask, to=x.dtype)), scale)
+    for old, new in zip(node.outputs, (y, mask), strict=False):
+        _take_over(old, new)
+
+
+def _threshold(op: Ops, probability: ir.Value) -> ir.Value:
+    """Return the int32 number that a share `probability` of all lies below."""
+    wide = op.cast(probability, ir.DataType.DOUBLE)
+    # 1 is not a ratio of Dropout, but the number has to fit for it as well.
+    edge = op.Min(op.Sub(op.Mul(wide, 2.0**32), 2.0**31), 2.0**31 - 1)
+    return op.Cast(op.Floor(edge), to=_INT32)
+
+
+def _rows_and_columns(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return sizes whose product is that of the tensor; the last axis is the columns."""
+    if op.rank(x) == 0:
+        return op.int64(1), op.int64(1)
+    shape = op.shape_of(x)
+    rows = op.ReduceProd(op.slice(shape, 0, 0, -1), keepdims=0)
+    return rows, op.squeeze(op.slice(shape, 0, -1, 2**31), [0])
+
+
+def _random_uniform(op: Ops, node: ir.Node, stream: _Stream) -> None:
+    low = node.attributes.get_float("low", 0.0)
+    high = node.attributes.get_float("high", 1.0)
+    number = stream.uniform(_shape_to_draw(op, node))
+    _take_over_float(op, node, op.Add(op.Mul(number, high - low), low))
+
+
+def _random_normal(op: Ops, node: ir.Node, stream: _Stream) -> None:
+    """Box and Muller: the logarithm of one uniform number is a radius, another one an angle."""
+    mean = node.attributes.get_float("mean", 0.0)
+    scale = node.attributes.get_float("scale", 1.0)
+    shape = _shape_to_draw(op, node)
+    radius = op.Sqrt(op.Mul(op.Log(op.Sub(1.0, stream.uniform(shape))), -2.0))
+    wave = op.Cos(op.Mul(stream.uniform(shape, draw=1), 2.0 * np.pi))
+    _take_over_float(op, node, op.Add(op.Mul(op.Mul(radius, wave), scale), mean))
+
+
+def _bernoulli(op: Ops, node: ir.Node, stream: _Stream) -> None:
+    chance = node.inputs[0]
+    assert chance is not None
+    number = stream.uniform(op.shape_of(chance))
+    drawn = op.Less(number, op.cast(chance, ir.DataType.FLOAT))
+    _take_over(node.outputs[0], op.Cast(drawn, to=node.outputs[0].dtype))
+
+
+def _shape_to_draw(op: Ops, node: ir.Node) -> ir.Value:
+    if node.op_type.endswith("Like"):
+        like = node.inputs[0]
+        assert like is not None
+        return op.shape_of(like)
+    return op.int64(list(node.attributes.get_ints("shape") or ()))
+
+
+def _take_over_float(op: Ops, node: ir.Node, new: ir.Value) -> None:
+    _take_over(node.outputs[0], op.cast(new, node.outputs[0].dtype))
+
+
+def _take_over(old: ir.Value, new: ir.Value) -> None:
+    name = old.name
+    new.type, new.shape = old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    old.name = f"{name}_before"
+    new.name = name
+
+
+_DRAWN: dict[str, Callable[[Ops, ir.Node, _Stream], None]] = {
+    "Bernoulli": _bernoulli,
+    "Dropout": _dropout,
+    "RandomNormal": _random_normal,
+    "RandomNormalLike": _random_normal,
+    "RandomUniform": _random_uniform,
+    "RandomUniformLike": _random_uniform,
+}

@@ -1,0 +1,101 @@
+"""Linear layers on sequences: one Gemm instead of Transpose, MatMul and Add.
+
+Exporters write a layer on (batch, sequence, features) as a product with the transposed weight, and
+add the bias in a pass of its own. On rows of features it is one Gemm, whose gradients are two more
+and need no transposed copies. onnxruntime does the same for constant weights, but not for these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
+from onnxtrain.offline.graph.subgraphs import move_before
+
+
+@dataclass(frozen=True)
+class _Layer:
+    product: ir.Node
+    addition: ir.Node
+    x: ir.Value
+    weight: ir.Value  # [in, out], or [out, in] where it is transposed
+    bias: ir.Value
+    transposed: bool
+
+
+def join_linear_layers(model: ir.Model) -> None:
+    """Replace MatMul and Add by Gemm where they are a linear layer on more than two axes."""
+    graph = model.graph
+    for addition in [n for n in graph if n.op_type == "Add" and n.domain == ""]:
+        layer = _layer_of(addition)
+        if layer is not None:
+            _replace(Ops(graph, model.opset_imports[""]), graph, layer)
+
+
+def _layer_of(addition: ir.Node) -> _Layer | None:
+    for first, second in (addition.inputs, reversed(addition.inputs)):
+        product = None if first is None else first.producer()
+        if product is None or second is None or product.op_type != "MatMul" or product.domain:
+            continue
+        x, w = product.inputs
+        if first is None or len(first.uses()) > 1 or first.is_graph_output() or not (x and w):
+            continue
+        weight, transposed = _weight(w)
+        layer = _Layer(product, addition, x, weight, second, transposed)
+        if _fits(layer):
+            return layer
+    return None
+
+
+def _weight(w: ir.Value) -> tuple[ir.Value, bool]:
+    producer = w.producer()
+    if producer is not None and producer.op_type == "Transpose" and producer.domain == "":
+        source = producer.inputs[0]
+        if source is not None and static_dims(source) is not None and _rank(source) == 2:
+            return source, True
+    return w, False
+
+
+def _rank(value: ir.Value) -> int:
+    dims = dims_of(value)
+    return -1 if dims is None else len(dims)
+
+
+def _fits(layer: _Layer) -> bool:
+    weight, bias = static_dims(layer.weight), static_dims(layer.bias)
+    if weight is None or bias is None or len(weight) != 2 or not is_float(layer.x):
+        return False
+    width = weight[0] if layer.transposed else weight[1]
+    depth = weight[1] if layer.transposed else weight[0]
+    dims = dims_of(layer.x)
+    same_type = layer.x.dtype == layer.weight.dtype == layer.bias.dtype
+    known = dims is not None and len(dims) > 2 and dims[-1] == depth
+    return bool(known and bias == (width,) and same_type and 0 not in weight)
+
+
+def _replace(op: Ops, graph: ir.Graph, layer: _Layer) -> None:
+    """Write the layer anew in front of the addition, whose output keeps its name."""
+    x, old = layer.x, layer.addition.outputs[0]
+    dims = op.dims(x)
+    depth, width = dims[-1], static_dims(layer.bias)
+    assert isinstance(depth, int) and width is not None
+    last = graph[-1]
+    op.scope = layer.product.name or layer.addition.name or str(old.name)
+    rows = op.with_dims(op.reshape(x, [-1, depth]), [ir.SymbolicDim(None), depth])
+    made = op.Gemm(rows, layer.weight, layer.bias, transB=int(layer.transposed))
+    made.type = x.type
+    op.with_dims(made, [ir.SymbolicDim(None), *width])
+    symbolic = [d for d in dims[:-1] if not isinstance(d, int)]
+    if len(symbolic) <= 1:
+        target = op.int64([d if isinstance(d, int) else -1 for d in dims[:-1]] + list(width))
+    else:
+        target = op.dims_vector(*(op.dim(x, axis) for axis in range(len(dims) - 1)), *width)
+    result = op.with_dims(op.Reshape(made, target), [*dims[:-1], *width])
+    move_before(graph, last, layer.addition)
+    name, old.name = old.name, f"{old.name}_before"
+    result.type, result.name = old.type, name
+    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+    graph.remove(layer.addition, safe=True)

@@ -1,0 +1,191 @@
+"""What to keep for the backward pass, and what to compute again, so that a step fits into a budget.
+
+The backward pass reads values of the forward pass, and all of them live until then. Those that are
+not *kept* are computed again from the kept ones, right before they are read. Each choice is tried
+out on the graph as numbers (`flow.py`): the order in which onnxruntime runs the nodes is known, and
+so is what lives when.
+
+The search is greedy. It looks at the moment when most bytes live, and at the values that live then
+only because something later reads them. To drop one of them saves its bytes and costs the time to
+compute it again; where several are cheap to compute from one that is not kept (all that a
+normalization needs, from the output of the convolution before it), keeping that one instead is a
+choice too. The choice that saves most bytes for the time comes first, and is taken if less is over
+the budget then. So cheap layers go before costly ones, and costly ones only as far as needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxtrain.offline.passes.remat.copies import AGAIN, with_copies
+from onnxtrain.offline.passes.remat.cost import Shape, seconds
+from onnxtrain.offline.passes.remat.flow import Flow, Step, bytes_alive, execution_order
+from onnxtrain.offline.passes.remat.layers import Layers
+
+_SHARPNESS = 4
+_TRIES = 250  # simulations; each takes some ten milliseconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The values of the forward pass that are kept beyond it, and what that comes to."""
+
+    kept: frozenset[str]
+    peak_bytes: int
+    seconds: float = 0.0  # of computing again
+    copies: int = 0  # nodes
+
+
+@dataclass
+class _Trial:
+    kept: frozenset[str]
+    over: float  # what is over the budget, over time; the peak counts for most of it
+    peak: int
+    waiting: set[str] = field(repr=False)  # lives at the peak, only to be read later
+    again: set[str] = field(repr=False)  # was computed again, and lives at the peak
+
+
+@dataclass(frozen=True)
+class _Move:
+    drop: frozenset[str]
+    add: frozenset[str]
+    gain: int
+    cost: float
+
+    @property
+    def worth(self) -> float:
+        return self.gain / (self.cost + 1e-6)
+
+
+class Planner:
+    """Searches what to keep for a graph of a training step."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        layers: Layers,
+        shapes: Mapping[str, Shape],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self._flow = flow
+        self._layers = layers
+        self._sizes = {**sizes, **{f"{name}{AGAIN}": size for name, size in sizes.items()}}
+        self._seconds = [seconds(step, shapes) for step in flow.steps]
+        self.seconds = sum(self._seconds)  # of a step that computes nothing again
+        self.tries = 0
+
+    def keep_all(self) -> Plan:
+        """Return the plan that computes nothing again."""
+        kept = frozenset(self._layers.read_late)
+        return Plan(kept, self._try(kept, math.inf).peak)
+
+    def search(self, budget: int) -> Plan:
+        """Return a plan that fits, or the one that comes nearest to it."""
+        self.tries = 0
+        now = self._drop_all(self._try(frozenset(self._layers.read_late), budget), budget)
+        while now.over > 0:
+            better = self._keep_one(now, budget)
+            if better is None:
+                break
+            now = better
+        copied = self._layers.copied(now.kept)
+        return Plan(now.kept, now.peak, sum(self._seconds[i] for i in copied), len(copied))
+
+    def _drop_all(self, now: _Trial, budget: int, held: str = "") -> _Trial:
+        """Drop values as long as that helps."""
+        while now.over > 0:
+            better = self._drop_one(now, budget, held)
+            if better is None:
+                break
+            now = better
+        return now
+
+    def _drop_one(self, now: _Trial, budget: int, held: str) -> _Trial | None:
+        """Take the first choice that helps, from the one that saves most for the time."""
+        for move in sorted(self._moves(now), key=lambda move: -move.worth):
+            if held not in move.drop and self.tries < _TRIES:
+                trial = self._try((now.kept - move.drop) | move.add, budget)
+                if trial.over < now.over:
+                    return trial
+        return None
+
+    def _keep_one(self, now: _Trial, budget: int) -> _Trial | None:
+        """Keep a value after all, if what it is computed from takes more at the peak.
+
+        It takes memory at other times then, so others are dropped in its place.
+        """
+        for name in sorted(now.again - now.kept, key=lambda name: -self._sizes[name]):
+            trial = self._drop_all(self._try(now.kept | {name}, budget), budget, held=name)
+            if trial.over < now.over:
+                return trial
+        return None
+
+    def _try(self, kept: frozenset[str], budget: float) -> _Trial:
+        self.tries += 1
+        flow = with_copies(self._flow, self._layers, kept)
+        order = execution_order(flow.steps)
+        alive, life = bytes_alive(flow, order, self._sizes)
+        when = max(range(len(alive)), key=alive.__getitem__)
+        over = sum(((a - budget) / budget) ** _SHARPNESS for a in alive if a > budget)
+        steps = [flow.steps[place] for place in order]
+        again = {
+            name.removesuffix(AGAIN)
+            for name, (first, last) in life.items()
+            if first <= when <= last and name.endswith(AGAIN)
+        }
+        waiting = self._waiting(kept, steps, life, when)
+        return _Trial(kept, over, alive[when], waiting, again & self._layers.large)
+
+    def _waiting(
+        self,
+        kept: Collection[str],
+        steps: Sequence[Step],
+        life: Mapping[str, tuple[int, int]],
+        when: int,
+    ) -> set[str]:
+        """Return the kept values that the forward pass is done with, and nobody else has read."""
+        layers = self._layers
+        used: set[str] = set()
+        for now, step in enumerate(steps):
+            is_forward = step.makes[0] in layers.forward_names
+            if (now >= when) == is_forward:
+                used.update(layers.home.get(name, name) for name in step.reads)
+        return {
+            name
+            for name in kept
+            if name in layers.can_copy and name not in used
+            and name in life and life[name][0] < when < life[name][1]
+        }  # fmt: skip
+
+    def _moves(self, now: _Trial) -> Iterator[_Move]:
+        """Yield what could lower the number of bytes at the peak."""
+        copied = self._layers.copied(now.kept)
+        for name in now.waiting:
+            drop = frozenset({name})
+            yield self._move(now, drop, frozenset(), copied)
+        for name in self._layers.anchors - now.kept:
+            drop = frozenset(self._cheap_from(name, now))
+            if drop:
+                move = self._move(now, drop, frozenset({name}), copied)
+                if move.gain > 0:
+                    yield move
+
+    def _move(
+        self, now: _Trial, drop: frozenset[str], add: frozenset[str], copied: Collection[int]
+    ) -> _Move:
+        after = self._layers.copied((now.kept - drop) | add)
+        cost = sum(self._seconds[i] for i in after) - sum(self._seconds[i] for i in copied)
+        gain = sum(self._sizes[n] for n in drop) - sum(self._sizes[n] for n in add)
+        return _Move(drop, add, gain, max(cost, 0.0))
+
+    def _cheap_from(self, anchor: str, now: _Trial) -> Iterator[str]:
+        """Yield the waiting values that cheap nodes compute from an anchor and kept values."""
+        layers = self._layers
+        there = {anchor}
+        for place in layers.cheap_after(anchor):
+            step = layers.steps[place]
+            if all(n in there or layers.is_there(n, now.kept) for n in step.reads):
+                there.update(step.makes)
+                yield from (n for n in step.makes if n in now.waiting)

@@ -1,0 +1,118 @@
+"""Scans of a known length as plain nodes: WebGPU has no loops, but what is in them it has."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import dims_of
+from onnxtrain.offline.graph.subgraphs import bodies_of, move_before
+
+MOST_STEPS = 256  # a longer loop would make a graph that takes minutes to load
+
+
+def unroll_scans(op: Ops, graph: ir.Graph) -> None:
+    """Replace each Scan that has a known and moderate number of steps by those steps."""
+    for node in list(graph):
+        if node.op_type != "Scan" or node.domain:
+            continue
+        scan = _Scan(node)
+        if scan.steps is None or scan.steps > MOST_STEPS or scan.has_bodies:
+            continue
+        writer = Ops(graph, op.opset, op.names)
+        writer.scope = f"webgpu/{node.name or node.outputs[0].name}"
+        last = graph[-1]
+        results = scan.write(writer)
+        for old, new in zip(node.outputs, results, strict=True):
+            name = old.name
+            new = writer.Identity(new)
+            new.type, new.shape = old.type, old.shape
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            old.name = writer.names.fresh(f"{name}_before")
+            new.name = name
+        move_before(graph, last, node)
+        graph.remove(node, safe=True)
+
+
+class _Scan:
+    """A Scan, taken apart."""
+
+    def __init__(self, node: ir.Node) -> None:
+        self.body = bodies_of(node)[0]
+        self.scanned = node.attributes.get_int("num_scan_inputs", 0)
+        self.carried = len(node.inputs) - self.scanned
+        self.inputs = [v for v in node.inputs if v is not None]
+        made = len(node.outputs) - self.carried
+        self.axes = self._numbers(node, "scan_input_axes", self.scanned)
+        self.backwards = self._numbers(node, "scan_input_directions", self.scanned)
+        self.output_axes = self._numbers(node, "scan_output_axes", made)
+        self.prepends = self._numbers(node, "scan_output_directions", made)
+        self.has_bodies = any(bodies_of(inner) for inner in self.body)
+
+    @staticmethod
+    def _numbers(node: ir.Node, name: str, count: int) -> list[int]:
+        return list(node.attributes.get_ints(name) or [0] * count)
+
+    @property
+    def steps(self) -> int | None:
+        """How many there are, as far as any of the scanned inputs tells."""
+        for value, axis in zip(self.inputs[self.carried :], self.axes, strict=True):
+            dims = dims_of(value)
+            size = None if dims is None else dims[axis]
+            if isinstance(size, int):
+                return size
+        return None
+
+    def write(self, op: Ops) -> list[ir.Value]:
+        """Write all steps; return what the Scan gives out."""
+        assert self.steps is not None
+        state = self.inputs[: self.carried]
+        made: list[list[ir.Value]] = [[] for _ in self.output_axes]
+        for step in range(self.steps):
+            values = [*state, *self._items(op, step)]
+            results = self._step(op, values)
+            state = results[: self.carried]
+            for items, item, axis in zip(
+                made, results[self.carried :], self.output_axes, strict=True
+            ):
+                dims = dims_of(item)
+                place = axis if axis >= 0 or dims is None else axis + len(dims) + 1
+                items.append(op.unsqueeze(item, [place]))
+        stacked = [
+            op.Concat(*(reversed(items) if first else items), axis=axis)
+            for items, axis, first in zip(made, self.output_axes, self.prepends, strict=True)
+        ]
+        return [*state, *stacked]
+
+    def _items(self, op: Ops, step: int) -> list[ir.Value]:
+        assert self.steps is not None
+        items = []
+        for value, axis, backwards in zip(
+            self.inputs[self.carried :], self.axes, self.backwards, strict=True
+        ):
+            at = self.steps - 1 - step if backwards else step
+            items.append(op.Squeeze(op.slice(value, axis, at, at + 1), [axis]))
+        return items
+
+    def _step(self, op: Ops, values: list[ir.Value]) -> list[ir.Value]:
+        inside: dict[ir.Value | None, ir.Value | None] = {None: None}
+        inside.update(zip(self.body.inputs, values, strict=True))
+        for name, value in self.body.initializers.items():
+            assert value.const_value is not None, name
+            inside[value] = op.const(value.const_value.numpy())
+        for node in self.body:
+            copied = ir.Node(
+                node.domain,
+                node.op_type,
+                [inside.get(v, v) for v in node.inputs],
+                node.attributes.values(),
+                num_outputs=len(node.outputs),
+                name=op.names.fresh(f"{op.scope}/{node.op_type}"),
+            )
+            for old, new in zip(node.outputs, copied.outputs, strict=True):
+                new.name = op.names.fresh(f"{copied.name}_out") if old.name else ""
+                new.type, new.shape = old.type, old.shape
+                inside[old] = new
+            op.target.append(copied)
+        found = [inside.get(v, v) for v in self.body.outputs]
+        return [v for v in found if v is not None]

@@ -1,0 +1,261 @@
+"""What the initializers of a model are to training, and which of them train.
+
+Every initializer is a weight, a running statistic or a constant, as far as the graph tells. What
+trains is chosen from the weights, by names or patterns.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import onnx_ir as ir
+
+import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
+from onnxtrain.errors import (
+    ArgumentTypeError,
+    NotDifferentiableError,
+    OnnxTrainError,
+    UnknownNameError,
+)
+from onnxtrain.offline.autodiff.engine import ActivePath, operator_name
+from onnxtrain.offline.autodiff.expand import expand_by_definition
+from onnxtrain.offline.autodiff.registry import lookup, refusal
+from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
+from onnxtrain.offline.graph.shapes import is_float
+
+# Initializers that do not train are stored once, in the checkpoint, from this size on; smaller ones
+# that are not weights stay in the graphs.
+_STORED_ONCE = 1 << 16  # bytes
+
+
+class Role(Enum):
+    """What an initializer is to training."""
+
+    WEIGHT = "weight"
+    STATISTIC = "running statistic"
+    CONSTANT = "constant"
+
+
+# Inputs that only ever hold weights: a single number there is one too.
+_PARAMETER_INPUTS = {
+    "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gather": (0,),
+    "Gemm": (1, 2), "GroupNormalization": (1, 2), "GRU": (1, 2, 3), "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2), "LSTM": (1, 2, 3, 7), "MatMul": (0, 1), "PRelu": (1,),
+    "RMSNormalization": (1,), "RNN": (1, 2, 3),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The initializers of a prepared model, as seen from the value that is to be trained on.
+
+    Attributes:
+        roles: what each initializer is.
+        reached: the floats that have a gradient, be they weights or constants.
+        unreached: what looks like a weight, but has no gradient.
+
+    """
+
+    model: ir.Model
+    output: ir.Value
+    roles: dict[str, Role]
+    reached: frozenset[str]
+    unreached: tuple[str, ...]
+
+    def names(self, role: Role) -> list[str]:
+        """Return the initializers that have a role."""
+        return [name for name, found in self.roles.items() if found is role]
+
+    def counts(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the number of elements of initializers."""
+        return {name: _elements(self.model.graph.initializers[name]) for name in names}
+
+    def without_gradient(self) -> tuple[str, ...]:
+        """Name the operators between the weights and the output that have no gradient.
+
+        The model is changed: operators without a rule give way to their definitions.
+        """
+        graph = self.model.graph
+        weights = [graph.initializers[n] for n in self.names(Role.WEIGHT)]
+
+        def path() -> ActivePath:
+            return ActivePath(list(graph), weights, [self.output], self.model.opset_imports[""])
+
+        expand_by_definition(self.model, path)
+        return tuple(
+            f"{operator_name(n)} (node {n.name!r}): "
+            f"{refusal(n.op_type, n.domain) or 'no gradient rule'}"
+            for n in path().without_rule()
+        )
+
+
+def survey(model: ir.Model, output: ir.Value) -> Survey:
+    """Sort the initializers of a prepared model by what they are to a value.
+
+    A weight is a float that the value has a gradient for. What cannot be told from the graph is
+    decided like this: single numbers are constants unless they stand where only weights do; what
+    was in a Constant node is a constant, unless the model keeps all its weights there.
+    """
+    graph = model.graph
+    statistics = set(running_statistics(graph))
+    candidates = [
+        v
+        for v in graph.initializers.values()
+        if is_float(v) and not v.is_graph_input() and v.name not in statistics
+    ]
+    path = ActivePath(list(graph), candidates, [output], model.opset_imports[""])
+    reached = set(path.reached())
+    constants_hold_weights = not any(
+        FROM_CONSTANT not in v.meta and _elements(v) > 1 for v in candidates
+    )
+    weights = {v for v in candidates if _is_weight(v, constants_hold_weights)}
+    found = {}
+    for name, value in graph.initializers.items():
+        is_weight = value in weights and value in reached
+        other = Role.WEIGHT if is_weight else Role.CONSTANT
+        found[name] = Role.STATISTIC if name in statistics else other
+    opset = model.opset_imports[""]
+    unreached = tuple(
+        v.name or "" for v in candidates if v in weights - reached and not _is_setting(v, opset)
+    )
+    return Survey(model, output, found, frozenset(v.name or "" for v in reached), unreached)
+
+
+def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:
+    in_parameter_place = any(
+        node.domain == "" and index in _PARAMETER_INPUTS.get(node.op_type, ())
+        for node, index in value.uses()
+    )
+    if FROM_CONSTANT in value.meta:
+        return constants_hold_weights and (in_parameter_place or _elements(value) > 1)
+    rank = len(value.shape) if value.shape is not None else 0
+    return _elements(value) > 1 or in_parameter_place or rank > 0
+
+
+def _is_setting(value: ir.Value, opset: int) -> bool:
+    """Tell what is only used where no gradient ever flows, such as the scales of a Resize."""
+    for node, index in value.uses():
+        rule = lookup(node.op_type, node.domain, opset)
+        if rule is None or index not in rule.stops:
+            return False
+    return True
+
+
+def running_statistics(graph: ir.Graph) -> list[str]:
+    """Return the initializers that BatchNormalization keeps its mean and variance in."""
+    return [
+        value.name
+        for node in graph.all_nodes()
+        if node.op_type == "BatchNormalization" and node.domain == ""
+        for value in node.inputs[3:5]
+        if value is not None and value.is_initializer() and value.name
+    ]
+
+
+def _elements(value: ir.Value) -> int:
+    return 0 if value.const_value is None else value.const_value.size
+
+
+# ---- what trains ---------------------------------------------------------------------------------
+
+
+def choose(
+    found: Survey, requires_grad: Iterable[str] | None, frozen_params: Iterable[str] | None
+) -> tuple[list[str], list[str]]:
+    """Return the names of what trains and of what is frozen.
+
+    Weights and statistics that do not train are frozen whether they are listed or not, and so is
+    whatever is large: it is stored once, in the checkpoint.
+    """
+    roles = found.roles
+    listed = _matching(list_of_names(frozen_params, "frozen_params") or (), roles)
+    wanted = list_of_names(requires_grad, "requires_grad")
+    if wanted is None:
+        trains = [n for n in found.names(Role.WEIGHT) if n not in set(listed)]
+    else:
+        trains = _listed(wanted, found)
+    both = sorted(set(trains) & set(listed))
+    if both:
+        raise OnnxTrainError(
+            f"{_some(both)} cannot both train and be frozen: requires_grad and frozen_params "
+            "overlap"
+        )
+    kept = set(listed)
+    kept.update(n for n, role in roles.items() if role is not Role.CONSTANT)
+    kept.update(n for n, v in found.model.graph.initializers.items() if _is_stored_once(v))
+    chosen = set(trains)
+    return trains, [n for n in roles if n in kept and n not in chosen]
+
+
+def _is_stored_once(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.nbytes >= _STORED_ONCE and not value.is_graph_input()
+
+
+def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | None:
+    """Return an argument that lists names as a list; a single name is no list."""
+    if names is None:
+        return None
+    if isinstance(names, Iterable) and not isinstance(names, str | bytes):
+        given = list(names)
+        if all(isinstance(name, str) for name in given):
+            return given
+    raise ArgumentTypeError(f"{argument} is a list of names, not {names!r}")
+
+
+def _listed(requires_grad: Sequence[str], found: Survey) -> list[str]:
+    """Return what is named to train; a name or pattern that nothing has is an error.
+
+    A pattern means the weights among what it matches, or if there are none, the other floats that
+    have a gradient; a name means what it names.
+    """
+    inputs = [value.name or "" for value in found.model.graph.inputs]
+    chosen: set[str] = set()
+    for name in requires_grad:
+        if found.roles.get(name) is Role.STATISTIC:
+            raise NotDifferentiableError(
+                f"requires_grad names {name!r}, which is a running statistic of "
+                "BatchNormalization: it is updated, never trained"
+            )
+        if name in found.roles or name in inputs:
+            chosen.add(name)
+            continue
+        matches = _matching([name], found.roles)
+        if not matches:
+            raise UnknownNameError(f"requires_grad names {name!r}, {_what_it_is(name, found)}")
+        weights = [n for n in matches if found.roles[n] is Role.WEIGHT]
+        weights = weights or [n for n in matches if n in found.reached]
+        if not weights:
+            raise NotDifferentiableError(
+                f"requires_grad names {name!r}, which matches {_some(matches)}: none of these is a "
+                "weight that the loss depends on"
+            )
+        chosen.update(weights)
+    return [n for n in (*found.roles, *inputs) if n in chosen]
+
+
+def _what_it_is(name: str, found: Survey) -> str:
+    weights = f"its weights are {_some(found.names(Role.WEIGHT))}"
+    for node in found.model.graph.all_nodes():
+        if any(value.name == name for value in node.outputs):
+            return (
+                f"which is computed by {operator_name(node)} (node {node.name!r}): only "
+                f"initializers and inputs of the model can train; {weights}"
+            )
+    return f"and no initializer or input of the model is called that; {weights}"
+
+
+def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the names that are listed, or that match a listed pattern, in their own order."""
+    listed = set(patterns)
+    globs = [p for p in listed if any(c in p for c in "*?[")]
+    return [n for n in names if n in listed or any(fnmatch.fnmatchcase(n, g) for g in globs)]
+
+
+def _some(names: Iterable[str], most: int = 12) -> str:
+    listed = [repr(n) for n in names]
+    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + rest

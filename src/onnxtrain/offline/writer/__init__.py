@@ -1,0 +1,1 @@
+"""The artifact folder: its files, and how they appear all at once."""

@@ -1,0 +1,62 @@
+"""Smaller graph files: short names for what only the graph itself refers to.
+
+A gradient graph has ten nodes for each one of the model, and a name is written where a value is
+made, where it is read and where its shape is stated. That was three quarters of a training graph.
+What a user may ask for by name keeps its name: inputs, outputs, parameters and every value of the
+forward pass. Nodes keep their names too, which is what errors and profiles of a runtime show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+import onnx
+
+from onnxtrain.offline.blocks.values import all_graphs, defined_names
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def compact(model: onnx.ModelProto, forward: onnx.ModelProto) -> None:
+    """Shorten the names of values that the forward pass does not have, and state no shape of them.
+
+    A runtime infers shapes from what is left.
+    """
+    kept = {name for graph in all_graphs(forward.graph) for name in defined_names(graph)}
+    kept |= {value.name for value in (*model.graph.input, *model.graph.output)}
+    kept |= {t.name for t in model.graph.initializer if t.external_data}
+    taken = kept | {name for graph in all_graphs(model.graph) for name in defined_names(graph)}
+    fresh = (name for name in _short_names() if name not in taken)
+    shorter: dict[str, str] = {"": ""}
+    for graph in list(all_graphs(model.graph)):
+        _state_less(graph, kept)
+        for name in defined_names(graph):
+            if name not in kept and name not in shorter and len(name) > 4:
+                shorter[name] = next(fresh)
+    for graph in all_graphs(model.graph):
+        _rename(graph, shorter)
+
+
+def _short_names() -> Iterator[str]:
+    number = 0
+    while True:
+        digits, rest = "", number
+        while rest or not digits:
+            digits, rest = _DIGITS[rest % 36] + digits, rest // 36
+        yield f"_{digits}"
+        number += 1
+
+
+def _state_less(graph: onnx.GraphProto, kept: Container[str]) -> None:
+    stated = [value for value in graph.value_info if value.name in kept]
+    if len(stated) < len(graph.value_info):
+        del graph.value_info[:]
+        graph.value_info.extend(stated)
+
+
+def _rename(graph: onnx.GraphProto, shorter: dict[str, str]) -> None:
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = shorter.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [shorter.get(name, name) for name in node.input]
+        node.output[:] = [shorter.get(name, name) for name in node.output]

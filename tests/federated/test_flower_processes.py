@@ -1,0 +1,58 @@
+"""Flower's own programs run the example apps: in simulation on Ray, and as separate processes."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+pytest.importorskip("flwr", reason="`make test-flower` sets up an environment with Flower")
+
+from deploy import deploy
+from runtime import flower
+
+from onnxtrain.federated.progress import Progress
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "federated"
+
+
+def test_a_simulation_of_three_clients_and_two_rounds(tmp_path) -> None:
+    with flower(tmp_path / "flower") as here:
+        here.superlink("--simulation")
+        log = here.run(
+            EXAMPLES / "simulation",
+            "--federation-config", "num-supernodes=3 client-resources-num-cpus=1",
+            "--run-config", f"num-server-rounds=2 strategy='fedprox' compression='int8' "
+            f"output='{tmp_path / 'out'}'",
+        )  # fmt: skip
+        superlink = here.log("superlink")
+    assert "accuracy after round 2: " in log, f"{log[-4000:]}\n{superlink[-4000:]}"
+    rounds = json.loads((tmp_path / "out" / "rounds.json").read_text())
+    assert [rounds["train"][n]["clients"] for n in ("1", "2")] == [3, 3]
+    assert rounds["train"]["2"]["bytes-up"] < 0.3 * rounds["train"]["2"]["bytes-down"]
+    assert rounds["central"]["2"]["eval_loss"] < rounds["central"]["0"]["eval_loss"]
+    model = ort.InferenceSession(tmp_path / "out" / "digits.onnx")
+    assert model.run(None, {"image": np.zeros((2, 1, 28, 28), np.float32)})[0].shape == (2, 10)
+
+
+def test_a_deployment_goes_on_without_the_device_that_is_killed(tmp_path) -> None:
+    log = deploy(tmp_path, rounds=3, kill_in=2)
+    assert re.search(r"round 2: node \d+ is left out: ", log)
+    clients = [int(n) for n in re.findall(r"^round \d+: (\d) clients", log, re.MULTILINE)]
+    assert len(clients) == 3
+    assert clients[0] == 3
+    assert all(found == 2 for found in clients[1:])
+    saved = Progress.read(tmp_path / "state")
+    assert saved is not None
+    assert saved.round == 3
+    # Both that are left have the model, and so has the server.
+    x = np.zeros((1, 1, 28, 28), np.float32)
+    scores = [
+        ort.InferenceSession(tmp_path / name).run(None, {"image": x})[0]
+        for name in ("server.onnx", "device-0/digits.onnx", "device-1/digits.onnx")
+    ]
+    assert np.array_equal(scores[0], scores[1])
+    assert np.array_equal(scores[0], scores[2])
+    assert not (tmp_path / "device-2" / "digits.onnx").exists()
