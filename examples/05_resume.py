@@ -100,7 +100,7 @@ print("every parameter is the same, to the bit:", same)
 # %%
 from matplotlib.figure import Figure
 
-from onnxtrain.device.schedulers.rates import SCHEDULERS
+from onnxtrain.device.schedulers import SCHEDULERS
 
 settings = {
     "linear": {"warmup_step_count": 20, "total_step_count": 200, "initial_lr": 1e-3},

@@ -59,24 +59,27 @@ class StateError(OnnxTrainError):
 
 
 class NonFiniteError(OnnxTrainError, ArithmeticError):
-    """Training or evaluation came to a number that is infinite or not a number.
+    """Training or evaluation produced an infinite number or NaN.
 
     `step` is the step of the run, counted from 1, and `parameters` are the names of those that are
     not finite, where they are known. `in_data` says that the data had such numbers to begin with.
+    `reason` is the message without the sentence about the last good `checkpoint`.
     """
 
     def __init__(
         self,
         message: str,
         *,
+        checkpoint: str = "",
         step: int | None = None,
         parameters: Sequence[str] = (),
         in_data: bool = False,
     ) -> None:
+        self.reason = message
         self.step = step
         self.in_data = in_data
         self.parameters = tuple(parameters)
-        super().__init__(message)
+        super().__init__(f"{message} {checkpoint}" if checkpoint else message)
 
 
 class NotDifferentiableError(OnnxTrainError):

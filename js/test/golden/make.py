@@ -29,7 +29,7 @@ from onnxtrain import artifacts
 from onnxtrain.api import TrainingSession
 from onnxtrain.device.loop.batches import shuffled
 from onnxtrain.device.random_state import RandomState
-from onnxtrain.device.schedulers.rates import SCHEDULERS
+from onnxtrain.device.schedulers import SCHEDULERS
 
 STEPS, SAVED_AT, BATCH = 20, 10, 6
 

@@ -182,19 +182,20 @@ class Optimizer:
         with self._state.lock:
             self._proximal.set(mu, reference)
 
-    def attach(self, scheduler: Any) -> dict[str, Any] | None:
-        """Remember the scheduler, whose state is saved with the optimizer's.
-
-        Returns what the checkpoint holds for a scheduler of its kind, once.
-        """
-        self._scheduler = scheduler
-        saved, self._state.saved_scheduler = self._state.saved_scheduler, None
-        if saved is None or saved.get("kind") != scheduler.kind:
+    def saved_scheduler(self, kind: str) -> dict[str, Any] | None:
+        """Return what the checkpoint holds for a scheduler of this kind."""
+        saved = self._state.saved_scheduler
+        if saved is None or saved.get("kind") != kind:
             return None
         state = saved.get("state")
         if not isinstance(state, dict):
             raise CheckpointError("the checkpoint holds a damaged state of a scheduler")
         return state
+
+    def attach(self, scheduler: Any) -> None:
+        """Remember the scheduler, whose state is saved with the optimizer's; None for none."""
+        self._scheduler = scheduler
+        self._state.saved_scheduler = None
 
     @property
     def scheduler(self) -> Any:

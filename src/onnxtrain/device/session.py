@@ -14,7 +14,7 @@ import onnxruntime as ort
 from onnxtrain.device.module import Batch, Model, Module
 from onnxtrain.device.optimizer import Optimizer
 from onnxtrain.device.run.executors import FusedStep, names_of
-from onnxtrain.device.schedulers.rates import LinearLRScheduler
+from onnxtrain.device.schedulers import LinearLRScheduler
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
@@ -199,7 +199,7 @@ class TrainingSession:
         if scheduler is None:
             raise StateError(
                 "there is no scheduler: call register_linear_lr_scheduler, or make one of "
-                "onnxtrain.device.schedulers.rates with session.optimizer"
+                "onnxtrain.api with session.optimizer"
             )
         scheduler.step(*metrics)
 
