@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.errors import BlockError, UnknownNameError
 from onnxtrain.offline.blocks import values
@@ -119,7 +120,7 @@ class TrainingBlock(Block):
             raise BlockError(
                 "Please build the training model first before trying to retrieve the parameters."
             )
-        return self._graphs.trainable, self._graphs.frozen
+        return _protos(self._graphs.trainable), _protos(self._graphs.frozen)
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """Return the training and the evaluation model."""
@@ -146,6 +147,14 @@ class TrainingBlock(Block):
         name_as_before((self._graphs.training, self._graphs.evaluation), declared)
         accessor.model = self._graphs.training
         return output
+
+
+def _protos(tensors: Mapping[str, ir.TensorProtocol]) -> list[onnx.TensorProto]:
+    protos = []
+    for name, tensor in tensors.items():
+        protos.append(ir.to_proto(tensor))
+        protos[-1].name = name
+    return protos
 
 
 def names_of(output: Any) -> list[str]:

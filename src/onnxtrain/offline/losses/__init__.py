@@ -15,7 +15,19 @@ from onnxtrain.offline.losses.elementwise import (
     SmoothL1Loss,
 )
 
+BY_NAME = {
+    "cross_entropy": CrossEntropyLoss,
+    "nll": NLLLoss,
+    "mse": MSELoss,
+    "l1": L1Loss,
+    "huber": HuberLoss,
+    "smooth_l1": SmoothL1Loss,
+    "bce": BCEWithLogitsLoss,
+    "kl_div": KLDivLoss,
+}
+
 __all__ = [
+    "BY_NAME",
     "BCEWithLogitsLoss",
     "CrossEntropyLoss",
     "FunctionLoss",
