@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
@@ -28,13 +28,12 @@ from onnxtrain.offline.frontend.canonical_model import BatchNormMode, prepare
 from onnxtrain.offline.graph.emit import stamp, sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
+from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_update
+from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import Recomputation
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
-
-if TYPE_CHECKING:
-    from onnxtrain.offline.optimizers import Optimizer
 
 Target = Literal["cpu", "webgpu"]
 
@@ -114,8 +113,6 @@ class _Parts:
 
     def training(self) -> tuple[onnx.ModelProto, list[str], dict[str, onnx.TensorProto]]:
         """Loss and accumulated gradients, with the roles of the initializers."""
-        from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
-
         made, targets, statistics = self._differentiable()
         graph = made.graph
         tensors = _stored(graph, [*self.wanted, *self.frozen, *statistics])
@@ -148,10 +145,6 @@ class _Parts:
 
     def step(self, optimizer: Optimizer) -> onnx.ModelProto:
         """Loss, and what the optimizer makes of the gradients, in one graph."""
-        # The optimizers import this file.
-        from onnxtrain.offline.optimizers import add_proximal, write_update
-        from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
-
         made, targets, statistics = self._differentiable()
         graph = made.graph
         # An input may have a gradient, but no optimizer changes it.
