@@ -23,10 +23,9 @@ _SMALL_COUNT = SMALL // 8  # numbers; shape arithmetic reads int64
 
 def given_type(graph: onnx.GraphProto, name: str) -> onnx.TypeProto | None:
     """Return the type of an input that declares it, or of an initializer; else None."""
-    for info in graph.input:
-        if info.name == name and _is_complete(info.type):
-            return info.type
-    return next((_info(name, t).type for t in graph.initializer if t.name == name), None)
+    fed: Iterable[onnx.TypeProto] = (i.type for i in graph.input if i.name == name)
+    stored = (_info(name, t).type for t in graph.initializer if t.name == name)
+    return next((t for t in (*fed, *stored) if _is_complete(t)), None)
 
 
 def declared_type(graph: onnx.GraphProto, name: str) -> onnx.TypeProto | None:

@@ -49,7 +49,7 @@ class _ClassLoss(Loss):
         """Add the loss, and the labels as an input if the model has no value of that name."""
         return self._append(scores_input_name, labels_name)
 
-    def label_type(self, scores: ir.Value) -> tuple[ir.DataType | None, Dims | None]:
+    def label_type(self, scores: ir.Value) -> tuple[ir.DataType, Dims | None]:
         """The labels have no axis of classes."""
         dims, axis = self._dims_and_axis(scores)
         return ir.DataType.INT64, (*dims[:axis], *dims[axis + 1 :])
