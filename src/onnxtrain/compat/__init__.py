@@ -213,8 +213,4 @@ def _without_our_frames(hook: _Hook) -> _Hook:
     return show
 
 
-if __name__ == "__main__":
-    # This file runs as __main__; what is installed belongs to the module of its own name.
-    importlib.import_module("onnxtrain.compat").main(sys.argv[1:])
-else:
-    install()
+install()
