@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
@@ -32,15 +32,13 @@ from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.emit import stamp, sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
+from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_update
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import Recomputation
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
-
-if TYPE_CHECKING:
-    from onnxtrain.offline.optimizers import Optimizer
 
 Target = Literal["cpu", "webgpu"]
 Tensors = dict[str, ir.TensorProtocol]
@@ -329,8 +327,6 @@ def step_graph(
     source: LossGradients, optimizer: Optimizer, target: Target = "cpu", *, proximal: bool = False
 ) -> ir.Model:
     """Return the graph that computes the updated parameters from the gradients."""
-    from onnxtrain.offline.optimizers import add_proximal, write_update
-
     own = _Copy.of(source)
     op, graph = own.op, own.model.graph
     own.gradients = {v: g for v, g in own.gradients.items() if v.name not in source.fed}
