@@ -37,7 +37,7 @@ _RENAMED = {
     "api.optimizer": "device.optimizer",
     "onnxblock.checkpoint_utils": "offline.blocks.checkpoint",
     "onnxblock.model_accessor": "offline.blocks.accessor",
-    "onnxblock.onnxblock": "offline.blocks.block",
+    "onnxblock.onnxblock": "onnxblock",
 }
 _ELSEWHERE = {
     "ORTModule": "it runs torch modules, for which torch itself is the successor",
