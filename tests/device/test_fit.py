@@ -466,8 +466,8 @@ def scripted(*values):
 def run_scripted(values, session=None, **settings):
     early = {"monitor": "score", "mode": "max", "patience": 2, **settings}
     return fit(
-        session or open_session(), (X, Y), len(values), validation=(X, Y), metrics=scripted(*values),
-        callbacks=EarlyStopping(**early), **QUIET,
+        session or open_session(), (X, Y), len(values), validation=(X, Y),
+        metrics=scripted(*values), callbacks=EarlyStopping(**early), **QUIET,
     )  # fmt: skip
 
 
@@ -537,7 +537,7 @@ def test_early_stopping_watches_the_loss_by_default() -> None:
 
 
 def test_what_can_be_watched() -> None:
-    with pytest.raises(ArgumentError, match="pass mode='max' or mode='min'"):
+    with pytest.raises(ArgumentError, match="Pass mode='max' or mode='min'"):
         run_scripted([1], mode="auto")
     for monitor in ("confusion", "f2"):
         with pytest.raises(ArgumentError, match="there is loss, eval_loss, accuracy"):

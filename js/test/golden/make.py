@@ -167,8 +167,11 @@ class Counter:
         """Set the rate."""
         self.rate = rate
 
-    def attach(self, scheduler: object) -> None:
+    def saved_scheduler(self, kind: str) -> None:
         """There is nothing saved."""
+
+    def attach(self, scheduler: object) -> None:
+        """There is nothing to save."""
 
 
 def rates(name: str, settings: dict[str, object]) -> dict[str, object]:
