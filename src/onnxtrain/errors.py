@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 
 class OnnxTrainError(RuntimeError):
-    """The base of every error of this package."""
+    """The base of every error of this package.
+
+    `message` says what happened. `advice` is meant for the program that called the function, and
+    follows the message in `str(error)`; a server that relays errors of its clients leaves it out.
+    """
+
+    def __init__(self, message: str = "", *, advice: str = "") -> None:
+        self.message, self.advice = message, advice
+        super().__init__(f"{message} {advice}" if advice else message)
 
 
 class ModelError(OnnxTrainError):
@@ -59,27 +67,25 @@ class StateError(OnnxTrainError):
 
 
 class NonFiniteError(OnnxTrainError, ArithmeticError):
-    """Training or evaluation produced an infinite number or NaN.
+    """Training or evaluation came to a number that is infinite or not a number.
 
     `step` is the step of the run, counted from 1, and `parameters` are the names of those that are
     not finite, where they are known. `in_data` says that the data had such numbers to begin with.
-    `reason` is the message without the sentence about the last good `checkpoint`.
     """
 
     def __init__(
         self,
         message: str,
         *,
-        checkpoint: str = "",
+        advice: str = "",
         step: int | None = None,
         parameters: Sequence[str] = (),
         in_data: bool = False,
     ) -> None:
-        self.reason = message
         self.step = step
         self.in_data = in_data
         self.parameters = tuple(parameters)
-        super().__init__(f"{message} {checkpoint}" if checkpoint else message)
+        super().__init__(message, advice=advice)
 
 
 class NotDifferentiableError(OnnxTrainError):

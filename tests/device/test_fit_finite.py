@@ -50,7 +50,7 @@ def test_a_label_that_is_no_class() -> None:
     assert "epoch 1, step 3 (step 3 of the run): the loss is nan, and the data" in text
     assert "('labels' is from 0 to 7 in this batch): one that is no class" in text
     assert text.endswith("No checkpoint was saved: callbacks=[SaveCheckpoint(path)] keeps one.")
-    assert caught.value.reason == text.partition(" No checkpoint was saved")[0]
+    assert caught.value.message == text.partition(" No checkpoint was saved")[0]
     assert "The last losses were" in text
     # They are looked at after each step, so there is no doubt about the step.
     assert "were finite after" not in text

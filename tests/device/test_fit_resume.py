@@ -152,7 +152,7 @@ def test_resuming_in_memory() -> None:
 def test_the_time_before_an_interruption_counts() -> None:
     session = open_session()
     fit(session, samples(23), **COMMON, callbacks=StopAt(8))
-    saved = session.state.private["fit"]
+    saved = session.state._training.private["fit"]
     assert saved["seconds"] > 0
     saved["seconds"] += 100
     history = fit(session, samples(23), **COMMON, resume=True)
@@ -371,7 +371,7 @@ def test_a_damaged_record_is_refused(damage) -> None:
     session = open_session()
     settings = {"epochs": 2, "callbacks": EarlyStopping(), "progress": False}
     fit(session, samples(8), **settings)
-    damage(session.state.private["fit"])
+    damage(session.state._training.private["fit"])
     with pytest.raises(CheckpointError, match="record"):
         fit(session, samples(8), **settings, resume=True)
 
@@ -533,7 +533,7 @@ def test_killing_the_process_at_any_moment(tmp_path) -> None:
     assert kills >= 3
     one, other = (open_session("cnn", tmp_path / name) for name in ("whole", "run"))
     assert_same(one, other)
-    records = [session.state.private["fit"] for session in (one, other)]
+    records = [session.state._training.private["fit"] for session in (one, other)]
     assert records[0]["history"]["losses"] == records[1]["history"]["losses"]
 
 

@@ -237,11 +237,11 @@ def test_a_damaged_state_is_refused() -> None:
     session = open_session()
     PlateauLRScheduler(session.optimizer)
     again = reopened(session)
-    again.state.saved_scheduler["state"]["bad_steps"] = "many"
+    again.state._training.saved_scheduler["state"]["bad_steps"] = "many"
     with pytest.raises(CheckpointError, match="'many' as bad_steps"):
         PlateauLRScheduler(again.optimizer)
     again = reopened(session)
-    del again.state.saved_scheduler["state"]["initial_lr"]
+    del again.state._training.saved_scheduler["state"]["initial_lr"]
     with pytest.raises(CheckpointError, match="initial_lr"):
         PlateauLRScheduler(again.optimizer)
 

@@ -91,7 +91,7 @@ def remembered(session: TrainingSession, reading: Reading) -> Reading:
 
 def load(paths: Sequence[str], session: TrainingSession, reading: Reading, option: str) -> Data:
     """Read the data of an option and check it against the model."""
-    inputs = session.module.training_pass.roles.inputs
+    inputs = session.module.training_executor.signature.inputs
     files = [_named(text) for text in paths]
     for _, path in files:
         if not path.exists():
@@ -277,7 +277,7 @@ def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option:
     from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
 
     name, labels = list(arrays.items())[-1]
-    declared = session.module.training_pass.roles.inputs[-1]
+    declared = session.module.training_executor.signature.inputs[-1]
     element = ELEMENT_TYPES.get(declared.element_type)
     if len(arrays) < 2 or not labels.size or element is None or element.dtype is None:
         return
@@ -294,7 +294,7 @@ def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option:
 
 
 def _class_count(session: TrainingSession) -> int | None:
-    evaluation = session.module.evaluation_pass
+    evaluation = session.module.evaluation_executor
     beside = session.output_names(training=False)[1:]
     if evaluation is None or not beside:
         return None

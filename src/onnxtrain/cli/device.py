@@ -190,11 +190,12 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         path = _chosen(path, None)
     if not path.is_file():
         raise CheckpointError(f"the checkpoint {str(path)!r} is not there: give its file")
-    state = CheckpointState.load_checkpoint(path)
+    checkpoint = CheckpointState.load_checkpoint(path)
+    state = checkpoint._training
     trained = set(state.trainable_names())
     parameters = [_describe(name, state.held(name), name in trained) for name in state.names()]
     groups = state.groups.values()
-    place = state.private.get("fit", {})
+    run = state.private.get("fit", {})
     content = {
         "checkpoint": str(path),
         "bytes": _size(path),
@@ -202,8 +203,8 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         "steps": max((group.step for group in groups), default=0),
         "learning_rate": state.saved_learning_rate,
         "scheduler": state.saved_scheduler,
-        "epochs": place.get("epoch"),
-        "properties": dict(state.properties),
+        "epochs": run.get("epoch"),
+        "properties": dict(checkpoint.properties),
         "parameters": parameters,
     }
     count = sum(p["numbers"] for p in parameters if p["trains"])
@@ -293,7 +294,7 @@ def _metrics(session: TrainingSession, options: argparse.Namespace) -> list[Any]
     from onnxtrain.device.loop.metrics import make_metric
 
     beside = session.output_names(training=False)[1:]
-    labels = session.module.training_pass.roles.inputs[-1]
+    labels = session.module.training_executor.signature.inputs[-1]
     names = options.metric
     if names is None:
         names = ["accuracy"] if labels.element_type == _INT64 and beside else []

@@ -47,7 +47,7 @@ class Optimizer:
         if not isinstance(module, Module):
             raise TypeError(f"module is a Module, not {type(module).__name__}")
         self._module = module
-        self._state = module.state
+        self._state = module.training_state
         with self._state.lock:
             self._graph = module.graph(optimizer_uri)
             self._numbers = StepNumbers()
@@ -220,7 +220,7 @@ class Optimizer:
                 _refuse(name, len(wanted), None if held is None else len(held))
             made[name] = [
                 _moment(f"{name}.momentum{k}", value, None if held is None else held[k],
-                        self._state.type_of(name)[0], self._state.place)
+                        self._state.type_of(name)[0], self._state.device)
                 for k, value in enumerate(wanted)
             ]  # fmt: skip
         self._moments.update(made)
@@ -323,20 +323,20 @@ def _is_unused(held: list[Tensor]) -> bool:
 
 
 def _moment(
-    label: str, declared: Any, held: Tensor | None, shape: tuple[int, ...], place: Any
+    label: str, declared: Any, held: Tensor | None, shape: tuple[int, ...], device: Any
 ) -> Variable:
     dtype = ELEMENT_TYPES[declared.element_type].dtype
     if dtype is None:
         raise StateError(f"{label!r} is of a type that numpy does not have")
     if held is None:
-        return Variable.zeros(shape, dtype, place)
+        return Variable.zeros(shape, dtype, device)
     array: Array | None = None if isinstance(held, RawTensor) else held
     if array is None or array.dtype != dtype or array.shape != shape:
         raise CheckpointError(
             f"the checkpoint has {label!r} with another shape or type than the parameter: its "
             "optimizer state is of another model"
         )
-    return Variable(array, place)
+    return Variable(array, device)
 
 
 def _refuse(name: str, wanted: int, held: int | None) -> None:

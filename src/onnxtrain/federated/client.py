@@ -42,8 +42,6 @@ from onnxtrain.format.checkpoint.content import Array
 _log = logging.getLogger(__name__)
 _RAISED = 2  # Flower's number for an app that could not do what it was asked to
 _NAME = "{client}"  # what stands for the client's name in `export`
-# `fit` says this to whoever calls it; nobody who reads the reply of a client could follow it.
-_ADVICE_OF_FIT = " No checkpoint was saved: pass checkpoint= to keep one."
 
 
 def client_app(
@@ -161,8 +159,8 @@ class Client:
         try:
             return Message(answer(), reply_to=message)
         except OnnxTrainError as error:
-            reason = " ".join(str(part) for part in (error, *getattr(error, "__notes__", ())))
-            reason = reason.replace(_ADVICE_OF_FIT, "")
+            # Not `advice`: it is for the caller of `fit`, and the server cannot follow it.
+            reason = " ".join([error.message, *getattr(error, "__notes__", ())])
         except Exception as error:  # what the user's own functions raise
             reason = f"{type(error).__name__}: {error}"
             _log.exception("the client could not answer")
@@ -206,7 +204,9 @@ class Client:
                 **self._fit_options,
             )
             seconds = time.perf_counter() - began
-            trained = {name: np.array(session.state.value_of(name)) for name in received}
+            trained = {
+                name: np.array(session.module.training_state.value_of(name)) for name in received
+            }
             if now.clip_norm is not None:
                 clip(trained, received, now.clip_norm)
             self._keep(keeper, place, received, kept, identity)
@@ -237,8 +237,10 @@ class Client:
             optimizer.set_learning_rate(now.learning_rate)
         optimizer.set_proximal(now.mu)
         seed = now.seed_of(client)
-        session.state.random = RandomState(None if seed is None else {"seed": seed, "draws": 0})
-        session.state.private.clear()
+        session.module.training_state.random = RandomState(
+            None if seed is None else {"seed": seed, "draws": 0}
+        )
+        session.module.training_state.private.clear()
 
     def _keep(
         self,
@@ -248,7 +250,7 @@ class Client:
         kept: Kept,
         identity: str,
     ) -> None:
-        state = place.session.state
+        state = place.session.module.training_state
         own = [name for name in place.changing if name not in received]
         now = Kept(
             local={name: np.array(state.value_of(name)) for name in own},
@@ -327,7 +329,7 @@ class Client:
         values = {**place.initial, **own, **received}
         if place.nominal:
             # The session may hold another client's values, which are none of this one's.
-            missing = [name for name in session.state.names() if name not in values]
+            missing = [name for name in session.module.training_state.names() if name not in values]
             if missing:
                 raise StateError(
                     f"this client has no values for {missing[0]!r}, which the server does not "

@@ -32,7 +32,7 @@ def check_export(session: TrainingSession, target: Source, outputs: Sequence[str
     """Refuse an export that could only fail in the end."""
     from onnxtrain.device.export.inference_model import check_request
 
-    evaluation = session.module.evaluation_pass
+    evaluation = session.module.evaluation_executor
     if evaluation is None:
         raise StateError(
             "export needs the evaluation graph in the ONNX format, and the artifacts here have "

@@ -192,7 +192,7 @@ class FrozenFeatures:
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
         names = frozenset(session.input_names())
-        sources = {"train": session.module.training_pass.graph.model}
+        sources = {"train": session.module.training_executor.graph.model}
         if session.fused_model is not None:
             sources["step"] = session.fused_model
         parts = {key: split(model, names) for key, model in sources.items()}
@@ -206,7 +206,9 @@ class FrozenFeatures:
         first = self._parts["train"]
         self.inputs, self.values = first.inputs, first.values
         module = session.module
-        self._backbone = Graph(ModelFile.read(first.first), module.settings, session.state.frozen)
+        self._backbone = Graph(
+            ModelFile.read(first.first), module.settings, session.module.training_state.frozen
+        )
 
     def compute(
         self, data: Mapping[str, Array], batch_size: int, directory: str | Path | None = None
@@ -234,7 +236,7 @@ class FrozenFeatures:
 
     def _run(self, samples: Sequence[Array]) -> list[Array]:
         """Return the features of some samples, which are checked as a training step does."""
-        declared = self._session.module.training_pass.roles.inputs
+        declared = self._session.module.training_executor.signature.inputs
         values = dict(zip((v.name for v in declared), prepared(declared, samples), strict=True))
         feeds = {name: values[name].numpy() for name in self.inputs}
         try:

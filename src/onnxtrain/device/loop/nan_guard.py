@@ -49,7 +49,7 @@ class Moment(NamedTuple):
         """Return an error of this moment."""
         return NonFiniteError(
             f"{self.where}: {text}",
-            checkpoint=self.checkpoint,
+            advice=self.checkpoint,
             step=self.step,
             parameters=[name for name, _, _ in bad],
             in_data=in_data,
@@ -162,7 +162,9 @@ def _gradients(session: TrainingSession) -> Iterator[tuple[str, Array]]:
 
 
 def _moments(session: TrainingSession) -> Iterator[tuple[str, Array]]:
-    for group in session.state.content(include_optimizer_state=True).optimizer_groups.values():
+    for group in session.module.training_state.content(
+        include_optimizer_state=True
+    ).optimizer_groups.values():
         for name, tensors in group.states.items():
             for number, tensor in enumerate(tensors):
                 if isinstance(tensor, np.ndarray):

@@ -134,7 +134,7 @@ class ResumeState:
 
 def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] | None:
     """Return the record of the run that the session was saved in; None if there is none."""
-    saved = session.state.private.get(KEY)
+    saved = session.module.training_state.private.get(KEY)
     if saved is None and path is not None and path.exists():
         raise ArgumentError(
             f"resume=True, but the session was not loaded from {str(path)!r}, which holds a run: "
@@ -155,10 +155,10 @@ def begin_or_resume(
         state = ResumeState.from_record(saved, optimizer.step_count)
         state.seed = state.seed if seed is None else seed
         # The scheduler that is made next takes over from one of an earlier run in this process.
-        session.state.saved_scheduler = optimizer.scheduler_state()
+        session.module.training_state.saved_scheduler = optimizer.scheduler_state()
         return state
     # A new run has a schedule of its own.
-    session.state.saved_scheduler = None
+    session.module.training_state.saved_scheduler = None
     seed = process_seed() if seed is None else seed
     seed = secrets.randbits(63) if seed is None else seed
     return ResumeState(seed, first_step=optimizer.step_count)

@@ -284,6 +284,6 @@ class Loop:
             self.state.seconds = time.monotonic() - self._began
         assert self.session.optimizer is not None
         best = None if self.best is None else self.best.saved()
-        self.session.state.private[KEY] = self.state.to_record(
+        self.session.module.training_state.private[KEY] = self.state.to_record(
             self.session.optimizer.step_count, self.order, best
         )
