@@ -368,8 +368,8 @@ def test_the_ort_format(tmp_path, optimize, options) -> None:
         ("scores", ArgumentError, "list of names, not 'scores'"),
         ([1], ArgumentError, "list of names"),
         (["scores", "scores"], ArgumentError, "twice"),
-        (["scorse"], UnknownNameError, "no value 'scorse' to give out; near are 'scores'"),
-        (["scores", "zzz"], UnknownNameError, "no value 'zzz' to give out; its outputs are 'loss'"),
+        (["scorse"], UnknownNameError, "no value 'scorse'; near are 'scores'"),
+        (["scores", "zzz"], UnknownNameError, "no value 'zzz'; its outputs are 'loss'"),
         ([""], UnknownNameError, "no value ''"),
     ],
 )

@@ -88,7 +88,7 @@ def client_app(
         outputs: what that model gives out.
         prefix: what the names of the files in the folder of artifacts begin with.
         defaults: settings of a round for what the server does not say.
-        fit_options: further arguments of `onnxtrain.fit`, such as `scheduler`.
+        fit_options: further arguments of `onnxtrain.fit`, such as `schedule`.
 
     """
     chosen = _checked_mods(mods)
