@@ -19,6 +19,7 @@ from onnxtrain.offline.add_loss import Loss, add_loss, listed
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
+from onnxtrain.offline.graph.emit import stamp
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode
@@ -150,6 +151,8 @@ def prepare(
     # 4. The files.
     parameters = Parameters.of(source, trains)
     models["eval_model"] = evaluation_graph(canonical, names, source, target)
+    for made in models.values():
+        stamp(made)
     if chosen is not None:
         models["optimizer_model"] = optimizer_graph(
             chosen, parameters.trainable, models["training_model"], target, proximal=proximal

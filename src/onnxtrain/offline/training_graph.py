@@ -120,15 +120,21 @@ def build_training_graphs(
     found = differentiate_loss(canonical, outputs, trainable, frozen, bn=bn)
     trains = set(trainable)
     return TrainingGraphs(
-        training=ir.to_proto(training_graph(found, target)),
-        evaluation=ir.to_proto(evaluation_graph(canonical, outputs, found, target)),
+        training=_proto(training_graph(found, target)),
+        evaluation=_proto(evaluation_graph(canonical, outputs, found, target)),
         trainable={n: t for n, t in found.tensors.items() if n in trains},
         frozen={n: t for n, t in found.tensors.items() if n not in trains},
         statistics=tuple(found.updates),
         step=None
         if optimizer is None
-        else ir.to_proto(step_graph(found, optimizer, target, proximal=proximal)),
+        else _proto(step_graph(found, optimizer, target, proximal=proximal)),
     )
+
+
+def _proto(model: ir.Model) -> onnx.ModelProto:
+    stamp(model)
+    proto: onnx.ModelProto = ir.to_proto(model)
+    return proto
 
 
 # ---- differentiation -----------------------------------------------------------------------------
@@ -385,14 +391,14 @@ def optimizer_graph(
         proximal=proximal,
     )
     model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
-    return _complete(model, target) if target == "webgpu" else model
+    if target == "webgpu":
+        stamp(_complete(model, target))
+        model.ir_version = training.ir_version
+    return model
 
 
 def _complete(model: ir.Model, target: Target) -> ir.Model:
-    """Rewrite a graph for its target, sweep it, and stamp the lowest versions on it.
-
-    The input of the seed comes behind all others.
-    """
+    """Rewrite a graph for its target, sweep it, and put the input of the seed behind the others."""
     if target == "webgpu":
         rewrite_for_webgpu(model)
     graph = model.graph
@@ -401,7 +407,6 @@ def _complete(model: ir.Model, target: Target) -> ir.Model:
     if seed is not None:
         graph.inputs.remove(seed)
         graph.inputs.append(seed)
-    stamp(model)
     return model
 
 
