@@ -279,7 +279,7 @@ def test_a_pattern_that_matches_nothing_behind_a_softmax(folder, capsys) -> None
     model.graph.output[0].name = "p"
     onnx.save(model, "softmax.onnx")
     shown = one_line(capsys, "prepare softmax.onnx -o out --train classifier.*")
-    assert "no initializer or input of the model is called that" in shown
+    assert "the model has no such initializer or input" in shown
     assert not Path("out").exists()
 
 
