@@ -109,7 +109,7 @@ def test_a_room_imports_what_it_may(room: str) -> None:
         for module, imported in GRAPH.items()
         if room_of(module) == room
         for other in sorted(imported)
-        if room_of(other) not in allowed and not (module in VERIFIES and room_of(other) == "device")
+        if room_of(other) not in allowed
     ]
     assert wrong == []
 
