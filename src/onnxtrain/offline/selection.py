@@ -24,6 +24,7 @@ from onnxtrain.offline.autodiff.engine import ActivePath, operator_name
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.autodiff.registry import lookup, refusal
 from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
+from onnxtrain.offline.graph.op_facts import PARAMETER_INPUTS
 from onnxtrain.offline.graph.shapes import is_float
 
 # Initializers that do not train are stored once, in the checkpoint, from this size on; smaller ones
@@ -37,15 +38,6 @@ class Role(Enum):
     WEIGHT = "weight"
     STATISTIC = "running statistic"
     CONSTANT = "constant"
-
-
-# Inputs that only ever hold weights: a single number there is one too.
-_PARAMETER_INPUTS = {
-    "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gather": (0,),
-    "Gemm": (1, 2), "GroupNormalization": (1, 2), "GRU": (1, 2, 3), "InstanceNormalization": (1, 2),
-    "LayerNormalization": (1, 2), "LSTM": (1, 2, 3, 7), "MatMul": (0, 1), "PRelu": (1,),
-    "RMSNormalization": (1,), "RNN": (1, 2, 3),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,7 +118,7 @@ def survey(model: ir.Model, output: ir.Value) -> Survey:
 
 def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:
     in_parameter_place = any(
-        node.domain == "" and index in _PARAMETER_INPUTS.get(node.op_type, ())
+        node.domain == "" and index in PARAMETER_INPUTS.get(node.op_type, ())
         for node, index in value.uses()
     )
     if FROM_CONSTANT in value.meta:

@@ -14,6 +14,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.op_facts import (
+    BROADCASTS,
+    DTYPE_INPUT,
+    KEEPS_SHAPE,
+    REDUCTIONS,
+    RETURNS_BOOL,
+    RETURNS_INT64,
+)
+
 Dim = int | ir.SymbolicDim
 Dims = tuple[Dim, ...]
 UNKNOWN = ir.SymbolicDim(None)
@@ -126,34 +135,18 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
     return symbols[0] if all(same_dim(symbols[0], s) for s in symbols) else UNKNOWN
 
 
-SHAPE_KEEPING = frozenset(
-    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Clip Cos Cosh CumSum Erf Exp Floor "
-    "Identity IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu Round ScatterElements ScatterND "
-    "Sigmoid Sign Sin Sinh Softmax LogSoftmax Softplus Sqrt Tan Tanh Trilu ReverseSequence".split()
-)
-BROADCASTS = frozenset(
-    "Add And BitShift BitwiseAnd BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max "
-    "Mean Min Mod Mul Or Pow Sub Sum Where Xor".split()
-)
-_TO_BOOL = frozenset(
-    "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split()
-)
-_TO_INT64 = frozenset("ArgMax ArgMin NonZero Shape Size".split())
-_TYPE_OF_INPUT = {"If": None, "OneHot": 2, "Where": 1}  # for others, it is that of the first
-
-
 def infer_dtype(
     op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> ir.DataType | None:
     """Return the element type of the first output of a node."""
-    if op_type in _TO_BOOL:
+    if op_type in RETURNS_BOOL:
         return ir.DataType.BOOL
-    if op_type in _TO_INT64:
+    if op_type in RETURNS_INT64:
         return ir.DataType.INT64
     if op_type in ("Cast", "ConstantOfShape"):
         to = attributes["to"] if op_type == "Cast" else attributes["value"].dtype
         return ir.DataType(to)
-    place = _TYPE_OF_INPUT.get(op_type, 0)
+    place = DTYPE_INPUT.get(op_type, 0)
     source = inputs[place] if place is not None and place < len(inputs) else None
     return None if source is None else source.dtype
 
@@ -163,7 +156,7 @@ def infer_dims(
 ) -> Dims | None:
     """Return the shape of the first output of a node, or None where the table does not tell."""
     shapes = [None if v is None else dims_of(v) for v in inputs]
-    if op_type in SHAPE_KEEPING:
+    if op_type in KEEPS_SHAPE:
         return shapes[0]
     if op_type in BROADCASTS:
         return broadcast_dims(shapes)
@@ -321,8 +314,5 @@ _SPECIAL = {
     "Squeeze": _squeeze_dims,
     "Transpose": _transpose_dims,
     "Unsqueeze": _unsqueeze_dims,
-    **{
-        f"Reduce{kind}": _reduce_dims
-        for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
-    },
+    **dict.fromkeys(REDUCTIONS, _reduce_dims),
 }

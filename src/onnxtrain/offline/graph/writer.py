@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.op_facts import BROADCASTS
 from onnxtrain.offline.graph.shapes import (
-    BROADCASTS,
     HIDDEN_DIMS,
     Dim,
     Dims,

@@ -11,13 +11,9 @@ from onnxtrain.offline.autodiff.engine import differentiate
 from onnxtrain.offline.autodiff.registry import Cotangents, rule
 from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.op_facts import RANDOM
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
-
-_RANDOM = frozenset(
-    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform "
-    "RandomUniformLike".split()
-)
 
 
 @rule("If", notes="to the values that its branches use; what they need is computed again")
@@ -84,7 +80,7 @@ def _as_in_branch(op: Ops, dy: ir.Value, inner: ir.Value) -> ir.Value:
 def _require_certainty(node: ir.Node, written: ir.Graph) -> None:
     """Refuse what would draw other numbers when it is computed again."""
     for inner in written.all_nodes():
-        if inner.op_type in _RANDOM and inner.domain == "" and not _inference_dropout(inner):
+        if inner.op_type in RANDOM and inner.domain == "" and not _inference_dropout(inner):
             raise NotDifferentiableError(
                 f"a branch of If (node {node.name!r}) draws random numbers with {inner.op_type} "
                 f"(node {inner.name!r}), and its gradient depends on them. The gradient computes "

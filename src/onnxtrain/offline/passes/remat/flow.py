@@ -10,12 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
-# Operators that hand their input on under another shape, in the same memory.
-VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
-RANDOM = frozenset(
-    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform "
-    "RandomUniformLike".split()
-)
+from onnxtrain.offline.graph.op_facts import RANDOM, VIEWS
 
 
 @dataclass(frozen=True)
