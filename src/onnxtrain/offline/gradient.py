@@ -20,6 +20,7 @@ from onnxtrain.offline.graph.error_context import blaming_model
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
+from onnxtrain.offline.passes.gelu import join_gelu_gradients
 
 _PROTO_LIMIT = 2**31 - 2**26  # 2 GB, less what the graph itself may take
 
@@ -88,6 +89,7 @@ def _gradient(
     _refuse_itself(output, targets)
     expand_by_definition(prepared, lambda: _path(prepared, targets, output, through))
     _require_reachable(_path(prepared, targets, output, through), output)
+    join_gelu_gradients(graph, (*targets, output))
     gradient_names = _reserve_names(graph, [output, *targets])
     op = Ops(graph, prepared.opset_imports[""])
     seed = _seed(op, graph, output, gradient_names[output])

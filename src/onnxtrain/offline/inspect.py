@@ -18,6 +18,7 @@ from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.memory import Activations, estimate
+from onnxtrain.offline.passes.gelu import join_gelu_gradients
 from onnxtrain.offline.selection import Role, survey
 
 
@@ -155,6 +156,7 @@ def _activations(
     output = _output(graph, of)
     weights = [graph.initializers[name] for name in counts[Role.WEIGHT]]
     expand_by_definition(model, lambda: ActivePath(list(graph), weights, [output], opset))
+    join_gelu_gradients(graph, (*weights, output))
     op = Ops(graph, opset)
     with op.arithmetic():
         seed = op.zeros_like(output)

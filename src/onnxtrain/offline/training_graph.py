@@ -29,6 +29,7 @@ from onnxtrain.offline.graph.emit import stamp, sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
+from onnxtrain.offline.passes.gelu import join_gelu_gradients
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import Recomputation
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
@@ -218,6 +219,7 @@ class _Parts:
                 f"the loss {loss.name!r} does not depend on {names} in a way that has a gradient: "
                 "leave it out of requires_grad, or freeze it"
             )
+        join_gelu_gradients(graph, (*targets, loss))
         op = Ops(graph, made.opset_imports[""])
         op.lean = self.lean
         self.forward.update(v.name for node in graph for v in node.outputs if v.name)

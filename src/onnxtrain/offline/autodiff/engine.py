@@ -25,7 +25,14 @@ import onnx_ir as ir
 
 from onnxtrain.errors import MissingGradientError, MissingRule, OnnxTrainError
 from onnxtrain.offline.autodiff.nan_safety import finite_cotangents
-from onnxtrain.offline.autodiff.registry import Cotangents, Rule, lookup, refusal, zero_reason
+from onnxtrain.offline.autodiff.registry import (
+    OWN_RULE,
+    Cotangents,
+    Rule,
+    lookup,
+    refusal,
+    zero_reason,
+)
 from onnxtrain.offline.graph.error_context import blaming
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
@@ -125,7 +132,7 @@ class ActivePath:
             self._rules[node] = STRAIGHT_THROUGH
             yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
             return
-        found = lookup(node.op_type, node.domain, self._opset)
+        found = node.meta.get(OWN_RULE) or lookup(node.op_type, node.domain, self._opset)
         self._rules[node] = found
         if found is None and zero_reason(node.op_type, node.domain) is not None:
             return
@@ -156,10 +163,6 @@ class ActivePath:
             pairs = zip(node.outputs, body.outputs, strict=True)
             outputs = [inner for outer, inner in pairs if outer in matters]
             yield ActivePath(list(body), captured, outputs, self._opset, self.straight_through)
-
-    def is_asked_for(self, value: ir.Value) -> bool:
-        """Tell whether the gradient of a value is wanted, or its own is given."""
-        return value in self._wrt or value in self._outputs
 
     def reached(self) -> list[ir.Value]:
         """Return the values of interest that a gradient comes to."""
