@@ -45,7 +45,7 @@ def differentiate(
     nodes: Sequence[ir.Node],
     seeds: Mapping[ir.Value, ir.Value],
     wrt: Sequence[ir.Value],
-    straight_through: frozenset[str] = frozenset(),
+    straight_through: frozenset[str] | None = None,
     *,
     finite_seeds: bool = False,
 ) -> dict[ir.Value, ir.Value | None]:
@@ -54,7 +54,8 @@ def differentiate(
     `nodes` are in topological order. `seeds` gives the cotangents of the outputs that are
     differentiated; `finite_seeds` says that none of them is infinite, whoever runs the graph. The
     result has an entry for each value of `wrt`: its cotangent, or None where no gradient flows to
-    it.
+    it. `straight_through` names operators to treat as the identity; it is None in training, where
+    users cannot name any.
     """
     path = ActivePath(nodes, wrt, seeds, op.opset, straight_through)
     path.require_rules()
@@ -92,7 +93,7 @@ class ActivePath:
         wrt: Iterable[ir.Value],
         outputs: Iterable[ir.Value],
         opset: int,
-        straight_through: frozenset[str] = frozenset(),
+        straight_through: frozenset[str] | None = None,
     ) -> None:
         self._opset = opset
         self._outputs = tuple(outputs)
@@ -128,7 +129,7 @@ class ActivePath:
         return [value for value in self._wrt if value not in connected]
 
     def _flows(self, node: ir.Node) -> Iterator[ir.Value]:
-        if operator_name(node) in self.straight_through:
+        if operator_name(node) in (self.straight_through or ()):
             self._rules[node] = STRAIGHT_THROUGH
             yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
             return
@@ -188,7 +189,7 @@ class ActivePath:
         """Raise one error that lists every active node without a rule, in branches too."""
         missing = list(self._missing())
         if missing:
-            raise MissingGradientError(missing)
+            raise MissingGradientError(missing, training=self.straight_through is None)
 
     def _missing(self) -> Iterator[MissingRule]:
         yield from (
