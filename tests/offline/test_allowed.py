@@ -23,7 +23,8 @@ ARITHMETIC = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", a
 def gradient_files() -> list[Path]:
     paths = sorted(SOURCE.rglob("*.py"))
     own = [p for p in paths if not FORWARD & set(p.relative_to(SOURCE).parts)]
-    return [*own, SOURCE.parent / "seeded.py"]
+    around = ("graph/ops.py", "graph/sizes.py", "graph/writer.py", "passes/counter_rng.py")
+    return [*own, *(SOURCE.parent / name for name in around)]
 
 
 def uses_of_ops(path: Path) -> Iterator[tuple[ast.Attribute, ast.Call | None]]:

@@ -6,7 +6,7 @@ could run it. So the stamp is computed from what the model contains, never from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -62,8 +62,10 @@ def stamp(model: ir.Model) -> None:
     What exporters note on nodes and values for their own debugging is left out: it would ask for a
     newer IR version. What is noted on the model stays.
     """
-    nodes = list(model.graph.all_nodes())
-    _strip_notes(model, nodes)
+    graphs = [model.graph, *model.graph.subgraphs()]
+    nodes = [node for graph in graphs for node in graph]
+    values = [value for graph in graphs for value in values_of(graph)]
+    _strip_notes(model, graphs, nodes, values)
     own = [node for node in nodes if node.domain == ""]
     opset = model.opset_imports.get("", FLOOR_OPSET)
     target = max((FLOOR_OPSET, *(lowest_opset(node, opset) for node in own)))
@@ -80,7 +82,7 @@ def stamp(model: ir.Model) -> None:
     model.ir_version = max(
         [
             least_ir_version(model.opset_imports),
-            *(_IR_VERSION_OF_TYPE.get(name, 0) for name in _type_names(model.graph)),
+            *(_IR_VERSION_OF_TYPE.get(name, 0) for name in _type_names(values)),
             *(_IR_VERSION_OF_OVERLOADS for node in nodes if node.overload),
         ]
     )
@@ -107,28 +109,28 @@ def _require_reach(nodes: list[ir.Node], opset: int, target: int) -> None:
             )
 
 
-def _type_names(graph: ir.Graph) -> Iterator[str]:
-    """Yield the name of every element type in a model (with repetitions)."""
-    for each in (graph, *graph.subgraphs()):
-        for value in values_of(each):
-            if value.dtype is not None:
-                yield value.dtype.name
-        for tensor in (v.const_value for v in each.initializers.values()):
-            if tensor is not None:
-                yield tensor.dtype.name
+def _type_names(values: Sequence[ir.Value]) -> set[str]:
+    """Return the names of the element types of values and of the tensors that they hold."""
+    tensors = (v.const_value for v in values if v.const_value is not None)
+    types = {v.dtype for v in values} | {tensor.dtype for tensor in tensors}
+    return {dtype.name for dtype in types if dtype is not None}
 
 
-def _strip_notes(model: ir.Model, nodes: list[ir.Node]) -> None:
+def _strip_notes(
+    model: ir.Model,
+    graphs: Sequence[ir.Graph],
+    nodes: Sequence[ir.Node],
+    values: Sequence[ir.Value],
+) -> None:
     model.device_configurations = ()
+    for graph in graphs:
+        graph.metadata_props.clear()
     for node in nodes:
         node.metadata_props.clear()
         node.device_configurations = ()
-    graphs = [model.graph, *model.graph.subgraphs()]
-    names = {value.name for graph in graphs for value in values_of(graph)}
-    for graph in graphs:
-        graph.metadata_props.clear()
-        for value in values_of(graph):
-            value.metadata_props.clear()
-            annotation = value.meta.get(_QUANTIZATION)
-            if annotation and not names.issuperset(annotation.values()):
-                del value.meta[_QUANTIZATION]  # it speaks of a tensor that was swept
+    names = {value.name for value in values}
+    for value in values:
+        value.metadata_props.clear()
+        annotation = value.meta.get(_QUANTIZATION)
+        if annotation and not names.issuperset(annotation.values()):
+            del value.meta[_QUANTIZATION]  # it speaks of a tensor that was swept

@@ -118,6 +118,9 @@ def broadcast_dims(shapes: Sequence[Dims | None]) -> Dims | None:
     known = [s for s in shapes if s is not None]
     if len(known) != len(shapes):
         return None
+    wide = [s for s in known if s]
+    if wide and all(s == wide[0] for s in wide):
+        return wide[0]
     rank = max((len(s) for s in known), default=0)
     return tuple(
         _broadcast_dim([s[len(s) - rank + i] for s in known if len(s) - rank + i >= 0])
@@ -155,24 +158,24 @@ def infer_dims(
     op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Dims | None:
     """Return the shape of the first output of a node, or None where the table does not tell."""
-    shapes = [None if v is None else dims_of(v) for v in inputs]
-    if op_type in KEEPS_SHAPE:
-        return shapes[0]
     if op_type in BROADCASTS:
-        return broadcast_dims(shapes)
-    if op_type == "Shape":
-        rank = None if shapes[0] is None else len(shapes[0])
-        start, end = attributes.get("start", 0), attributes.get("end", rank)
-        return None if rank is None else (len(range(rank)[start:end]),)
-    if not shapes or shapes[0] is None:
-        return None
+        return broadcast_dims([None if v is None else dims_of(v) for v in inputs])
+    dims = None if not inputs or inputs[0] is None else dims_of(inputs[0])
+    if dims is None or op_type in KEEPS_SHAPE:
+        return dims
     special = _SPECIAL.get(op_type)
-    return None if special is None else special(inputs, shapes[0], attributes)
+    return None if special is None else special(inputs, dims, attributes)
 
 
 def _ints(value: ir.Value | None) -> list[int] | None:
     array = constant_array(value)
     return None if array is None else [int(i) for i in array.reshape(-1)]
+
+
+def _shape_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    return (len(dims[attributes.get("start", 0) : attributes.get("end", len(dims))]),)
 
 
 def _reduce_dims(
@@ -310,6 +313,7 @@ _SPECIAL = {
     "Gather": _gather_dims,
     "MatMul": _matmul_dims,
     "Reshape": _reshape_dims,
+    "Shape": _shape_dims,
     "Slice": _slice_dims,
     "Squeeze": _squeeze_dims,
     "Transpose": _transpose_dims,
