@@ -26,7 +26,6 @@ import onnx_ir as ir
 from onnxtrain.errors import MissingGradientError, MissingRule, OnnxTrainError
 from onnxtrain.offline.autodiff.nan_safety import finite_cotangents
 from onnxtrain.offline.autodiff.registry import (
-    OWN_RULE,
     Cotangents,
     Rule,
     lookup,
@@ -47,6 +46,7 @@ def differentiate(
     wrt: Sequence[ir.Value],
     straight_through: frozenset[str] | None = None,
     *,
+    rules: Mapping[ir.Node, Rule] | None = None,
     finite_seeds: bool = False,
 ) -> dict[ir.Value, ir.Value | None]:
     """Append the gradient of `nodes` to the graph that `op` writes into.
@@ -55,9 +55,9 @@ def differentiate(
     differentiated; `finite_seeds` says that none of them is infinite, whoever runs the graph. The
     result has an entry for each value of `wrt`: its cotangent, or None where no gradient flows to
     it. `straight_through` names operators to treat as the identity; it is None in training, where
-    users cannot name any.
+    users cannot name any. `rules` has nodes with a gradient of their own, found by a pass.
     """
-    path = ActivePath(nodes, wrt, seeds, op.opset, straight_through)
+    path = ActivePath(nodes, wrt, seeds, op.opset, straight_through, rules)
     path.require_rules()
     path.finite_seeds = finite_seeds
     around, op.path = (op.scope, op.path), path
@@ -94,12 +94,14 @@ class ActivePath:
         outputs: Iterable[ir.Value],
         opset: int,
         straight_through: frozenset[str] | None = None,
+        rules: Mapping[ir.Node, Rule] | None = None,
     ) -> None:
         self._opset = opset
         self._outputs = tuple(outputs)
         self.finite_seeds = False
         self.straight_through = straight_through
         self._wrt = dict.fromkeys(wrt)
+        self._given = rules or {}
         self._rules: dict[ir.Node, Rule | None] = {}
         # For each node the values it can pass a gradient to; zero operators have none.
         self._edges: dict[ir.Node, list[ir.Value]] = {n: list(self._flows(n)) for n in nodes}
@@ -133,7 +135,7 @@ class ActivePath:
             self._rules[node] = STRAIGHT_THROUGH
             yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
             return
-        found = node.meta.get(OWN_RULE) or lookup(node.op_type, node.domain, self._opset)
+        found = self._given.get(node) or lookup(node.op_type, node.domain, self._opset)
         self._rules[node] = found
         if found is None and zero_reason(node.op_type, node.domain) is not None:
             return

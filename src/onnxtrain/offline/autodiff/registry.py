@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Cotangents = Sequence["ir.Value | None"] | Mapping[ir.Value, "ir.Value | None"]
 RuleFunction = Callable[..., Cotangents]
 F = TypeVar("F", bound=RuleFunction)
-OWN_RULE = "rule"  # in the meta of a node: a rule that a pass gave it, before that of its operator
 
 
 @dataclass(frozen=True)

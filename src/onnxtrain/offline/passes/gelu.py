@@ -13,24 +13,22 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import OWN_RULE, Cotangents, Rule
+from onnxtrain.offline.autodiff.registry import Cotangents, Rule
 from onnxtrain.offline.autodiff.rules.gelu import gelu_cotangent
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_half
 
 
-def join_gelu_gradients(graph: ir.Graph, wanted: Iterable[ir.Value]) -> None:
-    """Give the last node of each Gelu the gradient of all five, in place.
+def join_gelu(graph: ir.Graph, wanted: Iterable[ir.Value]) -> dict[ir.Node, Rule]:
+    """Order the nodes of each Gelu for fusion, in place, and return the rule of its last node.
 
     `wanted` are the values that are differentiated, or with respect to which: where one of them
     lies between the five nodes, or is one of their numbers, each node keeps its own gradient.
     """
     search = _Search(frozenset(wanted))
-    for node in graph:
-        if node.op_type == "Mul" and node.domain == "":
-            x = search.argument_of_gelu(node)
-            if x is not None:
-                node.meta[OWN_RULE] = _rule(x)
+    products = [node for node in graph if node.op_type == "Mul" and node.domain == ""]
+    found = {node: search.argument_of_gelu(node) for node in products}
+    return {node: _rule(x) for node, x in found.items() if x is not None}
 
 
 def _rule(x: ir.Value) -> Rule:
