@@ -23,7 +23,7 @@ EXCEPTIONS = {
     "frontend/enum_attributes.py": "the words that attributes may hold",
     "frontend/fused/activations.py": "activations by the names that attributes give them",
     "frontend/upgrade/unchanged.py": "the history of operators, reviewed change by change",
-    "graph/opset_downgrade.py": "the history of operators, reviewed change by change",
+    "writer/opset_downgrade.py": "the history of operators, reviewed change by change",
     "passes/replace_classifier.py": "the layers that it replaces",
     "passes/webgpu/kernels.py": "the kernels of another runtime",
 }

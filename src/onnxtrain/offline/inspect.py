@@ -15,8 +15,8 @@ from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.gelu import join_gelu

@@ -27,9 +27,9 @@ from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.emit import stamp, sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.optimizers import (
     Optimizer,
     add_proximal,
@@ -43,6 +43,7 @@ from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import Recomputation
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
+from onnxtrain.offline.writer.opset_stamp import stamp
 
 Target = Literal["cpu", "webgpu"]
 Tensors = dict[str, ir.TensorProtocol]

@@ -13,13 +13,14 @@ operator declared zero lets nothing through, and a rule names the inputs at whic
 
 Three things keep rules short, and are seen to here: shapes of cotangents are known, broadcasting is
 undone (`broadcasts=True`), and rules compute what is easy to say; what nobody needs is swept away
-afterwards (`emit.py`).
+afterwards (`sweep.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import onnx_ir as ir
 
@@ -59,11 +60,11 @@ def differentiate(
     """
     path = ActivePath(nodes, wrt, seeds, op.opset, straight_through, rules)
     path.require_rules()
-    path.finite_seeds = finite_seeds
-    around, op.path = (op.scope, op.path), path
+    around = op.scope, op.finite_cotangents
+    op.finite_cotangents = path.finite_cotangents(() if finite_seeds else seeds)
     pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
     complete: dict[ir.Value, ir.Value | None] = {}
-    with op.arithmetic():
+    with op.arithmetic(), _differentiating(path):
         for node in reversed(path.nodes):
             for output in node.outputs:
                 complete[output] = _total(op, output, pending.pop(output, []))
@@ -80,8 +81,25 @@ def differentiate(
         for value in wrt:
             if value not in complete:
                 complete[value] = _total(op, value, pending.pop(value, []))
-    op.scope, op.path = around
+    op.scope, op.finite_cotangents = around
     return {value: complete[value] for value in wrt}
+
+
+_current: ContextVar[ActivePath] = ContextVar("the path that is being differentiated")
+
+
+@contextmanager
+def _differentiating(path: ActivePath) -> Iterator[None]:
+    token = _current.set(path)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_path() -> ActivePath:
+    """Return the path that is being differentiated, for a rule that differentiates subgraphs."""
+    return _current.get()
 
 
 class ActivePath:
@@ -98,7 +116,6 @@ class ActivePath:
     ) -> None:
         self._opset = opset
         self._outputs = tuple(outputs)
-        self.finite_seeds = False
         self.straight_through = straight_through
         self._wrt = dict.fromkeys(wrt)
         self._given = rules or {}
@@ -171,11 +188,9 @@ class ActivePath:
         """Return the values of interest that a gradient comes to."""
         return [value for value in self._wrt if value in self._matters]
 
-    @cached_property
-    def finite(self) -> set[ir.Value]:
-        """The values whose cotangents are finite as long as the forward pass is."""
-        doubtful = () if self.finite_seeds else self._outputs
-        return finite_cotangents(self.nodes, self._edges, doubtful)
+    def finite_cotangents(self, unsure: Iterable[ir.Value]) -> set[ir.Value]:
+        """Return the values whose cotangents are finite as long as the forward pass is."""
+        return finite_cotangents(self.nodes, self._edges, unsure)
 
     def rule_of(self, node: ir.Node) -> Rule:
         """Return the rule of an active node."""

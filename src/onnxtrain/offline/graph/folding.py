@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain.offline.frontend.split_shared_initializers import replace_by_initializer
+from onnxtrain.offline.graph.initializers import replace_by_initializer
 from onnxtrain.offline.graph.op_facts import FOLDS_INTEGERS, RANDOM
 from onnxtrain.offline.graph.shapes import constant_array
 

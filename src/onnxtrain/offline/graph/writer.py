@@ -8,9 +8,9 @@ lists of integers become int64 vectors. `a * b`, `a + b`, `-a` work on values wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
@@ -29,9 +29,6 @@ from onnxtrain.offline.graph.shapes import (
     infer_dtype,
 )
 
-if TYPE_CHECKING:
-    from onnxtrain.offline.autodiff.engine import ActivePath
-
 Operand = ir.Value | float | int | bool | Sequence[int] | np.ndarray[Any, Any] | None
 _arithmetic_lock = threading.RLock()
 
@@ -43,7 +40,7 @@ class Writer:
         self.opset = opset
         self.names = names or Names.of(graph)
         self.scope = "grad"
-        self.path: ActivePath | None = None  # what is being differentiated, for nested graphs
+        self.finite_cotangents: Container[ir.Value] = ()  # set while a gradient is written
         self.lean = False  # whether a formulation that takes little memory goes before a fast one
         self._root = graph
         self._targets = [graph]

@@ -1,4 +1,4 @@
-"""The last step before a model leaves: sweep what nobody needs, stamp the versions.
+"""The last step before a model leaves: stamp it with its versions.
 
 A model that claims a newer opset or IR version than its content needs is refused by runtimes that
 could run it. So the stamp is computed from what the model contains, never from what made it.
@@ -6,18 +6,15 @@ could run it. So the stamp is computed from what the model contains, never from 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
-import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.graph.opset_downgrade import FLOOR_OPSET, highest_opset, lowest_opset, move
-from onnxtrain.offline.graph.subgraphs import bodies_of, release, values_of
+from onnxtrain.offline.graph.subgraphs import values_of
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, least_ir_version
+from onnxtrain.offline.writer.opset_downgrade import highest_opset, lowest_opset, move
 
-__all__ = ["FLOOR_OPSET", "least_ir_version", "stamp", "sweep"]
-
-FLOOR_IR_VERSION = 8
 _IR_VERSION_OF_TYPE = {
     "FLOAT8E4M3FN": 9,
     "FLOAT8E4M3FNUZ": 9,
@@ -34,26 +31,6 @@ _IR_VERSION_OF_TYPE = {
 }
 _IR_VERSION_OF_OVERLOADS = 10
 _QUANTIZATION = "quant_parameter_tensor_names"  # where onnx_ir keeps a quantization annotation
-
-
-def sweep(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
-    """Remove nodes and initializers that no output, and no value to keep, needs; in subgraphs too.
-
-    Graph inputs and outputs stay, used or not: they are the interface of the model, or of a body.
-    The graph is in topological order, so one pass from its end meets every use before its value.
-    """
-    dead, kept = [], set(keep)
-    for node in reversed(graph):
-        if any(v.uses() or v.is_graph_output() or v in kept for v in node.outputs):
-            for body in bodies_of(node):
-                sweep(body)
-        else:
-            release(node)
-            dead.append(node)
-    graph.remove(dead)
-    for name, value in list(graph.initializers.items()):
-        if not (value.uses() or value.is_graph_output() or value.is_graph_input() or value in kept):
-            del graph.initializers[name]
 
 
 def stamp(model: ir.Model) -> None:
@@ -86,14 +63,6 @@ def stamp(model: ir.Model) -> None:
             *(_IR_VERSION_OF_OVERLOADS for node in nodes if node.overload),
         ]
     )
-
-
-def least_ir_version(opset_imports: Mapping[str, int]) -> int:
-    """Return the IR version that came with the opsets of a model, 8 or newer."""
-    known = onnx.helper.OP_SET_ID_VERSION_MAP
-    names = {"": "ai.onnx"}
-    came_with = (known.get((names.get(d, d), version), 0) for d, version in opset_imports.items())
-    return max([FLOOR_IR_VERSION, *came_with])
 
 
 def _require_reach(nodes: list[ir.Node], opset: int, target: int) -> None:

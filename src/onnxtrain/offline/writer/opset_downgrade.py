@@ -18,8 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.shapes import dims_of, same_dim
-
-FLOOR_OPSET = 18
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 _ANY_TENSOR = (
     "Cast CastLike Constant ConstantOfShape Flatten Identity If Loop Pad Reshape Scan Shape Size "
