@@ -24,7 +24,7 @@ from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
-from onnxtrain.offline.passes.replace_classifier import new_head as replace_classifier
+from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.selection import choose, survey
 from onnxtrain.offline.training_graph import (

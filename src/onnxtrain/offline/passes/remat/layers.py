@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cache, cached_property
 
-from onnxtrain.offline.passes.remat.cost import COSTLY
+from onnxtrain.offline.graph.op_facts import COSTLY
 from onnxtrain.offline.passes.remat.flow import Flow, Step, homes
 
 SMALL = 1 << 15  # bytes: values that are not worth a thought
