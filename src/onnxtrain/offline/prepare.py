@@ -19,7 +19,6 @@ from onnxtrain.offline.add_loss import Loss, add_loss, listed
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
-from onnxtrain.offline.graph.emit import stamp
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode
@@ -38,6 +37,7 @@ from onnxtrain.offline.training_graph import (
 )
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
+from onnxtrain.offline.writer.opset_stamp import stamp
 
 StrPath = str | bytes | os.PathLike[Any]
 Names = str | Iterable[str]
