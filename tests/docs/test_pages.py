@@ -73,7 +73,7 @@ def classifier(path: Path) -> None:
 
 def test_the_example_of_the_readme_runs_and_has_fifteen_lines(tmp_path) -> None:
     offline, device = blocks(ROOT / "README.md")
-    assert [len(block.splitlines()) for block in (offline, device)] == [5, 10]
+    assert sum(len(block.splitlines()) for block in (offline, device)) <= 15
     onnx.save(network(), tmp_path / "model.onnx")
     rng = np.random.default_rng(0)
     image = rng.random((200, 1, 8, 8), np.float32)
@@ -121,10 +121,10 @@ def test_the_site_lists_every_page() -> None:
     assert listed == set(pages())
 
 
-def test_the_readme_counts_operators_as_their_table_does() -> None:
+def test_the_comparison_counts_operators_as_their_table_does() -> None:
     table = (DOCS / "ops.md").read_text(encoding="utf-8")
     counts = {
         how: int(count) for how, count in re.findall(r"^\| (\w+) \| (\d+) \|", table, re.MULTILINE)
     }
     flows = counts["rule"] + counts["expanded"] + counts["rewritten"]
-    assert f"gradients of {flows} operators" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"gradients of {flows} operators" in (DOCS / "compare.md").read_text(encoding="utf-8")
