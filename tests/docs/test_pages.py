@@ -71,6 +71,31 @@ def classifier(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
 
 
+def two_inputs(path: Path) -> None:
+    """A model of numbers and of an index into a table."""
+    rng = np.random.default_rng(0)
+    tensors = {"table": (2, 4), "classifier.weight": (12, 3), "classifier.bias": (3,)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "country"], ["place"]),
+            helper.make_node("Concat", ["image", "place"], ["both"], axis=1),
+            helper.make_node("Gemm", ["both", "classifier.weight", "classifier.bias"], ["output"]),
+        ],
+        "two_inputs",
+        [
+            helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 8]),
+            helper.make_tensor_value_info("country", TensorProto.INT64, ["batch"]),
+        ],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", 3])],
+        [
+            numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+            for name, shape in tensors.items()
+        ],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+
+
 def test_the_example_of_the_readme_runs_and_has_fifteen_lines(tmp_path) -> None:
     offline, device = blocks(ROOT / "README.md")
     assert sum(len(block.splitlines()) for block in (offline, device)) <= 15
@@ -88,6 +113,7 @@ def test_the_example_of_the_readme_runs_and_has_fifteen_lines(tmp_path) -> None:
 @pytest.mark.parametrize("page", [p for p in pages() if p not in ELSEWHERE and blocks(DOCS / p)])
 def test_the_code_of_a_page_runs(page, tmp_path) -> None:
     classifier(tmp_path / "model.onnx")
+    two_inputs(tmp_path / "two_inputs.onnx")
     execute("\n".join([BEFORE.get(page, ""), *blocks(DOCS / page)]), tmp_path)
 
 
