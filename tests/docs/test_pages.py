@@ -1,5 +1,6 @@
 """The code of README and documents runs, and their links lead somewhere."""
 
+import os
 import re
 import subprocess
 import sys
@@ -40,8 +41,13 @@ def blocks(path: Path) -> list[str]:
 def execute(code: str, folder: Path) -> str:
     """Run code in a process of its own: what a page registers stays there."""
     (folder / "page.py").write_text(code, encoding="utf-8")
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-W", "error", "page.py"], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-W", "error", "page.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -115,6 +121,41 @@ def test_the_code_of_a_page_runs(page, tmp_path) -> None:
     classifier(tmp_path / "model.onnx")
     two_inputs(tmp_path / "two_inputs.onnx")
     execute("\n".join([BEFORE.get(page, ""), *blocks(DOCS / page)]), tmp_path)
+
+
+def test_the_walks_of_contributing_run(tmp_path) -> None:
+    classifier(tmp_path / "model.onnx")
+    execute("\n".join(blocks(ROOT / "CONTRIBUTING.md")), tmp_path)
+
+
+# Pages that name files, and the folders that their names are relative to.
+NAMES_FILES = {
+    "CONTRIBUTING.md": ROOT,
+    "docs/add-a-rule.md": ROOT / "src" / "onnxtrain" / "offline",
+    "docs/how-it-works.md": ROOT / "src" / "onnxtrain" / "offline",
+    **{f"docs/decisions/{path.name}": ROOT / "src" / "onnxtrain"
+       for path in (DOCS / "decisions").glob("*.md")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", NAMES_FILES)
+def test_the_files_that_a_page_names_are_there(page) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.S | re.M)
+    names = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:py|toml))`", text)
+    for name in names:
+        assert (
+            (NAMES_FILES[page] / name).exists()
+            or (ROOT / name).exists()
+            or any((NAMES_FILES[page] / name).parent.glob(f"**/{name}"))
+        ), f"{page}: {name}"
+
+
+def test_a_walk_reads_five_files_at_most() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walks = re.findall(r"^## Add (?:an?) .*?(?=^## )", text, re.DOTALL | re.MULTILINE)
+    assert len(walks) == 3
+    for walk in walks:
+        assert 3 <= len(re.findall(r"^\d\. `", walk, re.MULTILINE)) <= 5
 
 
 def test_pages_that_others_run_are_run() -> None:
