@@ -44,7 +44,7 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
 def prepare_command(options: argparse.Namespace, console: Console) -> int:
     """Write the artifacts of a model."""
     from onnxtrain import onnxblock
-    from onnxtrain.offline.prepare import generate_artifacts
+    from onnxtrain.offline.generate_artifacts import generate_artifacts
 
     model: Path | onnx.ModelProto = _model_file(options.model)
     optimizer = _optimizer(options)

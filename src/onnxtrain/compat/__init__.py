@@ -37,7 +37,7 @@ _RENAMED = {
     "api.optimizer": "device.optimizer",
     "onnxblock.checkpoint_utils": "offline.blocks.checkpoint",
     "onnxblock.model_accessor": "offline.blocks.accessor",
-    "onnxblock.onnxblock": "offline.blocks.block",
+    "onnxblock.onnxblock": "onnxblock",
 }
 _ELSEWHERE = {
     "ORTModule": "it runs torch modules, for which torch itself is the successor",
@@ -213,8 +213,4 @@ def _without_our_frames(hook: _Hook) -> _Hook:
     return show
 
 
-if __name__ == "__main__":
-    # This file runs as __main__; what is installed belongs to the module of its own name.
-    importlib.import_module("onnxtrain.compat").main(sys.argv[1:])
-else:
-    install()
+install()

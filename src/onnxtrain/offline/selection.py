@@ -74,17 +74,19 @@ class Survey:
         return {name: _elements(self.model.graph.initializers[name]) for name in names}
 
     def without_gradient(self) -> tuple[str, ...]:
-        """Name the operators between the weights and the output that have no gradient.
-
-        The model is changed: operators without a rule give way to their definitions.
-        """
-        graph = self.model.graph
-        weights = [graph.initializers[n] for n in self.names(Role.WEIGHT)]
+        """Name the operators between the weights and the output that have no gradient."""
+        model = self.model
 
         def path() -> ActivePath:
-            return ActivePath(list(graph), weights, [self.output], self.model.opset_imports[""])
+            graph = model.graph
+            weights = [graph.initializers[n] for n in self.names(Role.WEIGHT)]
+            output = _value_named(graph, str(self.output.name))
+            return ActivePath(list(graph), weights, [output], model.opset_imports[""])
 
-        expand_by_definition(self.model, path)
+        if not path().without_rule():
+            return ()
+        model = model.clone()  # operators without a rule give way to their definitions
+        expand_by_definition(model, path)
         return tuple(
             f"{operator_name(n)} (node {n.name!r}): "
             f"{refusal(n.op_type, n.domain) or 'no gradient rule'}"
@@ -92,7 +94,7 @@ class Survey:
         )
 
 
-def survey(model: ir.Model, output: ir.Value) -> Survey:
+def survey(model: ir.Model, output: ir.Value | str) -> Survey:
     """Sort the initializers of a prepared model by what they are to a value.
 
     A weight is a float that the value has a gradient for. What cannot be told from the graph is
@@ -100,6 +102,8 @@ def survey(model: ir.Model, output: ir.Value) -> Survey:
     was in a Constant node is a constant, unless the model keeps all its weights there.
     """
     graph = model.graph
+    if isinstance(output, str):
+        output = _value_named(graph, output)
     statistics = set(running_statistics(graph))
     candidates = [
         v
@@ -122,6 +126,13 @@ def survey(model: ir.Model, output: ir.Value) -> Survey:
         v.name or "" for v in candidates if v in weights - reached and not _is_setting(v, opset)
     )
     return Survey(model, output, found, frozenset(v.name or "" for v in reached), unreached)
+
+
+def _value_named(graph: ir.Graph, name: str) -> ir.Value:
+    for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
+        if value.name == name:
+            return value
+    raise UnknownNameError(f"the model has no value {name!r} to take as the loss")
 
 
 def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:

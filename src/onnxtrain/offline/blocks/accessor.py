@@ -18,10 +18,22 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from onnxtrain.errors import BlockError, ModelError
-from onnxtrain.offline.blocks.values import drop_default_inputs, forget_traced_sizes, is_large
+from onnxtrain.errors import BlockError, ModelError, UnknownNameError
+from onnxtrain.offline.blocks.values import (
+    all_graphs,
+    declared_type,
+    defined_names,
+    drop_default_inputs,
+    forget_traced_sizes,
+    given_type,
+    is_large,
+    known_type,
+    skeleton,
+    unknown,
+)
 from onnxtrain.offline.graph.emit import FLOOR_IR_VERSION, FLOOR_OPSET
-from onnxtrain.offline.graph.infer import root_cause
+from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
+from onnxtrain.offline.graph.names import Names
 
 
 class ModelAccessor:
@@ -33,7 +45,9 @@ class ModelAccessor:
         self._model = model
         self._path = model_path
         self.depth = 0  # of calls of blocks by blocks
-        self._taken = _names_like_ours(model) if model is not None else set()
+        self._given = set() if model is None else {t.name for t in model.graph.initializer}
+        self._names: Names | None = None
+        self._inferred: tuple[bytes, onnx.ModelProto] | None = None
         # Each model has its own numbers, so that the same blocks make the same model again.
         self._numbers = itertools.count(1)
 
@@ -49,7 +63,7 @@ class ModelAccessor:
 
     @model.setter
     def model(self, model: onnx.ModelProto) -> None:
-        self._model = model
+        self._model, self._names = model, None
 
     @property
     def path(self) -> str | os.PathLike[str]:
@@ -63,10 +77,65 @@ class ModelAccessor:
         """Whether the file that the model came from is known."""
         return self._path is not None
 
+    @property
+    def added_initializers(self) -> list[str]:
+        """The names of the initializers that blocks added: constants of a loss, for example."""
+        return [t.name for t in self.model.graph.initializer if t.name not in self._given]
+
+    # ---- names ---------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Names:
+        """The names that the model had when the first block asked, and those that blocks took."""
+        if self._names is None:
+            graphs = list(all_graphs(self.model.graph))
+            values = (name for graph in graphs for name in defined_names(graph))
+            self._names = Names({*values, *(node.name for graph in graphs for node in graph.node)})
+        return self._names
+
     def fresh_name(self, token: str) -> str:
         """Return a name that no value of the model has, such as `onnx::loss::7`."""
-        while (name := f"onnx::{token}::{next(self._numbers)}") in self._taken:
+        while (name := f"onnx::{token}::{next(self._numbers)}") in self.names:
             pass  # the model was built by blocks before
+        return name
+
+    def has(self, name: str) -> bool:
+        """Tell whether the model has a value of this name."""
+        return name in defined_names(self.model.graph)
+
+    # ---- types ---------------------------------------------------------------------------------
+
+    def type_of(self, name: str) -> onnx.TypeProto:
+        """Return type and shape of a value, as they follow from its producer or are declared.
+
+        Only `elem_type` can be relied on: a shape need not be known.
+        """
+        found = given_type(self.model.graph, name)
+        if found is None and self.has(name):
+            # Inference may know more than is declared, and notices shapes that are declared wrong.
+            found = known_type(self.inferred(), name)
+        found = found or declared_type(self.model.graph, name)
+        if found is None:
+            raise UnknownNameError(unknown(self.model, name))
+        return found
+
+    def inferred(self, *, check: bool = False, shape_arithmetic: bool = True) -> onnx.ModelProto:
+        """Return the model without its weights, with the type of every value that one follows for.
+
+        Inference runs again only where the model has changed. With `check`, a model that is not
+        valid ONNX is an error.
+        """
+        bare = skeleton(self.model)
+        content = bare.SerializeToString(deterministic=True)
+        if check:
+            check_proto(onnx.ModelProto.FromString(content))
+        if self._inferred is None or self._inferred[0] != content:
+            self._inferred = content, infer_proto(bare, shape_arithmetic=shape_arithmetic)
+        return self._inferred[1]
+
+    def add_input(self, name: str, type_: onnx.TypeProto) -> str:
+        """Add an input behind those that the model has."""
+        self.model.graph.input.append(onnx.ValueInfoProto(name=name, type=type_))
         return name
 
 
@@ -91,11 +160,6 @@ def model_or_none() -> onnx.ModelProto | None:
     """Return the model of the context that the caller is in, None outside of contexts."""
     accessor = _accessor.get()
     return None if accessor is None else accessor.model
-
-
-def fresh_name(token: str) -> str:
-    """Return a new name for a value of the model, `onnx::<token>::<number>`."""
-    return current().fresh_name(token)
 
 
 @contextmanager
@@ -193,12 +257,3 @@ def _read_small_tensors(model: onnx.ModelProto, folder: Path) -> None:
                 ) from None
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
-
-
-def _names_like_ours(model: onnx.ModelProto) -> set[str]:
-    graph = model.graph
-    names = [info.name for info in graph.input]
-    names.extend(tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        names.extend(node.output)
-    return {name for name in names if name.startswith("onnx::") and "::" in name[6:]}

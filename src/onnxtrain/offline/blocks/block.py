@@ -1,4 +1,4 @@
-"""Block, and the two kinds of blocks that make whole models."""
+"""Block, and ForwardBlock, which makes a model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import onnx
 from onnxtrain.errors import BlockError, UnknownNameError
 from onnxtrain.offline.blocks import values
 from onnxtrain.offline.blocks.accessor import current, model_or_none
-from onnxtrain.offline.blocks.external import locate, name_as_before
-from onnxtrain.offline.training_graph import TrainingGraphs, build_training_graphs
 
 
 class Block(ABC):
@@ -56,9 +54,9 @@ class Block(ABC):
 
     def infer_shapes_on_base(self) -> onnx.ModelProto:
         """Add the types and shapes of all values to the model of the context, and return it."""
-        model = current().model
-        _adopt(model, values.inferred(model))
-        return model
+        accessor = current()
+        _adopt(accessor.model, accessor.inferred())
+        return accessor.model
 
     def _built(self, *args: Any, **kwargs: Any) -> tuple[Any, onnx.ModelProto | None]:
         """Return what `build` returned, and the model with types unless this call is nested.
@@ -72,7 +70,7 @@ class Block(ABC):
             output = self.build(*args, **kwargs)
         finally:
             accessor.depth -= 1
-        return output, values.check(accessor.model) if accessor.depth == 0 else None
+        return output, accessor.inferred(check=True) if accessor.depth == 0 else None
 
 
 class ForwardBlock(Block):
@@ -83,8 +81,7 @@ class ForwardBlock(Block):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the block, and make what it returns the outputs of the model."""
         output, typed = self._built(*args, **kwargs)
-        model = current().model
-        typed = typed or values.inferred(model)
+        model, typed = current().model, typed or current().inferred()
         _adopt(model, typed)
         set_outputs(model, names_of(output), typed)
         self._model = copy.deepcopy(model)
@@ -95,57 +92,6 @@ class ForwardBlock(Block):
         if self._model is None:
             raise BlockError("Please build the model first, by calling the block.")
         return self._model
-
-
-class TrainingBlock(Block):
-    """A block that returns a loss, from which the training and the evaluation model are made.
-
-    The first (or only) name that `build` returns is the loss; the others are outputs beside it.
-    Nothing trains until `requires_grad` says so.
-    """
-
-    _requires_grad: dict[str, bool] | None = None
-    _graphs: TrainingGraphs | None = None
-
-    def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Let a parameter train, or (False) be a frozen one that is in the checkpoint."""
-        if self._requires_grad is None:
-            self._requires_grad = {}
-        self._requires_grad[argument_name] = value
-
-    def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-        """Return the trainable and the frozen parameters, each in the order of the model."""
-        if self._graphs is None:
-            raise BlockError(
-                "Please build the training model first before trying to retrieve the parameters."
-            )
-        return self._graphs.trainable, self._graphs.frozen
-
-    def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-        """Return the training and the evaluation model."""
-        if self._graphs is None:
-            raise BlockError(
-                "Please build the training model first before trying to retrieve the models."
-            )
-        return self._graphs.training, self._graphs.evaluation
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block, and differentiate the loss that it returns."""
-        accessor = current()
-        output, typed = self._built(*args, **kwargs)
-        names = names_of(output)
-        set_outputs(accessor.model, names, typed or values.inferred(accessor.model))
-        chosen = self._requires_grad or {}
-        declared = locate(accessor.model, accessor.path) if accessor.has_path else {}
-        self._graphs = build_training_graphs(
-            accessor.model,
-            names,
-            [name for name, trains in chosen.items() if trains],
-            [name for name, trains in chosen.items() if not trains],
-        )
-        name_as_before((self._graphs.training, self._graphs.evaluation), declared)
-        accessor.model = self._graphs.training
-        return output
 
 
 def names_of(output: Any) -> list[str]:

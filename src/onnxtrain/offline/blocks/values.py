@@ -14,32 +14,24 @@ from itertools import chain
 import onnx
 from onnx import helper
 
-from onnxtrain.errors import UnknownNameError
-from onnxtrain.offline.graph.infer import SMALL, check_proto, infer_proto
+from onnxtrain.offline.graph.infer import SMALL
 
 _OWN = ("", "ai.onnx")
 _INITIALIZERS_ALONE_SINCE = 4  # IR version
 _SMALL_COUNT = SMALL // 8  # numbers; shape arithmetic reads int64
 
 
-def is_defined(model: onnx.ModelProto, name: str) -> bool:
-    """Tell whether the model has a value of this name."""
-    return name in defined_names(model.graph)
+def given_type(graph: onnx.GraphProto, name: str) -> onnx.TypeProto | None:
+    """Return the type of an input that declares it, or of an initializer; else None."""
+    fed: Iterable[onnx.TypeProto] = (i.type for i in graph.input if i.name == name)
+    stored = (_info(name, t).type for t in graph.initializer if t.name == name)
+    return next((t for t in (*fed, *stored) if _is_complete(t)), None)
 
 
-def type_of(model: onnx.ModelProto, name: str) -> onnx.TypeProto:
-    """Return type and shape of a value, as declared or else as they follow from its producer.
-
-    Only `elem_type` can be relied on: a shape need not be known.
-    """
-    found = _declared(model.graph, name)
-    is_computed = any(name in node.output for node in model.graph.node)
-    if is_computed or (found is None and is_defined(model, name)):
-        # Inference may know more than is declared, and notices shapes that are declared wrongly.
-        found = known_type(inferred(model), name) or found
-    if found is None:
-        raise UnknownNameError(unknown(model, name))
-    return found
+def declared_type(graph: onnx.GraphProto, name: str) -> onnx.TypeProto | None:
+    """Return the whole type that the model declares for an output or another value, or None."""
+    infos: Iterable[onnx.ValueInfoProto] = chain(graph.output, graph.value_info)
+    return next((i.type for i in infos if i.name == name and _is_complete(i.type)), None)
 
 
 def known_type(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
@@ -50,17 +42,6 @@ def known_type(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
         if info.name == name and info.type.WhichOneof("value"):
             return info.type
     return next((_info(name, t).type for t in graph.initializer if t.name == name), None)
-
-
-def inferred(model: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
-    """Return the model without its weights, with the type of every value that one follows for."""
-    return infer_proto(skeleton(model), shape_arithmetic=shape_arithmetic)
-
-
-def check(model: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
-    """Raise an error if the model is not valid ONNX; return what `inferred` returns."""
-    check_proto(skeleton(model))
-    return inferred(model, shape_arithmetic=shape_arithmetic)
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -167,17 +148,6 @@ def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from node.output
 
 
-def _declared(graph: onnx.GraphProto, name: str) -> onnx.TypeProto | None:
-    infos: Iterable[onnx.ValueInfoProto] = chain(graph.input, graph.output, graph.value_info)
-    for info in infos:
-        if info.name == name and _is_complete(info.type):
-            return info.type
-    for tensor in graph.initializer:
-        if tensor.name == name:
-            return _info(name, tensor).type
-    return None
-
-
 def _is_complete(type_: onnx.TypeProto) -> bool:
     if type_.WhichOneof("value") != "tensor_type":
         return type_.WhichOneof("value") is not None
@@ -186,7 +156,7 @@ def _is_complete(type_: onnx.TypeProto) -> bool:
 
 def unknown(model: onnx.ModelProto, name: str) -> str:
     """Say that a name is unknown, or its type."""
-    if is_defined(model, name):
+    if name in defined_names(model.graph):
         return (
             f"the type of {name!r} is not known: it does not follow from the node that computes "
             "it. Declare it in the value_info of the graph"

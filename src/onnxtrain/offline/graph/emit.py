@@ -6,7 +6,7 @@ could run it. So the stamp is computed from what the model contains, never from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -36,15 +36,15 @@ _IR_VERSION_OF_OVERLOADS = 10
 _QUANTIZATION = "quant_parameter_tensor_names"  # where onnx_ir keeps a quantization annotation
 
 
-def sweep(graph: ir.Graph) -> None:
-    """Remove nodes and initializers from which no output can be reached, in subgraphs too.
+def sweep(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
+    """Remove nodes and initializers that no output, and no value to keep, needs; in subgraphs too.
 
     Graph inputs and outputs stay, used or not: they are the interface of the model, or of a body.
     The graph is in topological order, so one pass from its end meets every use before its value.
     """
-    dead = []
+    dead, kept = [], set(keep)
     for node in reversed(graph):
-        if any(output.uses() or output.is_graph_output() for output in node.outputs):
+        if any(v.uses() or v.is_graph_output() or v in kept for v in node.outputs):
             for body in bodies_of(node):
                 sweep(body)
         else:
@@ -52,7 +52,7 @@ def sweep(graph: ir.Graph) -> None:
             dead.append(node)
     graph.remove(dead)
     for name, value in list(graph.initializers.items()):
-        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input() or value in kept):
             del graph.initializers[name]
 
 

@@ -8,6 +8,7 @@ onnxruntime refuse the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -186,7 +187,7 @@ def _reduce_dims(
     inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
 ) -> Dims | None:
     if len(inputs) < 2 or inputs[1] is None:
-        axes: list[int] | None = list(range(len(dims)))
+        axes: list[int] | None = list(attributes.get("axes", range(len(dims))))
         if attributes.get("noop_with_empty_axes", 0):
             return dims
     else:
@@ -311,9 +312,24 @@ def _gather_dims(
     return None if indices is None else (*dims[:axis], *indices, *dims[axis + 1 :])
 
 
+def _flatten_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    axis = attributes.get("axis", 1)
+    return _product(dims[:axis]), _product(dims[axis:])
+
+
+def _product(dims: Dims) -> Dim:
+    if len(dims) == 1:
+        return dims[0]
+    numbers = [d for d in dims if isinstance(d, int)]
+    return math.prod(numbers) if len(numbers) == len(dims) else UNKNOWN
+
+
 _SPECIAL = {
     "Concat": _concat_dims,
     "Expand": _expand_dims,
+    "Flatten": _flatten_dims,
     "Gather": _gather_dims,
     "MatMul": _matmul_dims,
     "Reshape": _reshape_dims,

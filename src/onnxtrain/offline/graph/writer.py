@@ -92,7 +92,7 @@ class Writer:
         first = node.outputs[0]
         if like is not None:
             self.type_as(first, like)
-        else:
+        elif not domain:
             dtype = infer_dtype(op_type, values, kept)
             if dtype is not None:
                 first.dtype = dtype
@@ -134,7 +134,9 @@ class Writer:
             self._wide[scalar, rank] = self.with_dims(wide, [1] * rank)
         return self._wide[scalar, rank]
 
-    def const(self, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
+    def const(
+        self, value: Any, dtype: ir.DataType | None = None, name: str | None = None
+    ) -> ir.Value:
         """Return a constant: equal ones are one initializer.
 
         An array keeps its own type, a list of integers becomes int64; a number takes `dtype`.
@@ -150,7 +152,7 @@ class Writer:
         tensor = ir.tensor(array)
         key = (tensor.dtype, tuple(array.shape), array.tobytes())
         if key not in self._constants:
-            name = self.names.fresh(_constant_name(array))
+            name = self.names.fresh(name or _constant_name(array))
             made = ir.Value(name=name, const_value=tensor)
             made.dtype, made.shape = tensor.dtype, ir.Shape(array.shape)
             self._root.register_initializer(made)

@@ -10,11 +10,9 @@ from typing import Any
 import onnx
 
 from onnxtrain.errors import BlockError
-from onnxtrain.offline.blocks.accessor import current
+from onnxtrain.offline.blocks.accessor import ModelAccessor, current
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.merge import merge
-from onnxtrain.offline.blocks.values import is_defined, type_of
-from onnxtrain.offline.blocks.writer import Writer
 
 
 class FunctionLoss(Block):
@@ -43,14 +41,14 @@ class FunctionLoss(Block):
     def build(self, *output_names: str) -> Any:
         """Call the function, and add inputs for its labels."""
         labels = self._labels(output_names)
-        op = Writer()
+        accessor = current()
         # Asked before the function writes nodes that read labels which are not there yet.
-        like = type_of(op.model, output_names[0]) if labels else None
+        like = accessor.type_of(output_names[0]) if labels else None
         result = self._function(*output_names, **{label: label for label in labels})
         names_of(result)
         for label in labels:
-            if like is not None and not is_defined(op.model, label):
-                op.input(label, like)
+            if like is not None and not accessor.has(label):
+                accessor.add_input(label, like)
         return result
 
     def _labels(self, given: Sequence[str]) -> list[str]:
@@ -133,23 +131,23 @@ class ModelLoss(Block):
 
     def build(self, *output_names: str) -> str | tuple[str, ...]:
         """Add the nodes of the loss model, and inputs for its labels."""
-        op = Writer()
-        bound = self._bindings(op.model, output_names)
+        accessor = current()
+        bound = self._bindings(accessor, output_names)
         types = {info.name: info.type for info in self._loss.graph.input}
         for name in self._input_names():
             if name not in bound:
-                bound[name] = op.input(self._labels.get(name, name), types[name])
-        outputs = tuple(merge(current(), self._loss, bound))
+                bound[name] = accessor.add_input(self._labels.get(name, name), types[name])
+        outputs = tuple(merge(accessor, self._loss, bound))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _input_names(self) -> list[str]:
         initializers = {tensor.name for tensor in self._loss.graph.initializer}
         return [i.name for i in self._loss.graph.input if i.name not in initializers]
 
-    def _bindings(self, base: onnx.ModelProto, given: Sequence[str]) -> dict[str, str]:
+    def _bindings(self, base: ModelAccessor, given: Sequence[str]) -> dict[str, str]:
         inputs = self._input_names()
         if self._labels:
-            by_position = {n: v for n, v in self._labels.items() if is_defined(base, v)}
+            by_position = {n: v for n, v in self._labels.items() if base.has(v)}
             if not by_position:
                 names = ", ".join(map(repr, self._labels.values()))
                 raise BlockError(f"the model has none of the values {names} to compute a loss from")
@@ -159,9 +157,9 @@ class ModelLoss(Block):
             raise BlockError(f"the loss model has no input {', '.join(map(repr, unknown))}")
         bound = dict(self._inputs)
         for name in bound.values():
-            type_of(base, name)  # an error where there is no such value
+            base.type_of(name)  # an error where there is no such value
         for name in inputs:
-            if name not in bound and is_defined(base, name):
+            if name not in bound and base.has(name):
                 bound[name] = name
         if not set(given) & set(bound.values()) and given and inputs:
             if len(given) > 1 or inputs[0] in bound:

@@ -17,7 +17,17 @@ from onnxtrain.offline.optimizers.proximal import add_proximal
 from onnxtrain.offline.optimizers.rules import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 from onnxtrain.offline.optimizers.writing import Slot, Updated
 
+BY_NAME = {
+    "adamw": AdamW,
+    "adam": Adam,
+    "sgd": SGD,
+    "rmsprop": RMSprop,
+    "adagrad": Adagrad,
+    "lion": Lion,
+}
+
 __all__ = [
+    "BY_NAME",
     "SGD",
     "Adagrad",
     "Adam",

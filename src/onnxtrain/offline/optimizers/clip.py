@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
+from onnxtrain.offline.blocks.append_graph import append_graph
 from onnxtrain.offline.blocks.block import Block
+from onnxtrain.offline.graph.emit import FLOOR_OPSET
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims, working_type
-from onnxtrain.offline.optimizers.append_graph import graft
 
 Clipped = tuple[list[ir.Value], ir.Value | None]
 
@@ -40,9 +41,9 @@ class GradientClip(Block):
         """Add the clipping of the named gradients; return the names of the clipped ones."""
         if not gradient_names:
             raise BlockError("there are no gradients to clip: give their names")
-        return tuple(graft(gradient_names, self._scaled, "clip"))
+        return tuple(append_graph(gradient_names, self._scaled, "clip", least_opset=FLOOR_OPSET))
 
-    def _scaled(self, op: Ops, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+    def _scaled(self, op: Ops, *gradients: ir.Value) -> list[ir.Value]:
         clipped, factor = self.write(op, gradients)
         if factor is not None:
             working = [op.cast(g, working_type(g)) for g in clipped]

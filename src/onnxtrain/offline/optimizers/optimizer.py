@@ -13,6 +13,7 @@ A formula therefore reads a state once, and works with the updated one from ther
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +25,12 @@ import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
 from onnxtrain.format.names import GRADIENT, LEARNING_RATE, STEP
-from onnxtrain.offline.blocks.accessor import current, fresh_name
+from onnxtrain.offline.blocks.accessor import current
+from onnxtrain.offline.blocks.append_graph import append, writer
 from onnxtrain.offline.blocks.block import ForwardBlock
-from onnxtrain.offline.blocks.values import check
-from onnxtrain.offline.graph.emit import sweep
+from onnxtrain.offline.graph.emit import FLOOR_OPSET, sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
-from onnxtrain.offline.optimizers.append_graph import append, writer
 from onnxtrain.offline.optimizers.clip import GradientClip
 from onnxtrain.offline.optimizers.groups import ParameterGroup, Settings, settings_of
 from onnxtrain.offline.optimizers.in_place import Waits
@@ -170,9 +170,9 @@ class Optimizer(ForwardBlock):
         trainable: Sequence[onnx.TensorProto] = parameters[0]
         if not trainable:
             raise BlockError("there is nothing to optimize: no parameter requires a gradient")
-        model = current().model
-        op = writer(model, "optimizer")
-        flag_name = fresh_name(f"{type(self).__name__.lower()}.updated_flag")
+        accessor = current()
+        op = writer(accessor, "optimizer", FLOOR_OPSET)
+        flag_name = accessor.fresh_name(f"{type(self).__name__.lower()}.updated_flag")
         write_optimizer(
             op,
             self,
@@ -181,16 +181,14 @@ class Optimizer(ForwardBlock):
             in_pieces=self.in_pieces,
             proximal=proximal,
         )
-        append(model, op.target)
+        append(accessor.model, op.target)
         return flag_name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the optimizer graph into the model of the context, and check it."""
         flag_name = self.build(*args, **kwargs)
-        model = current().model
-        check(model, shape_arithmetic=False)
-        self._model = onnx.ModelProto()
-        self._model.CopyFrom(model)
+        current().inferred(check=True, shape_arithmetic=False)
+        self._model = copy.deepcopy(current().model)
         return flag_name
 
 

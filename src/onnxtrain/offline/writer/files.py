@@ -5,53 +5,84 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 from onnx import TensorProto
 
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.format.checkpoint.content import CheckpointContent
 from onnxtrain.format.checkpoint.file import WrittenCheckpoint, write_checkpoint
+from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.passes.remat.budget import StepMemory
-from onnxtrain.offline.training_graph import Target, TrainingGraphs
+from onnxtrain.offline.passes.webgpu import Uncovered
+from onnxtrain.offline.training_graph import LossGradients, Target, Tensors
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.shorten_names import compact
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
+@dataclass(frozen=True)
+class Parameters:
+    """The tensors of the checkpoint: what trains, what does not, and running statistics."""
+
+    trainable: Tensors
+    frozen: Tensors
+    statistics: Tensors
+
+    @staticmethod
+    def of(source: LossGradients, trains: Collection[str]) -> Parameters:
+        """Sort the tensors of a differentiated model."""
+        tensors, wanted = source.tensors, set(trains)
+        rest = {n: t for n, t in tensors.items() if n not in wanted}
+        return Parameters(
+            {n: t for n, t in tensors.items() if n in wanted},
+            {n: t for n, t in rest.items() if n not in source.updates},
+            {n: t for n, t in rest.items() if n in source.updates},
+        )
+
+    def counts(self, kind: Literal["trainable", "frozen", "statistics"]) -> dict[str, int]:
+        """Return the number of elements of each tensor of a kind."""
+        tensors: Tensors = getattr(self, kind)
+        return {name: tensor.size for name, tensor in tensors.items()}
+
+
 def write_files(
     folder: Folder,
     models: Mapping[str, onnx.ModelProto],
-    graphs: TrainingGraphs,
+    parameters: Parameters,
     outputs: Sequence[str],
     nominal: bool,
+    *,
     memory: StepMemory | None = None,
     target: Target = "cpu",
-    on_cpu: Mapping[str, Sequence[str]] | None = None,
+    on_cpu: Mapping[str, Sequence[Uncovered]] | None = None,
 ) -> None:
     """Write the checkpoint, then the graphs that point into it for what is frozen.
 
-    `on_cpu` says of each graph which nodes its target has no kernel for.
+    `on_cpu` lists the nodes of each graph that its target has no kernel for.
     """
-    parameters = (graphs.trainable, graphs.frozen)
-    written = write_checkpoint(folder.file("checkpoint"), content_of(parameters), sort=False)
+    written = write_checkpoint(folder.file("checkpoint"), _content(parameters), sort=False)
     if written.data_path is not None:
         folder.file("checkpoint.data")
     if nominal:
-        content = content_of(parameters, nominal=True)
+        content = _content(parameters, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    notes = _notes(graphs, outputs, written, target, memory)
+    notes = _notes(parameters, outputs, written, target, memory)
+    evaluation = models["eval_model"]
     for name, model in models.items():
         _point_to_checkpoint(model, written)
-        if model is not graphs.evaluation:
-            compact(model, graphs.evaluation)
+        if model is not evaluation:
+            compact(model, evaluation)
         del model.metadata_props[:]
-        left = {"on_cpu": list(on_cpu[name])} if on_cpu and on_cpu.get(name) else {}
-        model.metadata_props.add(key="onnxtrain", value=json.dumps(notes | left))
+        left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
+        told = notes | ({"on_cpu": left} if left else {})
+        model.metadata_props.add(key="onnxtrain", value=json.dumps(told))
         file = folder.file(f"{name}.onnx")
         try:
             file.write_bytes(model.SerializeToString())
@@ -59,8 +90,14 @@ def write_files(
             raise OnnxTrainError(f"{file.name!r} cannot be written: {error}") from None
 
 
+def _content(parameters: Parameters, *, nominal: bool = False) -> CheckpointContent:
+    return content_of(
+        parameters.trainable, {**parameters.frozen, **parameters.statistics}, nominal=nominal
+    )
+
+
 def _notes(
-    graphs: TrainingGraphs,
+    parameters: Parameters,
     outputs: Sequence[str],
     written: WrittenCheckpoint,
     target: Target,
@@ -72,9 +109,9 @@ def _notes(
         "checkpoint": written.path.name,
         "loss": outputs[0],
         "outputs": list(outputs[1:]),
-        "trainable": [t.name for t in graphs.trainable],
-        "frozen": [t.name for t in graphs.frozen if t.name not in graphs.statistics],
-        "statistics": list(graphs.statistics),
+        "trainable": list(parameters.trainable),
+        "frozen": list(parameters.frozen),
+        "statistics": list(parameters.statistics),
         **({} if target == "cpu" else {"target": target}),
         **({} if memory is None else {"memory": memory.notes()}),
     }
@@ -110,6 +147,17 @@ def _take_in(tensor: onnx.TensorProto) -> None:
         onnx.external_data_helper.load_external_data_for_tensor(tensor, "")
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def find_library(given: str | bytes | os.PathLike[Any] | None) -> str | None:
+    """Return the library of custom operators: the given one, or that of the context."""
+    library = current_library() if given is None else given
+    if library is None:
+        return None
+    path = os.fsdecode(library)
+    if not Path(path).exists():
+        raise OnnxTrainError(f"there is no custom_op_library at {path!r}")
+    return path
 
 
 def write_ort(folder: Folder, models: Iterable[str], custom_op_library: Any | None) -> None:
