@@ -19,7 +19,6 @@ from onnxtrain.offline.add_loss import Loss, add_loss, listed
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
-from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode
@@ -32,7 +31,6 @@ from onnxtrain.offline.training_graph import (
     Target,
     differentiate_loss,
     evaluation_graph,
-    finish,
     optimizer_graph,
     step_graph,
     training_graph,
@@ -117,9 +115,8 @@ def prepare(
 
     # 1. The model, and the loss behind it.
     if classes is not None:
-        replaced = replace_classifier(
-            model, classes, of=None if of is None else str(of), after=after
-        )
+        (last,) = listed(of) or (None,)
+        replaced = replace_classifier(model, classes, of=last, after=after)
         model, of, train = replaced.model, None, train or replaced.parameters
     elif after is not None:
         raise ArgumentError("after says where a new layer goes: give classes too")
@@ -138,31 +135,28 @@ def prepare(
     def gradients(lean: bool = False) -> LossGradients:
         return differentiate_loss(canonical, names, trains, frozen, bn=bn, lean=lean)
 
-    def build(source: LossGradients) -> dict[str, ir.Model]:
+    def build(source: LossGradients, last: bool = False) -> dict[str, ir.Model]:
         made = {"training_model": training_graph(source, target)}
         if chosen is not None:
-            made["step_model"] = step_graph(source, chosen, target, proximal=proximal)
+            made["step_model"] = step_graph(source, chosen, target, proximal=proximal, last=last)
         return made
 
     if memory_budget is None:
         source, memory = gradients(), None
-        built = build(source)
+        models = build(source, last=True)
     else:
-        source, built, memory = fit_into(memory_budget, gradients, build, sizes, inputs)
+        source, models, memory = fit_into(memory_budget, gradients, build, sizes, inputs)
 
     # 4. The files.
     parameters = Parameters.of(source, trains)
-    graph = skeleton(built["training_model"])
-    models = {"training_model": finish(built.pop("training_model"))}
-    models["eval_model"] = finish(evaluation_graph(canonical, names, source, target))
+    models["eval_model"] = evaluation_graph(canonical, names, source, target)
     if chosen is not None:
         models["optimizer_model"] = optimizer_graph(
             chosen, parameters.trainable, models["training_model"], target, proximal=proximal
         )
-        models["step_model"] = finish(built.pop("step_model"))
     on_cpu = warn_of_uncovered(models) if target == "webgpu" else {}
     with Folder(output, prefix) as folder:
-        write_files(
+        graph = write_files(
             folder, models, parameters, names, nominal_checkpoint, memory=memory,
             target=target, on_cpu=on_cpu,
         )  # fmt: skip

@@ -13,7 +13,6 @@ of the result, each with what comes behind the gradients.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -26,13 +25,17 @@ from onnxtrain.errors import NotDifferentiableError, UnknownNameError
 from onnxtrain.format.names import ACCUMULATED, BUFFER, LAZY_RESET, RANDOM_SEED
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
-from onnxtrain.offline.blocks.accessor import empty_base
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.emit import stamp, sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
-from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_update
+from onnxtrain.offline.optimizers import (
+    Optimizer,
+    add_proximal,
+    write_optimizer,
+    write_update,
+)
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
@@ -117,14 +120,14 @@ def build_training_graphs(
     found = differentiate_loss(canonical, outputs, trainable, frozen, bn=bn)
     trains = set(trainable)
     return TrainingGraphs(
-        training=finish(training_graph(found, target)),
-        evaluation=finish(evaluation_graph(canonical, outputs, found, target)),
+        training=ir.to_proto(training_graph(found, target)),
+        evaluation=ir.to_proto(evaluation_graph(canonical, outputs, found, target)),
         trainable={n: t for n, t in found.tensors.items() if n in trains},
         frozen={n: t for n, t in found.tensors.items() if n not in trains},
         statistics=tuple(found.updates),
         step=None
         if optimizer is None
-        else finish(step_graph(found, optimizer, target, proximal=proximal)),
+        else ir.to_proto(step_graph(found, optimizer, target, proximal=proximal)),
     )
 
 
@@ -281,8 +284,9 @@ class _Copy:
     updates: list[ir.Value] = field(default_factory=list)
 
     @staticmethod
-    def of(source: LossGradients, *, join: bool = True) -> _Copy:
-        model = source.model.clone()
+    def of(source: LossGradients, *, join: bool = True, last: bool = False) -> _Copy:
+        """Copy a model, or take it as it is where this is its last use."""
+        model = source.model if last else source.model.clone()
         values = _values_by_name(model.graph)
         op = Ops(model.graph, model.opset_imports[""])
         gradients = {values[target]: values[name] for target, name in source.gradients.items()}
@@ -324,10 +328,18 @@ def training_graph(source: LossGradients, target: Target = "cpu") -> ir.Model:
 
 
 def step_graph(
-    source: LossGradients, optimizer: Optimizer, target: Target = "cpu", *, proximal: bool = False
+    source: LossGradients,
+    optimizer: Optimizer,
+    target: Target = "cpu",
+    *,
+    proximal: bool = False,
+    last: bool = False,
 ) -> ir.Model:
-    """Return the graph that computes the updated parameters from the gradients."""
-    own = _Copy.of(source)
+    """Return the graph that computes the updated parameters from the gradients.
+
+    Where this is the last use of the gradients, their model becomes that graph.
+    """
+    own = _Copy.of(source, last=last)
     op, graph = own.op, own.model.graph
     own.gradients = {v: g for v, g in own.gradients.items() if v.name not in source.fed}
     gradients = own.in_order()
@@ -356,29 +368,31 @@ def evaluation_graph(
 def optimizer_graph(
     optimizer: Optimizer,
     trainable: Tensors,
-    training: onnx.ModelProto,
+    training: ir.Model,
     target: Target = "cpu",
     *,
     proximal: bool = False,
-) -> onnx.ModelProto:
+) -> ir.Model:
     """Return the optimizer as a graph of its own, of the versions of the training graph."""
-    optimizer = copy.copy(optimizer)
-    optimizer.in_pieces = target == "cpu"
-    tensors = [
-        onnx.TensorProto(name=name, dims=tensor.shape.numpy(), data_type=tensor.dtype)
-        for name, tensor in trainable.items()
-    ]
-    with empty_base(next(o.version for o in training.opset_import if o.domain == "")) as accessor:
-        optimizer((tensors, []), proximal=proximal)
-        model = accessor.model
-    if target == "webgpu":
-        model = finish(_complete(ir.from_proto(model), target))
-    model.ir_version = training.ir_version
-    return model
+    opset = training.opset_imports[""]
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name="graph")
+    write_optimizer(
+        Ops(graph, opset),
+        optimizer,
+        [(name, tensor.dtype, tensor.shape.numpy()) for name, tensor in trainable.items()],
+        f"onnx::{type(optimizer).__name__.lower()}.updated_flag::1",
+        in_pieces=target == "cpu",
+        proximal=proximal,
+    )
+    model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
+    return _complete(model, target) if target == "webgpu" else model
 
 
 def _complete(model: ir.Model, target: Target) -> ir.Model:
-    """Rewrite a graph for its target, sweep it, and put the input of the seed behind all others."""
+    """Rewrite a graph for its target, sweep it, and stamp the lowest versions on it.
+
+    The input of the seed comes behind all others.
+    """
     if target == "webgpu":
         rewrite_for_webgpu(model)
     graph = model.graph
@@ -387,6 +401,7 @@ def _complete(model: ir.Model, target: Target) -> ir.Model:
     if seed is not None:
         graph.inputs.remove(seed)
         graph.inputs.append(seed)
+    stamp(model)
     return model
 
 
@@ -394,10 +409,3 @@ def _stop_dropout(graph: ir.Graph) -> None:
     for node in graph.all_nodes():
         if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
             node.replace_input_with(2, None)
-
-
-def finish(model: ir.Model) -> onnx.ModelProto:
-    """Return a model as a proto, stamped with the lowest versions."""
-    stamp(model)
-    proto: onnx.ModelProto = ir.to_proto(model)
-    return proto

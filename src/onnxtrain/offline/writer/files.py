@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import onnx
-from onnx import TensorProto
+import onnx_ir as ir
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.format.checkpoint.content import CheckpointContent
 from onnxtrain.format.checkpoint.file import WrittenCheckpoint, write_checkpoint
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
+from onnxtrain.offline.graph.shapes import FLOATS
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
 from onnxtrain.offline.training_graph import LossGradients, Target, Tensors
 from onnxtrain.offline.writer.folder import Folder
-from onnxtrain.offline.writer.shorten_names import compact
+from onnxtrain.offline.writer.shorten_names import names_in, shorten_names
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_ORDER = ["training_model", "eval_model", "optimizer_model", "step_model"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Parameters:
 
 def write_files(
     folder: Folder,
-    models: Mapping[str, onnx.ModelProto],
+    models: Mapping[str, ir.Model],
     parameters: Parameters,
     outputs: Sequence[str],
     nominal: bool,
@@ -62,10 +63,11 @@ def write_files(
     memory: StepMemory | None = None,
     target: Target = "cpu",
     on_cpu: Mapping[str, Sequence[Uncovered]] | None = None,
-) -> None:
+) -> onnx.ModelProto:
     """Write the checkpoint, then the graphs that point into it for what is frozen.
 
-    `on_cpu` lists the nodes of each graph that its target has no kernel for.
+    `on_cpu` lists the nodes of each graph that its target has no kernel for. Returns the training
+    graph as it was before the file lost names and shapes that no runtime needs.
     """
     written = write_checkpoint(folder.file("checkpoint"), _content(parameters), sort=False)
     if written.data_path is not None:
@@ -74,20 +76,26 @@ def write_files(
         content = _content(parameters, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
     notes = _notes(parameters, outputs, written, target, memory)
-    evaluation = models["eval_model"]
-    for name, model in models.items():
+    forward = names_in(models["eval_model"].graph)
+    training = onnx.ModelProto()
+    for name in sorted(models, key=_ORDER.index):
+        model = models[name]
         _point_to_checkpoint(model, written)
-        if model is not evaluation:
-            compact(model, evaluation)
-        del model.metadata_props[:]
+        proto: onnx.ModelProto = ir.to_proto(model)
+        if name == "training_model":
+            training.CopyFrom(proto)
+        if name != "eval_model":
+            shorten_names(proto, forward)
+        del proto.metadata_props[:]
         left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
         told = notes | ({"on_cpu": left} if left else {})
-        model.metadata_props.add(key="onnxtrain", value=json.dumps(told))
+        proto.metadata_props.add(key="onnxtrain", value=json.dumps(told))
         file = folder.file(f"{name}.onnx")
         try:
-            file.write_bytes(model.SerializeToString())
+            file.write_bytes(proto.SerializeToString())
         except OSError as error:
             raise OnnxTrainError(f"{file.name!r} cannot be written: {error}") from None
+    return training
 
 
 def _content(parameters: Parameters, *, nominal: bool = False) -> CheckpointContent:
@@ -117,36 +125,23 @@ def _notes(
     }
 
 
-def _point_to_checkpoint(model: onnx.ModelProto, written: WrittenCheckpoint) -> None:
+def _point_to_checkpoint(model: ir.Model, written: WrittenCheckpoint) -> None:
     """Let the graph take frozen parameters from the checkpoint file, where they are stored once."""
-    for tensor in model.graph.initializer:
-        place = written.locations.get(tensor.name)
-        if place is None or _is_read_by_shape_inference(tensor, place.length):
-            _take_in(tensor)
-            continue
-        stub = TensorProto(
-            name=tensor.name,
-            dims=tensor.dims,
-            data_type=tensor.data_type,
-            data_location=TensorProto.EXTERNAL,
-        )
-        entries = {"location": place.path.name, "offset": place.offset, "length": place.length}
-        for key, entry in entries.items():
-            stub.external_data.add(key=key, value=str(entry))
-        tensor.CopyFrom(stub)
+    for name, value in model.graph.initializers.items():
+        tensor, place = value.const_value, written.locations.get(name)
+        assert tensor is not None
+        if place is not None and not _is_read_by_shape_inference(tensor):
+            value.const_value = ir.ExternalTensor(
+                place.path.name, place.offset, place.length, tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=place.path.parent,
+            )  # fmt: skip
+        elif isinstance(tensor, ir.ExternalTensor):  # in a file beside the given model
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
 
 
-def _is_read_by_shape_inference(tensor: onnx.TensorProto, size: int) -> bool:
+def _is_read_by_shape_inference(tensor: ir.TensorProtocol) -> bool:
     """Tell small ones, such as shapes and scales, which onnxruntime wants in the graph itself."""
-    return size <= (64 if tensor.data_type in _FLOATS else 1024)
-
-
-def _take_in(tensor: onnx.TensorProto) -> None:
-    """Read what is in a file beside the given model, which stays where it is."""
-    if tensor.data_location == TensorProto.EXTERNAL:
-        onnx.external_data_helper.load_external_data_for_tensor(tensor, "")
-        tensor.data_location = TensorProto.DEFAULT
-        del tensor.external_data[:]
+    return tensor.nbytes <= (64 if tensor.dtype in FLOATS else 1024)
 
 
 def find_library(given: str | bytes | os.PathLike[Any] | None) -> str | None:

@@ -96,7 +96,7 @@ def uncovered(model: onnx.ModelProto | ir.Model, graph: str = "the graph") -> li
     ]
 
 
-def warn_of_uncovered(models: Mapping[str, onnx.ModelProto]) -> dict[str, list[Uncovered]]:
+def warn_of_uncovered(models: Mapping[str, ir.Model]) -> dict[str, list[Uncovered]]:
     """Return the nodes of each graph that onnxruntime-web runs on the CPU, and log a warning."""
     found = {name: uncovered(model, name) for name, model in models.items()}
     everything = [str(node) for nodes in found.values() for node in nodes]
