@@ -391,7 +391,7 @@ def _optimizer_model(
 ) -> onnx.ModelProto:
     opset = next(o.version for o in graphs.training.opset_import if o.domain == "")
     optimizer = copy.copy(optimizer)
-    optimizer.in_pieces = target == "cpu"
+    optimizer.chunked = target == "cpu"
     with empty_base(opset) as accessor:
         optimizer((graphs.trainable, graphs.frozen), proximal=proximal)
         model = accessor.model

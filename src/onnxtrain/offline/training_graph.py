@@ -159,7 +159,7 @@ class _Parts:
             ordered = add_proximal(op, graph, ordered)
         graph.outputs.extend(
             write_update(
-                op, graph, optimizer, targets, ordered, in_pieces=in_place, in_place=in_place
+                op, graph, optimizer, targets, ordered, chunked=in_place, in_place=in_place
             )
         )
         graph.outputs.extend(updates)
