@@ -33,7 +33,7 @@ from onnxtrain.offline.blocks.accessor import base, current_library, empty_base
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.external import locate
 from onnxtrain.offline.blocks.operators import PassThrough
-from onnxtrain.offline.blocks.values import skeleton as without_weights
+from onnxtrain.offline.blocks.values import without_weights
 from onnxtrain.offline.frontend.canonical_model import BatchNormMode, prepare
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.memory import Activations, estimate_proto

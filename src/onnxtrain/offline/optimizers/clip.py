@@ -17,10 +17,10 @@ from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims, working_typ
 
 Clipped = tuple[list[ir.Value], ir.Value | None]
 
-# One sum of 4.7 million squares is wrong by 1e-4 of the norm. By rows, and then over the rows, it is
+# One sum of 4.7 million squares is wrong by 1e-4 of the norm. By rows and then over the rows, it is
 # right to 1e-7, and threads share the rows. Milliseconds with one and two threads, best of 25 on a
-# busy machine: one ReduceL2 0.6 and 0.6, rows of 4,096 by ReduceL2 4.0 and 2.0, Mul and rows of
-# 4,096 by ReduceSum 1.6 and 1.0.
+# busy machine: one ReduceL2 0.6 and 0.6; rows of 4,096 by ReduceL2 4.0 and 2.0, by ReduceSum of Mul
+# 1.6 and 1.0.
 _LONGEST_ROW = 8192
 
 

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, MemoryBudgetError
-from onnxtrain.offline.blocks.values import skeleton
+from onnxtrain.offline.blocks.values import without_weights
 from onnxtrain.offline.memory import Tensor, likely_sizes, require_symbols, shapes_of, sizes_of
 from onnxtrain.offline.passes.remat.arena import resident_bytes
 from onnxtrain.offline.passes.remat.flow import Flow, execution_order
@@ -157,7 +157,7 @@ class _Weigher:
     def __init__(self, graphs: TrainingGraphs, numbers: Mapping[str, int]) -> None:
         self._graphs = graphs
         self._numbers = numbers
-        self._tensors: dict[str, Tensor] = shapes_of(skeleton(graphs.training), numbers)
+        self._tensors: dict[str, Tensor] = shapes_of(without_weights(graphs.training), numbers)
         if graphs.step is not None:
             # Inference over the optimizer takes long, and its shapes are declared.
             self._tensors = declared(graphs.step.graph, numbers) | self._tensors
