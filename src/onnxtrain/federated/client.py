@@ -42,8 +42,6 @@ from onnxtrain.format.checkpoint.content import Array
 _log = logging.getLogger(__name__)
 _RAISED = 2  # Flower's number for an app that could not do what it was asked to
 _NAME = "{client}"  # what stands for the client's name in `export`
-# `fit` says this to whoever calls it; nobody who reads the reply of a client could follow it.
-_ADVICE_OF_FIT = " No checkpoint was saved: pass checkpoint= to keep one."
 
 
 def client_app(
@@ -161,8 +159,8 @@ class Client:
         try:
             return Message(answer(), reply_to=message)
         except OnnxTrainError as error:
-            reason = " ".join(str(part) for part in (error, *getattr(error, "__notes__", ())))
-            reason = reason.replace(_ADVICE_OF_FIT, "")
+            # Not `advice`: it is for the caller of `fit`, and the server cannot follow it.
+            reason = " ".join([error.message, *getattr(error, "__notes__", ())])
         except Exception as error:  # what the user's own functions raise
             reason = f"{type(error).__name__}: {error}"
             _log.exception("the client could not answer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import secrets
@@ -20,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from onnxtrain.errors import StateError
 from onnxtrain.federated.arrays import read_record, to_record
 from onnxtrain.federated.files import pack_arrays, replace_file, unpack_arrays
+from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger("flwr")
@@ -56,7 +56,7 @@ class Progress:
             "strategy": _split(self.strategy, kept),
             "kind": self.kind,
         }
-        kept["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        kept["about"] = np.frombuffer(strict_json.dumps(about).encode(), np.uint8)
         replace_file(folder / _FILE, pack_arrays(kept))
 
     @classmethod
@@ -67,7 +67,7 @@ class Progress:
             return None
         kept = unpack_arrays(file.read_bytes(), f"the federation's file {file}")
         try:
-            about = json.loads(kept["about"].tobytes())
+            about = strict_json.loads(kept["about"].tobytes())
             if about["format"] not in (1, _FORMAT):
                 raise ValueError(f"format {about['format']}")
             return cls(
@@ -88,7 +88,7 @@ class Progress:
         """Take over the metrics of a round, and write all that there are."""
         self.history.setdefault(kind, {})[str(number)] = dict(metrics)
         if folder is not None:
-            replace_file(folder / _HISTORY, json.dumps(self.history, indent=1).encode())
+            replace_file(folder / _HISTORY, strict_json.dumps(self.history, indent=1).encode())
 
     def has(self, kind: str, number: int) -> bool:
         """Whether there are metrics of a round."""
@@ -112,7 +112,7 @@ def _read_history(file: Path, last: int) -> dict[str, dict[str, dict[str, Any]]]
     if not file.exists():
         return {}
     try:
-        history = json.loads(file.read_bytes())
+        history = strict_json.loads(file.read_bytes())
         return {
             kind: {n: metrics for n, metrics in history.get(kind, {}).items() if int(n) <= last}
             for kind in _KINDS
