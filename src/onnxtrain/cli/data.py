@@ -239,7 +239,7 @@ def _hint(array: Array, dims: Sequence[int | str | None]) -> str:
 
 def _check_type(array: Array, value: ValueType, where: str) -> None:
     """Refuse what no conversion makes into the numbers that an input takes."""
-    from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+    from onnxtrain.format.element_types import ELEMENT_TYPES
 
     element = ELEMENT_TYPES.get(value.element_type)
     wanted = None if element is None else element.dtype
@@ -274,7 +274,7 @@ def _shape(dims: Sequence[Any]) -> str:
 
 def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option: str) -> None:
     """Refuse labels that are no class of the model, where it says how many it has."""
-    from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+    from onnxtrain.format.element_types import ELEMENT_TYPES
 
     name, labels = list(arrays.items())[-1]
     declared = session.module.training_pass.roles.inputs[-1]

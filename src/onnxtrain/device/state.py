@@ -17,7 +17,6 @@ from onnxtrain.device.run.variables import CPU, Place, Variable
 from onnxtrain.errors import CheckpointError, StateError
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
-    ELEMENT_TYPES,
     Array,
     CheckpointContent,
     OptimizerGroup,
@@ -30,6 +29,7 @@ from onnxtrain.format.checkpoint.content import (
 )
 from onnxtrain.format.checkpoint.file import Source, read_checkpoint, write_checkpoint
 from onnxtrain.format.checkpoint.layout import CheckpointLayout
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 if TYPE_CHECKING:
     from onnxtrain.device.optimizer import Optimizer

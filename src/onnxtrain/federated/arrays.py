@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord
 
 from onnxtrain.errors import ArgumentError, NonFiniteError, StateError, UnknownNameError
 from onnxtrain.federated.selection import Holder, Which, module_of, select, state_of
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
 from onnxtrain.format.checkpoint.content import Array as NumpyArray
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 
 def to_arrays(state: Holder, which: Which = "changing") -> ArrayRecord:

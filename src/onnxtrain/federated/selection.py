@@ -13,7 +13,7 @@ from onnxtrain.device.module import Module
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 Which = (
     Literal["changing", "trainable", "no-batch-norm", "everything"]

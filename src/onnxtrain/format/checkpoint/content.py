@@ -2,86 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, code_of
 
 Array = npt.NDArray[Any]
 
 
-class ElementType(NamedTuple):
-    """A type of tensor elements: its name in ONNX, its width, and numpy's type if it has one."""
-
-    name: str
-    bits: int
-    dtype: np.dtype[Any] | None
-
-
-def _numpy_type(name: str, text: str) -> ElementType:
-    dtype = np.dtype(text)
-    return ElementType(name, 8 * dtype.itemsize, dtype)
-
-
 # numpy 1 has no arrays of more dimensions.
 MAX_RANK = 32
-STRING = 8
-BOOL = 9
-
-# ONNX's numbers for element types. Of strings, the width is of no meaning.
-ELEMENT_TYPES: dict[int, ElementType] = {
-    1: _numpy_type("FLOAT", "<f4"),
-    2: _numpy_type("UINT8", "<u1"),
-    3: _numpy_type("INT8", "<i1"),
-    4: _numpy_type("UINT16", "<u2"),
-    5: _numpy_type("INT16", "<i2"),
-    6: _numpy_type("INT32", "<i4"),
-    7: _numpy_type("INT64", "<i8"),
-    STRING: ElementType("STRING", 0, np.dtype(object)),
-    BOOL: _numpy_type("BOOL", "?"),
-    10: _numpy_type("FLOAT16", "<f2"),
-    11: _numpy_type("DOUBLE", "<f8"),
-    12: _numpy_type("UINT32", "<u4"),
-    13: _numpy_type("UINT64", "<u8"),
-    14: _numpy_type("COMPLEX64", "<c8"),
-    15: _numpy_type("COMPLEX128", "<c16"),
-    16: ElementType("BFLOAT16", 16, None),
-    17: ElementType("FLOAT8E4M3FN", 8, None),
-    18: ElementType("FLOAT8E4M3FNUZ", 8, None),
-    19: ElementType("FLOAT8E5M2", 8, None),
-    20: ElementType("FLOAT8E5M2FNUZ", 8, None),
-    21: ElementType("UINT4", 4, None),
-    22: ElementType("INT4", 4, None),
-    23: ElementType("FLOAT4E2M1", 4, None),
-    24: ElementType("FLOAT8E8M0", 8, None),
-    25: ElementType("UINT2", 2, None),
-    26: ElementType("INT2", 2, None),
-}
-
-_CODES = {
-    element.dtype: code
-    for code, element in ELEMENT_TYPES.items()
-    if element.dtype is not None and code != STRING
-}
-# Types that packages add to numpy, one element in as many whole bytes as it needs.
-_ADDED_TYPES = {
-    "bfloat16": 16,
-    "float8_e4m3fn": 17,
-    "float8_e4m3fnuz": 18,
-    "float8_e5m2": 19,
-    "float8_e5m2fnuz": 20,
-    "float8_e8m0fnu": 24,
-}
-
-
-def data_size(code: int, dims: tuple[int, ...]) -> int:
-    """Return how many bytes the elements take; narrow types are packed without gaps."""
-    return -(-math.prod(dims) * ELEMENT_TYPES[code].bits // 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +82,10 @@ def tensor_code(tensor: Tensor, name: str) -> int:
         return tensor.code
     if not isinstance(tensor, np.ndarray):
         raise CheckpointError(f"tensor {name!r}: {type(tensor).__name__} is not a numpy array")
-    dtype = tensor.dtype.newbyteorder("<")
-    if dtype in _CODES:
-        return _CODES[dtype]
-    if dtype.name in _ADDED_TYPES:
-        return _ADDED_TYPES[dtype.name]
-    if dtype.kind == "U" or (
-        dtype.kind == "O" and all(isinstance(text, str) for text in tensor.flat)
-    ):
+    code, kind = code_of(tensor.dtype), tensor.dtype.kind
+    if code is not None:
+        return code
+    if kind == "U" or (kind == "O" and all(isinstance(text, str) for text in tensor.flat)):
         return STRING
     raise CheckpointError(f"tensor {name!r}: a checkpoint has no element type for {tensor.dtype}")
 

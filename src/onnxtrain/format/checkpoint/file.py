@@ -19,18 +19,14 @@ import numpy as np
 from onnxtrain.errors import CheckpointDataError, CheckpointError
 from onnxtrain.format.checkpoint import store as disk
 from onnxtrain.format.checkpoint.content import (
-    BOOL,
-    ELEMENT_TYPES,
     MAX_RANK,
     RESERVED_PREFIX,
-    STRING,
     Array,
     CheckpointContent,
     OptimizerGroup,
     Property,
     RawTensor,
     Tensor,
-    data_size,
 )
 from onnxtrain.format.checkpoint.flat_reader import FlatReader, FlatTable
 from onnxtrain.format.checkpoint.layout import (
@@ -39,6 +35,7 @@ from onnxtrain.format.checkpoint.layout import (
     VERSION,
     CheckpointLayout,
 )
+from onnxtrain.format.element_types import BOOL, ELEMENT_TYPES, STRING, data_size
 
 _READABLE_VERSIONS = (1, VERSION)
 # A reader may come between the two renames of a writer; what it misses is there at once.

@@ -12,19 +12,18 @@ import numpy as np
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.format.checkpoint.content import (
-    STRING,
     CheckpointContent,
     OptimizerGroup,
     Property,
     RawTensor,
     Tensor,
-    data_size,
     tensor_bytes,
     tensor_code,
     tensor_dims,
 )
 from onnxtrain.format.checkpoint.flat_writer import Bulk, Int64s, Node, Table, Text, Vector, lay_out
 from onnxtrain.format.checkpoint.store import checksum, footer
+from onnxtrain.format.element_types import STRING, data_size
 
 IDENTIFIER = b"ODTC"
 VERSION = 2

@@ -1,4 +1,4 @@
-"""What the device needs to know of a graph file: its interface, its notes, its external tensors.
+"""What the device needs to know of a graph file: interface, metadata, external tensors.
 
 The file is mapped and walked once at the level of the graph. Nodes and weights are stepped over,
 not parsed. Only `export` looks further.
@@ -6,21 +6,18 @@ not parsed. Only `export` looks further.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from onnxtrain.errors import ModelError
 from onnxtrain.format.mapped_file import mapped
+from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
-from onnxtrain.format.model.tensor import read_entry, read_initializer, stays_in_folder
+from onnxtrain.format.model.tensor import read_entry, read_initializer
 from onnxtrain.format.model.wire import MAX_RANK, Reader
 
-NOTES_KEY = "onnxtrain"
 _ORT_IDENTIFIER = b"ORTM"
 
 
@@ -54,7 +51,7 @@ class ValueType:
 class ModelFile:
     """A graph file, mapped into memory or given as bytes. `read` makes one.
 
-    A file in the ORT format has `is_ort` set, no notes, and nothing in its lists: its interface is
+    A file in the ORT format has `is_ort` set, default metadata, and empty lists: its interface is
     known to the session that onnxruntime makes of it.
     """
 
@@ -63,7 +60,7 @@ class ModelFile:
     path: Path | None = None
     is_ort: bool = False
     ir_version: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
+    metadata: GraphMetadata = field(default_factory=GraphMetadata)
     inputs: tuple[ValueType, ...] = ()
     outputs: tuple[ValueType, ...] = ()
     external: dict[str, ExternalTensor] = field(default_factory=dict)
@@ -150,7 +147,7 @@ def _read_model(model: ModelFile) -> ModelFile:
     if len(model.data) == 0:
         reader.fail("the file is empty", "model")
     graphs: list[memoryview] = []
-    notes: str | None = None
+    metadata: str | None = None
     for part in reader.fields(model.data, "model"):
         if part.number == ModelField.GRAPH:
             graphs.append(reader.message(part, "model"))
@@ -161,13 +158,13 @@ def _read_model(model: ModelFile) -> ModelFile:
             model.opsets[domain] = version
         elif part.number == ModelField.METADATA:
             key, value = read_entry(reader, reader.message(part, "metadata_props"))
-            notes = value if key == NOTES_KEY else notes
+            metadata = value if key == METADATA_KEY else metadata
     if len(graphs) != 1:
         reader.fail(
             f"there are {len(graphs)} graphs instead of one: this is not an ONNX model", "model"
         )
-    if notes is not None:
-        model.notes = read_notes(reader, notes)
+    if metadata is not None:
+        model.metadata = read_metadata(reader, metadata)
     _read_graph(model, reader, graphs[0])
     return model
 
@@ -212,37 +209,12 @@ def _require_unique(reader: Reader, what: str, names: list[str]) -> None:
         seen.add(name)
 
 
-def read_notes(reader: Reader, text: str) -> dict[str, Any]:
-    """Read the note that graph files bear, which may come from anywhere."""
+def read_metadata(reader: Reader, text: str) -> GraphMetadata:
+    """Read the metadata of a graph file, which may come from anywhere."""
     try:
-        notes = json.loads(text)
-    except (ValueError, RecursionError):
-        reader.fail("the note of onnxtrain is not valid JSON", "metadata_props")
-    if not isinstance(notes, dict):
-        reader.fail("the note of onnxtrain is not a JSON object", "metadata_props")
-    for key, is_right in _NOTES.items():
-        if key in notes and not is_right(notes[key]):
-            reader.fail(f"{key!r} in the note of onnxtrain is not what it should be", key)
-    return notes
-
-
-def _is_names(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(name, str) for name in found)
-
-
-# What the values of the note have to be; whoever reads them can rely on it.
-_NOTES: dict[str, Callable[[Any], bool]] = {
-    "format": lambda found: type(found) is int,
-    "checkpoint": lambda found: isinstance(found, str) and stays_in_folder(found),
-    "loss": lambda found: isinstance(found, str),
-    "outputs": _is_names,
-    "trainable": _is_names,
-    "frozen": _is_names,
-    "statistics": _is_names,
-    "target": lambda found: isinstance(found, str),
-    "on_cpu": _is_names,
-    "memory": lambda found: isinstance(found, dict),
-}
+        return GraphMetadata.from_json(text)
+    except ValueError as error:
+        reader.fail(str(error), "metadata_props")
 
 
 def read_opset(reader: Reader, message: memoryview) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, STRING, data_size
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
 from onnxtrain.format.model.wire import FIXED32, FIXED64, Field, Reader
 
 # The value of data_location for what is in another file.

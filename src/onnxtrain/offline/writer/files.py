@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.format.checkpoint.file import WrittenCheckpoint, write_checkpoint
+from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.training_graph import Target, TrainingGraphs
@@ -44,14 +45,14 @@ def write_files(
     if nominal:
         content = content_of(parameters, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    notes = _notes(graphs, outputs, written, target, memory)
+    metadata = _metadata(graphs, outputs, written, target, memory)
     for name, model in models.items():
         _point_to_checkpoint(model, written)
         if model is not graphs.evaluation:
             compact(model, graphs.evaluation)
         del model.metadata_props[:]
-        left = {"on_cpu": list(on_cpu[name])} if on_cpu and on_cpu.get(name) else {}
-        model.metadata_props.add(key="onnxtrain", value=json.dumps(notes | left))
+        about = replace(metadata, on_cpu=tuple((on_cpu or {}).get(name, ())))
+        model.metadata_props.add(key=METADATA_KEY, value=about.to_json())
         file = folder.file(f"{name}.onnx")
         try:
             file.write_bytes(model.SerializeToString())
@@ -59,25 +60,23 @@ def write_files(
             raise OnnxTrainError(f"{file.name!r} cannot be written: {error}") from None
 
 
-def _notes(
+def _metadata(
     graphs: TrainingGraphs,
     outputs: Sequence[str],
     written: WrittenCheckpoint,
     target: Target,
     memory: StepMemory | None,
-) -> dict[str, Any]:
-    """Describe the artifacts for the runtimes that read them, as JSON in each graph file."""
-    return {
-        "format": 1,
-        "checkpoint": written.path.name,
-        "loss": outputs[0],
-        "outputs": list(outputs[1:]),
-        "trainable": [t.name for t in graphs.trainable],
-        "frozen": [t.name for t in graphs.frozen if t.name not in graphs.statistics],
-        "statistics": list(graphs.statistics),
-        **({} if target == "cpu" else {"target": target}),
-        **({} if memory is None else {"memory": memory.notes()}),
-    }
+) -> GraphMetadata:
+    return GraphMetadata(
+        checkpoint=written.path.name,
+        loss=outputs[0],
+        outputs=tuple(outputs[1:]),
+        trainable=tuple(t.name for t in graphs.trainable),
+        frozen=tuple(t.name for t in graphs.frozen if t.name not in graphs.statistics),
+        statistics=tuple(graphs.statistics),
+        target=target,
+        memory=None if memory is None else memory.notes(),
+    )
 
 
 def _point_to_checkpoint(model: onnx.ModelProto, written: WrittenCheckpoint) -> None:
