@@ -40,7 +40,7 @@ CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
 # What a killed process left behind is removed by the first save after this time.
 _STALE_SECONDS = 3600
 
-Write = Callable[[BinaryIO], None]
+Write = Callable[[BinaryIO], object]
 
 
 def new_identifier() -> str:
