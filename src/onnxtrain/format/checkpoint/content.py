@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as plain data: tensors by name, optimizer state, properties."""
+"""The content of a checkpoint as plain data: tensors, optimizer state, properties."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, code_of
 Array = npt.NDArray[Any]
 
 
-# numpy 1 has no arrays of more dimensions.
+# The limit of numpy 1.
 MAX_RANK = 32
 
 
 @dataclass(frozen=True, eq=False)
 class RawTensor:
-    """A tensor whose type numpy does not have, or a tensor of a nominal checkpoint.
+    """A tensor of a type that numpy lacks, or a tensor of a nominal checkpoint.
 
-    `code` is ONNX's number of the element type and `data` the elements as they are in the file:
-    little-endian, types narrower than a byte packed with the first element in the lowest bits.
-    In a nominal checkpoint `data` is empty, whatever `dims` says.
+    `code` is ONNX's number of the element type, and `data` the elements as in the file:
+    little-endian, types narrower than a byte packed with the first element in the lowest bits. In
+    a nominal checkpoint `data` is empty, whatever `dims` says.
     """
 
     code: int
@@ -33,7 +33,7 @@ class RawTensor:
     data: npt.NDArray[np.uint8]
 
     def bits(self) -> Array:
-        """The elements as unsigned integers of their width, in shape; for 8 bits and more."""
+        """Return the elements as unsigned integers of their width; for 8 bits and more."""
         width = ELEMENT_TYPES[self.code].bits
         if width < 8:
             raise CheckpointError(f"{ELEMENT_TYPES[self.code].name} elements are packed in bytes")
@@ -48,7 +48,7 @@ Property = int | float | str
 class OptimizerGroup:
     """The state of the optimizer for a group of parameters.
 
-    `states` maps a parameter to its state tensors; the k-th is called `momentum<k>` in the file.
+    `states` maps a parameter to its state tensors, `momentum<k>` in the file.
     """
 
     step: int = 0
@@ -58,12 +58,12 @@ class OptimizerGroup:
 
 @dataclass(eq=False)
 class CheckpointContent:
-    """All that a checkpoint file holds. The mappings are in the order of the file.
+    """Everything in a checkpoint file, in the order of the file.
 
-    A value is a numpy array, or a `RawTensor` where numpy lacks the type. In a `nominal` checkpoint
-    all are `RawTensor`s without data. Float properties are rounded to 32 bits by the file.
-    `has_external_data` says that large tensors were in a file of their own, and makes the writer
-    put them in one again.
+    A tensor is a numpy array, or a `RawTensor` if numpy lacks the type. In a `nominal` checkpoint
+    all are `RawTensor`s without data. The file rounds float properties to 32 bits.
+    `has_external_data` says that large tensors were in a second file; the writer puts them in one
+    again.
     """
 
     trainable: dict[str, Tensor] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def tensor_dims(tensor: Tensor, name: str) -> tuple[int, ...]:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Return the elements as they are stored; a copy only if they are not so in memory."""
+    """Return the elements as they are stored, without a copy if memory holds them so."""
     if isinstance(tensor, RawTensor):
         array: Array = tensor.data
     else:
@@ -109,15 +109,15 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-# ONNX Runtime saves neither the learning rate nor the scheduler nor the state of random numbers.
-# They are kept in properties of this prefix, which users do not see and ONNX Runtime ignores.
+# Properties of this prefix hold what ONNX Runtime's format has no field for: learning rate,
+# scheduler, random state. Users do not see them, and ONNX Runtime ignores them.
 RESERVED_PREFIX = "__onnxtrain__."
 
 
 def split_properties(
     properties: Mapping[str, Property],
 ) -> tuple[dict[str, Property], dict[str, Property]]:
-    """Separate the user's properties from the reserved ones, whose prefix is taken off."""
+    """Return the user's properties, and the reserved ones without their prefix."""
     user: dict[str, Property] = {}
     reserved: dict[str, Property] = {}
     for name, value in properties.items():
