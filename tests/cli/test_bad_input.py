@@ -215,7 +215,7 @@ CASES = {
     "export artifacts -o empty": "is a folder",
     "export empty -o model.onnx": "onnxtrain prepare",
     "checkpoint show empty": "not there",
-    "checkpoint show model.onnx": "this file is no checkpoint",
+    "checkpoint show model.onnx": "it is not a checkpoint",
     "demo -o file/x": "give another folder",
     "demo --seed -1": "at least 0",
 }

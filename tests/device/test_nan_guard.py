@@ -49,7 +49,8 @@ def test_a_label_that_is_no_class() -> None:
     text = str(caught.value)
     assert "epoch 1, step 3 (step 3 of the run): the loss is nan, and the data" in text
     assert "('labels' is from 0 to 7 in this batch): one that is no class" in text
-    assert "No checkpoint was saved" in text
+    assert caught.value.advice.startswith("No checkpoint was saved")
+    assert text == f"{caught.value.message} {caught.value.advice}"
     assert "The last losses were" in text
     # They are looked at after each step, so there is no doubt about the step.
     assert "were finite after" not in text

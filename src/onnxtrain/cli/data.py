@@ -16,7 +16,7 @@ from onnxtrain.cli.images import read_images
 from onnxtrain.cli.reading import Array, Data, Reading
 from onnxtrain.cli.tables import read_table
 from onnxtrain.errors import InputError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession

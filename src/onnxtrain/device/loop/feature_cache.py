@@ -20,7 +20,8 @@ from onnxtrain.device.export.layout import ModelLayout
 from onnxtrain.device.export.model_parts import ModelParts, Node, NodeField, find_needed, take_apart
 from onnxtrain.device.run.graph import Graph
 from onnxtrain.errors import ArgumentError, InputError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, Array
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile
 from onnxtrain.format.model.wire import Reader, text_field
 

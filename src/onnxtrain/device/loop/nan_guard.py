@@ -48,7 +48,8 @@ class Guard:
             raise NonFiniteError(
                 f"{where}: the loss is finite, but after the step {_listed(bad)}. "
                 f"{self._since(step)}The gradient or the update overflowed: lower the learning "
-                f"rate ({self._session.get_learning_rate():.3g}) or clip the gradients. {kept}",
+                f"rate ({self._session.get_learning_rate():.3g}) or clip the gradients.",
+                advice=kept,
                 step=step,
                 parameters=[name for name, _, _ in bad],
             )
@@ -77,7 +78,8 @@ class Guard:
         if bad:
             raise NonFiniteError(
                 f"{where}: the loss is finite, but {_listed(bad, 'the gradient of ')}. The "
-                f"parameters were not updated. {kept}",
+                "parameters were not updated.",
+                advice=kept,
                 step=step,
                 parameters=[name for name, _, _ in bad],
             )
@@ -89,7 +91,8 @@ class Guard:
         if bad:
             raise NonFiniteError(
                 f"{where}: the state of the optimizer is not usable: {_listed(bad)}. Lower the "
-                f"learning rate or clip the gradients. {kept}",
+                "learning rate or clip the gradients.",
+                advice=kept,
                 step=step,
                 parameters=[name for name, _, _ in bad],
             )
@@ -102,7 +105,10 @@ class Guard:
         cause = bad_data(names, batch)
         if cause:
             return NonFiniteError(
-                f"{where}: the loss is {loss}, because {cause}. {kept}", step=step, in_data=True
+                f"{where}: the loss is {loss}, because {cause}.",
+                advice=kept,
+                step=step,
+                in_data=True,
             )
         bad = self._bad_parameters()
         parts = [f"{where}: the loss is {loss}, and the data of the batch are finite."]
@@ -114,10 +120,10 @@ class Guard:
         parts.append(
             f"Lower the learning rate ({self._session.get_learning_rate():.3g}), clip the "
             f"gradients, or look at the labels{_label_range(names, batch)}: one that is no class "
-            f"makes the loss NaN. {kept}"
+            "makes the loss NaN."
         )
         text = " ".join(part for part in parts if part)
-        return NonFiniteError(text, step=step, parameters=[name for name, _, _ in bad])
+        return NonFiniteError(text, advice=kept, step=step, parameters=[name for name, _, _ in bad])
 
     def _since(self, step: int) -> str:
         if self._good_step is None or self._good_step >= step - 1:
