@@ -205,7 +205,7 @@ CASES = {
     "train artifacts --data good.npz --seed -1": "at least 0",
     "train artifacts --data good.npz --std 0": "other than 0",
     "train artifacts --data good.npz --mean nan": "takes numbers",
-    "train artifacts --data good.npz --metric f1": "--eval",
+    "train artifacts --data good.npz --metric f1": "--validation",
     "train artifacts --data good.npz --resume --restart": "not allowed with",
     "train artifacts --data good.npz --checkpoint artifacts/checkpoint --restart": "another file",
     "train artifacts --data good.npz --checkpoint artifacts/eval_model.onnx": "another file",
