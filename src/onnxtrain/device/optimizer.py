@@ -15,13 +15,8 @@ from onnxtrain.device.run.graph_signature import check_updates, momentums_of, pr
 from onnxtrain.device.run.variables import Variable
 from onnxtrain.device.state import GROUP
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, StateError
-from onnxtrain.format.checkpoint.content import (
-    ELEMENT_TYPES,
-    Array,
-    OptimizerGroup,
-    RawTensor,
-    Tensor,
-)
+from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile
 from onnxtrain.format.names import LEARNING_RATE, STEP, UPDATED
 

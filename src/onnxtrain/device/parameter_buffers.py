@@ -1,7 +1,7 @@
 """All parameters concatenated in one buffer, as federated learning exchanges them.
 
 The order is that of the training graph's inputs for what trains, then running statistics in the
-same order, then frozen parameters as the graph's notes list them (by name where it has none).
+same order, then frozen parameters as the graph's metadata lists them (by name where it has none).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from onnxtrain.device.parameters import checked
 from onnxtrain.device.run.graph_signature import GraphSignature
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, Array
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile
 
 _FLOAT = 1
@@ -34,7 +35,7 @@ class Buffers:
         inputs = {v.name: v.dims for v in signature.parameters}
         self._trainable = [name for name in inputs if name in trained]
         rest = [name for name in inputs if name not in trained]
-        noted = [n for n in model.notes.get("frozen", []) if state.has(n) and n not in inputs]
+        noted = [n for n in model.metadata.frozen if state.has(n) and n not in inputs]
         others = sorted(set(state.names()) - set(inputs) - set(noted))
         self._all = [*self._trainable, *rest, *noted, *others]
         constants = stored_shapes(model, [*noted, *others]) if state.nominal else {}

@@ -28,7 +28,8 @@ class TrainingSession:
     """All of training: steps, evaluation, learning rate, checkpoints, export.
 
     Args:
-        checkpoint: a `CheckpointState`, or the file or bytes of a checkpoint.
+        checkpoint: the folder of artifacts; or, with the graphs that follow, a `CheckpointState`,
+            or the file or bytes of a checkpoint.
         train_model: the training graph: a path, or its bytes.
         eval_model: the evaluation graph, for evaluation and export.
         optimizer_model: the optimizer graph, for updates.
@@ -38,7 +39,7 @@ class TrainingSession:
         batch_size: as for `Module`.
 
     Examples:
-        >>> session = TrainingSession.from_folder("artifacts")
+        >>> session = TrainingSession("artifacts")
         >>> for x, labels in batches:
         ...     loss = session.step(x, labels)
         >>> session.save_checkpoint("checkpoint")
@@ -48,7 +49,7 @@ class TrainingSession:
     def __init__(
         self,
         checkpoint: CheckpointState | Source,
-        train_model: Model,
+        train_model: Model | None = None,
         eval_model: Model | None = None,
         optimizer_model: Model | None = None,
         step_model: Model | None = None,
@@ -57,6 +58,12 @@ class TrainingSession:
         session_options: Any = None,
         batch_size: Batch = None,
     ) -> None:
+        if train_model is None:
+            if not isinstance(checkpoint, str | os.PathLike):
+                raise ArgumentError("train_model is missing: pass the training graph, or a folder")
+            folder = Path(checkpoint)
+            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder)
+            checkpoint = _checkpoint_file(folder, "")
         if not isinstance(checkpoint, CheckpointState):
             checkpoint = CheckpointState.load_checkpoint(checkpoint)
         self.state = checkpoint
@@ -82,7 +89,7 @@ class TrainingSession:
         checkpoint: CheckpointState | Source | None = None,
         **options: Any,
     ) -> TrainingSession:
-        """Make a session from a folder of artifacts, with whatever graphs are in it.
+        """Make a session from a folder, as the constructor does, with more to choose.
 
         Args:
             directory: the folder.
@@ -92,17 +99,10 @@ class TrainingSession:
 
         """
         folder = Path(directory)
-        if not folder.is_dir():
-            raise ModelError(f"there is no folder {str(folder)!r}")
-        train, *others = (_graph_file(folder, f"{prefix}{stem}") for stem in _GRAPHS)
-        if train is None:
-            raise ModelError(
-                f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
-                "of training artifacts"
-            )
+        graphs = _graphs_in(folder, prefix)
         if checkpoint is None:
             checkpoint = _checkpoint_file(folder, prefix)
-        return cls(checkpoint, train, *others, **options)
+        return cls(checkpoint, *graphs, **options)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -280,6 +280,21 @@ class TrainingSession:
         return self.module.export_model_for_inferencing(
             inference_model_uri, graph_output_names, optimize=optimize, format=format
         )
+
+
+def _graphs_in(
+    folder: Path, prefix: str = ""
+) -> tuple[Path, Path | None, Path | None, Path | None]:
+    """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
+    if not folder.is_dir():
+        raise ModelError(f"there is no folder {str(folder)!r}")
+    train, eval_, optimizer, step = (_graph_file(folder, f"{prefix}{s}") for s in _GRAPHS)
+    if train is None:
+        raise ModelError(
+            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
+            "of training artifacts"
+        )
+    return train, eval_, optimizer, step
 
 
 def _graph_file(folder: Path, stem: str) -> Path | None:

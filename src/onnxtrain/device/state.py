@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -16,8 +15,8 @@ from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.graph import Frozen
 from onnxtrain.device.run.variables import CPU, Device, Variable
 from onnxtrain.errors import CheckpointError, StateError
+from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
-    ELEMENT_TYPES,
     Array,
     CheckpointContent,
     OptimizerGroup,
@@ -30,6 +29,7 @@ from onnxtrain.format.checkpoint.content import (
 )
 from onnxtrain.format.checkpoint.file import Source, read_checkpoint, write_checkpoint
 from onnxtrain.format.checkpoint.layout import CheckpointLayout
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 if TYPE_CHECKING:
     from onnxtrain.device.optimizer import Optimizer
@@ -145,7 +145,7 @@ class TrainingState:
         groups: dict[str, OptimizerGroup] = {}
         if include_optimizer_state and not self.nominal:
             groups = self.groups if self.optimizer is None else {GROUP: self.optimizer.group()}
-            reserved[_TRAINING] = json.dumps(self._training(), allow_nan=True)
+            reserved[_TRAINING] = strict_json.dumps(self._training())
         return CheckpointContent(
             trainable={name: self.held(name) for name in self._trainable},
             frozen={name: self.held(name) for name in self.frozen.values},
@@ -292,7 +292,7 @@ def _training_of(text: Property | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        saved = json.loads(text) if isinstance(text, str) else None
+        saved = strict_json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         saved = None
     if not isinstance(saved, dict) or not all(

@@ -1,4 +1,4 @@
-"""Which parameters a federation shares, and which stay with the client."""
+"""The parameters that a federation shares; the others stay on the clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.device.module import Module
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState, TrainingState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 Which = (
     Literal["changing", "trainable", "no-batch-norm", "everything"]
@@ -43,16 +43,15 @@ def module_of(holder: Holder) -> Module | None:
 
 
 def select(holder: Holder, which: Which = "changing") -> list[str]:
-    """Return the names of the parameters that `which` means, all of them floats.
+    """Return the names of the selected parameters, all of them floats.
 
     Args:
-        holder: a `TrainingSession`, a `Module`, or a `CheckpointState`, which does not know what is
-            a running statistic and what belongs to BatchNormalization.
-        which: "changing" is what training changes: parameters that train and running statistics;
-            "trainable" leaves out the statistics; "no-batch-norm" leaves out all that belongs to
-            BatchNormalization (FedBN); "everything" has frozen floats too. Or names and patterns
-            of what training changes (FedPer: `["features.*"]`), where those that begin with "!"
-            take away; or a function that tells by the name.
+        holder: a `TrainingSession`, a `Module`, or a `CheckpointState`, which does not know running
+            statistics and BatchNormalization.
+        which: "changing" for trainable parameters and running statistics, "trainable" for trainable
+            parameters, "no-batch-norm" for "changing" without BatchNormalization (FedBN),
+            "everything" for "changing" and frozen floats. Or names and patterns of "changing"
+            (FedPer: `["features.*"]`), where a leading "!" excludes; or a function of the name.
 
     """
     is_list = isinstance(which, Iterable) and not isinstance(which, str)
@@ -82,7 +81,7 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
 
 
 def is_float(state: TrainingState, name: str) -> bool:
-    """Whether a parameter is of a float type that numpy has; counters are not."""
+    """Whether a parameter has a float type that numpy knows."""
     dtype = ELEMENT_TYPES[state.code_of(name)].dtype
     return dtype is not None and np.issubdtype(dtype, np.floating)
 
@@ -97,7 +96,7 @@ def _changing(holder: Holder) -> list[str]:
         return [*state.trainable_names(), *module.statistics]
     if _others(state):
         raise StateError(
-            "a CheckpointState does not know which of its parameters are running statistics: pass "
+            "a CheckpointState does not know its running statistics: pass "
             "the TrainingSession, or which='trainable' or 'everything'"
         )
     return state.trainable_names()
@@ -112,21 +111,21 @@ def _batch_norm(holder: Holder) -> set[str]:
     model = chosen.graph.model
     if model.is_ort:
         raise StateError(
-            f"{model.source_name} is in the ORT format, which does not tell what belongs to "
-            "BatchNormalization: use the graphs in the ONNX format, or patterns of names"
+            f"{model.source_name} is in the ORT format, which hides BatchNormalization: use the "
+            "graphs in the ONNX format, or patterns of names"
         )
     names = {n for node in take_apart(model).nodes if _BATCH_NORM in node.calls for n in node.reads}
     return {name for name in names if module.state.has_parameter(name)} | set(module.statistics)
 
 
 def variances(holder: Holder) -> set[str]:
-    """Return the running variances, as far as can be told: what is below zero spoils a model."""
+    """Return the running variances, which must not become negative."""
     module = module_of(holder)
     chosen = None if module is None else module.evaluation_executor or module.training_executor
     if module is None or chosen is None:
         return set()
     statistics = set(module.statistics)
-    if chosen.graph.model.is_ort:  # nothing but its name tells
+    if chosen.graph.model.is_ort:  # only the name tells
         return {name for name in statistics if "var" in name.lower()}
     nodes = take_apart(chosen.graph.model).nodes
     return statistics & {n.inputs[4] for n in nodes if _BATCH_NORM in n.calls and len(n.inputs) > 4}
@@ -142,8 +141,8 @@ def _matching(patterns: list[str], names: list[str]) -> list[str]:
     for pattern in (*wanted, *taken_away):
         if not fnmatch.filter(names, pattern):
             raise UnknownNameError(
-                f"which has {pattern!r}, which matches no parameter that training changes: "
-                f"{', '.join(names)}"
+                f"the pattern {pattern!r} in which matches none of the parameters that training "
+                f"changes: {', '.join(names)}"
             )
 
     def matches(name: str, globs: list[str]) -> bool:

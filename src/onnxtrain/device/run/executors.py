@@ -20,7 +20,8 @@ from onnxtrain.device.run.graph_signature import (
 from onnxtrain.device.run.variables import Variable
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import StateError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, Array
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.names import ACCUMULATED, BUFFER, LAZY_RESET, RANDOM_SEED, UPDATED
 
 if TYPE_CHECKING:

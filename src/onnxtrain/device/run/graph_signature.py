@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import CheckpointError, ModelError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.metadata import FORMAT
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.names import (
     ACCUMULATED,
@@ -21,8 +22,6 @@ from onnxtrain.format.names import (
     STEP,
     UPDATED,
 )
-
-FORMAT = 1  # of the artifact folder
 
 
 @dataclass(frozen=True)
@@ -95,19 +94,20 @@ def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
 
 def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
     """Refuse a graph and a checkpoint that were not made for each other."""
-    if model.notes.get("format", FORMAT) != FORMAT:
+    if model.metadata.format != FORMAT:
         raise ModelError(
-            f"{model.source_name} is of format {model.notes['format']}, and this version of "
+            f"{model.source_name} is of format {model.metadata.format}, and this version of "
             f"onnxtrain knows format {FORMAT}: use a newer one"
         )
-    listed = _noted(model, "trainable", "frozen", "statistics")
-    missing = [n for n in (*listed, *model.external) if not state.has(n)]
+    about = model.metadata
+    listed = (*about.trainable, *about.frozen, *about.statistics, *model.external)
+    missing = [name for name in listed if not state.has(name)]
     if missing:
         raise CheckpointError(
             f"{model.source_name} has the parameter {missing[0]!r}, and the checkpoint does not: "
             "they do not belong together"
         )
-    for name in (*model.initializer_names, *_noted(model, "frozen")):
+    for name in (*model.initializer_names, *about.frozen):
         if state.is_trainable(name):
             raise CheckpointError(
                 f"{name!r} is a constant in {model.source_name}, and the checkpoint has it as a "
@@ -155,21 +155,13 @@ def check_updates(model: ModelFile, state: TrainingState) -> list[str]:
 
 def _check_trainable(model: ModelFile, state: TrainingState, names: Sequence[str]) -> None:
     """Refuse a graph that trains what the checkpoint does not."""
-    for name in (*names, *_noted(model, "trainable")):
+    for name in (*names, *model.metadata.trainable):
         if not state.is_trainable(name):
             held = "has as frozen" if state.has(name) else "does not have"
             raise CheckpointError(
                 f"{model.source_name} trains {name!r}, which the checkpoint {held}: they do not "
                 "belong together"
             )
-
-
-def _noted(model: ModelFile, *keys: str) -> Iterable[str]:
-    for key in keys:
-        names = model.notes.get(key, [])
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-            raise ModelError(f"{model.source_name}: the note {key!r} is not a list of names")
-        yield from names
 
 
 def _check_type(

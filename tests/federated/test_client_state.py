@@ -12,14 +12,14 @@ from flwr.serverapp.strategy import FedAvg
 from onnxtrain import TrainingSession
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.federated import client_app, open_artifacts, pack
-from onnxtrain.federated.client_state import Kept
+from onnxtrain.federated.client_state import ClientState
 
 BODY = ["fc1.*"]
 
 
-def kept(folder, number) -> Kept:
+def kept(folder, number) -> ClientState:
     file = folder / f"client-{number}.npz"
-    return Kept.from_bytes(file.read_bytes(), str(file))
+    return ClientState.from_bytes(file.read_bytes(), str(file))
 
 
 def test_a_personal_head_stays_and_survives_a_restart(tmp_path) -> None:
