@@ -15,10 +15,11 @@ from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.selection import Role, survey
 
 
@@ -152,7 +153,8 @@ def _activations(
     op = Ops(graph, opset)
     with op.arithmetic():
         seed = op.zeros_like(output)
-    gradients = differentiate(op, list(graph), {output: seed}, weights)
+    rules = join_gelu(graph, [*weights, output])
+    gradients = differentiate(op, list(graph), {output: seed}, weights, rules=rules)
     graph.outputs.clear()
     graph.outputs.extend(value for value in gradients.values() if value is not None)
     sweep(graph)

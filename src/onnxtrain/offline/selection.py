@@ -26,6 +26,7 @@ from onnxtrain.offline.autodiff.engine import ActivePath, operator_name
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.autodiff.registry import lookup, refusal
 from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
+from onnxtrain.offline.graph.op_facts import PARAMETER_INPUTS
 from onnxtrain.offline.graph.shapes import is_float
 
 # Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
@@ -38,15 +39,6 @@ class Role(Enum):
     WEIGHT = "weight"
     STATISTIC = "running statistic"
     CONSTANT = "constant"
-
-
-# Inputs that always hold weights, even where the tensor has a single element.
-_PARAMETER_INPUTS = {
-    "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gather": (0,),
-    "Gemm": (1, 2), "GroupNormalization": (1, 2), "GRU": (1, 2, 3), "InstanceNormalization": (1, 2),
-    "LayerNormalization": (1, 2), "LSTM": (1, 2, 3, 7), "MatMul": (0, 1), "PRelu": (1,),
-    "RMSNormalization": (1,), "RNN": (1, 2, 3),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,7 +130,7 @@ def _value_named(graph: ir.Graph, name: str) -> ir.Value:
 
 def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:
     is_parameter_input = any(
-        node.domain == "" and index in _PARAMETER_INPUTS.get(node.op_type, ())
+        node.domain == "" and index in PARAMETER_INPUTS.get(node.op_type, ())
         for node, index in value.uses()
     )
     if FROM_CONSTANT in value.meta:

@@ -27,9 +27,9 @@ from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.emit import stamp, sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.optimizers import (
     Optimizer,
     add_proximal,
@@ -39,9 +39,11 @@ from onnxtrain.offline.optimizers import (
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
+from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import Recomputation
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
+from onnxtrain.offline.writer.opset_stamp import stamp
 
 Target = Literal["cpu", "webgpu"]
 Tensors = dict[str, ir.TensorProtocol]
@@ -120,15 +122,21 @@ def build_training_graphs(
     found = differentiate_loss(canonical, outputs, trainable, frozen, bn=bn)
     trains = set(trainable)
     return TrainingGraphs(
-        training=ir.to_proto(training_graph(found, target)),
-        evaluation=ir.to_proto(evaluation_graph(canonical, outputs, found, target)),
+        training=_proto(training_graph(found, target)),
+        evaluation=_proto(evaluation_graph(canonical, outputs, found, target)),
         trainable={n: t for n, t in found.tensors.items() if n in trains},
         frozen={n: t for n, t in found.tensors.items() if n not in trains},
         statistics=tuple(found.updates),
         step=None
         if optimizer is None
-        else ir.to_proto(step_graph(found, optimizer, target, proximal=proximal)),
+        else _proto(step_graph(found, optimizer, target, proximal=proximal)),
     )
+
+
+def _proto(model: ir.Model) -> onnx.ModelProto:
+    stamp(model)
+    proto: onnx.ModelProto = ir.to_proto(model)
+    return proto
 
 
 # ---- differentiation -----------------------------------------------------------------------------
@@ -164,7 +172,9 @@ def differentiate_loss(
     op.lean = lean
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
-    found = differentiate(op, list(graph), {loss: seed}, targets, finite_seeds=True)
+    rules = join_gelu(graph, [*targets, loss])
+    nodes = list(graph)
+    found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
     with op.arithmetic():
         gradients = {
             v: op.zeros_like(v) if (gradient := found[v]) is None else gradient for v in targets
@@ -385,14 +395,14 @@ def optimizer_graph(
         proximal=proximal,
     )
     model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
-    return _complete(model, target) if target == "webgpu" else model
+    if target == "webgpu":
+        stamp(_complete(model, target))
+        model.ir_version = training.ir_version
+    return model
 
 
 def _complete(model: ir.Model, target: Target) -> ir.Model:
-    """Rewrite a graph for its target, sweep it, and stamp the lowest versions on it.
-
-    The input of the seed comes behind all others.
-    """
+    """Rewrite a graph for its target, sweep it, and put the input of the seed behind the others."""
     if target == "webgpu":
         rewrite_for_webgpu(model)
     graph = model.graph
@@ -401,7 +411,6 @@ def _complete(model: ir.Model, target: Target) -> ir.Model:
     if seed is not None:
         graph.inputs.remove(seed)
         graph.inputs.append(seed)
-    stamp(model)
     return model
 
 

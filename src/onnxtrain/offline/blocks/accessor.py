@@ -31,9 +31,9 @@ from onnxtrain.offline.blocks.values import (
     skeleton,
     unknown,
 )
-from onnxtrain.offline.graph.emit import FLOOR_IR_VERSION, FLOOR_OPSET
 from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
 from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.versions import FLOOR_IR_VERSION, FLOOR_OPSET
 
 
 class ModelAccessor:

@@ -19,15 +19,12 @@ from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
 from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
 from onnxtrain.offline.frontend.sequences import dissolve_sequences
-from onnxtrain.offline.frontend.split_shared_initializers import (
-    rename_initializer,
-    replace_by_initializer,
-    untie,
-)
+from onnxtrain.offline.frontend.split_shared_initializers import split_shared_initializers
 from onnxtrain.offline.frontend.stale_value_info import forget_stale_shapes
 from onnxtrain.offline.frontend.upgrade import raise_to_floor, release_initializers
 from onnxtrain.offline.graph.error_context import blaming_model
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes
+from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_float
@@ -54,7 +51,7 @@ def canonical_model(model: ModelLike) -> ir.Model:
         lift_constants(loaded.graph)
         loaded.graph.sort()
         forget_stale_shapes(loaded)
-        untie(loaded.graph)
+        split_shared_initializers(loaded.graph)
         raise_to_floor(loaded)
         state_defaults(loaded)
         expand_fused(loaded)

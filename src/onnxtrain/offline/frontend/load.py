@@ -10,10 +10,9 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.frontend.external_data import settle_tensors
-from onnxtrain.offline.frontend.upgrade import OLDEST_OPSET
 from onnxtrain.offline.frontend.wellformed import require_well_formed
-from onnxtrain.offline.graph.emit import FLOOR_OPSET
 from onnxtrain.offline.graph.infer import root_cause
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET
 
 USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
 _OLDEST_IR_VERSION = 3  # the first that states opsets

@@ -17,11 +17,10 @@ from onnxtrain.errors import ArgumentError, ModelError, UnknownNameError
 from onnxtrain.offline.frontend.canonicalize import sort_nodes
 from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
-from onnxtrain.offline.frontend.split_shared_initializers import initializer
 from onnxtrain.offline.frontend.upgrade import release_initializers
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.folding import fold_constants
 from onnxtrain.offline.graph.infer import skeleton, without_declared_shapes
+from onnxtrain.offline.graph.initializers import initializer
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.shapes import (
     Dims,
@@ -32,6 +31,7 @@ from onnxtrain.offline.graph.shapes import (
     static_dims,
 )
 from onnxtrain.offline.graph.subgraphs import ancestors, captured_values, values_of
+from onnxtrain.offline.graph.sweep import sweep
 
 # What may follow the last layer. A loss wants scores, so what turns them into probabilities goes,
 # and so does what quantizes them.

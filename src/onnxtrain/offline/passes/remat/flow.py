@@ -10,14 +10,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.op_facts import RANDOM, VIEWS
 from onnxtrain.offline.graph.subgraphs import bodies_of
-
-# Operators that hand their input on under another shape, in the same memory.
-VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
-RANDOM = frozenset(
-    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform "
-    "RandomUniformLike".split()
-)
 
 
 @dataclass(frozen=True)

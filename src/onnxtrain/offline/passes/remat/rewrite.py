@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import bodies_of, move_before
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.remat.flow import Flow
 from onnxtrain.offline.passes.remat.layers import Layers
 
