@@ -13,8 +13,8 @@ import onnxruntime as ort
 
 from onnxtrain.device.module import Batch, Model, Module
 from onnxtrain.device.optimizer import Optimizer
-from onnxtrain.device.run.executors import FusedStep, names_of
-from onnxtrain.device.schedulers.rates import LinearLRScheduler
+from onnxtrain.device.run.executors import StepExecutor, names_of
+from onnxtrain.device.schedulers import LinearLRScheduler
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
@@ -66,10 +66,12 @@ class TrainingSession:
         updates = optimizer_model if optimizer_model is not None else step_model
         self.optimizer = None if updates is None else Optimizer(updates, self.module)
         self._can_update_alone = optimizer_model is not None
-        self._fused: FusedStep | None = None
+        self._fused: StepExecutor | None = None
         if step_model is not None:
             assert self.optimizer is not None
-            self._fused = FusedStep(self.module.graph(step_model), self.state, self.optimizer)
+            self._fused = StepExecutor(
+                self.module.graph(step_model), self.module.training_state, self.optimizer
+            )
 
     @classmethod
     def from_folder(
@@ -109,13 +111,13 @@ class TrainingSession:
 
         Inputs go by position or by name. `lazy_reset_grad` lets the gradients start from zero.
         """
-        with self.state.lock:
-            return self.module.run(self.module.training_pass, inputs, named)
+        with self.module.training_state.lock:
+            return self.module.run(self.module.training_executor, inputs, named)
 
     def eval_step(self, *inputs: Any, **named: Any) -> Any:
         """Return the loss (and outputs beside it) of the model in inference mode."""
-        with self.state.lock:
-            chosen = self.module.evaluation_pass
+        with self.module.training_state.lock:
+            chosen = self.module.evaluation_executor
             if chosen is None:
                 raise StateError("there is no evaluation graph: give eval_model")
             return self.module.run(chosen, inputs, named)
@@ -139,11 +141,11 @@ class TrainingSession:
         Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do for one batch. Gradients
         that training steps have accumulated are neither used nor lost.
         """
-        with self.state.lock:
+        with self.module.training_state.lock:
             if self._fused is not None:
                 return self.module.run(self._fused, inputs, named)
             self._require_optimizer_graph()
-            with self.module.training_pass.aside():
+            with self.module.training_executor.aside():
                 result = self.train_step(*inputs, **named)
                 self.optimizer_step()
             return result
@@ -159,15 +161,15 @@ class TrainingSession:
     def replaced_graphs(self, train_model: bytes, step_model: bytes | None) -> Iterator[None]:
         """Take steps with other graphs, on the same parameters, for the time being."""
         before = self._fused
-        with self.state.lock:
+        with self.module.training_state.lock:
             if step_model is not None:
                 graph = self.module.graph(step_model)
-                self._fused = FusedStep(graph, self.state, self._optimizer)
+                self._fused = StepExecutor(graph, self.module.training_state, self._optimizer)
             restore = self.module.replace_training_graph(train_model)
         try:
             yield
         finally:
-            with self.state.lock:
+            with self.module.training_state.lock:
                 self._fused = before
                 restore()
 
@@ -199,7 +201,7 @@ class TrainingSession:
         if scheduler is None:
             raise StateError(
                 "there is no scheduler: call register_linear_lr_scheduler, or make one of "
-                "onnxtrain.device.schedulers.rates with session.optimizer"
+                "onnxtrain.api with session.optimizer"
             )
         scheduler.step(*metrics)
 
@@ -211,7 +213,7 @@ class TrainingSession:
 
     def get_parameter(self, name: str) -> Array:
         """Return a copy of a parameter."""
-        with self.state.lock:
+        with self.module.training_state.lock:
             return np.array(self.state.parameters[name].data)
 
     def update_parameter(self, name: str, value: Array | Any) -> None:
@@ -252,12 +254,12 @@ class TrainingSession:
 
     def input_names(self, training: bool = True) -> list[str]:
         """The names of what a step takes: the inputs of the model, then labels."""
-        chosen = self.module.training_pass if training else self.module.evaluation_pass
+        chosen = self.module.training_executor if training else self.module.evaluation_executor
         return names_of(chosen, "inputs")
 
     def output_names(self, training: bool = True) -> list[str]:
         """The names of what a step returns; the first is the loss."""
-        chosen = self.module.training_pass if training else self.module.evaluation_pass
+        chosen = self.module.training_executor if training else self.module.evaluation_executor
         return names_of(chosen, "outputs")
 
     def save_checkpoint(

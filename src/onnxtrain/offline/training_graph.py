@@ -357,7 +357,7 @@ def step_graph(
         gradients = add_proximal(op, graph, gradients)
     on_cpu = target == "cpu"
     updated = write_update(
-        op, graph, optimizer, list(own.gradients), gradients, in_pieces=on_cpu, in_place=on_cpu
+        op, graph, optimizer, list(own.gradients), gradients, chunked=on_cpu, in_place=on_cpu
     )
     graph.outputs.extend([*updated, *own.updates])
     return _complete(own.model, target)
@@ -391,7 +391,7 @@ def optimizer_graph(
         optimizer,
         [(name, tensor.dtype, tensor.shape.numpy()) for name, tensor in trainable.items()],
         f"onnx::{type(optimizer).__name__.lower()}.updated_flag::1",
-        in_pieces=target == "cpu",
+        chunked=target == "cpu",
         proximal=proximal,
     )
     model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
