@@ -230,7 +230,7 @@ def test_the_loss_is_computed_before_a_final_softmax(model, capsys) -> None:
     whole.graph.output[0].name = "p"
     onnx.save(whole, "softmax.onnx")
     assert main(["prepare", "softmax.onnx", "-o", "a"]) == 0
-    assert "the loss is computed from 'scores'" in capsys.readouterr().err
+    assert "the loss reads 'scores' instead" in capsys.readouterr().err
     run(capsys, "prepare", "model.onnx", "-o", "b", "-q")
     images = np.random.default_rng(0).random((4, 1, 8, 8), np.float32)
     labels = np.arange(4)

@@ -18,12 +18,12 @@ from onnxtrain.cli.files import check_target
 from onnxtrain.cli.parser import LOSSES, OPTIMIZERS
 from onnxtrain.errors import ArgumentError, ModelError
 
-# What makes scores into probabilities, and the losses that do that themselves.
+# Losses that include a softmax or sigmoid.
 _SQUASH = {"cross-entropy": ("Softmax",), "bce": ("Sigmoid",)}
 
 
 def inspect_command(options: argparse.Namespace, console: Console) -> int:
-    """Tell what of a model would train."""
+    """Show what of a model can train."""
     from onnxtrain.offline.inspect import inspect
 
     path = _model_file(options.model)
@@ -37,7 +37,7 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
     size = megabytes(path.stat().st_size)
     console.result(content, f"file          {path}, {size}\n{report}\ntrains        {verdict}")
     if options.weights:
-        console.table(("weight", "numbers"), list(report.weights.items()))
+        console.table(("weight", "elements"), list(report.weights.items()))
     return 0
 
 
@@ -56,7 +56,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         model, options.of = replaced.model, replaced.output
         train = train or replaced.parameters
     elif options.after is not None:
-        raise ArgumentError("--after says where a new layer goes: give --classes too")
+        raise ArgumentError("--after places a new last layer: give --classes too")
     shown = _load_graph(model)
     _check_patterns(shown, options.freeze or ())
     scores, note = _scores(shown, options)
@@ -144,10 +144,10 @@ def ops_command(options: argparse.Namespace, console: Console) -> int:
 def _model_file(name: str) -> Path:
     path = Path(name)
     if not path.is_file():
-        what = "a folder, not a file" if path.is_dir() else "not there"
-        if path.exists() and not path.is_dir():
-            what = "no ordinary file"
-        raise ModelError(f"the model {name!r} is {what}: give the path of an .onnx file")
+        what = "is a folder" if path.is_dir() else "is not a regular file"
+        if not path.exists():
+            what = "does not exist"
+        raise ModelError(f"the model {name!r} {what}: give the path of an .onnx file")
     return path
 
 
@@ -157,23 +157,25 @@ def _load_graph(model: Path | onnx.ModelProto) -> onnx.ModelProto:
     try:
         loaded = onnx.load(model, load_external_data=False)
     except OSError:
-        raise  # it may be a model, and cannot be read
+        raise  # main() says why it cannot be read
     except Exception:  # each of the formats that onnx reads has its own errors
         loaded = None
     if loaded is None or not loaded.graph.output:
-        raise ModelError(f"{str(model)!r} is not an ONNX model, or it is truncated: export it anew")
+        raise ModelError(
+            f"{str(model)!r} is not an ONNX model, or it is truncated: export it again"
+        )
     return loaded
 
 
 def _check_patterns(model: onnx.ModelProto, patterns: Sequence[str]) -> None:
-    """Refuse what --freeze names and the model does not have: it would train unnoticed."""
+    """Refuse a --freeze without a match: its weights would train."""
     names = [tensor.name for tensor in model.graph.initializer]
     names += [n.output[0] for n in model.graph.node if n.op_type == "Constant"]
     for pattern in patterns:
         if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
             raise ArgumentError(
-                f"--freeze {pattern!r} matches no weight of the model: onnxtrain inspect --weights "
-                "lists them"
+                f"--freeze {pattern!r} matches no weight of the model; "
+                "onnxtrain inspect --weights lists them"
             )
 
 
@@ -188,13 +190,13 @@ def _sizes(given: list[str]) -> dict[str, int]:
 
 
 def _budget(given: str | None) -> float | None:
-    """Read a part such as 50% or 0.5, or a size such as 300MB."""
+    """Parse a fraction (50%, 0.5) or a size (300MB)."""
     if given is None:
         return None
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?", given.strip().lower())
     if found is None:
         raise ArgumentError(
-            f"--memory-budget takes a size such as 300MB, or a part such as 50%, not {given!r}"
+            f"--memory-budget takes a size such as 300MB or a fraction such as 50%, not {given!r}"
         )
     number, unit = float(found[1]), found[2]
     if unit == "%":
@@ -210,7 +212,7 @@ def _optimizer(options: argparse.Namespace) -> Any:
     settings: dict[str, Any] = {"weight_decay": options.weight_decay}
     if options.momentum is not None:
         if options.optimizer not in ("sgd", "rmsprop"):
-            raise ArgumentError(f"{options.optimizer} has no --momentum: sgd and rmsprop have")
+            raise ArgumentError(f"--momentum is for sgd and rmsprop, not for {options.optimizer}")
         settings["momentum"] = options.momentum
     if options.clip_norm is not None:
         settings["clip_grad"] = optim.ClipGradNorm(options.clip_norm)
@@ -218,9 +220,9 @@ def _optimizer(options: argparse.Namespace) -> Any:
 
 
 def _scores(model: onnx.ModelProto, options: argparse.Namespace) -> tuple[str, str]:
-    """Return the value to compute the loss from, and what is to be said about it.
+    """Return the value that the loss reads, and a note for the user.
 
-    It is what comes before a final softmax or sigmoid, if the loss has that in itself.
+    A loss that includes the softmax or sigmoid reads the value in front of it.
     """
     outputs = [value.name for value in model.graph.output]
     if options.of is not None:
@@ -229,14 +231,14 @@ def _scores(model: onnx.ModelProto, options: argparse.Namespace) -> tuple[str, s
         chosen = outputs[0]
     else:
         raise ArgumentError(
-            f"the model has {len(outputs)} outputs: say with --of which the loss is computed from "
-            f"({', '.join(outputs)})"
+            f"the model has {len(outputs)} outputs ({', '.join(outputs)}): choose with --of which "
+            "the loss reads"
         )
     maker = next((node for node in model.graph.node if chosen in node.output), None)
     if maker is None or maker.op_type not in _SQUASH.get(options.loss, ()):
         return chosen, ""
     before: str = maker.input[0]
     return before, (
-        f"note: {chosen!r} comes out of a {maker.op_type}, which the loss {options.loss} has in "
-        f"itself: the loss is computed from {before!r}"
+        f"note: {chosen!r} is the output of a {maker.op_type}, which the loss {options.loss} "
+        f"includes: the loss reads {before!r} instead"
     )
