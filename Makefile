@@ -179,7 +179,7 @@ NOT_ON_OLDEST := \
     --deselect tests/offline/test_branches.py::test_a_branch_that_is_not_taken_may_ask_for_what_is_not_there \
     --deselect tests/offline/test_odd_models.py::test_types[bfloat16-0.05] \
     --deselect tests/offline/test_onnxblock.py::test_checkpoints_of_every_type \
-    --deselect tests/offline/test_seeded.py::test_gradients_of_a_variational_autoencoder \
+    --deselect tests/offline/test_counter_rng.py::test_gradients_of_a_variational_autoencoder \
     $(foreach case,$(NO_SUCH_KERNEL),--deselect 'tests/rules/test_$(subst :,.py::test_gradient[,$(case))' \
     --deselect 'tests/rules/test_$(subst :,.py::test_gradient_with_symbolic_dimensions[,$(case))')
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.error_context import blaming
+from onnxtrain.offline.graph.error_context import error_context
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of
@@ -98,7 +98,7 @@ def write_definition(op: Ops, node: ir.Node, found: Definition) -> list[ir.Node]
             raise NotExpandable("an output that the definition does not give")
         return [r for r in results if r is not None]
 
-    with blaming(node, "expanding"):
+    with error_context(node, "expanding"):
         try:
             body = op.body([], write)
         except NotExpandable:

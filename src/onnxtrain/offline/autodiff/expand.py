@@ -22,7 +22,7 @@ from onnxtrain.offline.graph.folding import fold_constants
 from onnxtrain.offline.graph.infer import SMALL, infer_shapes
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.subgraphs import bodies_of, take_out
+from onnxtrain.offline.graph.subgraphs import subgraphs_of, take_out
 
 
 def expand_by_definition(model: ir.Model, path: Callable[[], ActivePath]) -> None:
@@ -52,7 +52,7 @@ def _candidates(path: ActivePath, opset: int) -> Iterator[ir.Node]:
 
 
 def _has_definition(node: ir.Node, opset: int) -> bool:
-    if node.domain != "" or refusal(node.op_type) is not None or bodies_of(node):
+    if node.domain != "" or refusal(node.op_type) is not None or subgraphs_of(node):
         return False
     try:
         schema: Any = onnx.defs.get_schema(node.op_type, opset, "")

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.graph.subgraphs import bodies_of
+from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 
 def sort_nodes(model: ir.Model) -> None:
@@ -41,7 +41,7 @@ def _in_cycle(graph: ir.Graph) -> str:
 
 def _needed(node: ir.Node) -> set[ir.Node | None]:
     """Return the nodes that make what a node uses, itself or in its subgraphs."""
-    inner = [n for body in bodies_of(node) for n in body.all_nodes()]
+    inner = [n for body in subgraphs_of(node) for n in body.all_nodes()]
     return {v.producer() for n in (node, *inner) for v in n.inputs if v is not None}
 
 

@@ -16,7 +16,7 @@ from onnxtrain.errors import ModelError, OnnxTrainError
 
 
 @contextmanager
-def blaming(node: ir.Node, doing: str) -> Iterator[None]:
+def error_context(node: ir.Node, doing: str) -> Iterator[None]:
     """Turn an unforeseen error into one that says what was done to which node."""
     try:
         yield
@@ -33,7 +33,7 @@ def blaming(node: ir.Node, doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def blaming_model(doing: str) -> Iterator[None]:
+def model_error_context(doing: str) -> Iterator[None]:
     """Turn an unforeseen error that comes from no single node into one of onnxtrain."""
     try:
         yield

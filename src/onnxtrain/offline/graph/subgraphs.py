@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 
-def bodies_of(node: ir.Node) -> list[ir.Graph]:
+def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     """Return the subgraphs that a node holds directly."""
     found: list[ir.Graph] = []
     for attribute in node.attributes.values():
@@ -20,7 +20,7 @@ def bodies_of(node: ir.Node) -> list[ir.Graph]:
 
 def captured_values(node: ir.Node) -> Iterator[ir.Value]:
     """Yield the values of outer graphs that the subgraphs of a node use, each once."""
-    graphs = bodies_of(node)
+    graphs = subgraphs_of(node)
     if not graphs:
         return
     inner: dict[ir.Graph, None] = dict.fromkeys(graphs)
@@ -84,6 +84,6 @@ def release(node: ir.Node) -> None:
     """Give up the uses that a node, and the nodes in its subgraphs, make of other values."""
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
-    for body in bodies_of(node):
+    for body in subgraphs_of(node):
         for inner in body:
             release(inner)

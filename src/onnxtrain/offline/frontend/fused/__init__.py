@@ -19,7 +19,7 @@ from onnxtrain.offline.frontend.fused import (
     renamed,
     rotary,
 )
-from onnxtrain.offline.frontend.fused.pass_ import adopt_unofficial, expand_fused
+from onnxtrain.offline.frontend.fused.expand import adopt_unofficial, expand_fused
 
 __all__ = [
     "activations",

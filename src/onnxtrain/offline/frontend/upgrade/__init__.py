@@ -17,7 +17,7 @@ from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.frontend.upgrade.adapters import ADAPTERS
 from onnxtrain.offline.frontend.upgrade.defaults import release_initializers
 from onnxtrain.offline.frontend.upgrade.rewrite import Rewriter
-from onnxtrain.offline.graph.error_context import blaming
+from onnxtrain.offline.graph.error_context import error_context
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET, least_ir_version
@@ -66,7 +66,7 @@ def _infer_if_possible(model: ir.Model) -> ShapeInferenceError | None:
 def _raise_node(rewriter: Rewriter, node: ir.Node, opset: int) -> None:
     version = opset
     while (step := _next_step(node.op_type, version)) is not None:
-        with blaming(node, f"raising to opset {step} the operator"):
+        with error_context(node, f"raising to opset {step} the operator"):
             ADAPTERS[node.op_type, step](rewriter, node)
         version = step
     if not onnx.defs.has(node.op_type, FLOOR_OPSET, ""):

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.graph.subgraphs import bodies_of, move_before
+from onnxtrain.offline.graph.subgraphs import move_before, subgraphs_of
 
 _FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 _TERMS = 9  # of the series: at 0.5 the tenth is below 1e-9
@@ -108,7 +108,7 @@ def _narrow(op: Ops, node: ir.Node) -> None:
     for output in node.outputs:
         if output.dtype == _DOUBLE:
             output.dtype = _FLOAT
-    for body in bodies_of(node):
+    for body in subgraphs_of(node):
         for value in body.inputs:
             if value.dtype == _DOUBLE:
                 value.dtype = _FLOAT

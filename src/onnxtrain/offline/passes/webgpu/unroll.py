@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of
-from onnxtrain.offline.graph.subgraphs import bodies_of, move_before
+from onnxtrain.offline.graph.subgraphs import move_before, subgraphs_of
 
 MOST_STEPS = 256  # a longer loop would make a graph that takes minutes to load
 
@@ -38,7 +38,7 @@ class _Scan:
     """A Scan, taken apart."""
 
     def __init__(self, node: ir.Node) -> None:
-        self.body = bodies_of(node)[0]
+        self.body = subgraphs_of(node)[0]
         self.scanned = node.attributes.get_int("num_scan_inputs", 0)
         self.carried = len(node.inputs) - self.scanned
         self.inputs = [v for v in node.inputs if v is not None]
@@ -47,7 +47,7 @@ class _Scan:
         self.backwards = self._numbers(node, "scan_input_directions", self.scanned)
         self.output_axes = self._numbers(node, "scan_output_axes", made)
         self.prepends = self._numbers(node, "scan_output_directions", made)
-        self.has_bodies = any(bodies_of(inner) for inner in self.body)
+        self.has_bodies = any(subgraphs_of(inner) for inner in self.body)
 
     @staticmethod
     def _numbers(node: ir.Node, name: str, count: int) -> list[int]:
