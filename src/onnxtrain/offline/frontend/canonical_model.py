@@ -21,7 +21,7 @@ from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
 from onnxtrain.offline.frontend.sequences import dissolve_sequences
 from onnxtrain.offline.frontend.split_shared_initializers import split_shared_initializers
 from onnxtrain.offline.frontend.stale_value_info import forget_stale_shapes
-from onnxtrain.offline.frontend.upgrade import raise_to_floor, release_initializers
+from onnxtrain.offline.frontend.upgrade import release_initializers, upgrade_to_floor
 from onnxtrain.offline.graph.error_context import model_error_context
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes
 from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
@@ -52,7 +52,7 @@ def canonical_model(model: ModelLike) -> ir.Model:
         loaded.graph.sort()
         forget_stale_shapes(loaded)
         split_shared_initializers(loaded.graph)
-        raise_to_floor(loaded)
+        upgrade_to_floor(loaded)
         state_defaults(loaded)
         expand_fused(loaded)
         complete_outputs(loaded)

@@ -1,4 +1,4 @@
-"""Scans of a known length as plain nodes: WebGPU has no loops, but what is in them it has."""
+"""Scans of a known length, unrolled: WebGPU has kernels for their nodes, but none for Scan."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Scan:
 
     @property
     def steps(self) -> int | None:
-        """How many there are, as far as any of the scanned inputs tells."""
+        """The number of steps, if the shape of any scanned input has it."""
         for value, axis in zip(self.inputs[self.carried :], self.axes, strict=True):
             dims = dims_of(value)
             size = None if dims is None else dims[axis]
@@ -64,7 +64,7 @@ class _Scan:
         return None
 
     def write(self, op: Ops) -> list[ir.Value]:
-        """Write all steps; return what the Scan gives out."""
+        """Write all steps and return the outputs of the Scan."""
         assert self.steps is not None
         state = self.inputs[: self.carried]
         made: list[list[ir.Value]] = [[] for _ in self.output_axes]
