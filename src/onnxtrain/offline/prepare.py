@@ -23,7 +23,7 @@ from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
-from onnxtrain.offline.passes.replace_classifier import new_head as replace_classifier
+from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.selection import choose, survey
 from onnxtrain.offline.training_graph import (
@@ -37,6 +37,7 @@ from onnxtrain.offline.training_graph import (
 )
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
+from onnxtrain.offline.writer.opset_stamp import stamp
 
 StrPath = str | bytes | os.PathLike[Any]
 Names = str | Iterable[str]
@@ -150,6 +151,8 @@ def prepare(
     # 4. The files.
     parameters = Parameters.of(source, trains)
     models["eval_model"] = evaluation_graph(canonical, names, source, target)
+    for made in models.values():
+        stamp(made)
     if chosen is not None:
         models["optimizer_model"] = optimizer_graph(
             chosen, parameters.trainable, models["training_model"], target, proximal=proximal

@@ -122,15 +122,21 @@ def build_training_graphs(
     found = differentiate_loss(canonical, outputs, trainable, frozen, bn=bn)
     trains = set(trainable)
     return TrainingGraphs(
-        training=ir.to_proto(training_graph(found, target)),
-        evaluation=ir.to_proto(evaluation_graph(canonical, outputs, found, target)),
+        training=_proto(training_graph(found, target)),
+        evaluation=_proto(evaluation_graph(canonical, outputs, found, target)),
         trainable={n: t for n, t in found.tensors.items() if n in trains},
         frozen={n: t for n, t in found.tensors.items() if n not in trains},
         statistics=tuple(found.updates),
         step=None
         if optimizer is None
-        else ir.to_proto(step_graph(found, optimizer, target, proximal=proximal)),
+        else _proto(step_graph(found, optimizer, target, proximal=proximal)),
     )
+
+
+def _proto(model: ir.Model) -> onnx.ModelProto:
+    stamp(model)
+    proto: onnx.ModelProto = ir.to_proto(model)
+    return proto
 
 
 # ---- differentiation -----------------------------------------------------------------------------
@@ -351,7 +357,7 @@ def step_graph(
         gradients = add_proximal(op, graph, gradients)
     on_cpu = target == "cpu"
     updated = write_update(
-        op, graph, optimizer, list(own.gradients), gradients, in_pieces=on_cpu, in_place=on_cpu
+        op, graph, optimizer, list(own.gradients), gradients, chunked=on_cpu, in_place=on_cpu
     )
     graph.outputs.extend([*updated, *own.updates])
     return _complete(own.model, target)
@@ -385,18 +391,18 @@ def optimizer_graph(
         optimizer,
         [(name, tensor.dtype, tensor.shape.numpy()) for name, tensor in trainable.items()],
         f"onnx::{type(optimizer).__name__.lower()}.updated_flag::1",
-        in_pieces=target == "cpu",
+        chunked=target == "cpu",
         proximal=proximal,
     )
     model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
-    return _complete(model, target) if target == "webgpu" else model
+    if target == "webgpu":
+        stamp(_complete(model, target))
+        model.ir_version = training.ir_version
+    return model
 
 
 def _complete(model: ir.Model, target: Target) -> ir.Model:
-    """Rewrite a graph for its target, sweep it, and stamp the lowest versions on it.
-
-    The input of the seed comes behind all others.
-    """
+    """Rewrite a graph for its target, sweep it, and put the input of the seed behind the others."""
     if target == "webgpu":
         rewrite_for_webgpu(model)
     graph = model.graph
@@ -405,7 +411,6 @@ def _complete(model: ir.Model, target: Target) -> ir.Model:
     if seed is not None:
         graph.inputs.remove(seed)
         graph.inputs.append(seed)
-    stamp(model)
     return model
 
 

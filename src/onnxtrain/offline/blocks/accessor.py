@@ -1,8 +1,6 @@
-"""The model that blocks are written into.
+"""The model that blocks add to: that of the `base` or `empty_base` context around their calls.
 
-Blocks are called with names of values, and add nodes to "the" model: the one of the `base` or
-`empty_base` context around the call. The context belongs to the thread (or task) that entered it,
-so several threads can build at once.
+A context belongs to the thread (or task) that entered it, so several threads can build at once.
 """
 
 from __future__ import annotations
@@ -21,15 +19,13 @@ from onnx import helper
 from onnxtrain.errors import BlockError, ModelError, UnknownNameError
 from onnxtrain.offline.blocks.values import (
     all_graphs,
-    declared_type,
     defined_names,
     drop_default_inputs,
     forget_traced_sizes,
-    given_type,
     is_large,
     known_type,
-    skeleton,
     unknown,
+    without_weights,
 )
 from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
 from onnxtrain.offline.graph.names import Names
@@ -56,8 +52,7 @@ class ModelAccessor:
         """The model as it is now."""
         if self._model is None:
             raise BlockError(
-                "there is no model: enter the context onnxblock.base(model) or "
-                "onnxblock.empty_base() first"
+                "there is no model: enter onnxblock.base(model) or onnxblock.empty_base() first"
             )
         return self._model
 
@@ -69,7 +64,7 @@ class ModelAccessor:
     def path(self) -> str | os.PathLike[str]:
         """The file that the model came from."""
         if self._path is None:
-            raise BlockError("the path of the model is not known: it was not given to base()")
+            raise BlockError("the path of the model is not known: give it to base(model, path)")
         return self._path
 
     @property
@@ -106,26 +101,22 @@ class ModelAccessor:
     # ---- types ---------------------------------------------------------------------------------
 
     def type_of(self, name: str) -> onnx.TypeProto:
-        """Return type and shape of a value, as they follow from its producer or are declared.
-
-        Only `elem_type` can be relied on: a shape need not be known.
-        """
-        found = given_type(self.model.graph, name)
-        if found is None and self.has(name):
-            # Inference may know more than is declared, and notices shapes that are declared wrong.
-            found = known_type(self.inferred(), name)
-        found = found or declared_type(self.model.graph, name)
+        """Return type and shape of a value; the shape need not be known."""
+        graph = self.model.graph
+        is_computed = all(item.name != name for item in (*graph.input, *graph.initializer))
+        # Inference may know more than is declared, and notices shapes that are declared wrongly.
+        found = known_type(self.inferred() if is_computed else self.model, name)
         if found is None:
             raise UnknownNameError(unknown(self.model, name))
         return found
 
     def inferred(self, *, check: bool = False, shape_arithmetic: bool = True) -> onnx.ModelProto:
-        """Return the model without its weights, with the type of every value that one follows for.
+        """Return the model without its weights, with every type that can be inferred.
 
-        Inference runs again only where the model has changed. With `check`, a model that is not
-        valid ONNX is an error.
+        Inference runs again only if the model has changed. With `check`, a model that is not valid
+        ONNX is an error.
         """
-        bare = skeleton(self.model)
+        bare = without_weights(self.model)
         content = bare.SerializeToString(deterministic=True)
         if check:
             check_proto(onnx.ModelProto.FromString(content))
@@ -166,11 +157,10 @@ def model_or_none() -> onnx.ModelProto | None:
 def base(
     model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None
 ) -> Iterator[ModelAccessor]:
-    """Let blocks that are called inside add to a copy of the model.
+    """Let the blocks called inside add to a copy of the model.
 
-    `model_path` says where the model came from. With it, the tensors of the model may still be in
-    files beside it (`onnx.load(path, load_external_data=False)`), which is the way for models over
-    2 GB.
+    `model_path` is the file that the model came from. With it, the tensors of the model may be in
+    files beside it (`onnx.load(path, load_external_data=False)`), as they are above 2 GB.
     """
     if not isinstance(model, onnx.ModelProto):
         raise BlockError(f"base() takes an onnx.ModelProto, not {type(model).__name__}")
@@ -189,10 +179,10 @@ def base(
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Let blocks that are called inside build a model from nothing.
+    """Let the blocks called inside build a model from nothing.
 
-    The opset is 18 by default, which is the lowest that onnxtrain writes: the model then runs on
-    older runtimes as well.
+    The opset is 18 by default, the lowest that onnxtrain writes, so that older runtimes can run the
+    model.
     """
     opset = helper.make_opsetid("", opset_version or FLOOR_OPSET)
     least_ir_version = helper.find_min_ir_version_for([opset], ignore_unknown=True)
@@ -209,9 +199,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 @contextmanager
 def _entered(make: Callable[[], ModelAccessor]) -> Iterator[ModelAccessor]:
     if _accessor.get() is not None:
-        raise BlockError(
-            "there is a base model already: the contexts base() and empty_base() cannot be nested"
-        )
+        raise BlockError("there is a base model already: base() and empty_base() cannot be nested")
     accessor = make()
     token = _accessor.set(accessor)
     try:
@@ -224,11 +212,10 @@ def _entered(make: Callable[[], ModelAccessor]) -> Iterator[ModelAccessor]:
 def custom_op_library(
     custom_op_library_path: str | os.PathLike[str],
 ) -> Iterator[str | os.PathLike[str]]:
-    """Name the shared library that has the custom operators of the model."""
+    """Set the shared library that has the custom operators of the model."""
     if _library.get() is not None:
         raise BlockError(
-            "there is a custom operator library already: contexts of custom_op_library() cannot be "
-            "nested"
+            "there is a custom operator library already: custom_op_library() cannot be nested"
         )
     if not Path(custom_op_library_path).exists():
         raise BlockError(f"there is no custom operator library at {str(custom_op_library_path)!r}")

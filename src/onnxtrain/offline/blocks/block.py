@@ -16,12 +16,12 @@ from onnxtrain.offline.blocks.accessor import current, model_or_none
 
 
 class Block(ABC):
-    """A piece of a model, written in Python: `build` adds nodes and returns names of values.
+    """A part of a model, written in Python: `build` adds nodes and returns names of values.
 
-    Blocks are called inside `onnxblock.base(model)` or `onnxblock.empty_base()`. `build` gets the
-    names of the values that it starts from, adds to `self.base` (an onnx.ModelProto) by hand or by
-    calling other blocks, and returns the name of its output, or several of them. A subclass with an
-    `__init__` of its own need not call that of Block.
+    Blocks are called inside `onnxblock.base(model)` or `onnxblock.empty_base()`. `build` takes the
+    names of its inputs, adds to `self.base` (an onnx.ModelProto) by hand or by calling blocks, and
+    returns the name of its output, or a tuple of names. A subclass with an `__init__` of its own
+    need not call that of Block.
 
     Examples:
         >>> class Scaled(onnxblock.Block):
@@ -34,13 +34,13 @@ class Block(ABC):
     """
 
     def __init__(self, temp_file_name: str = "temp.onnx") -> None:
-        # Nothing is ever written to that file; the argument is there for scripts that give it.
+        # Nothing is written to that file; existing scripts pass the argument.
         if os.path.isabs(temp_file_name):
             raise BlockError(f"temp_file_name is a file name, not the path {temp_file_name!r}")
 
     @property
     def base(self) -> Any:
-        """The onnx.ModelProto of the context that the caller is in; None outside of contexts."""
+        """The onnx.ModelProto of the current context; None outside of contexts."""
         return model_or_none()
 
     @abstractmethod
@@ -61,8 +61,8 @@ class Block(ABC):
     def _built(self, *args: Any, **kwargs: Any) -> tuple[Any, onnx.ModelProto | None]:
         """Return what `build` returned, and the model with types unless this call is nested.
 
-        A block that is called by another is checked together with that one: while the outer is not
-        done, the model need not be whole.
+        A nested block is checked together with the block that called it: until that one is done,
+        the model may be incomplete.
         """
         accessor = current()
         accessor.depth += 1
@@ -74,12 +74,12 @@ class Block(ABC):
 
 
 class ForwardBlock(Block):
-    """A block whose outputs become the outputs of the model, and nothing else does."""
+    """A block whose outputs become the only outputs of the model."""
 
     _model: onnx.ModelProto | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block, and make what it returns the outputs of the model."""
+        """Build the block, and make its results the outputs of the model."""
         output, typed = self._built(*args, **kwargs)
         model, typed = current().model, typed or current().inferred()
         _adopt(model, typed)
@@ -103,13 +103,13 @@ def names_of(output: Any) -> list[str]:
         or not all(isinstance(name, str) for name in names)
     ):
         raise BlockError(
-            f"build() returns the name of its output, or a tuple of names, not {output!r}"
+            f"build() has to return the name of its output or a tuple of names, not {output!r}"
         )
     return list(names)
 
 
 def set_outputs(model: onnx.ModelProto, names: Sequence[str], typed: onnx.ModelProto) -> None:
-    """Make values the outputs of the model, and nothing else."""
+    """Make the named values the only outputs of the model."""
     infos = []
     for name in names:
         type_ = values.known_type(typed, name) or values.known_type(model, name)

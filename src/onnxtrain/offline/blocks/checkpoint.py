@@ -1,4 +1,4 @@
-"""Checkpoints of the parameters of a TrainingBlock, and their way into a model."""
+"""Checkpoints of the parameters of a TrainingBlock: save them, and load them into a model."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def save_checkpoint(
     """
     if parameters is None:
         raise CheckpointError(
-            "there are no parameters to save: give what TrainingBlock.parameters() returns"
+            "there are no parameters to save: pass what TrainingBlock.parameters() returns"
         )
     trainable, frozen = parameters
     counts = Counter(tensor.name for tensor in (*trainable, *frozen))
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise CheckpointError(
-            f"a checkpoint has each name once; these are there twice: {', '.join(repeated)}"
+            f"a checkpoint has each name once, but these are given twice: {', '.join(repeated)}"
         )
     stored = [{t.name: ir.serde.deserialize_tensor(t) for t in kind} for kind in parameters]
     write_checkpoint(path, content_of(*stored, nominal=nominal_checkpoint), sort=False)
@@ -69,12 +69,10 @@ def content_of(
 
 
 def load_checkpoint_to_model(path: str | os.PathLike[str], model: onnx.ModelProto) -> None:
-    """Overwrite the initializers that a checkpoint has, in the given model; leave others alone."""
+    """Overwrite those initializers of a model that a checkpoint has."""
     content = read_checkpoint(path)
     if content.nominal:
-        raise CheckpointError(
-            f"the checkpoint {str(path)!r} is nominal: it has no data that could be loaded"
-        )
+        raise CheckpointError(f"the checkpoint {str(path)!r} is nominal: it has no data to load")
     stored = {**content.trainable, **content.frozen}
     for initializer in model.graph.initializer:
         if initializer.name in stored:

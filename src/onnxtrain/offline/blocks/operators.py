@@ -1,7 +1,7 @@
-"""The building blocks: one operator each, as a rule.
+"""Elementary blocks, mostly of one operator each.
 
-A block is made once, with its settings, and called with names of values: `Add()("a", "b")` adds a
-node and returns the name of the sum.
+A block is made with its settings and called with names of values: `Add()("a", "b")` adds a node and
+returns the name of the sum.
 """
 
 from __future__ import annotations
@@ -199,9 +199,10 @@ class Clip(Block):
 
 
 class Linear(Block):
-    """alpha · x w + beta · b, with new parameters w (in, out) and b (out), of normal numbers.
+    """alpha · x w + beta · b, with new parameters w (in, out) and b (out).
 
-    They are initializers of the model; `np.random.seed` makes them reproducible.
+    The parameters are initializers with normally distributed numbers; `np.random.seed` makes them
+    reproducible.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class Linear(Block):
 
 
 class LabelEncoder(Block):
-    """A map from keys to values, of which one kind each is given (ai.onnx.ml.LabelEncoder)."""
+    """A map from keys to values (ai.onnx.ml.LabelEncoder); give one kind of keys and of values."""
 
     def __init__(
         self,
@@ -291,7 +292,7 @@ class ReduceAllL2(Block):
     """The L2 norm of all elements of all the given tensors, of shape [1] and type float."""
 
     def build(self, *reduce_input_names: str) -> str:
-        """Add a sum of squares for each tensor, and what makes one norm of them."""
+        """Add a sum of squares for each tensor, and the root of their sum."""
 
         def norm(op: Ops, *tensors: ir.Value) -> list[ir.Value]:
             squares = [
@@ -304,7 +305,7 @@ class ReduceAllL2(Block):
 
 
 class PassThrough(Block):
-    """The given names: for a model whose first output is the loss already."""
+    """The given names, unchanged: for a model whose first output is the loss."""
 
     def build(self, *input_names: str) -> tuple[str, ...]:
         """Return the names."""
@@ -323,7 +324,7 @@ class InputLike(Block):
         accessor = current()
         name = input_name or accessor.fresh_name("input")
         if accessor.has(name):
-            raise BlockError(f"the model has a value {name!r} already: it cannot become an input")
+            raise BlockError(f"the model has a value {name!r} already: choose another input name")
         return accessor.add_input(name, accessor.type_of(self._like))
 
 
@@ -331,7 +332,7 @@ def _elem_type(name: str) -> int:
     """Return the element type of a value; float where it is not known."""
     try:
         return current().type_of(name).tensor_type.elem_type or TensorProto.FLOAT
-    except UnknownNameError:  # it may be added later: blocks that call blocks are checked as one
+    except UnknownNameError:  # the block that calls this one may add it later
         return TensorProto.FLOAT
 
 

@@ -16,17 +16,17 @@ from onnxtrain.offline.training_graph import TrainingGraphs, build_training_grap
 
 
 class TrainingBlock(Block):
-    """A block that returns a loss, from which the training and the evaluation model are made.
+    """A block that returns a loss, and makes the training and the evaluation model of it.
 
-    The first (or only) name that `build` returns is the loss; the others are outputs beside it.
-    Nothing trains until `requires_grad` says so.
+    The first (or only) name that `build` returns is the loss; the others are further outputs.
+    Only parameters named with `requires_grad` train.
     """
 
     _requires_grad: dict[str, bool] | None = None
     _graphs: TrainingGraphs | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Let a parameter train, or (False) be a frozen one that is in the checkpoint."""
+        """Make a parameter trainable or, with False, a frozen one that the checkpoint has too."""
         if self._requires_grad is None:
             self._requires_grad = {}
         self._requires_grad[argument_name] = value

@@ -1,8 +1,4 @@
-"""What is known of the values of a model: whether they exist, their types, that all is well.
-
-Weights are left out of whatever is computed here, so neither their size nor where they are stored
-matters.
-"""
+"""The values of an onnx.ModelProto: their names, their types, and the model without its weights."""
 
 from __future__ import annotations
 
@@ -21,21 +17,8 @@ _INITIALIZERS_ALONE_SINCE = 4  # IR version
 _SMALL_COUNT = SMALL // 8  # numbers; shape arithmetic reads int64
 
 
-def given_type(graph: onnx.GraphProto, name: str) -> onnx.TypeProto | None:
-    """Return the type of an input that declares it, or of an initializer; else None."""
-    fed: Iterable[onnx.TypeProto] = (i.type for i in graph.input if i.name == name)
-    stored = (_info(name, t).type for t in graph.initializer if t.name == name)
-    return next((t for t in (*fed, *stored) if _is_complete(t)), None)
-
-
-def declared_type(graph: onnx.GraphProto, name: str) -> onnx.TypeProto | None:
-    """Return the whole type that the model declares for an output or another value, or None."""
-    infos: Iterable[onnx.ValueInfoProto] = chain(graph.output, graph.value_info)
-    return next((i.type for i in infos if i.name == name and _is_complete(i.type)), None)
-
-
 def known_type(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
-    """Return the type that the model states for a value, None where it states none."""
+    """Return the type that the model declares for a value; None where it declares none."""
     graph = model.graph
     infos: Iterable[onnx.ValueInfoProto] = chain(graph.output, graph.input, graph.value_info)
     for info in infos:
@@ -44,42 +27,40 @@ def known_type(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
     return next((_info(name, t).type for t in graph.initializer if t.name == name), None)
 
 
-def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which large and external constants are inputs without data."""
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy in which large and external constants are inputs without data.
+
+    `skeleton` of `graph/infer.py` does the same on the way from onnx_ir to a proto.
+    """
     graph = model.graph
-    copied = onnx.ModelProto(
+    large = {
+        node.output[0]: tensor
+        for node in graph.node
+        if (tensor := _constant_of(node)) is not None and _is_left_out(tensor)
+    }
+    nodes = [n for n in graph.node if large.keys().isdisjoint(n.output)] if large else graph.node
+    large |= {tensor.name: tensor for tensor in graph.initializer if _is_left_out(tensor)}
+    inputs = {info.name for info in graph.input}
+    bare = onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
-    target = copied.graph
+    target = bare.graph
     target.name = graph.name or "graph"
     target.input.extend(graph.input)
+    target.input.extend(_info(name, t) for name, t in large.items() if name not in inputs)
     target.output.extend(graph.output)
-    target.value_info.extend(graph.value_info)
+    target.value_info.extend(info for info in graph.value_info if info.name not in large)
+    target.initializer.extend(t for t in graph.initializer if t.name not in large)
     target.sparse_initializer.extend(graph.sparse_initializer)
-    inputs = {info.name for info in graph.input}
-    for tensor in graph.initializer:
-        if not _is_left_out(tensor):
-            target.initializer.append(tensor)
-        elif tensor.name not in inputs:
-            target.input.append(_info(tensor.name, tensor))
-    for node in graph.node:
-        constant = _constant_of(node)
-        if constant is not None and _is_left_out(constant):
-            target.input.append(_info(node.output[0], constant))
-        else:
-            target.node.append(node)
-    declared_again = {info.name for info in target.input} - inputs
-    kept = [info for info in target.value_info if info.name not in declared_again]
-    del target.value_info[:]
-    target.value_info.extend(kept)
-    return copied
+    target.node.extend(nodes)
+    return bare
 
 
 def drop_default_inputs(model: onnx.ModelProto) -> None:
-    """Let initializers that are inputs as well be initializers alone.
+    """Remove the inputs that are initializers as well.
 
-    Models of the first IR versions list every weight as an input, and some exporters do so still.
-    A weight is trained, not fed.
+    Models of the first IR versions list every weight as an input, and some exporters still do. A
+    weight is trained, not fed.
     """
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -91,11 +72,11 @@ def drop_default_inputs(model: onnx.ModelProto) -> None:
 
 
 def forget_traced_sizes(model: onnx.ModelProto) -> None:
-    """Forget the sizes that outputs are declared with, if inputs vary in size.
+    """Remove the sizes from the declared shapes of outputs, if inputs vary in size.
 
-    Exporters that trace write the sizes of the example where they lose track of a symbol. Labels
-    would be declared with them, and then nothing but that example could be fed. Shape inference
-    finds again what is true.
+    Exporters that trace declare the sizes of the example where they lose track of a symbol. Labels
+    would get these sizes too, and then accept nothing but that example. Shape inference finds the
+    sizes that are certain.
     """
     graph = model.graph
     dims = [dim for info in graph.input for dim in info.type.tensor_type.shape.dim]
@@ -110,7 +91,7 @@ def forget_traced_sizes(model: onnx.ModelProto) -> None:
 
 
 def is_large(tensor: onnx.TensorProto) -> bool:
-    """Tell whether a tensor is too large to say something of shapes."""
+    """Tell whether a tensor is too large to matter to shape inference."""
     return bool(math.prod(tensor.dims) > _SMALL_COUNT)
 
 
@@ -148,18 +129,12 @@ def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from node.output
 
 
-def _is_complete(type_: onnx.TypeProto) -> bool:
-    if type_.WhichOneof("value") != "tensor_type":
-        return type_.WhichOneof("value") is not None
-    return bool(type_.tensor_type.elem_type) and type_.tensor_type.HasField("shape")
-
-
 def unknown(model: onnx.ModelProto, name: str) -> str:
-    """Say that a name is unknown, or its type."""
+    """Return the message for a name that is unknown, or whose type is."""
     if name in defined_names(model.graph):
         return (
-            f"the type of {name!r} is not known: it does not follow from the node that computes "
-            "it. Declare it in the value_info of the graph"
+            f"the type of {name!r} is not known, because shape inference does not know the node "
+            "that computes it. Declare it in the value_info of the graph"
         )
     similar = difflib.get_close_matches(name, set(defined_names(model.graph)), n=3)
     hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""

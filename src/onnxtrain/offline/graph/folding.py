@@ -114,7 +114,10 @@ def _value_of(
         return known[node.input[0]].astype(dtype)
     if any(name and name not in known for name in node.input):
         return None
-    return np.asarray(_evaluate(node, known, model.opset_import)[0])
+    try:
+        return np.asarray(_evaluate(node, known, model.opset_import)[0])
+    except Exception:  # it fails, or the evaluator lacks it: the node is left to the runtime
+        return None
 
 
 def _shape_or_size(node: onnx.NodeProto, kind: onnx.TypeProto.Tensor | None) -> Array | None:

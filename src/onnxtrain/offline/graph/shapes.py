@@ -145,9 +145,10 @@ def infer_dtype(op_type: str, inputs: Inputs, attributes: Attributes) -> ir.Data
         return ir.DataType.BOOL
     if op_type in RETURNS_INT64:
         return ir.DataType.INT64
-    if op_type in ("Cast", "ConstantOfShape"):
-        to = attributes["to"] if op_type == "Cast" else attributes["value"].dtype
-        return ir.DataType(to)
+    if op_type == "Cast":
+        return ir.DataType(attributes["to"])
+    if op_type == "ConstantOfShape":
+        return attributes["value"].dtype if "value" in attributes else ir.DataType.FLOAT
     place = DTYPE_INPUT.get(op_type, 0)
     source = inputs[place] if place is not None and place < len(inputs) else None
     return None if source is None else source.dtype

@@ -1,9 +1,9 @@
-"""Losses of scores for classes, with the number of the right class as the label.
+"""Losses of class scores, with the index of the right class as the label.
 
-Labels that are no class are safe. The kernels behind the ONNX operators take such a label for
-another class, stop with an error, or read past the scores, depending on the runtime; so they never
-get to see one. The loss of such a label is nan, which shows in the mean or sum, and it has no
-gradient: parameters are not destroyed by a bad label.
+Labels out of range are safe. Depending on the runtime, the kernels of the ONNX operators take such
+a label for another class, stop with an error, or read past the scores; so they never see one. The
+loss of such a label is nan, which shows in the mean or sum, and its gradient is zero: a bad label
+does not destroy the parameters.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from onnxtrain.offline.losses.loss import Array, Loss, weights
 
 
 class _ClassLoss(Loss):
-    """What the losses of labels have in common.
+    """What losses of class scores have in common.
 
-    The labels have the shape of the scores without the axis of the classes, and are int64.
-    "mean" divides by the sum of the weights of the labels that count; where none counts it is 0.
+    The labels are int64 and have the shape of the scores without the class axis. "mean" divides by
+    the sum of the weights of the labels that count; if none counts, the loss is 0.
     """
 
     least_opset = 12  # which brought both operators
@@ -50,12 +50,12 @@ class _ClassLoss(Loss):
         return self._append(scores_input_name, labels_name)
 
     def label_type(self, scores: ir.Value) -> tuple[ir.DataType, Dims | None]:
-        """The labels have no axis of classes."""
+        """Labels are indices, without the class axis."""
         dims, axis = self._dims_and_axis(scores)
         return ir.DataType.INT64, (*dims[:axis], *dims[axis + 1 :])
 
     def formula(self, op: Ops, scores: ir.Value, labels: ir.Value) -> ir.Value:
-        """Bring the classes to axis 1, where the operators want them, and reduce the terms."""
+        """Move the classes to axis 1, where the operators expect them, and reduce the terms."""
         if labels.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
             raise BlockError(
                 f"the labels {labels.name!r} are of type {labels.dtype}; they have to be INT64"
@@ -148,12 +148,13 @@ class CrossEntropyLoss(_ClassLoss):
     """Cross entropy of a softmax of the scores.
 
     Args:
-        weight: one number for each class, by which the terms of its labels are scaled.
+        weight: a factor for each class, which scales the terms of its labels.
         reduction: "mean" (over the weights of the labels), "sum" or "none".
         ignore_index: a label that does not count.
         label_smoothing: how much of the target is spread over all classes, from 0 to 1.
-        class_axis: the axis of the scores that has the classes. It is 1, as in ONNX and torch: for
-            scores of shape (batch, classes, height, width). For (batch, sequence, classes) give -1.
+        class_axis: the axis of the classes in the scores. The default is that of ONNX and torch,
+            for scores of shape (batch, classes, height, width). For (batch, sequence, classes) it
+            is -1.
 
     """
 
@@ -176,9 +177,9 @@ class CrossEntropyLoss(_ClassLoss):
 
 
 class NLLLoss(_ClassLoss):
-    """The negative log-likelihood of labels, of log-probabilities.
+    """The negative log-likelihood of labels, from log-probabilities.
 
-    Its arguments are those of `CrossEntropyLoss`.
+    The arguments are those of `CrossEntropyLoss`.
     """
 
     op_type = "NegativeLogLikelihoodLoss"

@@ -27,12 +27,12 @@ class L1Loss(ElementwiseLoss):
 
 
 class HuberLoss(ElementwiseLoss):
-    """With d = |x - t|: d² / 2 up to `delta`, and delta · (d - delta / 2) from there on."""
+    """With d = |x - t|: d² / 2 up to `delta`, and delta · (d - delta / 2) above."""
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(reduction)
         if not delta > 0:
-            raise BlockError(f"delta is a positive number, not {delta!r}")
+            raise BlockError(f"delta is {delta!r}; it must be above zero")
         self.delta = float(delta)
 
     def terms(self, op: Ops, x: ir.Value, target: ir.Value) -> ir.Value:
@@ -43,11 +43,11 @@ class HuberLoss(ElementwiseLoss):
 
 
 class SmoothL1Loss(HuberLoss):
-    """The Huber loss divided by its `beta` (there: delta); the L1 loss where that is 0."""
+    """The Huber loss of delta = `beta`, divided by beta; the L1 loss for beta = 0."""
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         if beta < 0:
-            raise BlockError(f"beta is not negative, as {beta!r} is")
+            raise BlockError(f"beta is {beta!r}; it must not be below zero")
         super().__init__(reduction, beta or 1.0)
         self.beta = float(beta)
 
@@ -77,7 +77,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
     def terms(self, op: Ops, x: ir.Value, target: ir.Value) -> ir.Value:
         """-log s is softplus(-x), and -log(1 - s) is softplus(x): finite for every logit.
 
-        No difference of large numbers is taken, so confident predictions keep all their digits.
+        No large numbers are subtracted, so confident predictions keep all their digits.
         """
         positive = target
         if self.pos_weight is not None:

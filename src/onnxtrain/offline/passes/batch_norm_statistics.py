@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.optimizers.multi_tensor import is_small, update_joined
+from onnxtrain.offline.optimizers.multi_tensor import is_small, update_multi_tensor
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def _join(
 ) -> Iterator[tuple[ir.Value, ir.Value]]:
     op.scope = "running_statistics"
     with op.arithmetic():
-        rows = update_joined(
+        rows = update_multi_tensor(
             op,
             lambda stored, now: [stored * keep + now * rest],
             [(average.stored, average.now) for average in averages],

@@ -228,9 +228,14 @@ def _search(
     planner, target = Planner(flow, layers, shapes, scale.sizes), limit
     best: _Found | None = None
     misses = 0
-    for _ in range(_ROUNDS):
-        plan = planner.search(target)
+    kept: frozenset[str] | None = None
+    for left in reversed(range(_ROUNDS)):
+        plan = planner.search(target, kept)
         misses += plan.peak_bytes > target
+        kept, peak = plan.kept, int(planner.resident(plan.kept) * _INSIDE_OPERATORS)
+        if peak > limit and not misses and left:
+            target = _lower(target, plan, peak, limit)
+            continue  # it would not fit: that is known before it is built
         remat = Recomputation(plan.kept, scale.sizes)
         smaller = source.rematerialized(remat)
         built = build(smaller)
@@ -239,9 +244,14 @@ def _search(
             best = _Found(smaller, built, plan, peak, plan.seconds / planner.seconds)
         if peak <= limit or misses > 1:
             break
-        target = min(target, plan.peak_bytes) - max((peak - limit) // 2, limit // 50)
+        target = _lower(target, plan, peak, limit)
     assert best is not None
     return best
+
+
+def _lower(target: int, plan: Plan, peak: int, limit: int) -> int:
+    """Return what to aim at next, where a plan takes more than the limit."""
+    return min(target, plan.peak_bytes) - max((peak - limit) // 2, limit // 50)
 
 
 def _out_of_reach(limit: int, peak: int, without: int, numbers: Mapping[str, int]) -> str:
