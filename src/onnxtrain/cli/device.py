@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli.console import Console, megabytes
-from onnxtrain.cli.data import Reading, load, remembered
+from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
+from onnxtrain.cli.reading import Reading, remembered
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
 from onnxtrain.format.checkpoint.content import ELEMENT_TYPES

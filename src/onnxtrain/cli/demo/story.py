@@ -24,7 +24,7 @@ _HALFWAY, _ALL = 6, 12
 
 def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     """Run all of it; return the numbers."""
-    from onnxtrain.offline.prepare import LossType, OptimType, generate_artifacts
+    from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
 
     began = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
 
 def _pretrain(folder: Path, digits: Digits, seed: int, console: Console) -> tuple[Path, float]:
     from onnxtrain.cli.demo.network import network
-    from onnxtrain.offline.prepare import LossType, OptimType, generate_artifacts
+    from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
 
     generate_artifacts(
         network(seed),

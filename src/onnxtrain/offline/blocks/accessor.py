@@ -27,9 +27,9 @@ from onnxtrain.offline.blocks.values import (
     unknown,
     without_weights,
 )
-from onnxtrain.offline.graph.emit import FLOOR_IR_VERSION, FLOOR_OPSET
 from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
 from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.versions import FLOOR_IR_VERSION, FLOOR_OPSET
 
 
 class ModelAccessor:

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.accessor import ModelAccessor, current
-from onnxtrain.offline.graph.emit import FLOOR_OPSET, least_ir_version
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, least_ir_version
 
 Write = Callable[..., Sequence[ir.Value]]
 

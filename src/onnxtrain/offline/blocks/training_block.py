@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.accessor import current
@@ -35,7 +37,7 @@ class TrainingBlock(Block):
             raise BlockError(
                 "Please build the training model first before trying to retrieve the parameters."
             )
-        return self._graphs.trainable, self._graphs.frozen
+        return _protos(self._graphs.trainable), _protos(self._graphs.frozen)
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """Return the training and the evaluation model."""
@@ -62,3 +64,11 @@ class TrainingBlock(Block):
         name_as_before((self._graphs.training, self._graphs.evaluation), declared)
         accessor.model = self._graphs.training
         return output
+
+
+def _protos(tensors: Mapping[str, ir.TensorProtocol]) -> list[onnx.TensorProto]:
+    protos = []
+    for name, tensor in tensors.items():
+        protos.append(ir.to_proto(tensor))
+        protos[-1].name = name
+    return protos

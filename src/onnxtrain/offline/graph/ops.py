@@ -227,9 +227,9 @@ class Ops(Writer):
     def select(self, kept: ir.Value, dy: ir.Value, of: ir.Value) -> ir.Value:
         """Return the cotangent `dy` of the value `of` where `kept` is true, and 0 elsewhere.
 
-        That is a product with the mask where the cotangent cannot be infinite (see `finite.py`).
+        That is a product with the mask where the cotangent cannot be infinite (`nan_safety.py`).
         """
-        if self.nested or self.path is None or of not in self.path.finite:
+        if self.nested or of not in self.finite_cotangents:
             return self.Where(kept, dy, 0.0)
         return self.Mul(dy, self.cast(kept, dy.dtype))
 

@@ -18,12 +18,12 @@ from onnxtrain.offline.optimizers.rules import SGD, Adagrad, Adam, AdamW, Lion, 
 from onnxtrain.offline.optimizers.update_writer import Slot, Updated
 
 BY_NAME: dict[str, type[Optimizer]] = {
-    "adagrad": Adagrad,
-    "adam": Adam,
     "adamw": AdamW,
-    "lion": Lion,
-    "rmsprop": RMSprop,
+    "adam": Adam,
     "sgd": SGD,
+    "rmsprop": RMSprop,
+    "adagrad": Adagrad,
+    "lion": Lion,
 }
 
 __all__ = [

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.append_graph import append_graph
 from onnxtrain.offline.blocks.block import Block
-from onnxtrain.offline.graph.emit import FLOOR_OPSET
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims, working_type
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 Clipped = tuple[list[ir.Value], ir.Value | None]
 

@@ -7,13 +7,10 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims
 from onnxtrain.offline.graph.subgraphs import ancestors, sources
-
-_VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())  # share memory
-# What only rearranges its input may be computed as a part of what reads it.
-_REARRANGING = _VIEWS | frozenset("Cast Expand Gather Slice Transpose".split())
 
 
 class ControlDependencies:
@@ -134,7 +131,7 @@ def _ends(readers: Iterable[ir.Node], owners: Mapping[ir.Node, ir.Node]) -> list
     while pending:
         node = pending.pop()
         users = [user for user, _ in node.outputs[0].uses()]
-        if node.op_type in _REARRANGING and node.domain == "" and users:
+        if node.op_type in REARRANGES and node.domain == "" and users:
             pending.extend(users)
         else:
             found[owners.get(node, node)] = None
@@ -165,7 +162,7 @@ def _owners(graph: Iterable[ir.Node]) -> dict[ir.Node, ir.Node]:
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
     for node, _ in value.uses():
         yield node
-        if node.op_type in _VIEWS and node.domain == "":
+        if node.op_type in VIEWS and node.domain == "":
             yield from _readers(node.outputs[0])
 
 

@@ -28,9 +28,10 @@ from onnxtrain.format.names import GRADIENT, LEARNING_RATE, STEP
 from onnxtrain.offline.blocks.accessor import current
 from onnxtrain.offline.blocks.append_graph import append, writer
 from onnxtrain.offline.blocks.block import ForwardBlock
-from onnxtrain.offline.graph.emit import FLOOR_OPSET, sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
+from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 from onnxtrain.offline.optimizers.clip import GradientClip
 from onnxtrain.offline.optimizers.groups import ParameterGroup, Settings, settings_of
 from onnxtrain.offline.optimizers.in_place import ControlDependencies

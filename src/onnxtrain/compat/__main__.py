@@ -1,0 +1,7 @@
+"""`python -m onnxtrain.compat script.py`."""
+
+import sys
+
+from onnxtrain.compat import main
+
+main(sys.argv[1:])
