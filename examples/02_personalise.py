@@ -114,9 +114,9 @@ history = onnxtrain.fit(
     train,
     epochs=3,
     batch_size=10,
-    evaluate=test,
+    validation=test,
     metrics=["accuracy", "confusion"],
-    scheduler="cosine",
+    schedule="cosine",
     seed=0,
 )
 for row in history["confusion"][-1]:

@@ -143,7 +143,7 @@ def learn(session: onnxtrain.TrainingSession, data, unseen, epochs: int, rate: f
     session.set_learning_rate(rate)
     schedule = {"name": "cosine", "warmup_ratio": 0.1}
     return onnxtrain.fit(
-        session, data, epochs, evaluate=unseen, metrics=["accuracy"], scheduler=schedule, seed=0
+        session, data, epochs, validation=unseen, metrics=["accuracy"], schedule=schedule, seed=0
     )
 
 

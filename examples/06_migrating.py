@@ -33,7 +33,7 @@ print(script)
 # ## Unchanged
 #
 # `python -m onnxtrain.compat script.py` runs a script with onnxtrain in the place of
-# `onnxruntime.training`; `import onnxtrain.compat` as the first line of a program does the same.
+# `onnxruntime.training`; a call of `onnxtrain.compat.install()` does the same.
 
 # %%
 import subprocess

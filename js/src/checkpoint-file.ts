@@ -105,7 +105,7 @@ class CheckpointReader {
 
   read(): CheckpointContent {
     if (!isChecksumRight(this._data)) {
-      this._root.fail("the checksum is another: the file is damaged");
+      this._root.fail("the checksum does not match: the file is damaged");
     }
     const properties = this._properties();
     const bond = properties.get(DATA_ID);
@@ -204,7 +204,7 @@ class CheckpointReader {
     }
     const data = this._bytes(table, dataSize(code, dims));
     if (code === BOOL && data.some((value) => value > 1)) {
-      table.fail("a truth value is neither 0 nor 1");
+      table.fail("a bool is neither 0 nor 1");
     }
     return { code, dims, data };
   }
@@ -215,7 +215,7 @@ class CheckpointReader {
     if (offset === -1n) {
       const data = table.bytes(4);
       if (data.length !== size) {
-        table.fail(`the dimensions ask for ${size} bytes of data, but there are ${data.length}`);
+        table.fail(`the dimensions need ${size} bytes of data, but there are ${data.length}`);
       }
       return data;
     }
@@ -246,7 +246,7 @@ function dimsOf(table: FlatTable): number[] {
   for (const dim of dims) {
     elements *= Number(dim > 1n ? dim : 1n);
     if (dim < 0n || !Number.isSafeInteger(elements)) {
-      table.fail(`the dimensions ${dims.join(", ")} are not possible`);
+      table.fail(`the dimensions ${dims.join(", ")} are impossible`);
     }
   }
   return dims.map(Number);

@@ -4,7 +4,7 @@ import { countOf } from "./elements.js";
 import { ArgumentError, quoted } from "./errors.js";
 import { converted, type Feeds, type Input, isShaped, isTensor, type Numbers } from "./inputs.js";
 import type { ValueType } from "./model-file.js";
-import type { Json } from "./python-json.js";
+import type { Json } from "./json.js";
 import { shuffled } from "./random.js";
 import type { TypedArray } from "./runtime.js";
 import { elementsOfTensor } from "./variables.js";

@@ -4,7 +4,7 @@
  */
 
 import { ArgumentError, CheckpointError, messageOf } from "./errors.js";
-import type { Json, JsonObject } from "./python-json.js";
+import type { Json, JsonObject } from "./json.js";
 
 /** The entry of a checkpoint's private record that belongs to `fit`. */
 export const KEY = "fit";

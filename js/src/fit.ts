@@ -15,7 +15,7 @@ import {
   writePlace,
 } from "./fit-place.js";
 import { numberOf } from "./module.js";
-import type { Json } from "./python-json.js";
+import type { Json } from "./json.js";
 import { startingSeed } from "./random.js";
 import type { TypedArray } from "./runtime.js";
 import { type LRScheduler, PlateauLRScheduler, schedulerNames, SCHEDULERS } from "./schedulers.js";

@@ -7,7 +7,7 @@ import { Graph, type Tensors } from "./graph.js";
 import { loadBytes, type Source } from "./load.js";
 import { readModel } from "./model-file.js";
 import { type Module, nameOf } from "./module.js";
-import type { JsonObject } from "./python-json.js";
+import type { JsonObject } from "./json.js";
 import { checkUpdates, LEARNING_RATE, momentumsOf, STEP, UPDATED } from "./roles.js";
 import type { RunOptions } from "./runtime.js";
 import type { LRScheduler } from "./scheduler-base.js";

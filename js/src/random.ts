@@ -7,7 +7,7 @@
  */
 
 import { ArgumentError } from "./errors.js";
-import type { JsonObject } from "./python-json.js";
+import type { JsonObject } from "./json.js";
 
 const MASK = (1n << 64n) - 1n;
 const GOLDEN = 0x9e3779b97f4a7c15n;

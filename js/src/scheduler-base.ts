@@ -7,7 +7,7 @@
  */
 
 import { ArgumentError, CheckpointError } from "./errors.js";
-import type { Json, JsonObject } from "./python-json.js";
+import type { Json, JsonObject } from "./json.js";
 
 /** What a scheduler needs of an optimizer. */
 export interface ScheduledOptimizer {

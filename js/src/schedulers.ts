@@ -1,7 +1,7 @@
 /** The schedulers beside the linear one, and all of them by name. */
 
 import { ArgumentError } from "./errors.js";
-import type { Json, JsonObject } from "./python-json.js";
+import type { Json, JsonObject } from "./json.js";
 import {
   type Check,
   complete,

@@ -13,7 +13,7 @@ import {
 import { bytesOf, ELEMENT_TYPES, typeName, zerosOf } from "./elements.js";
 import { ArgumentError, CheckpointError, quoted, StateError } from "./errors.js";
 import { loadBytes, type Source } from "./load.js";
-import { fromJson, type Json, type JsonObject, toJson } from "./python-json.js";
+import { fromJson, type Json, type JsonObject, toJson } from "./json.js";
 import { Parameters, Properties } from "./parameters.js";
 import { RandomState } from "./random.js";
 import type { TypedArray } from "./runtime.js";

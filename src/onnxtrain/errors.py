@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 
 class OnnxTrainError(RuntimeError):
-    """The base of every error of this package."""
+    """The base of every error of this package.
+
+    `message` says what happened. `advice` is meant for the program that called the function, and
+    follows the message in `str(error)`; a server that relays errors of its clients leaves it out.
+    """
+
+    def __init__(self, message: str = "", *, advice: str = "") -> None:
+        self.message, self.advice = message, advice
+        super().__init__(f"{message} {advice}" if advice else message)
 
 
 class ModelError(OnnxTrainError):
@@ -69,6 +77,7 @@ class NonFiniteError(OnnxTrainError, ArithmeticError):
         self,
         message: str,
         *,
+        advice: str = "",
         step: int | None = None,
         parameters: Sequence[str] = (),
         in_data: bool = False,
@@ -76,7 +85,7 @@ class NonFiniteError(OnnxTrainError, ArithmeticError):
         self.step = step
         self.in_data = in_data
         self.parameters = tuple(parameters)
-        super().__init__(message)
+        super().__init__(message, advice=advice)
 
 
 class NotDifferentiableError(OnnxTrainError):

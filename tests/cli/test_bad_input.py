@@ -205,7 +205,7 @@ CASES = {
     "train artifacts --data good.npz --seed -1": "at least 0",
     "train artifacts --data good.npz --std 0": "other than 0",
     "train artifacts --data good.npz --mean nan": "takes numbers",
-    "train artifacts --data good.npz --metric f1": "--eval",
+    "train artifacts --data good.npz --metric f1": "--validation",
     "train artifacts --data good.npz --resume --restart": "not allowed with",
     "train artifacts --data good.npz --checkpoint artifacts/checkpoint --restart": "another file",
     "train artifacts --data good.npz --checkpoint artifacts/eval_model.onnx": "another file",
@@ -215,7 +215,7 @@ CASES = {
     "export artifacts -o empty": "is a folder",
     "export empty -o model.onnx": "onnxtrain prepare",
     "checkpoint show empty": "not there",
-    "checkpoint show model.onnx": "this file is no checkpoint",
+    "checkpoint show model.onnx": "it is not a checkpoint",
     "demo -o file/x": "give another folder",
     "demo --seed -1": "at least 0",
 }

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from onnxtrain.compat import _RENAMED
+
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = Path(
     os.environ.get("ONNXTRAIN_UPSTREAM_PYTHON", ROOT / ".venv-upstream" / "bin" / "python")
 )
+
+
+INSTALL = "import onnxtrain.compat; onnxtrain.compat.install(); "
 
 
 def python(*arguments: object, cwd: Path, interpreter: object = sys.executable):
@@ -63,30 +68,37 @@ print("same")
 """
 
 
-@pytest.mark.parametrize("way", ["import", "run"])
+@pytest.mark.parametrize("way", ["install", "run"])
 def test_upstreams_names_are_our_objects(way: str, tmp_path: Path) -> None:
-    if way == "import":
-        result = python(script(tmp_path, f"import onnxtrain.compat\n{SAME}"), cwd=tmp_path)
+    if way == "install":
+        result = python(script(tmp_path, f"{INSTALL}\n{SAME}"), cwd=tmp_path)
     else:
         result = python("-m", "onnxtrain.compat", script(tmp_path, SAME), cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "same\n"), result.stderr
 
 
-def test_without_it_there_is_no_such_package(tmp_path: Path) -> None:
-    result = python("-c", "import onnxtrain, onnxruntime.training", cwd=tmp_path)
+def test_every_renamed_submodule_is_found(tmp_path: Path) -> None:
+    lines = [f"import onnxruntime.training.{name}" for name in _RENAMED]
+    result = python("-m", "onnxtrain.compat", script(tmp_path, "\n".join(lines)), cwd=tmp_path)
+    assert lines and result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("module", ["onnxtrain", "onnxtrain.compat", "onnxtrain.compat.run"])
+def test_an_import_has_no_effect(module: str, tmp_path: Path) -> None:
+    result = python("-c", f"import {module}, onnxruntime.training", cwd=tmp_path)
     assert result.returncode == 1 and "No module named 'onnxruntime.training'" in result.stderr
 
 
 def test_a_device_needs_no_onnx_for_the_api(tmp_path: Path) -> None:
     code = (
-        "import sys, onnxtrain.compat; import onnxruntime.training.api as api; api.Module; "
+        f"{INSTALL}import sys, onnxruntime.training.api as api; api.Module; "
         "print([m for m in ('onnx', 'google.protobuf', 'onnxtrain.artifacts') if m in sys.modules])"
     )
     assert python("-c", code, cwd=tmp_path).stdout == "[]\n"
 
 
 def test_without_onnx_the_offline_half_says_what_to_install(tmp_path: Path) -> None:
-    blocked = "import sys, onnxtrain.compat; sys.modules['onnx'] = None; "
+    blocked = f"{INSTALL}import sys; sys.modules['onnx'] = None; "
     result = python("-c", f"{blocked} from onnxruntime.training import artifacts", cwd=tmp_path)
     assert "pip install 'onnxtrain[offline]'" in result.stderr.splitlines()[-1]
 
@@ -198,7 +210,7 @@ def test_nothing_to_run(arguments: list[str], words: str, tmp_path: Path) -> Non
 def test_upstreams_own_package_is_hidden_with_a_warning(before: str, tmp_path: Path) -> None:
     """Also the test with numpy 1, which that environment has."""
     code = (
-        f"{before}\nimport numpy, onnxtrain.compat, onnxtrain.api\n"
+        f"{before}\nimport numpy, onnxtrain.api\n{INSTALL}\n"
         "from onnxruntime.training.api import Module\n"
         "print(Module is onnxtrain.api.Module, numpy.__version__[:2])"
     )

@@ -4,14 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxtrain.format.checkpoint.content import (
-    ELEMENT_TYPES,
-    STRING,
-    CheckpointContent,
-    OptimizerGroup,
-    RawTensor,
-    data_size,
-)
+from onnxtrain.format.checkpoint.content import CheckpointContent, OptimizerGroup, RawTensor
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "checkpoints"
 

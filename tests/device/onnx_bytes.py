@@ -79,7 +79,7 @@ def graph(
 
 def model(
     body: bytes,
-    notes: Any = None,
+    about: Any = None,
     opsets: Mapping[str, int] | None = None,
     functions: Sequence[bytes] = (),
     metadata: Mapping[str, str] | None = None,
@@ -88,8 +88,8 @@ def model(
     for domain, version in (opsets or {"": 18}).items():
         message += bytes_field(8, text_field(1, domain) + number_field(2, version))
     entries = dict(metadata or {})
-    if notes is not None:
-        entries["onnxtrain"] = notes if isinstance(notes, str) else json.dumps(notes)
+    if about is not None:
+        entries["onnxtrain"] = about if isinstance(about, str) else json.dumps(about)
     for key, entry in entries.items():
         message += bytes_field(14, text_field(1, key) + text_field(2, entry))
     return message + b"".join(bytes_field(25, function) for function in functions)
@@ -97,13 +97,13 @@ def model(
 
 # ---- an evaluation model as a device gets it -----------------------------------------------------
 
-NOTES = {
+METADATA = {
     "format": 1, "checkpoint": "checkpoint", "loss": "loss", "outputs": [],
     "trainable": ["w", "b"], "frozen": ["table", "small"], "statistics": ["mean"],
 }  # fmt: skip
 
 
-def evaluation_model(notes: Any = NOTES, **table: Any) -> bytes:
+def evaluation_model(about: Any = METADATA, **table: Any) -> bytes:
     """Two layers and a squared error.
 
     `w` and `b` train, `mean` is a running statistic, `table` a frozen parameter in the checkpoint
@@ -139,7 +139,7 @@ def evaluation_model(notes: Any = NOTES, **table: Any) -> bytes:
             ],
             value_infos=[value("scores", FLOAT, ["batch", 3]), value("error", FLOAT)],
         ),
-        notes,
+        about,
     )
 
 

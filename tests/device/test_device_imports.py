@@ -1,13 +1,14 @@
 """The device half imports numpy and onnxruntime, and nothing of the workstation half."""
 
-import importlib.util
+import importlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import OnnxTrainError
+from onnxtrain.moved import MOVED
 
 FORBIDDEN = ("onnx", "onnx_ir", "google.protobuf", "torch", "onnxscript", "sympy", "matplotlib")
 IMPORT_ALL = """
@@ -40,10 +41,12 @@ def test_no_module_of_the_device_half_imports_the_workstation() -> None:
 
 
 def test_the_names_of_the_package() -> None:
-    assert set(dir(onnxtrain)) == {
-        "EarlyStopping", "History", "OnnxTrainError", "TrainingSession", "__version__", "evaluate",
-        "fit", "gradient", "inspect", "set_seed",
-    }  # fmt: skip
+    assert dir(onnxtrain) == [
+        "CheckFinite", "EarlyStopping", "History", "OnnxTrainError", "SaveCheckpoint",
+        "TrainingSession", "__version__", "artifacts", "evaluate", "federated", "fit", "gradient",
+        "inspect", "losses", "metrics", "onnxblock", "optim", "prepare", "replace_classifier",
+        "schedules", "set_seed",
+    ]  # fmt: skip
     import onnxtrain.api as api
 
     assert dir(api) == [
@@ -58,9 +61,102 @@ def test_the_names_of_the_package() -> None:
             package.nothing  # noqa: B018
 
 
-def test_what_needs_onnx_says_so() -> None:
-    if importlib.util.find_spec("onnx") is not None:
-        assert callable(onnxtrain.gradient)
+def test_what_needs_onnx_is_imported_on_first_use() -> None:
+    pytest.importorskip("onnx", reason="it is in the extra `offline`")
+    pytest.importorskip("onnx_ir", reason="it is in the extra `offline`")
+    from onnxtrain.losses import __name__ as losses
+
+    assert onnxtrain.losses.__name__ == losses == "onnxtrain.offline.losses"
+    assert onnxtrain.optim.__name__ == "onnxtrain.offline.optimizers"
+    for name in ("gradient", "inspect", "prepare", "replace_classifier"):
+        assert callable(getattr(onnxtrain, name))
+    assert callable(onnxtrain.artifacts.generate_artifacts)
+    assert onnxtrain.onnxblock.Block
+
+
+WITHOUT_ONNX = """
+import sys
+sys.modules["onnx"] = None
+import onnxtrain
+from onnxtrain.errors import OnnxTrainError
+
+def hint(code):
+    try:
+        exec(code)
+    except OnnxTrainError as error:
+        assert isinstance(error, ImportError)
+        assert "pip install 'onnxtrain[offline]'" in str(error), error
     else:
-        with pytest.raises(OnnxTrainError, match=r"pip install 'onnxtrain\[offline\]'"):
-            onnxtrain.gradient  # noqa: B018
+        raise AssertionError(code)
+
+for name in ("artifacts", "gradient", "inspect", "losses", "onnxblock", "optim", "prepare",
+             "replace_classifier"):
+    hint(f"onnxtrain.{name}")
+    hint(f"from onnxtrain import {name}")
+hint("from onnxtrain.artifacts import generate_artifacts")
+hint("import onnxtrain.losses")
+hint("import onnxtrain.offline.autodiff")
+assert onnxtrain.fit and onnxtrain.schedules.cosine and onnxtrain.metrics.Accuracy
+assert onnxtrain.federated.__name__ == "onnxtrain.federated"
+"""
+
+
+def test_what_needs_onnx_says_so_where_it_is_missing() -> None:
+    assert imported_by(WITHOUT_ONNX) == "['onnx']"  # the None that says that it is missing
+
+
+# ---- old names -----------------------------------------------------------------------------------
+
+
+def needs(module: str) -> str | None:
+    """The package that a module needs beside numpy and onnxruntime."""
+    if module.startswith(("onnxtrain.offline", "onnxtrain.cli.demo")):
+        return "onnx_ir"
+    return "flwr" if module.startswith("onnxtrain.federated.") else None
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_old_names_of_modules_import_with_a_warning(old, monkeypatch) -> None:
+    package = needs(MOVED[old])
+    if package is not None:
+        pytest.importorskip(package, reason="it is in an extra")
+    for name in [name for name in sys.modules if name in MOVED or name.startswith(f"{old}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        module = importlib.import_module(old)
+    assert told[-1].category is DeprecationWarning
+    assert str(told[-1].message) == f"{old} has moved to {MOVED[old]}"
+    assert module is importlib.import_module(MOVED[old])
+    assert module.__spec__.name == module.__name__ == MOVED[old]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from onnxtrain.api.fit import EarlyStopping, evaluate, fit",
+        "from onnxtrain.api.fit.monitor import EarlyStopping",
+        "from onnxtrain.api.metrics import Accuracy, Metric",
+        "from onnxtrain.api.metrics.classes import Accuracy",
+        "from onnxtrain.api.schedulers import SCHEDULERS, CosineLRScheduler",
+        "from onnxtrain.api.history import EpochRecord, History",
+        "from onnxtrain.api.session import TrainingSession",
+        "from onnxtrain.api.random_state import set_seed",
+        "from onnxtrain.api.checkpoint import CheckpointState",
+        "from onnxtrain.api.graph import default_options",
+        "import onnxtrain.plots",
+    ],
+)
+def test_what_old_pages_imported(code, monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(tuple(MOVED))]:
+        monkeypatch.delitem(sys.modules, name)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        exec(compile(code, "page", "exec"), {})
+    assert {each.category for each in told} == {DeprecationWarning}
+    assert {each.filename for each in told} == {"page"}
+
+
+def test_a_module_that_never_was() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"onnxtrain\.nothing"):
+        importlib.import_module("onnxtrain.nothing")

@@ -34,6 +34,7 @@ from onnxtrain.errors import (
     UnknownNameError,
 )
 from onnxtrain.format.checkpoint.content import RawTensor
+from onnxtrain.format.metadata import GraphMetadata
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model.wire import bytes_field, number_field, text_field
 
@@ -85,7 +86,7 @@ def test_any_value_of_the_graph(outputs, inputs, initializers) -> None:
     assert names(read.outputs) == outputs
     assert names(read.inputs) == inputs
     assert sorted(read.initializer_names) == sorted(initializers)
-    assert (read.external, read.notes, read.opsets) == ({}, {}, {"": 18})
+    assert (read.external, read.metadata, read.opsets) == ({}, GraphMetadata(), {"": 18})
     wanted = evaluated(outputs, **batch())
     for found, expected in zip(run(made), wanted, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -142,7 +143,7 @@ def test_nodes_and_constants_are_copied_byte_for_byte() -> None:
 def test_other_metadata_stay() -> None:
     body = graph([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])])
     made = export(["y"], source=model(body, {"format": 1}, metadata={"author": "me"}))
-    assert ModelFile.read(made).notes == {}
+    assert ModelFile.read(made).metadata == GraphMetadata()
     assert b"author" in made and b"onnxtrain" not in made
 
 

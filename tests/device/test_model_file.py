@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import random
 import tracemalloc
@@ -12,7 +13,7 @@ import pytest
 from onnx_bytes import (
     FLOAT,
     INT64,
-    NOTES,
+    METADATA,
     evaluation_model,
     evaluation_values,
     external,
@@ -26,6 +27,7 @@ from onnx_bytes import (
 from onnxtrain.device.export.inference_model import export_model
 from onnxtrain.device.export.initializers import stored_data, with_initializers
 from onnxtrain.errors import ModelError, OnnxTrainError
+from onnxtrain.format.metadata import GraphMetadata
 from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType
 from onnxtrain.format.model.wire import bytes_field, number_field, text_field, varint_bytes
 
@@ -46,7 +48,11 @@ def test_what_is_read(tmp_path, kind) -> None:
     assert read.source_name == (str(source) if kind < 2 else "model in memory")
     assert read.path == (Path(source) if kind < 2 else None)
     assert read.data == data and not read.is_ort
-    assert read.notes == NOTES
+    assert read.metadata == GraphMetadata(
+        checkpoint="checkpoint", loss="loss", trainable=("w", "b"), frozen=("table", "small"),
+        statistics=("mean",),
+    )  # fmt: skip
+    assert json.loads(read.metadata.to_json()) == METADATA
     assert read.inputs == (
         ValueType("x", FLOAT, ("batch", 4)),
         ValueType("target", FLOAT, ("batch", 3)),
@@ -64,7 +70,7 @@ def test_the_bytes_of_a_model_in_memory_cannot_be_changed_from_outside() -> None
     data = bytearray(evaluation_model())
     read = ModelFile.read(data)
     data[:] = bytes(len(data))
-    assert ModelFile.read(read.data).notes == NOTES
+    assert ModelFile.read(read.data).metadata.checkpoint == "checkpoint"
 
 
 def test_unknown_types_and_dimensions() -> None:
@@ -77,7 +83,7 @@ def test_unknown_types_and_dimensions() -> None:
         ValueType("c", INT64, (None, None, 0)),
         ValueType("s", 0, None),
     )
-    assert read.notes == {}
+    assert read.metadata == GraphMetadata()
 
 
 def test_defaults_of_external_data_and_packed_dims() -> None:
@@ -104,7 +110,8 @@ def test_a_file_in_the_ort_format_is_told_apart(tmp_path) -> None:
     for source in (tmp_path / "m.ort", (tmp_path / "m.ort").read_bytes()):
         read = ModelFile.read(source)
         assert read.is_ort
-        assert (read.notes, read.inputs, read.outputs, read.external) == ({}, (), (), {})
+        assert (read.inputs, read.outputs, read.external) == ((), (), {})
+        assert read.metadata == GraphMetadata()
     # A producer whose name begins with the same four letters.
     named = number_field(1, 8) + text_field(2, "ORTModule") + bytes_field(7, graph([]))
     assert bytes(named[4:8]) == b"ORTM"
@@ -196,7 +203,8 @@ def test_initializers_are_replaced_and_the_rest_stays() -> None:
     assert ModelFile.read(made).external == {}
     again = ModelFile.read(made)
     assert bytes(stored_data(again, ["table"])["table"]) == values["table"].tobytes()
-    assert (again.inputs, again.notes, again.node_count) == (read.inputs, NOTES, 9)
+    assert (again.inputs, again.metadata) == (read.inputs, read.metadata)
+    assert again.node_count == 9
     assert with_initializers(read, {}) == data
     with pytest.raises(OnnxTrainError, match="'table' is DOUBLE"):
         with_initializers(read, {"table": values["table"].astype(float)})
@@ -270,3 +278,17 @@ def test_a_file_of_tiny_pieces_does_not_fill_the_memory(piece) -> None:
         tracemalloc.stop()
     assert read.node_count == (50_000 if piece == "node" else 0)
     assert peak < 250_000
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        GraphMetadata(),
+        GraphMetadata(checkpoint="c", loss="loss", outputs=("target",), trainable=("NaN",)),
+        GraphMetadata(checkpoint="c", target="webgpu", on_cpu=("a",), memory={"sizes": {"N": 4}}),
+    ],
+)
+def test_metadata_survives(metadata: GraphMetadata) -> None:
+    text = metadata.to_json()
+    assert GraphMetadata.from_json(text.replace('"checkpoint": "", ', "")) == metadata
+    assert ("target" in json.loads(text)) == (metadata.target != "cpu")

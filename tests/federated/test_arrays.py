@@ -84,9 +84,17 @@ def record_with(held: TrainingSession, **changed: np.ndarray) -> ArrayRecord:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"fc2__bias": np.zeros(4, np.float32)}, ArgumentError, r"shape \[3\] here, and \[4\]"),
+        (
+            {"fc2__bias": np.zeros(4, np.float32)},
+            ArgumentError,
+            r"shape \[3\], and the received array \[4\]",
+        ),
         ({"fc9__bias": np.zeros(3, np.float32)}, OnnxTrainError, "no parameter 'fc9.bias' here"),
-        ({"fc2__bias": np.zeros(3, np.int64)}, ArgumentError, "is float32 here, and int64"),
+        (
+            {"fc2__bias": np.zeros(3, np.int64)},
+            ArgumentError,
+            "is float32, and the received array int64",
+        ),
         ({"fc2__bias": np.full(3, 1e300)}, NonFiniteError, "values that float32 cannot hold"),
     ],
 )

@@ -16,10 +16,16 @@ from flwr.serverapp import strategy as flower
 from onnxtrain import TrainingSession
 from onnxtrain.device.loop import evaluate
 from onnxtrain.errors import ArgumentError
-from onnxtrain.federated import Compression, LocalGrid, client_app, open_artifacts, pack
-from onnxtrain.federated import client_state as keeping
+from onnxtrain.federated import (
+    Compression,
+    LocalGrid,
+    client_app,
+    client_state,
+    open_artifacts,
+    pack,
+)
 from onnxtrain.federated.arrays import to_arrays
-from onnxtrain.federated.client_state import Kept, client_number
+from onnxtrain.federated.client_state import ClientState, client_number
 from onnxtrain.federated.compression import decode
 from onnxtrain.federated.files import pack_arrays, replace_file, unpack_arrays
 
@@ -62,7 +68,7 @@ def reason(reply) -> str:
 
 def first_values(name="mlp") -> dict[str, np.ndarray]:
     state = TrainingSession.from_folder(GOLDEN / name).state
-    return {n: np.array(state.value_of(n)) for n in state.names()}
+    return {name: np.array(parameter.data) for name, parameter in state.parameters}
 
 
 def loss_with(values, name="mlp") -> float:
@@ -76,9 +82,9 @@ def loss(grid, identity="/1", **options) -> float:
     return good(ask(grid, "evaluate", identity, **options))["metrics"]["eval_loss"]
 
 
-def kept(folder, name="0") -> Kept:
+def kept(folder, name="0") -> ClientState:
     file = folder / f"client-{name}.npz"
-    return Kept.from_bytes(file.read_bytes(), str(file))
+    return ClientState.from_bytes(file.read_bytes(), str(file))
 
 
 # ---- where settings come from --------------------------------------------------------------------
@@ -188,18 +194,18 @@ def test_moments_and_what_was_rounded_end_with_the_federation(tmp_path, has_fold
                      state=tmp_path if has_folder else None)  # fmt: skip
     grid = node(app)
 
-    def now() -> Kept:
+    def now() -> ClientState:
         if has_folder:
             return kept(tmp_path)
         (context,) = grid.contexts.values()
-        return Kept.from_bytes(bytes(context.state["onnxtrain"]["kept"]), "the context")
+        return ClientState.from_bytes(bytes(context.state["onnxtrain"]["kept"]), "the context")
 
     seen = []
     for identity in ("A/1", "A/2", "B/1", "B/2"):
         good(ask(grid, identity=identity, which=["fc1.*"], compression="top-k:0.1"))
         held = now()
-        assert held.before is not None
-        seen.append((held.optimizer.step, bool(held.before.residual), set(held.before.local)))
+        assert held.previous is not None
+        seen.append((held.optimizer.step, bool(held.previous.residual), set(held.previous.local)))
     steps = seen[0][0]
     assert [step for step, _, _ in seen] == [steps, 2 * steps, steps, 2 * steps]
     assert [residual for _, residual, _ in seen] == [False, True, False, True]
@@ -237,11 +243,11 @@ def test_a_client_without_a_name_finds_its_file_after_a_restart(tmp_path, monkey
     first = node(app, 1)
     good(ask(first, identity="A/1"))
     steps = kept(tmp_path).optimizer.step
-    monkeypatch.setattr(keeping, "_claims", {})  # another process, in which it has another number
+    monkeypatch.setattr(client_state, "_claims", {})  # another process, with another node id
     good(ask(node(app, 2**64 - 1), identity="A/2"))
     assert kept(tmp_path).optimizer.step == 2 * steps
     # If the first one is still there, they were two.
-    monkeypatch.setattr(keeping, "_claims", {})
+    monkeypatch.setattr(client_state, "_claims", {})
     assert f"node 1 and node {2**64 - 1}" in reason(ask(first, identity="A/3"))
 
 

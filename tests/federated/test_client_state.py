@@ -12,14 +12,14 @@ from flwr.serverapp.strategy import FedAvg
 from onnxtrain import TrainingSession
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.federated import client_app, open_artifacts, pack
-from onnxtrain.federated.client_state import Kept
+from onnxtrain.federated.client_state import ClientState
 
 BODY = ["fc1.*"]
 
 
-def kept(folder, number) -> Kept:
+def kept(folder, number) -> ClientState:
     file = folder / f"client-{number}.npz"
-    return Kept.from_bytes(file.read_bytes(), str(file))
+    return ClientState.from_bytes(file.read_bytes(), str(file))
 
 
 def test_a_personal_head_stays_and_survives_a_restart(tmp_path) -> None:
@@ -111,7 +111,7 @@ def test_constants_that_are_no_floats_travel_once_too(tmp_path) -> None:
         artifact_directory=folder, nominal_checkpoint=True,
     )  # fmt: skip
     session = TrainingSession.from_folder(folder)
-    assert session.state.has("table")
+    assert session.state.has_parameter("table")
     pack(folder, tmp_path / "a.json")
     config = {"learning-rate": 0.01}
     small = federate(folder, client_app(tmp_path / "a.json", of_client), rounds=2, config=config)

@@ -130,8 +130,8 @@ def with_a_broken_loader(context):
 
 
 BAD = {
-    "nan": (with_arrays(nan), "its 'fc2.bias' has 1 numbers that are not finite"),
-    "inf": (with_arrays(inf), "its 'fc1.weight' has 1 numbers that are not finite"),
+    "nan": (with_arrays(nan), "its 'fc2.bias' has 1 values that are not finite"),
+    "inf": (with_arrays(inf), "its 'fc1.weight' has 1 values that are not finite"),
     "other shape": (with_arrays(other_shape), "has the shape [4] instead of [3]"),
     "transposed": (with_arrays(transposed), "has the shape [16, 3] instead of [3, 16]"),
     "missing array": (with_arrays(missing), "it has no 'fc1.bias'"),
@@ -139,7 +139,7 @@ BAD = {
     "integers": (with_arrays(integers), "is int64 instead of a float"),
     "broken bytes": (spoiled(broken), "its arrays cannot be read"),
     "unknown compression": (spoiled(unknown_compression), "compressed in an unknown way: 'zip'"),
-    "no weight": (with_metrics(num_examples=None), "it does not say 'num-examples'"),
+    "no weight": (with_metrics(num_examples=None), "it has no 'num-examples'"),
     "no samples": (with_metrics(num_examples=0), "it has no data"),
     "less than none": (with_metrics(num_examples=-5), "it has no data"),
     "nan as loss": (with_metrics(loss=float("nan")), "its 'loss' is nan"),

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from onnxtrain.errors import ArgumentError
 from onnxtrain.federated import LocalGrid, client_app, open_artifacts, server_app
 from onnxtrain.federated.server import Server
-from onnxtrain.federated.stragglers import Patient, Silence
+from onnxtrain.federated.stragglers import DeadlineGrid, Stragglers
 
 good = client_app(GOLDEN / "mlp", of_client)
 
@@ -35,7 +35,7 @@ def test_a_round_does_not_wait_for_a_client_that_hangs() -> None:
     began = time.monotonic()
     grid = LocalGrid(client, 3, workers=6)
     try:
-        result = server.run(Patient(grid, 1.5, 2, seconds=2.0), FAST)
+        result = server.run(DeadlineGrid(grid, 1.5, 2, seconds=2.0), FAST)
     finally:
         released.set()
     assert time.monotonic() - began < 100  # it would have been two times 120 otherwise
@@ -50,30 +50,30 @@ def test_a_round_does_not_wait_for_a_client_that_hangs() -> None:
 
 
 def test_how_long_a_silent_node_is_passed_over() -> None:
-    silence, grid = Silence(), LocalGrid(good, 3)
-    assert silence.note({1, 2, 3}, {1, 2, 3}) == []
-    assert silence.without(grid, 2) is grid
-    assert silence.note({1, 2, 3}, {1, 3}) == [2]
-    assert list(silence.without(grid, 2).get_node_ids()) == [1, 3]
-    assert silence.without(grid, 3) is grid  # too few would be left
-    assert silence.note({1, 3}, {1, 3}) == []
-    assert silence.without(grid, 2) is grid
-    assert silence.note({1, 2, 3}, {1, 3}) == [2]
+    stragglers, grid = Stragglers(), LocalGrid(good, 3)
+    assert stragglers.record({1, 2, 3}, {1, 2, 3}) == []
+    assert stragglers.exclude_from(grid, 2) is grid
+    assert stragglers.record({1, 2, 3}, {1, 3}) == [2]
+    assert list(stragglers.exclude_from(grid, 2).get_node_ids()) == [1, 3]
+    assert stragglers.exclude_from(grid, 3) is grid  # too few would be left
+    assert stragglers.record({1, 3}, {1, 3}) == []
+    assert stragglers.exclude_from(grid, 2) is grid
+    assert stragglers.record({1, 2, 3}, {1, 3}) == [2]
     for _ in range(2):
-        assert list(silence.without(grid, 2).get_node_ids()) == [1, 3]
-        silence.note({1, 3}, {1, 3})
-    assert silence.without(grid, 2) is grid
-    silence.note({1, 2, 3}, {1, 2, 3})
-    silence.note({1, 2, 3}, {1, 3})
-    silence.note({1, 3}, {1, 3})
-    assert silence.without(grid, 2) is grid  # an answer makes up for what was before
+        assert list(stragglers.exclude_from(grid, 2).get_node_ids()) == [1, 3]
+        stragglers.record({1, 3}, {1, 3})
+    assert stragglers.exclude_from(grid, 2) is grid
+    stragglers.record({1, 2, 3}, {1, 2, 3})
+    stragglers.record({1, 2, 3}, {1, 3})
+    stragglers.record({1, 3}, {1, 3})
+    assert stragglers.exclude_from(grid, 2) is grid  # an answer makes up for what was before
 
 
 def test_a_grid_that_waits_passes_everything_on() -> None:
     grid = LocalGrid(good, 3, workers=3)
-    patient = Patient(grid, 2.0, 3)
+    waiting = DeadlineGrid(grid, 2.0, 3)
     server = Server(open_artifacts(GOLDEN / "mlp"), FedAvg(fraction_evaluate=0.0), rounds=2)
-    result = server.run(patient, FAST)
+    result = server.run(waiting, FAST)
     assert [m["clients"] for m in result.train_metrics_clientapp.values()] == [3, 3]
 
 
@@ -86,7 +86,9 @@ def test_a_deadline_ends_a_round() -> None:
 
     server = Server(open_artifacts(GOLDEN / "mlp"), FedAvg(fraction_evaluate=0.0), rounds=1)
     try:
-        result = server.run(Patient(LocalGrid(nobody, 3, workers=3), 2.0, 2), FAST, timeout=0.5)
+        result = server.run(
+            DeadlineGrid(LocalGrid(nobody, 3, workers=3), 2.0, 2), FAST, timeout=0.5
+        )
     finally:
         released.set()
     assert result.train_metrics_clientapp[1]["left-out"] == 3

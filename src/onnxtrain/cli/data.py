@@ -16,7 +16,7 @@ from onnxtrain.cli.images import read_images
 from onnxtrain.cli.reading import Array, Data, Reading
 from onnxtrain.cli.tables import read_table
 from onnxtrain.errors import InputError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
@@ -30,7 +30,7 @@ _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"),
 
 def load(paths: Sequence[str], session: TrainingSession, reading: Reading, option: str) -> Data:
     """Read the data of an option and check it against the model."""
-    inputs = session.module.training_pass.roles.inputs
+    inputs = session.module.training_executor.signature.inputs
     files = [_named(text) for text in paths]
     for _, path in files:
         if not path.exists():
@@ -208,7 +208,7 @@ def _shape(dims: Sequence[Any]) -> str:
 def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option: str) -> None:
     """Refuse labels that are no class of the model, where it says how many it has."""
     name, labels = list(arrays.items())[-1]
-    declared = session.module.training_pass.roles.inputs[-1]
+    declared = session.module.training_executor.signature.inputs[-1]
     element = ELEMENT_TYPES.get(declared.element_type)
     if len(arrays) < 2 or not labels.size or element is None or element.dtype is None:
         return
@@ -225,7 +225,7 @@ def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option:
 
 
 def _class_count(session: TrainingSession) -> int | None:
-    evaluation = session.module.evaluation_pass
+    evaluation = session.module.evaluation_executor
     beside = session.output_names(training=False)[1:]
     if evaluation is None or not beside:
         return None

@@ -1,35 +1,30 @@
-"""Runs scripts that were written for `onnxruntime.training`, unchanged, on onnxtrain.
+"""Run scripts that were written for `onnxruntime.training` on onnxtrain, unchanged.
 
-    import onnxtrain.compat                                  # at the top of a program, or
-    python -m onnxtrain.compat script.py arguments ...       # for a script that stays as it is
+    python -m onnxtrain.compat script.py arguments ...       # a script that stays as it is
+    onnxtrain.compat.install()                               # in a program of your own
 
-From then on `onnxruntime.training.artifacts`, `.onnxblock` and `.api` are the modules of onnxtrain:
-the same objects, so that a class is the same class by either name. Nothing is imported before a
-script asks for it; a device that uses `onnxruntime.training.api` alone needs no `onnx`.
-
-Where ONNX Runtime's own training package is installed, it is hidden, with a warning.
+Afterwards `onnxruntime.training.artifacts`, `.onnxblock` and `.api` are the modules of onnxtrain:
+the same objects under a second name. They are imported on first use, so a device that uses
+`onnxruntime.training.api` alone needs no `onnx`. Importing this module changes nothing.
 """
 
 from __future__ import annotations
 
-import builtins
 import importlib
-import os
-import runpy
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, spec_from_loader
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from onnxtrain.errors import NotProvidedError
 
 _PACKAGE = "onnxruntime.training"
 _PARTS = ("api", "artifacts", "onnxblock")
-# Files that have another name here; what upstream's users import is in the modules above.
+# Submodules of upstream that have another name here.
 _RENAMED = {
     "api.checkpoint_state": "device.state",
     "api.lr_scheduler": "device.schedulers.rates",
@@ -37,7 +32,7 @@ _RENAMED = {
     "api.optimizer": "device.optimizer",
     "onnxblock.checkpoint_utils": "offline.blocks.checkpoint",
     "onnxblock.model_accessor": "offline.blocks.accessor",
-    "onnxblock.onnxblock": "onnxblock",
+    "onnxblock.onnxblock": "offline.blocks.block",
 }
 _ELSEWHERE = {
     "ORTModule": "it runs torch modules, for which torch itself is the successor",
@@ -46,17 +41,15 @@ _ELSEWHERE = {
     "optim": "it has optimizers of torch modules; those of ONNX models are in onnxblock.optim",
     "ortmodule": "it runs torch modules, for which torch itself is the successor",
 }
-_USAGE = """usage: python -m onnxtrain.compat script.py [argument ...]
-       python -m onnxtrain.compat -m module [argument ...]"""
 
 
 def is_ortmodule_available() -> bool:
-    """Say, as upstream's function of this name, whether torch modules can be run: they cannot."""
+    """Return False: onnxtrain does not run torch modules."""
     return False
 
 
 class _Finder(MetaPathFinder):
-    """Finds `onnxruntime.training` and what is in it, before any other finder is asked."""
+    """Finds `onnxruntime.training` and its submodules before any other finder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -69,7 +62,7 @@ class _Finder(MetaPathFinder):
 
 
 class _PackageLoader(Loader):
-    """Makes `onnxruntime.training` itself: a package whose parts come when they are asked for."""
+    """Makes the package `onnxruntime.training`, whose submodules are imported on first use."""
 
     def exec_module(self, module: ModuleType) -> None:
         module.__doc__ = "onnxtrain under the name of ONNX Runtime's training package."
@@ -79,7 +72,7 @@ class _PackageLoader(Loader):
 
 
 class _AliasLoader(Loader):
-    """Lets a module of onnxtrain be found under a second name."""
+    """Loads a module of onnxtrain under a second name."""
 
     def __init__(self, own_name: str) -> None:
         self._own_name = own_name
@@ -94,7 +87,7 @@ class _AliasLoader(Loader):
 
 
 def _own_name(fullname: str) -> str:
-    """Return the module of onnxtrain for a module of upstream."""
+    """Return the name of onnxtrain's module for a module of upstream."""
     inner = fullname.removeprefix(f"{_PACKAGE}.")
     if inner.partition(".")[0] not in _PARTS:
         raise NotProvidedError(_not_provided(inner))
@@ -102,7 +95,7 @@ def _own_name(fullname: str) -> str:
 
 
 def _part(name: str) -> Any:
-    """Import a part of the package when it is first used as an attribute."""
+    """Import a submodule when it is first used as an attribute."""
     if name in _PARTS:
         return importlib.import_module(f"{_PACKAGE}.{name}")
     raise AttributeError(_not_provided(name))
@@ -128,7 +121,10 @@ def _explained(missing: ModuleNotFoundError, wanted: str) -> ImportError:
 
 
 def install() -> None:
-    """Let `onnxruntime.training` be onnxtrain from now on; importing this module does it."""
+    """Let `onnxruntime.training` mean onnxtrain from now on.
+
+    Where ONNX Runtime's own training package is installed, it is hidden, with a warning.
+    """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     _hide_upstream()
@@ -136,81 +132,16 @@ def install() -> None:
 
 
 def _hide_upstream() -> None:
-    """Forget what has been imported of ONNX Runtime's own training package, if it is installed."""
+    """Drop what has been imported of ONNX Runtime's own training package."""
     runtime = find_spec("onnxruntime")
     folders = runtime.submodule_search_locations if runtime is not None else None
     installed = PathFinder.find_spec(_PACKAGE, folders) if folders else None
     if installed is not None and installed.loader is not None:
         warnings.warn(
             f"ONNX Runtime's own {_PACKAGE} is installed, and onnxtrain.compat hides it: "
-            "to use that one, do not import onnxtrain.compat",
-            stacklevel=2,
+            "to use that one, do not call onnxtrain.compat.install()",
+            stacklevel=3,
         )
     for name in [n for n in sys.modules if n == _PACKAGE or n.startswith(f"{_PACKAGE}.")]:
         del sys.modules[name]
     vars(sys.modules.get("onnxruntime", ModuleType(""))).pop("training", None)
-
-
-# ---- running a script ----------------------------------------------------------------------------
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run a script or a module as Python would, with `onnxruntime.training` in place."""
-    options = list(arguments)
-    if options[:1] == ["--"]:
-        del options[0]
-    if not options or options[0] in ("-h", "--help"):
-        print(_USAGE)
-        raise SystemExit(0 if options else 2)
-    sys.excepthook = _without_our_frames(sys.excepthook)
-    if options[0] == "-m":
-        if len(options) < 2:
-            raise SystemExit(_USAGE)
-        sys.argv[:] = options[1:]
-        runpy.run_module(options[1], run_name="__main__", alter_sys=True)
-    elif options[0].startswith("-"):
-        raise SystemExit(f"unknown option {options[0]!r}\n{_USAGE}")
-    else:
-        _run_script(options)
-
-
-def _run_script(arguments: list[str]) -> None:
-    """Execute a file as the module `__main__`, which stays until the process ends."""
-    path = os.path.abspath(arguments[0])
-    try:
-        with open(path, "rb") as file:
-            source = file.read()
-    except OSError as error:
-        raise SystemExit(f"onnxtrain.compat: cannot open the script {path!r}: {error}") from None
-    sys.argv[:] = arguments
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    module = ModuleType("__main__")
-    module.__dict__.update(
-        __file__=path,
-        __builtins__=builtins,
-        __loader__=SourceFileLoader("__main__", path),
-    )
-    sys.modules["__main__"] = module
-    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-
-
-_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-
-
-def _without_our_frames(hook: _Hook) -> _Hook:
-    """Show the traceback of an error from the first line of the script on."""
-    ours = {__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>"}
-
-    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        rest = trace
-        while rest is not None and rest.tb_frame.f_code.co_filename in ours:
-            rest = rest.tb_next
-        if rest is None and not isinstance(error, SyntaxError | ImportError):
-            rest = trace  # an error of our own
-        hook(kind, error.with_traceback(rest), rest)
-
-    return show
-
-
-install()

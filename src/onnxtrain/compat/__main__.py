@@ -1,7 +1,7 @@
-"""`python -m onnxtrain.compat script.py`."""
+"""`python -m onnxtrain.compat script.py`: run a script with onnxtrain as `onnxruntime.training`."""
 
 import sys
 
-from onnxtrain.compat import main
+from onnxtrain.compat.run import main
 
 main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """All parameters in one buffer, one behind the other: how federated learning passes them on.
 
 The order is that of the training graph's inputs for what trains, then running statistics in the
-same order, then frozen parameters as the graph's notes list them (by name where it has none).
+same order, then frozen parameters as the graph's metadata lists them (by name where it has none).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import onnxruntime as ort
 
 from onnxtrain.device.export.initializers import stored_shapes
 from onnxtrain.device.parameters import checked
-from onnxtrain.device.run.graph_signature import Roles
-from onnxtrain.device.state import CheckpointState
+from onnxtrain.device.run.graph_signature import GraphSignature
+from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, Array
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile
 
 _FLOAT = 1
@@ -27,14 +28,14 @@ _FLOAT = 1
 class Buffers:
     """Reads and writes the parameters of a module as one vector."""
 
-    def __init__(self, state: CheckpointState, model: ModelFile, roles: Roles) -> None:
+    def __init__(self, state: TrainingState, model: ModelFile, signature: GraphSignature) -> None:
         self._state = state
         self._shapes: dict[str, tuple[int, ...]] = {}
         trained = set(state.trainable_names())
-        inputs = {v.name: v.dims for v in roles.parameters}
+        inputs = {v.name: v.dims for v in signature.parameters}
         self._trainable = [name for name in inputs if name in trained]
         rest = [name for name in inputs if name not in trained]
-        noted = [n for n in model.notes.get("frozen", []) if state.has(n) and n not in inputs]
+        noted = [n for n in model.metadata.frozen if state.has(n) and n not in inputs]
         others = sorted(set(state.names()) - set(inputs) - set(noted))
         self._all = [*self._trainable, *rest, *noted, *others]
         constants = stored_shapes(model, [*noted, *others]) if state.nominal else {}
@@ -133,7 +134,7 @@ class Buffers:
             )
 
 
-def _dtype(state: CheckpointState, name: str) -> np.dtype[Any]:
+def _dtype(state: TrainingState, name: str) -> np.dtype[Any]:
     element = ELEMENT_TYPES[state.code_of(name)]
     if element.dtype is None:
         raise StateError(f"the parameter {name!r} is {element.name}, which numpy does not have")

@@ -1,4 +1,4 @@
-"""Parameters as Flower's records, and back: by name, never by position."""
+"""Parameters as Flower's records and back, by name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
+from onnxtrain.device.parameters import Parameters
 from onnxtrain.errors import ArgumentError, NonFiniteError, StateError, UnknownNameError
 from onnxtrain.federated.selection import Holder, Which, module_of, select, state_of
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
 from onnxtrain.format.checkpoint.content import Array as NumpyArray
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 
 def to_arrays(state: Holder, which: Which = "changing") -> ArrayRecord:
@@ -19,13 +20,13 @@ def to_arrays(state: Holder, which: Which = "changing") -> ArrayRecord:
 
     Args:
         state: a `TrainingSession`, a `Module` or a `CheckpointState`.
-        which: what to take, see `select`: "changing", "trainable", "no-batch-norm", "everything",
-            names and patterns, or a function.
+        which: the parameters: "changing", "trainable", "no-batch-norm", "everything", names and
+            patterns, or a function of the name. See `select`.
 
     """
     held = state_of(state)
     with held.lock:
-        return to_record({n: held.parameters[n].data for n in select(state, which)})
+        return to_record({n: Parameters(held)[n].data for n in select(state, which)})
 
 
 def to_record(values: Mapping[str, NumpyArray]) -> ArrayRecord:
@@ -34,11 +35,11 @@ def to_record(values: Mapping[str, NumpyArray]) -> ArrayRecord:
 
 
 def from_arrays(state: Holder, record: ArrayRecord) -> None:
-    """Set parameters from an `ArrayRecord`, by name; nothing is changed if one does not fit.
+    """Set parameters from an `ArrayRecord`, by name; if one does not fit, none is changed.
 
     Floats of another width are converted. Arrays that are not floats, such as counters of other
-    frameworks, are passed over if the model has none of that name. A nominal state takes all its
-    parameters at once, and is complete then.
+    frameworks, are ignored if the model has none of that name. A nominal state needs all its
+    parameters at once.
     """
     values = fitting(state, read_record(record))
     module = module_of(state)
@@ -55,18 +56,18 @@ def from_arrays(state: Holder, record: ArrayRecord) -> None:
 
 
 def read_record(record: ArrayRecord) -> dict[str, NumpyArray]:
-    """Return the arrays of a record, which may come from anywhere."""
+    """Return the arrays of an untrusted record."""
     read = {}
     for name, array in record.items():
         try:
             read[name] = np.asarray(array.numpy())
-        except Exception as error:  # numpy has no common error for bytes that are no array
+        except Exception as error:  # numpy raises many kinds of errors for broken bytes
             raise ArgumentError(f"the array {name!r} cannot be read: {error}") from None
     return read
 
 
 def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
-    """Return arrays in the types that the parameters have; what does not fit is an error."""
+    """Return arrays in the types of the parameters; one that does not fit is an error."""
     state, module = state_of(holder), module_of(holder)
     values = {}
     for name, array in arrays.items():
@@ -74,8 +75,8 @@ def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, Numpy
             if array.dtype.kind != "f":
                 continue
             raise UnknownNameError(
-                f"there is no parameter {name!r} here; there are {', '.join(state.names())}. Are "
-                "the artifacts those of the same model?"
+                f"there is no parameter {name!r} here, only {', '.join(state.names())}: use "
+                "artifacts of the same model"
             )
         nominal = state.nominal and module is not None
         shape = module.shape_of(name) if nominal and module is not None else state.type_of(name)[0]
@@ -86,15 +87,15 @@ def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, Numpy
 def _converted(name: str, array: NumpyArray, shape: tuple[int, ...], dtype: Any) -> NumpyArray:
     if array.shape != shape:
         raise ArgumentError(
-            f"the parameter {name!r} has the shape {list(shape)} here, and {list(array.shape)} was "
-            "received"
+            f"the parameter {name!r} has the shape {list(shape)}, and the received array "
+            f"{list(array.shape)}"
         )
     if dtype is None or array.dtype == dtype:
         return array
     if array.dtype.kind != "f" or np.dtype(dtype).kind != "f":
         raise ArgumentError(
-            f"the parameter {name!r} is {np.dtype(dtype).name} here, and {array.dtype.name} was "
-            "received"
+            f"the parameter {name!r} is {np.dtype(dtype).name}, and the received array "
+            f"{array.dtype.name}"
         )
     with np.errstate(over="ignore"):
         converted: NumpyArray = array.astype(dtype)

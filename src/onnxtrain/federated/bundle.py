@@ -1,7 +1,7 @@
-"""The artifacts of a federation: a folder, or one file that travels in a Flower app.
+"""The artifacts of a federation: a folder, or one file inside a Flower app.
 
-Flower's app bundles take source files, TOML, YAML, Markdown and JSON, and nothing else. `pack`
-writes the graphs and a checkpoint without weights into one JSON file that goes with the app.
+Flower's app bundles hold source files, TOML, YAML, Markdown and JSON only. `pack` writes the graphs
+and a checkpoint without weights into one JSON file.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Source = str | os.PathLike[str]
 
 @dataclass
 class Bundle:
-    """Artifacts, read; it makes sessions.
+    """Artifacts in memory, which make sessions.
 
-    `version` tells artifacts apart: it follows from the bytes of the graphs. `checkpoint` is that
-    of the folder, or a nominal one, which has no weights.
+    `version` is a hash of the graphs. `checkpoint` is that of the folder, or a nominal one without
+    weights.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Bundle:
         self.version = digest.hexdigest()[:16]
 
     def session(self, threads: int | None = None, **options: Any) -> TrainingSession:
-        """Make a session, with so many threads; as many as cores by default."""
+        """Make a session with a number of threads; all cores by default."""
         if threads is not None and "session_options" not in options:
             options["session_options"] = _Options(threads)
         graphs = [self.graphs.get(name) for name in _GRAPHS]
@@ -61,7 +61,7 @@ class Bundle:
 
 
 class _Options:
-    """Makes onnxruntime's options with a number of threads."""
+    """Returns onnxruntime options with a number of threads when called."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -73,17 +73,17 @@ class _Options:
 
 
 def open_artifacts(source: Source, prefix: str = "") -> Bundle:
-    """Read artifacts: a folder, or a file that `pack` has written."""
+    """Read artifacts from a folder, or from a file that `pack` wrote."""
     path = require_path("artifacts", source)
     if path.is_dir():
         return _from_folder(path, prefix)
     if path.is_file():
         return _from_file(path)
-    raise ModelError(f"there are no artifacts at {str(path)!r}: neither a folder nor a file")
+    raise ModelError(f"there are no artifacts at {str(path)!r}: it is neither a folder nor a file")
 
 
 def require_path(name: str, given: Any) -> Path:
-    """Return an argument as a path; what is none is an error."""
+    """Return an argument as a path, or raise an error."""
     if not isinstance(given, str | os.PathLike):
         raise ArgumentError(f"{name} is a path, not {given!r}")
     return Path(given)
@@ -92,17 +92,17 @@ def require_path(name: str, given: Any) -> Path:
 def pack(
     artifacts: Source, file: Source, *, prefix: str = "", weights: bool = False
 ) -> dict[str, int]:
-    """Write artifacts into one JSON file, which Flower takes into its app bundles.
+    """Write artifacts into one JSON file, which Flower includes in its app bundles.
 
     Args:
-        artifacts: the folder that `generate_artifacts` wrote.
-        file: where to, such as `my_app/artifacts.json`.
-        prefix: what the names of the files begin with.
-        weights: take the weights, too. Without them clients get their first weights from the
-            server; large frozen layers are better packed.
+        artifacts: the artifact folder.
+        file: the file to write, such as `my_app/artifacts.json`.
+        prefix: the prefix of the file names in the folder.
+        weights: whether to include the weights. Without them clients get their initial weights
+            from the server; large frozen layers are better packed.
 
     Returns:
-        The size of each part, in bytes.
+        The size of each part in bytes.
 
     """
     folder = Path(artifacts)
@@ -138,8 +138,8 @@ def _from_folder(folder: Path, prefix: str) -> Bundle:
                 graphs[name] = file.read_bytes()
     if "training_model" not in graphs:
         raise ModelError(
-            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder of "
-            "training artifacts"
+            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not an artifact "
+            "folder"
         )
     for name in (f"{prefix}checkpoint", f"{prefix}nominal_checkpoint"):
         if (folder / name).is_file():
@@ -166,18 +166,18 @@ def _from_file(path: Path) -> Bundle:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{str(path)!r} is no file of packed artifacts, or it is damaged ({error}): write it "
-            "with onnxtrain.federated.pack"
+            f"{str(path)!r} is not a file of packed artifacts, or it is damaged ({error}): write "
+            "it with onnxtrain.federated.pack"
         ) from None
     return bundle
 
 
-# ---- sessions that are used again ----------------------------------------------------------------
+# ---- shared sessions -----------------------------------------------------------------------------
 
 
 @dataclass
-class Workplace:
-    """A session and what it began with; one client at a time works in it."""
+class SharedSession:
+    """A session and its initial values, for one client at a time."""
 
     bundle: Bundle
     session: TrainingSession
@@ -187,41 +187,48 @@ class Workplace:
 
     @property
     def changing(self) -> list[str]:
-        """The names of what training changes: parameters that train, running statistics."""
-        return [*self.session.state.trainable_names(), *self.session.module.statistics]
+        """The names of trainable parameters and running statistics."""
+        return [
+            *self.session.module.training_state.trainable_names(),
+            *self.session.module.statistics,
+        ]
 
     def has(self, name: str, array: Array) -> bool:
-        """Whether the artifacts themselves have this very value for a frozen parameter."""
+        """Whether the artifacts hold this value for a frozen parameter."""
         if self.nominal:
             return False
         own = self.initial.get(name)
-        return np.array_equal(self.session.state.value_of(name) if own is None else own, array)
+        return np.array_equal(
+            self.session.module.training_state.value_of(name) if own is None else own, array
+        )
 
     def load(self, values: Mapping[str, Array]) -> None:
-        """Set parameters; the artifacts' own values of frozen ones are kept for other clients."""
+        """Set parameters; the artifacts' values of frozen ones are kept for other clients."""
         if not self.nominal:
             frozen = set(values) - set(self.initial) - set(self.changing)
-            self.initial |= {n: np.array(self.session.state.value_of(n)) for n in frozen}
+            self.initial |= {
+                n: np.array(self.session.module.training_state.value_of(n)) for n in frozen
+            }
         self.session.load_parameters(values)
 
 
-_workplaces: dict[tuple[Any, ...], Workplace] = {}
+_sessions: dict[tuple[Any, ...], SharedSession] = {}
 _lock = threading.Lock()
 
 
 @contextmanager
-def borrowed(source: Source | Bundle, prefix: str, threads: int | None) -> Iterator[Workplace]:
+def borrowed(source: Source | Bundle, prefix: str, threads: int | None) -> Iterator[SharedSession]:
     """Lend the session that this process has for some artifacts.
 
-    Making a session takes longer than a round of a small model, so clients that are simulated in
-    one process share it. Whoever borrows it sets all that training changes.
+    Making a session takes longer than a round of a small model, so simulated clients in one
+    process share it. The borrower sets everything that training changes.
     """
     key = _key(source, prefix, threads)
     with _lock:
-        place = _workplaces.get(key)
+        place = _sessions.get(key)
         if place is None:
             bundle = source if isinstance(source, Bundle) else open_artifacts(source, prefix)
-            place = _workplaces[key] = _furnish(bundle, threads)
+            place = _sessions[key] = _open(bundle, threads)
     with place.lock:
         yield place
 
@@ -235,10 +242,10 @@ def _key(source: Source | Bundle, prefix: str, threads: int | None) -> tuple[Any
     return (str(path), prefix, threads, stamp)
 
 
-def _furnish(bundle: Bundle, threads: int | None) -> Workplace:
+def _open(bundle: Bundle, threads: int | None) -> SharedSession:
     session = bundle.session(threads)
-    state = session.state
-    place = Workplace(bundle, session, {}, state.nominal)
+    state = session.module.training_state
+    place = SharedSession(bundle, session, {}, state.nominal)
     if not state.nominal:
         names = [name for name in place.changing if is_float(state, name)]
         place.initial = {name: np.array(state.value_of(name)) for name in names}

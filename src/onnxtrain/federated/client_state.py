@@ -1,7 +1,7 @@
-"""What a client keeps between rounds, and never sends: personal layers, moments, what was rounded.
+"""The state that a client keeps between rounds and never sends.
 
-With a folder it survives restarts of the device; otherwise it is in the context of the run, which
-Flower keeps while the node is up.
+With a folder it survives restarts of the device; without one it is in Flower's context, which lives
+as long as the node.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from flwr.app import ConfigRecord, Context
 
 from onnxtrain.errors import StateError
 from onnxtrain.federated.files import pack_arrays, remove_file, replace_file, unpack_arrays
+from onnxtrain.federated.messages import federation_of
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 
 _RECORD, _MARK = "onnxtrain", "onnxtrain-file"
-_LOCAL, _FROZEN, _MOMENT, _RESIDUAL = "local", "frozen", "moment", "residual"
-_STEP, _ROUND, _OWNER, _BEFORE = "step", "round", "owner", "before/"
+_LOCAL, _FROZEN, _RESIDUAL = _KINDS = ("local", "frozen", "residual")
+_MOMENT, _STEP, _ROUND, _OWNER, _PREVIOUS = "moment", "step", "round", "owner", "before/"
 
 
 @dataclass
-class Kept:
-    """What a client keeps: parameters by name, the optimizer's state, the rest of compression.
+class ClientState:
+    """Parameters by name, the state of the optimizer, the residual of compression.
 
-    `local` are values that training changes, `frozen` those that the server sent once and nobody
-    changes. `round` is the one that it is the result of, as federation/number, and `before` what
-    there was before it, but for the frozen values: a server that was killed asks for the round
-    again, which then begins with the same. `owner` is the node that wrote it, if it has no name.
+    `local` holds values that training changes, `frozen` values that the server sends once. `round`
+    is the round that led to this state, as federation/number. `previous` is the state before it,
+    without frozen values: a server that was killed repeats the round, which then begins from
+    there. `owner` is the node that wrote the state, if the node has no name.
     """
 
     local: dict[str, Array] = field(default_factory=dict)
@@ -40,37 +41,39 @@ class Kept:
     residual: dict[str, Array] = field(default_factory=dict)
     round: str = ""
     owner: str = ""
-    before: Kept | None = None
+    previous: ClientState | None = None
 
     @property
     def has_changing(self) -> bool:
-        """Whether there is anything that a round changes."""
+        """Whether the state holds anything that a round changes."""
         if self.local or self.residual or self.optimizer is not None:
             return True
-        return self.before is not None and self.before.has_changing
+        return self.previous is not None and self.previous.has_changing
 
-    def entering(self, identity: str) -> Kept:
-        """Return a copy for a round; of another federation it has the client's own values only."""
-        federation = _federation(self.round)
-        if federation and federation != _federation(identity):
-            return Kept(local=self.local, round=self.round)
+    def for_round(self, identity: str) -> ClientState:
+        """Return a copy for a round; a new federation keeps the local values alone."""
+        federation = federation_of(self.round)
+        if federation and federation != federation_of(identity):
+            return ClientState(local=self.local, round=self.round)
         return replace(self)
 
-    def as_before(self) -> Kept:
-        """Return what a round that is repeated needs of it."""
-        return replace(self, frozen={}, owner="", before=None)
+    def as_previous(self) -> ClientState:
+        """Return the part that a repeated round needs."""
+        return replace(self, frozen={}, owner="", previous=None)
 
     def to_bytes(self) -> bytes:
-        """Return all of it as bytes."""
+        """Return the state as bytes."""
         arrays = self._arrays()
-        if self.before is not None:
-            arrays |= {f"{_BEFORE}{key}": a for key, a in self.before._arrays().items()}
+        if self.previous is not None:
+            arrays |= {f"{_PREVIOUS}{key}": a for key, a in self.previous._arrays().items()}
         return pack_arrays(arrays)
 
     def _arrays(self) -> dict[str, Array]:
-        arrays = {f"{_LOCAL}:{name}": array for name, array in self.local.items()}
-        arrays |= {f"{_FROZEN}:{name}": array for name, array in self.frozen.items()}
-        arrays |= {f"{_RESIDUAL}:{name}": array for name, array in self.residual.items()}
+        arrays: dict[str, Array] = {
+            f"{kind}:{name}": array
+            for kind in _KINDS
+            for name, array in getattr(self, kind).items()
+        }
         arrays[_ROUND] = np.frombuffer(self.round.encode(), np.uint8)
         arrays[_OWNER] = np.frombuffer(self.owner.encode(), np.uint8)
         if self.optimizer is not None:
@@ -83,34 +86,27 @@ class Kept:
         return arrays
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Kept:
-        """Return what `to_bytes` gave bytes of."""
+    def from_bytes(cls, data: bytes, where: str) -> ClientState:
+        """Return the state that `to_bytes` wrote."""
         arrays = unpack_arrays(data, where)
-        earlier = {k[len(_BEFORE) :]: a for k, a in arrays.items() if k.startswith(_BEFORE)}
-        now = {k: a for k, a in arrays.items() if not k.startswith(_BEFORE)}
-        kept = cls._of(now, where)
-        kept.before = cls._of(earlier, where) if earlier else None
-        return kept
+        earlier = {k[len(_PREVIOUS) :]: a for k, a in arrays.items() if k.startswith(_PREVIOUS)}
+        state = cls._of({k: a for k, a in arrays.items() if not k.startswith(_PREVIOUS)}, where)
+        state.previous = cls._of(earlier, where) if earlier else None
+        return state
 
     @classmethod
-    def _of(cls, arrays: Mapping[str, Array], where: str) -> Kept:
-        kept = cls()
+    def _of(cls, arrays: Mapping[str, Array], where: str) -> ClientState:
+        state = cls()
         moments: dict[str, dict[int, Array]] = {}
         step = None
         for key, array in arrays.items():
             kind, _, name = key.partition(":")
             if kind == _STEP:
                 step = int(array)
-            elif kind == _ROUND:
-                kept.round = array.tobytes().decode()
-            elif kind == _OWNER:
-                kept.owner = array.tobytes().decode()
-            elif kind == _LOCAL:
-                kept.local[name] = array
-            elif kind == _FROZEN:
-                kept.frozen[name] = array
-            elif kind == _RESIDUAL:
-                kept.residual[name] = array
+            elif kind in (_ROUND, _OWNER):
+                setattr(state, kind, array.tobytes().decode())
+            elif kind in _KINDS:
+                getattr(state, kind)[name] = array
             elif kind.startswith(_MOMENT) and kind[len(_MOMENT) :].isdecimal():
                 moments.setdefault(name, {})[int(kind[len(_MOMENT) :])] = array
             else:
@@ -119,78 +115,79 @@ class Kept:
             states: dict[str, list[Tensor]] = {
                 name: [of[k] for k in sorted(of)] for name, of in moments.items()
             }
-            kept.optimizer = OptimizerGroup(step, 0.0, states)
-        return kept
+            state.optimizer = OptimizerGroup(step, 0.0, states)
+        return state
 
 
-class Keeper:
-    """Where a client's `Kept` is: in a file of the folder, or in the context."""
+class ClientStateStore:
+    """The place of a client's state: a file in the folder, or Flower's context."""
 
     def __init__(self, context: Context, folder: Path | None) -> None:
         self._context = context
-        self._is_named = given_name(context) is not None
         self._file = None if folder is None else folder / f"client-{client_name(context)}.npz"
-        self._stored: Kept | None = None
+        self._stored: ClientState | None = None
 
     @property
-    def way_out(self) -> str:
-        """What to do about a `Kept` that cannot be used."""
+    def how_to_reset(self) -> str:
+        """What to do about a state that cannot be used."""
         if self._file is None:
             return "restart the node"
         return f"delete the client's file {self._file}"
 
-    def begin(self, identity: str) -> Kept:
-        """Return what a round begins with; the same if it is repeated."""
-        kept = self._read()
-        if kept.round == identity and kept.before is not None:
-            return replace(kept.before.entering(identity), frozen=kept.frozen)
-        return kept.entering(identity)
+    def before_round(self, identity: str) -> ClientState:
+        """Return the state that a round begins with; a repeated round begins with the same."""
+        state = self._read()
+        if state.round == identity and state.previous is not None:
+            return replace(state.previous.for_round(identity), frozen=state.frozen)
+        return state.for_round(identity)
 
-    def present(self, identity: str) -> Kept:
-        """Return what the last round has left."""
-        return self._read().entering(identity)
+    def current(self, identity: str) -> ClientState:
+        """Return the state after the last round."""
+        return self._read().for_round(identity)
 
-    def write(self, kept: Kept) -> None:
-        """Keep it until the next round; an old one that nothing is left of is removed."""
+    def write(self, state: ClientState) -> None:
+        """Store the state; remove a stored one that nothing is left of."""
         stored = self._read()
-        if not kept.has_changing and not kept.frozen:
+        if not state.has_changing and not state.frozen:
             self._remove()
-        elif kept.has_changing or stored.has_changing or not _same(kept.frozen, stored.frozen):
-            self._replace(kept)
+        elif state.has_changing or stored.has_changing or not _same(state.frozen, stored.frozen):
+            self._replace(state)
         self._stored = None
 
-    def _read(self) -> Kept:
+    def _read(self) -> ClientState:
         if self._stored is None:
             self._stored = self._from_context() if self._file is None else self._from(self._file)
         return self._stored
 
-    def _from_context(self) -> Kept:
+    def _from_context(self) -> ClientState:
         record = self._context.state.config_records.get(_RECORD)
         if record is None:
-            return Kept()
-        return Kept.from_bytes(bytes(record["kept"]), "what the context keeps")
+            return ClientState()
+        return ClientState.from_bytes(bytes(record["kept"]), "the state in the context")
 
-    def _from(self, file: Path) -> Kept:
+    def _from(self, file: Path) -> ClientState:
         if not file.exists():
-            return Kept()
+            return ClientState()
         claim(file, self._context, _OWN_FILE)
-        kept = Kept.from_bytes(file.read_bytes(), f"the client's file {file}")
+        state = ClientState.from_bytes(file.read_bytes(), f"the client's file {file}")
         mark = self._context.state.config_records.get(_MARK)
-        if mark is not None and kept.owner not in ("", mark["node"]):
-            # It is not this node after a restart: that has written it since it was started.
-            raise StateError(_shared(file, f"node {mark['node']}", f"node {kept.owner}", _OWN_FILE))
-        return kept
+        if mark is not None and state.owner not in ("", mark["node"]):
+            # Not this node before a restart: the node has written the file since it started.
+            raise StateError(
+                _shared(file, f"node {mark['node']}", f"node {state.owner}", _OWN_FILE)
+            )
+        return state
 
-    def _replace(self, kept: Kept) -> None:
+    def _replace(self, state: ClientState) -> None:
         if self._file is None:
-            self._context.state[_RECORD] = ConfigRecord({"kept": kept.to_bytes()})
+            self._context.state[_RECORD] = ConfigRecord({"kept": state.to_bytes()})
             return
         claim(self._file, self._context, _OWN_FILE)
-        if not self._is_named:
-            # As text: nodes have 64 bits, and numbers in records a sign.
-            kept = replace(kept, owner=str(self._context.node_id))
-            self._context.state[_MARK] = ConfigRecord({"node": kept.owner})
-        replace_file(self._file, kept.to_bytes())
+        if given_name(self._context) is None:
+            # As text: node ids have 64 bits, and integers in records are signed.
+            state = replace(state, owner=str(self._context.node_id))
+            self._context.state[_MARK] = ConfigRecord({"node": state.owner})
+        replace_file(self._file, state.to_bytes())
 
     def _remove(self) -> None:
         if self._file is None:
@@ -199,16 +196,12 @@ class Keeper:
             remove_file(self._file)
 
 
-def _federation(identity: str) -> str:
-    return identity.rpartition("/")[0]
-
-
 def _same(some: Mapping[str, Array], others: Mapping[str, Array]) -> bool:
-    """Whether these are the very arrays that were read."""
+    """Whether both hold the same array objects."""
     return some.keys() == others.keys() and all(some[name] is others[name] for name in some)
 
 
-# ---- whose is it ---------------------------------------------------------------------------------
+# ---- names of clients and owners of files --------------------------------------------------------
 
 _OWN_FILE = "give each a 'client-name' in its node's configuration, or a folder of its own"
 _claims: dict[Path, str] = {}
@@ -216,7 +209,7 @@ _lock = threading.Lock()
 
 
 def claim(file: Path, context: Context, advice: str) -> None:
-    """Refuse a file that another client of this process uses."""
+    """Raise an error if another client of this process uses the file."""
     name = given_name(context)
     client = f"node {context.node_id}" if name is None else f"client {name}"
     with _lock:
@@ -230,7 +223,7 @@ def _shared(file: Path, one: str, other: str, advice: str) -> str:
 
 
 def given_name(context: Context) -> str | None:
-    """Return the name that a node's configuration gives a client, fit for the name of a file."""
+    """Return the client's name in the node's configuration, usable in a file name."""
     for key in ("client-name", "partition-id"):
         if key in context.node_config:
             given = str(context.node_config[key])
@@ -239,19 +232,19 @@ def given_name(context: Context) -> str | None:
 
 
 def client_name(context: Context) -> str:
-    """Return what tells a client from others that keep their things in the same folder.
+    """Return the client's name among those that share its folder.
 
-    A node gets another number each time it connects, so one without a name has the folder for
-    itself, and finds its file again after a restart.
+    A node gets a new id whenever it connects. So a node without a name must have the folder for
+    itself; it finds its file again after a restart.
     """
     name = given_name(context)
     return "0" if name is None else name
 
 
 def client_number(context: Context) -> int:
-    """Return the number that a client's random numbers follow from."""
+    """Return the number that seeds a client's random numbers."""
     given = context.node_config.get("partition-id", context.node_id)
     if isinstance(given, str) and given.isdecimal():
         given = int(given)
     number = int(given if isinstance(given, int | float) else context.node_id)
-    return abs(number) & (2**63 - 1)  # nodes have 64 bits, and numbers in messages a sign
+    return abs(number) & (2**63 - 1)  # node ids have 64 bits; integers in messages are signed

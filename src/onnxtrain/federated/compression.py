@@ -1,8 +1,8 @@
-"""Smaller updates: a client sends the difference to what it received, in fewer bytes.
+"""Compressed updates: a client sends the difference to the received weights in fewer bytes.
 
-What rounding or leaving out takes from an update is not lost: it is kept on the client and added
-to its next update (error feedback), except with float16, which loses too little to matter, and
-where updates are clipped: what was clipped must not come to more than its bound.
+The client keeps what rounding or sparsification removed, and adds it to its next update (error
+feedback). Two exceptions: float16 loses too little to matter, and a clipped update must stay
+within its bound.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ KINDS = ("float16", "int8", "top-k")
 
 @dataclass(frozen=True)
 class Compression:
-    """How updates are made smaller: "float16", "int8", or "top-k" with the fraction to keep.
+    """How updates are compressed: "float16", "int8", or "top-k" with the fraction to keep.
 
-    Written as text, as in a run's configuration: `float16`, `int8`, `top-k:0.05`.
+    As a string, in a run's configuration: `float16`, `int8`, `top-k:0.05`.
     """
 
     kind: str
@@ -36,15 +36,15 @@ class Compression:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ArgumentError(
-                f"compression is one of {', '.join(KINDS)}, not {self.kind!r}; the fraction that "
-                "top-k keeps is written behind it: 'top-k:0.05'"
+                f"compression is one of {', '.join(KINDS)}, not {self.kind!r}; top-k takes the "
+                "fraction to keep: 'top-k:0.05'"
             )
         if not isinstance(self.fraction, int | float) or not 0 < self.fraction <= 1:
             raise ArgumentError(f"top-k keeps a fraction above 0, up to 1, not {self.fraction!r}")
 
     @classmethod
     def read(cls, given: str | Compression | None) -> Compression | None:
-        """Return a compression from its text; None for none."""
+        """Return a compression from its string; None for none."""
         if isinstance(given, Compression) or given is None or given in ("", "none"):
             return given if isinstance(given, Compression) else None
         kind, colon, fraction = str(given).partition(":")
@@ -61,7 +61,7 @@ class Compression:
 
     @property
     def has_memory(self) -> bool:
-        """Whether a client keeps what an update lost."""
+        """Whether the client uses error feedback."""
         return self.kind != "float16"
 
     def encode(
@@ -71,10 +71,9 @@ class Compression:
         *,
         bounded: bool = False,
     ) -> tuple[ArrayRecord, dict[str, NumpyArray]]:
-        """Return an update in fewer bytes, and what it lost, by name.
+        """Return a compressed update and, by name, what compression removed from it.
 
-        A `bounded` one does not grow: nothing is added to it, numbers are rounded towards zero, and
-        what that takes from it is gone.
+        A `bounded` update does not grow: values are rounded towards zero, without error feedback.
         """
         if bounded:
             wanted = {name: not_beyond(0.0, a, np.float32) for name, a in update.items()}
@@ -91,7 +90,7 @@ class Compression:
 
 
 def clip(trained: dict[str, NumpyArray], received: Mapping[str, NumpyArray], most: float) -> None:
-    """Scale the update of all parameters together, so that its norm is not above `most`."""
+    """Scale the update of all parameters together so that its norm is at most `most`."""
     updates = {n: a.astype(np.float64) - received[n] for n, a in trained.items()
                if a.dtype.kind == "f"}  # fmt: skip
     norm = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
@@ -102,14 +101,14 @@ def clip(trained: dict[str, NumpyArray], received: Mapping[str, NumpyArray], mos
 
 
 def not_beyond(origin: NumpyArray | float, step: NumpyArray, dtype: Any) -> NumpyArray:
-    """Return origin + step in a type, rounded so that no number is further from its origin."""
+    """Return origin + step in a type, rounded so that no value is further from its origin."""
     near = np.asarray(origin + step).astype(dtype)
     beyond = np.abs(near.astype(np.float64) - origin) > np.abs(step)
     return np.where(beyond, np.nextafter(near, np.asarray(origin, near.dtype)), near)
 
 
 def _with_rest(array: NumpyArray, rest: NumpyArray | None) -> NumpyArray:
-    """Return an update with what earlier ones lost."""
+    """Return an update plus what compression removed from earlier ones."""
     plain = np.asarray(array, np.float32)
     return plain + rest if rest is not None and rest.shape == plain.shape else plain
 
@@ -120,7 +119,7 @@ def is_compressed(array: Any) -> bool:
 
 
 def decode(record: ArrayRecord, base: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
-    """Return the arrays of a reply: those that are compressed are updates of `base`."""
+    """Return the arrays of a reply, with compressed updates added to `base`."""
     made = {}
     for name, array in record.items():
         if not is_compressed(array):
@@ -141,10 +140,10 @@ def decode(record: ArrayRecord, base: Mapping[str, NumpyArray]) -> dict[str, Num
 
 
 def _least(update: Mapping[str, NumpyArray], fraction: float) -> float:
-    """Return the smallest magnitude that is among the largest of all tensors together."""
+    """Return the smallest magnitude to keep, over all tensors together."""
     sizes = np.concatenate([np.abs(a).reshape(-1) for a in update.values()])
     if not np.isfinite(sizes).all():
-        raise NonFiniteError("the update has numbers that are not finite")
+        raise NonFiniteError("the update has values that are not finite")
     kept = max(1, math.ceil(fraction * sizes.size))
     return float(np.partition(sizes, sizes.size - kept)[sizes.size - kept])
 
@@ -152,7 +151,7 @@ def _least(update: Mapping[str, NumpyArray], fraction: float) -> float:
 def _pack(kind: str, array: NumpyArray, least: float, bounded: bool) -> bytes:
     peak = float(np.abs(array).max(initial=0.0))
     if not math.isfinite(peak):
-        raise NonFiniteError("the update has numbers that are not finite")
+        raise NonFiniteError("the update has values that are not finite")
     if kind == "float16":
         return _pack_float16(array, peak, bounded)
     if kind == "int8":
@@ -161,13 +160,13 @@ def _pack(kind: str, array: NumpyArray, least: float, bounded: bool) -> bytes:
     chosen = np.flatnonzero((np.abs(flat) >= least) & (flat != 0))
     values = flat[chosen].astype("<f4").tobytes()
     marks = np.packbits(np.isin(np.arange(flat.size), chosen, assume_unique=True)).tobytes()
-    if len(marks) < 4 * chosen.size:  # a bit for each number, or four bytes for each kept one
+    if len(marks) < 4 * chosen.size:  # a bit for each element, or four bytes for each kept one
         return b"\1" + marks + values
     return b"\0" + chosen.astype("<u4").tobytes() + values
 
 
 def _pack_float16(array: NumpyArray, peak: float, bounded: bool) -> bytes:
-    """Return a power of two in a byte, and numbers up to 1 that it is multiplied with."""
+    """Return the exponent of a common scale in a byte, then float16 values up to 1."""
     exponent = min(max(math.frexp(peak)[1], -127), 127)
     scaled = np.ldexp(array, -exponent)
     halves = not_beyond(0.0, scaled, np.float16) if bounded else scaled.astype(np.float16)
@@ -175,7 +174,7 @@ def _pack_float16(array: NumpyArray, peak: float, bounded: bool) -> bytes:
 
 
 def _pack_int8(array: NumpyArray, peak: float, bounded: bool) -> bytes:
-    """Return the size of a step, and numbers of steps."""
+    """Return the scale, then int8 values."""
     scale = np.float32(peak / 127)
     if bounded:
         scale = np.float32(not_beyond(0.0, np.asarray(peak / 127), np.float32))
@@ -189,16 +188,16 @@ def _pack_int8(array: NumpyArray, peak: float, bounded: bool) -> bytes:
 
 
 def _unpack_float16(data: bytes, size: int) -> NumpyArray:
-    """Return numbers; those of earlier versions have no power of two in front of them."""
+    """Return the values; earlier versions wrote no exponent in front of them."""
     exponent = struct.unpack("<b", data[:1])[0] if len(data) > 2 * size else 0
     halves = np.frombuffer(data[len(data) - 2 * size :], "<f2")
-    with np.errstate(over="ignore"):  # whoever takes the update looks for what is not finite
+    with np.errstate(over="ignore"):  # the caller looks for values that are not finite
         return np.ldexp(halves.astype(np.float32), exponent)
 
 
 def _unpack(kind: str, data: bytes, shape: tuple[int, ...]) -> NumpyArray:
     size = math.prod(shape)
-    wrong = ArgumentError(f"a compressed update of {size} numbers has {len(data)} bytes")
+    wrong = ArgumentError(f"a compressed update of {size} elements has {len(data)} bytes")
     if kind == "float16":
         if len(data) not in (2 * size, 2 * size + 1):
             raise wrong

@@ -1,42 +1,71 @@
-"""Exports of servers and clients: what can only fail is said before the first round."""
+"""Exports of servers and clients, checked before the first round."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Context
+
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, StateError
-from onnxtrain.federated.bundle import Source
+from onnxtrain.federated.bundle import Source, require_path
+from onnxtrain.federated.client_state import claim, client_name, given_name
+
+_CLIENT = "{client}"  # stands for the client's name in `export`
 
 
 def checked_outputs(export: Any, outputs: Any) -> list[str]:
-    """Return the names of what an exported model gives out."""
-    names = [] if isinstance(outputs, str) else _listed(outputs)
-    if isinstance(outputs, str) or not all(isinstance(name, str) for name in names):
+    """Return the output names of an exported model."""
+    is_list = isinstance(outputs, Iterable) and not isinstance(outputs, str)
+    names: list[Any] = list(outputs) if is_list else [None]
+    if not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"outputs is a list of names, such as ['output'], not {outputs!r}")
     if export is not None and not names:
-        raise ArgumentError("export needs outputs=[...]: what the model is to give out")
+        raise ArgumentError("export needs outputs=[...], the outputs of the exported model")
     return names
 
 
-def _listed(outputs: Any) -> list[Any]:
-    try:
-        return list(outputs)
-    except TypeError:
-        return [None]
-
-
 def check_export(session: TrainingSession, target: Source, outputs: Sequence[str]) -> None:
-    """Refuse an export that could only fail in the end."""
+    """Raise an error for an export that would fail after the last round."""
     from onnxtrain.device.export.inference_model import check_request
 
-    evaluation = session.module.evaluation_pass
+    evaluation = session.module.evaluation_executor
     if evaluation is None:
         raise StateError(
-            "export needs the evaluation graph in the ONNX format, and the artifacts here have "
-            "none: install it, or leave out export"
+            "export needs the evaluation graph in the ONNX format, which these artifacts do not "
+            "have: add it, or leave out export"
         )
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     check_request(evaluation.graph.model, outputs, target)
+
+
+class ClientExport:
+    """The model that a client exports after the last round."""
+
+    def __init__(self, target: Source, outputs: list[str]) -> None:
+        self._target, self._outputs = str(require_path("export", target)), outputs
+        self._is_checked = False
+
+    def check(self, session: TrainingSession, context: Context, folder: Path | None) -> None:
+        """Raise an error if the export would fail; the first call looks."""
+        if not self._is_checked:
+            check_export(session, self._path(context, folder), self._outputs)
+            self._is_checked = True
+
+    def write(self, session: TrainingSession, context: Context, folder: Path | None) -> None:
+        """Export the model."""
+        path = self._path(context, folder)
+        claim(path, context, f"give each a folder of its own, or put {_CLIENT!r} into export")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        session.export_model_for_inferencing(path, self._outputs)
+
+    def _path(self, context: Context, folder: Path | None) -> Path:
+        """Return the file; clients that share a folder have a file each."""
+        name = given_name(context)
+        path = Path(self._target.replace(_CLIENT, client_name(context)))
+        shares = _CLIENT not in self._target and "state-dir" not in context.node_config
+        if name is not None and shares:
+            path = path.with_name(f"{path.stem}-{name}{path.suffix}")
+        return path if folder is None else folder / path

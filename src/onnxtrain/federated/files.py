@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all, and arrays in them."""
+"""Files that are replaced atomically, and named arrays as bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from onnxtrain.format.checkpoint.store import reason_of, remove_stale, sync_fold
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that at any moment the old or the new one is there."""
+    """Replace a file atomically."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_synced(temporary, lambda file: _write(file, data), path)
+            write_synced(temporary, lambda file: file.write(data), path)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -35,21 +35,17 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise OnnxTrainError(f"{str(path)!r} cannot be removed: {reason_of(error)}") from None
 
 
-def _write(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
-
-
 def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
     """Return named arrays as bytes."""
     buffer = io.BytesIO()
-    # The names may have any letters: they are numbered, and listed in an array of their own.
+    # Names may hold any characters, so arrays are numbered and the names listed apart.
     names = np.array([name.encode().hex() for name in arrays], dtype=np.str_)
     numbered: dict[str, Any] = {
         f"a{i}": np.asarray(array) for i, array in enumerate(arrays.values())
@@ -59,10 +55,10 @@ def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
 
 
 def unpack_arrays(data: bytes, where: str) -> dict[str, Array]:
-    """Return the arrays that `pack_arrays` made bytes of; `where` is for the error."""
+    """Return the arrays that `pack_arrays` packed; `where` is for the error."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             names = [bytes.fromhex(str(name)).decode() for name in archive["names"]]
             return {name: archive[f"a{i}"] for i, name in enumerate(names)}
-    except Exception as error:  # zipfile, numpy and the codecs have many kinds of errors
+    except Exception as error:  # zipfile, numpy and the codecs raise many kinds of errors
         raise StateError(f"{where} is damaged ({error}): delete it to start anew") from None

@@ -1,4 +1,4 @@
-"""The data of a client or a server: arrays, batches, or functions of the context that give them."""
+"""The data of a client or a server: arrays, batches, or functions of the context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Data = Any | Callable[[Context], Any]
 
 
 def data_of(given: Data, context: Context, purpose: str) -> Any:
-    """Return the data of a client; none is an error."""
+    """Return the data of a client; no data is an error."""
     data = made_by(given, context)
     if data is None or samples_in(data) == 0:
         raise ArgumentError(f"this client has no data {purpose}")
@@ -23,21 +23,16 @@ def data_of(given: Data, context: Context, purpose: str) -> Any:
 
 
 def made_by(given: Data, context: Context) -> Any:
-    """Return data as they are given, or as a function makes them: an iterator for each epoch."""
+    """Return the data, or what a function of the context returns: a new iterator per epoch."""
     data = given(context) if callable(given) else given
     if callable(given) and isinstance(data, Iterator):
-        return _made_again(data, lambda: given(context))
+        first = [data]
+        return lambda: first.pop() if first else given(context)
     return data
 
 
-def _made_again(first: Iterator[Any], make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that gives an iterator for each epoch; one is there already."""
-    there = [first]
-    return lambda: there.pop() if there else make()
-
-
 def samples_in(data: Any) -> int:
-    """Return how many samples there are; data that can be gone through once are not touched."""
+    """Return the number of samples; iterators count as 1, as they can be read only once."""
     if isinstance(data, Mapping):
         return count_samples(list(data.values()))
     if isinstance(data, tuple):

@@ -1,8 +1,8 @@
-"""A strategy around a strategy: it lets no bad reply through, and says why.
+"""A strategy around a strategy, which keeps bad replies out of the average.
 
-Any strategy of Flower does the averaging. What comes before and after is done here: the settings
-and the version of the artifacts go out with each message; updates that were made smaller are
-unpacked; a reply that would spoil the average becomes an error; bytes are counted.
+The inner strategy, any of Flower's, samples clients and averages. This one adds settings and the
+version of the artifacts to each message, decompresses updates, turns replies that would spoil the
+average into errors, and counts bytes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from onnxtrain.federated.replies import (
     size_of,
 )
 from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, ROUND, VERSION
-from onnxtrain.federated.stragglers import Silence
+from onnxtrain.federated.stragglers import Stragglers
 from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger("flwr")
 T = TypeVar("T")
 Settings = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
-# More than this is not sent with a message to begin with; it belongs into the client's package.
+# Larger initial values are not sent; they belong in the client's artifacts.
 MOST_INITIAL_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A client that was left out of a round, and why."""
+    """A client that was excluded from a round, and the reason."""
 
     round: int
     node: int
@@ -53,16 +53,15 @@ class Guarded(Strategy):
     """Any strategy, made robust.
 
     Args:
-        strategy: the one that samples clients and averages their replies.
-        config: settings of rounds, or a function of the number of the round that returns them.
-        name: what tells the federation from others; a resumed one has the same.
-        version: that of the artifacts, which clients compare with their own.
-        initial: parameters that are not shared, with the values that new clients begin with.
-        rounds: how many rounds there are in all.
-        done: how many of them an earlier run has done.
-        variances: the parameters that cannot be below zero, whatever a strategy makes of them.
-        after_round: called with the number of the round, its arrays and metrics once they are
-            averaged.
+        strategy: the strategy that samples clients and averages their replies.
+        config: settings of rounds, or a function from the number of the round to settings.
+        name: the identity of the federation; a resumed one has the same.
+        version: the version of the artifacts, which clients compare with their own.
+        initial: initial values of the parameters that are not shared.
+        rounds: the total number of rounds.
+        done: the number of rounds that an earlier run has completed.
+        variances: parameters that cannot be negative.
+        after_round: called with the number of the round, the averaged arrays and the metrics.
         after_evaluation: called with the number of the round and its metrics.
 
     """
@@ -84,8 +83,8 @@ class Guarded(Strategy):
         self.strategy = strategy
         self.left_out: list[LeftOut] = []
         self.updates = 0
-        # Who has trained, and so kept the initial values. Not saved: what a node keeps in its
-        # context does not outlive a run, and to send the values once more does no harm.
+        # Nodes that have trained, and so have the initial values. Not saved: a node's context may
+        # not outlive the run, and sending the values again does no harm.
         self._known: set[int] = set()
         self._config = config or {}
         self._settled: set[str] = set()
@@ -96,7 +95,7 @@ class Guarded(Strategy):
         self._after_round, self._after_evaluation = after_round, after_evaluation
         self._sent: dict[str, Array] = {}
         self._asked: set[int] = set()
-        self._silence = Silence()
+        self._stragglers = Stragglers()
         self._least = least_nodes(strategy)
         self._bytes_down, self._sent_at = 0, time.monotonic()
         self._weight = _weight_key(strategy)
@@ -110,11 +109,11 @@ class Guarded(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send weights and settings to the clients that the strategy has chosen."""
+        """Return messages with weights and settings for the clients that the strategy samples."""
         number = server_round + self._done
         self._sent = read_record(arrays)
         self._settle(number, config)
-        grid = self._silence.without(grid, self._least)
+        grid = self._stragglers.exclude_from(grid, self._least)
         messages = list(self.strategy.configure_train(number, arrays, config, grid))
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._bytes_down = 0
@@ -127,7 +126,7 @@ class Guarded(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the strategy average the replies that are fit for it."""
+        """Let the strategy average the good replies."""
         number = server_round + self._done
         received, bytes_up = list(replies), 0
         seconds = time.monotonic() - self._sent_at
@@ -141,7 +140,7 @@ class Guarded(Strategy):
         arrays, metrics = self._averaged(
             number, lambda: self.strategy.aggregate_train(number, [*good, *bad])
         ) or (None, None)
-        arrays = self._fit_to_send(number, arrays)
+        arrays = self._checked_average(number, arrays)
         self.updates += arrays is not None
         if arrays is None:
             _log.warning("round %d: no update; the weights stay as they are", number)
@@ -158,12 +157,12 @@ class Guarded(Strategy):
         return arrays, metrics
 
     def _averaged(self, number: int, average: Callable[[], T]) -> T | None:
-        """Return what the strategy makes of replies; what it cannot do costs one round only."""
+        """Return the strategy's average, or None: a failure costs one round only."""
         try:
             return average()
         except (AggregationError, InconsistentMessageReplies) as error:
             _log.warning("round %d: the replies could not be averaged: %s", number, error)
-        except Exception:  # a strategy may have functions of the user's
+        except Exception:  # a strategy may call the user's functions
             _log.exception("round %d: the replies could not be averaged", number)
         return None
 
@@ -174,21 +173,21 @@ class Guarded(Strategy):
         checked_metrics(one_record(content.metric_records, "metrics"), self._weight)
         content[key] = checked_arrays(record, self._sent)
 
-    def _fit_to_send(self, number: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
-        """Return averaged arrays in the types that they are sent in, if they are finite."""
+    def _checked_average(self, number: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
+        """Return averaged arrays in the types that are sent, or None if one is not finite."""
         if arrays is None:
             return None
         values = {n: a.astype(self._sent[n].dtype) for n, a in read_record(arrays).items()}
         for name, array in values.items():
             if not np.isfinite(array).all():
                 _log.warning(
-                    "round %d: what the strategy made of %r is not finite: it is not taken",
+                    "round %d: the strategy's average of %r is not finite; the round is discarded",
                     number, name,
                 )  # fmt: skip
                 return None
             if name in self._variances and (array < 0).any():
-                # Momentum overshoots, noise does anyway; the root of such a variance is no number.
-                _log.warning("round %d: %r was below zero and is taken as zero", number, name)
+                # Momentum and noise overshoot; a negative variance makes the model return NaN.
+                _log.warning("round %d: %r was below zero and is set to zero", number, name)
                 values[name] = np.maximum(array, 0)
         return to_record({name: values[name] for name in self._sent if name in values})
 
@@ -197,10 +196,10 @@ class Guarded(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send weights to the clients that are to evaluate them."""
+        """Return messages with weights for the clients that evaluate them."""
         number = server_round + self._done
         self._settle(number, config)
-        grid = self._silence.without(grid, self._least)
+        grid = self._stragglers.exclude_from(grid, self._least)
         messages = list(self.strategy.configure_evaluate(number, arrays, config, grid))
         self._asked = {message.metadata.dst_node_id for message in messages}
         for message in messages:
@@ -210,7 +209,7 @@ class Guarded(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Let the strategy average the metrics that are fit for it."""
+        """Let the strategy average the good metrics."""
 
         def check(reply: Message) -> None:
             checked_metrics(one_record(reply.content.metric_records, "metrics"), self._weight)
@@ -231,7 +230,7 @@ class Guarded(Strategy):
     # ---- messages ------------------------------------------------------------------------------
 
     def _settle(self, number: int, config: ConfigRecord) -> None:
-        """Put the settings of the round into the configuration that goes out."""
+        """Put the settings of the round into the configuration that is sent."""
         given = self._config(number) if callable(self._config) else self._config
         for key in self._settled - set(given):  # Flower hands on one record from round to round
             config.pop(key, None)
@@ -244,7 +243,7 @@ class Guarded(Strategy):
             config[VERSION] = self._version
 
     def _begin(self, message: Message) -> int:
-        """Send a client that has not trained yet what it begins with; return how many bytes."""
+        """Add initial values for a client that has not trained yet; return their size."""
         if not self._initial or message.metadata.dst_node_id in self._known:
             return 0
         key, config = next(iter(message.content.config_records.items()))
@@ -259,14 +258,14 @@ class Guarded(Strategy):
     def _note_absent(
         self, number: int, replies: list[Message], *, round_ends: bool = True
     ) -> list[int]:
-        """Note who was asked and did not answer, with what the SuperLink says about it."""
-        # The SuperLink does not say of whom it speaks.
+        """Record which nodes did not answer, with what the SuperLink reports."""
+        # The reports do not name a node.
         said = "; ".join(dict.fromkeys(
             reply.error.reason for reply in replies
             if reply.has_error() and reply.metadata.src_node_id not in self._asked
         ))  # fmt: skip
         answered = {reply.metadata.src_node_id for reply in replies}
-        absent = self._silence.note(self._asked, answered, round_ends=round_ends)
+        absent = self._stragglers.record(self._asked, answered, round_ends=round_ends)
         for node in absent:
             self._leave_out(number, node, said or "it did not answer in time")
         return absent
@@ -274,7 +273,7 @@ class Guarded(Strategy):
     def _sorted(
         self, number: int, replies: list[Message], check: Callable[[Message], None]
     ) -> tuple[list[Message], list[Message]]:
-        """Tell good replies from bad ones, and note why these are bad."""
+        """Separate good replies from bad ones, and record why these are bad."""
         good, bad = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -288,13 +287,13 @@ class Guarded(Strategy):
                     reason = str(error)
                     reply = as_error(reply, reason)
             if reason:
-                if node in self._asked:  # otherwise it is the SuperLink that speaks
+                if node in self._asked:  # otherwise it is a report of the SuperLink
                     self._leave_out(number, node, reason)
                 bad.append(reply)
             else:
                 good.append(reply)
         _keep_common_metrics(good)
-        # A sum of floats depends on the order of its terms; that of arrival is another each time.
+        # A sum of floats depends on the order of its terms, so they are not added as they arrive.
         return sorted(good, key=_place), bad
 
 
@@ -311,7 +310,7 @@ def _packed(initial: Mapping[str, Array]) -> bytes:
     size = sum(array.nbytes for array in initial.values())
     if size > MOST_INITIAL_BYTES:
         _log.warning(
-            "%s bytes of parameters are not shared, which is too much to send: clients need "
+            "%s bytes of parameters are not shared, too many to send: clients need "
             "artifacts with weights (pack(..., weights=True), or the folder)", f"{size:,}",
         )  # fmt: skip
         return b""
@@ -319,20 +318,20 @@ def _packed(initial: Mapping[str, Array]) -> bytes:
 
 
 def inner_with(strategy: Strategy, name: str) -> Strategy:
-    """Return the strategy that has an attribute, which may be inside of others."""
+    """Return the outermost of nested strategies that has an attribute."""
     while not hasattr(strategy, name) and hasattr(strategy, "strategy"):
         strategy = strategy.strategy
     return strategy
 
 
 def least_nodes(strategy: Strategy) -> int:
-    """Return how many nodes a strategy waits for; never fewer than one."""
+    """Return the number of nodes that a strategy waits for, at least one."""
     names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
     return max(1, *(int(getattr(inner_with(strategy, name), name, 1)) for name in names))
 
 
 def _weight_key(strategy: Strategy) -> str:
-    """Return the metric that a strategy, or the one inside of it, weights replies by."""
+    """Return the metric by which a strategy weights replies."""
     inner = inner_with(strategy, "weighted_by_key")
     return str(getattr(inner, "weighted_by_key", "num-examples"))
 
@@ -342,7 +341,7 @@ def _length(metric: Any) -> int:
 
 
 def _keep_common_metrics(replies: list[Message]) -> None:
-    """Leave the metrics that all replies have, as one number or as many: clients may differ."""
+    """Drop metrics that some replies lack, or have in another length."""
     records = [next(iter(reply.content.metric_records.values())) for reply in replies]
     kinds = [{(key, _length(value)) for key, value in record.items()} for record in records]
     common = {key for key, _ in set.intersection(*kinds)} if kinds else set()

@@ -1,4 +1,4 @@
-"""A federation in one process: no Ray, no network, the same apps. For tests, notebooks, scripts."""
+"""A federation in one process, for tests, notebooks and scripts: no Ray, no network."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from onnxtrain.errors import ArgumentError
+from onnxtrain.federated.messages import error_reply
 
 _log = logging.getLogger("flwr")
-_RAISED = 2
 Call = Callable[[Message, Context], Message]
 
 
 class LocalGrid(Grid):
-    """Calls clients instead of sending messages to them.
+    """A grid that calls clients instead of sending messages.
 
     Args:
         client: a `ClientApp`, or any function of a message and a context that returns a reply.
-        clients: how many there are, or the configuration of each node.
+        clients: the number of clients, or the configuration of each node.
         run_config: the configuration of the run.
-        workers: how many clients work at the same time, in threads.
+        workers: the number of clients that run at the same time, in threads.
 
     """
 
@@ -53,11 +53,11 @@ class LocalGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
     def set_run(self, run: Any) -> None:
-        """There is one run only."""
+        """Do nothing: there is only one run."""
 
     @property
     def run(self) -> Any:
-        """There is nothing to be known of the run."""
+        """Not available."""
         raise NotImplementedError("a local federation has no run")
 
     def create_message(
@@ -68,34 +68,33 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Make a message."""
+        """Create a message."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the numbers of the nodes."""
+        """Return the ids of the nodes."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let clients begin to answer, in threads; return the numbers of the messages."""
+        """Start the clients in threads; return the ids of the messages."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers)
-        numbers = []
+        ids = []
         for message in messages:
-            number = secrets.token_hex(8)
-            message.metadata.__dict__["_message_id"] = number
-            self._answers[number] = self._pool.submit(self._answer, message)
-            numbers.append(number)
-        return numbers
+            ids.append(secrets.token_hex(8))
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self._answers[ids[-1]] = self._pool.submit(self._answer, message)
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the answers that are there."""
-        done = [n for n in message_ids if n in self._answers and self._answers[n].done()]
-        return [self._answers.pop(number).result() for number in done]
+        """Return the replies that have arrived."""
+        done = [i for i in message_ids if i in self._answers and self._answers[i].done()]
+        return [self._answers.pop(i).result() for i in done]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Let clients answer."""
+        """Call the clients and return their replies."""
         if self._workers == 1:
             return [self._answer(message) for message in messages]
         with ThreadPoolExecutor(self._workers) as pool:
@@ -104,14 +103,13 @@ class LocalGrid(Grid):
     def _answer(self, message: Message) -> Message:
         context = self.contexts[message.metadata.dst_node_id]
         try:
-            # Each has records of its own, as it would have them from the network.
+            # Each client gets its own copy of the records, as over a network.
             configs = {k: ConfigRecord(dict(v)) for k, v in message.content.config_records.items()}
             own = Message(RecordDict({**message.content, **configs}), metadata=message.metadata)
             return self._client(own, context)
-        except Exception as error:  # a client that fails is none of the others' business
+        except Exception as error:  # one client must not end the others
             _log.exception("a client failed")
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(code=_RAISED, reason=reason), reply_to=message)
+            return error_reply(message, f"{type(error).__name__}: {error}")
 
 
 def run_locally(
@@ -121,7 +119,7 @@ def run_locally(
     run_config: Mapping[str, Any] | None = None,
     workers: int = 1,
 ) -> LocalGrid:
-    """Run an app in this process, with so many clients; see `LocalGrid`."""
+    """Run a federation in this process; see `LocalGrid` for the arguments."""
     grid = LocalGrid(client, clients, run_config, workers)
     server(grid, Context(1, 0, {}, RecordDict(), dict(run_config or {})))
     return grid

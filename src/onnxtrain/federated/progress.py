@@ -1,9 +1,8 @@
-"""What a server keeps of a federation, so that a restarted one goes on with the next round."""
+"""The progress of a federation on disk, from which a restarted server continues."""
 
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import secrets
@@ -20,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from onnxtrain.errors import StateError
 from onnxtrain.federated.arrays import read_record, to_record
 from onnxtrain.federated.files import pack_arrays, replace_file, unpack_arrays
+from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger("flwr")
@@ -35,7 +35,7 @@ TRAIN, EVALUATE, CENTRAL = _KINDS = (
 
 @dataclass
 class Progress:
-    """How far a federation has come."""
+    """The progress of a federation."""
 
     version: str
     name: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -46,7 +46,7 @@ class Progress:
     kind: str = ""  # of the strategy
 
     def write(self, folder: Path) -> None:
-        """Write it, as a whole or not at all."""
+        """Write the progress atomically."""
         kept: dict[str, Array] = {f"w:{name}": array for name, array in self.arrays.items()}
         about = {
             "format": _FORMAT,
@@ -56,18 +56,18 @@ class Progress:
             "strategy": _split(self.strategy, kept),
             "kind": self.kind,
         }
-        kept["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        kept["about"] = np.frombuffer(strict_json.dumps(about).encode(), np.uint8)
         replace_file(folder / _FILE, pack_arrays(kept))
 
     @classmethod
     def read(cls, folder: Path) -> Progress | None:
-        """Return what an earlier server has written; None if there is none."""
+        """Return the progress that an earlier server wrote; None if there is none."""
         file = folder / _FILE
         if not file.exists():
             return None
         kept = unpack_arrays(file.read_bytes(), f"the federation's file {file}")
         try:
-            about = json.loads(kept["about"].tobytes())
+            about = strict_json.loads(kept["about"].tobytes())
             if about["format"] not in (1, _FORMAT):
                 raise ValueError(f"format {about['format']}")
             return cls(
@@ -85,10 +85,10 @@ class Progress:
             ) from None
 
     def note(self, kind: str, number: int, metrics: MetricRecord, folder: Path | None) -> None:
-        """Take over the metrics of a round, and write all that there are."""
+        """Add the metrics of a round, and write the history."""
         self.history.setdefault(kind, {})[str(number)] = dict(metrics)
         if folder is not None:
-            replace_file(folder / _HISTORY, json.dumps(self.history, indent=1).encode())
+            replace_file(folder / _HISTORY, strict_json.dumps(self.history, indent=1).encode())
 
     def has(self, kind: str, number: int) -> bool:
         """Whether there are metrics of a round."""
@@ -103,16 +103,16 @@ class Progress:
         return made
 
     def record(self) -> ArrayRecord:
-        """Return the weights as they are sent."""
+        """Return the weights as a record."""
         return to_record(self.arrays)
 
 
 def _read_history(file: Path, last: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the metrics of the rounds that are over; what came after them is repeated."""
+    """Return the metrics of completed rounds; later ones are repeated."""
     if not file.exists():
         return {}
     try:
-        history = json.loads(file.read_bytes())
+        history = strict_json.loads(file.read_bytes())
         return {
             kind: {n: metrics for n, metrics in history.get(kind, {}).items() if int(n) <= last}
             for kind in _KINDS
@@ -123,7 +123,7 @@ def _read_history(file: Path, last: int) -> dict[str, dict[str, dict[str, Any]]]
 
 
 def _split(value: Any, kept: dict[str, Array]) -> Any:
-    """Return a structure with each array replaced by its number, and keep the arrays."""
+    """Return a structure with each array replaced by its key in `kept`."""
     if isinstance(value, np.ndarray | np.generic):
         key = f"s:{len(kept)}"
         kept[key] = np.asarray(value)
@@ -141,7 +141,7 @@ def _join(value: Mapping[str, Any], kept: Mapping[str, Array]) -> Any:
     if kind in ("array", "scalar"):
         return kept[content] if kind == "array" else kept[content][()]
     if kind == "dict":
-        # In the first format, keys were texts and nothing else.
+        # In format 1, keys are strings.
         return {k if isinstance(k, str) else _join(k, kept): _join(v, kept) for k, v in content}
     if kind in ("list", "tuple"):
         made = [_join(item, kept) for item in content]
@@ -151,7 +151,7 @@ def _join(value: Mapping[str, Any], kept: Mapping[str, Array]) -> Any:
 
 @contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
-    """Keep a second server from the folder, as long as this one runs."""
+    """Lock the folder against a second server."""
     if folder is None:
         yield
         return
@@ -160,8 +160,8 @@ def locked(folder: Path | None) -> Iterator[None]:
     with (folder / _LOCK).open("w") as file:
         if here in _running or not _lock(file):
             raise StateError(
-                f"another server runs a federation in {str(folder)!r}: wait for it, or give this "
-                "one another folder"
+                f"another server runs a federation in {str(folder)!r}: wait for it, or use another "
+                "folder"
             )
         _running.add(here)
         try:
@@ -170,11 +170,11 @@ def locked(folder: Path | None) -> Iterator[None]:
             _running.discard(here)
 
 
-_running: set[tuple[int, Path]] = set()  # of this process, whom its own locks do not stop
+_running: set[tuple[int, Path]] = set()  # a process can take its own locks again
 
 
 def _lock(file: IO[str]) -> bool:
-    """Lock a file until it is closed, or the process ends; its children do not hold the lock."""
+    """Lock a file until it is closed or the process ends; children do not inherit the lock."""
     try:
         import fcntl
     except ImportError:  # Windows has no such locks
@@ -184,7 +184,7 @@ def _lock(file: IO[str]) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     except OSError:
-        _log.warning("%s cannot be locked: see that no other server writes there", file.name)
+        _log.warning("%s cannot be locked: make sure that no other server uses it", file.name)
     return True
 
 
@@ -192,21 +192,21 @@ def _lock(file: IO[str]) -> bool:
 
 
 def kind_of(strategy: Strategy) -> str:
-    """Return the names of a strategy and of those inside of it."""
+    """Return the class names of nested strategies."""
     inner = getattr(strategy, "strategy", None)
     name = type(strategy).__name__
     return f"{name}({kind_of(inner)})" if isinstance(inner, Strategy) else name
 
 
 def settings_of(strategy: Strategy) -> dict[str, Any]:
-    """Return what a strategy was made with, which is not part of its state."""
+    """Return the settings of a strategy, which are not part of its state."""
     made = {k: copy.deepcopy(v) for k, v in vars(strategy).items() if _is_plain(v)}
     inner = getattr(strategy, "strategy", None)
     return made | ({"strategy": settings_of(inner)} if isinstance(inner, Strategy) else {})
 
 
 def capture(strategy: Strategy, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run has made of a strategy: moments, a clipping norm, a privacy budget."""
+    """Return the state of a strategy: moments, a clipping norm, a privacy budget."""
     if callable(getattr(strategy, "state_dict", None)):
         return _state_dict(strategy)
     made: dict[str, Any] = {}
@@ -227,14 +227,14 @@ def _state_dict(owner: Any) -> dict[str, Any]:
     if _is_plain(state):
         return {"state_dict": state}
     _log.warning(
-        "what state_dict() of %s gives is not made of numbers, texts and arrays: it is not saved",
+        "state_dict() of %s holds more than numbers, strings and arrays: it is not saved",
         type(owner).__name__,
     )
     return {}
 
 
 def restore(strategy: Strategy, state: Mapping[str, Any]) -> None:
-    """Give a strategy back what `capture` took."""
+    """Restore the state that `capture` returned."""
     if "state_dict" in state:
         strategy.load_state_dict(state["state_dict"])
         return
@@ -251,7 +251,7 @@ def restore(strategy: Strategy, state: Mapping[str, Any]) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is made of numbers, texts and arrays, in lists, tuples and dictionaries."""
+    """Whether a value consists of numbers, strings and arrays in lists, tuples and dicts."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

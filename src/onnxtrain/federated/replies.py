@@ -1,4 +1,4 @@
-"""What is wrong with a client's reply, in words, and what is right with it, in arrays."""
+"""Checks of the replies of clients."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord
 from onnxtrain.errors import ArgumentError, OnnxTrainError
 from onnxtrain.federated.arrays import to_record
 from onnxtrain.federated.compression import decode
+from onnxtrain.federated.messages import RAISED
 from onnxtrain.format.checkpoint.content import Array
-
-_RAISED = 2  # Flower's number for an app that could not do what it was asked to
 
 
 def checked_arrays(record: ArrayRecord, sent: Mapping[str, Array]) -> ArrayRecord:
-    """Return the arrays of a reply in the order and the types in which they were sent.
+    """Return the arrays of a reply in the order and the types of the arrays that were sent.
 
-    They have to be the ones that were sent, of the same shapes, and finite. Beside them there may
-    be arrays that are not floats, such as the counters of another framework: they are left out.
+    Names and shapes have to be those that were sent, and all values finite. Additional arrays that
+    are not floats, such as counters of another framework, are dropped.
     """
     try:
         arrays = decode(record, sent)
@@ -43,18 +42,18 @@ def checked_arrays(record: ArrayRecord, sent: Mapping[str, Array]) -> ArrayRecor
             )
         if array.dtype.kind != "f":
             raise ArgumentError(f"its {name!r} is {array.dtype.name} instead of a float")
-        with np.errstate(over="ignore"):  # a wider type may hold what this one does not
+        with np.errstate(over="ignore"):  # a wider type may hold larger values
             arrays[name] = array = array.astype(wanted.dtype, copy=False)
         bad = int(array.size - np.isfinite(array).sum())
         if bad:
-            raise ArgumentError(f"its {name!r} has {bad} numbers that are not finite")
+            raise ArgumentError(f"its {name!r} has {bad} values that are not finite")
     return to_record({name: arrays[name] for name in sent})
 
 
 def checked_metrics(metrics: MetricRecord | None, weight: str) -> None:
-    """Refuse numbers that would spoil the average."""
+    """Raise an error for metrics that would spoil the average."""
     if metrics is None or weight not in metrics:
-        raise ArgumentError(f"it does not say {weight!r}")
+        raise ArgumentError(f"it has no {weight!r}")
     for name, value in metrics.items():
         numbers = value if isinstance(value, list) else [value]
         if not all(math.isfinite(number) for number in numbers):
@@ -65,8 +64,8 @@ def checked_metrics(metrics: MetricRecord | None, weight: str) -> None:
 
 
 def as_error(reply: Message, reason: str) -> Message:
-    """Return a reply that says what was wrong with this one, as strategies understand it."""
-    return Message(error=Error(code=_RAISED, reason=reason), metadata=reply.metadata)
+    """Return an error reply in place of a bad one."""
+    return Message(error=Error(code=RAISED, reason=reason), metadata=reply.metadata)
 
 
 def one_record(records: Mapping[str, Any], what: str) -> Any:
@@ -77,5 +76,5 @@ def one_record(records: Mapping[str, Any], what: str) -> Any:
 
 
 def size_of(record: ArrayRecord) -> int:
-    """Return how many bytes the arrays of a record take."""
+    """Return the size of a record in bytes."""
     return sum(len(array.data) for array in record.values())

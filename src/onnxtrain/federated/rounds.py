@@ -1,4 +1,4 @@
-"""What the server tells a client for a round."""
+"""The settings of a round, which the server sends with each message."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from onnxtrain.errors import ArgumentError
 
-# Keys of the config that travel with each message.
+# Keys of the configuration in each message.
 ROUND, LAST = "server-round", "last-round"
 RATE, SHORT_RATE = "learning-rate", "lr"
 EPOCHS, BATCH, SEED, MU = "local-epochs", "batch-size", "seed", "proximal-mu"
 CLIP, COMPRESSION = "clip-norm", "compression"
 VERSION, INITIAL = "onnxtrain-artifacts", "onnxtrain-initial"
 FEDERATION = "onnxtrain-federation"
-FLOWER_CLIP = "clipping_norm"  # what Flower's strategies tell its mods that clip
-# What a server takes from the run's configuration and passes on.
+FLOWER_CLIP = "clipping_norm"  # set by Flower's strategies for its clipping mods
+# Settings that a server passes on from the run's configuration.
 PASSED_ON = (RATE, SHORT_RATE, EPOCHS, BATCH, SEED, CLIP, COMPRESSION)
 
 
@@ -27,8 +27,8 @@ PASSED_ON = (RATE, SHORT_RATE, EPOCHS, BATCH, SEED, CLIP, COMPRESSION)
 class Round:
     """The settings of a round on a client.
 
-    `learning_rate` is None where nobody said one: that of the artifacts' default holds. `bounded`
-    says that the update is clipped, here or by a mod of Flower's, and has to stay so.
+    `learning_rate` is None for the default of the artifacts. `bounded` says that the update is
+    clipped, here or by one of Flower's mods, and must stay within its bound.
     """
 
     number: int = 0
@@ -64,7 +64,7 @@ class Round:
         return cls(**{key: value for key, value in made.items() if value is not None})
 
     def seed_of(self, client: int) -> int | None:
-        """The seed of one client in this round; None where everything may be random."""
+        """Return the seed of a client in this round; None without a seed."""
         if self.seed is None:
             return None
         mixed = np.random.SeedSequence([self.seed, self.number, client])
@@ -76,7 +76,7 @@ def _whole(key: str, value: Any, least: int) -> int | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or int(value) != value or value < least:
-        raise ArgumentError(f"the round's {key!r} is {value!r}; it is a whole number from {least}")
+        raise ArgumentError(f"the round's {key!r} is {value!r}, not an integer of at least {least}")
     return int(value)
 
 
@@ -86,6 +86,6 @@ def _positive(key: str, value: Any, zero: bool = False) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ArgumentError(
-            f"the round's {key!r} is {value!r}; it is a number {'from' if zero else 'above'} 0"
+            f"the round's {key!r} is {value!r}, not a number {'of at least' if zero else 'above'} 0"
         )
     return float(value)

@@ -1,4 +1,4 @@
-"""Which parameters a federation shares, and which stay with the client."""
+"""The parameters that a federation shares; the others stay on the clients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from onnxtrain.device.export.model_parts import Operator, take_apart
 from onnxtrain.device.module import Module
 from onnxtrain.device.session import TrainingSession
-from onnxtrain.device.state import CheckpointState
+from onnxtrain.device.state import CheckpointState, TrainingState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 Which = (
     Literal["changing", "trainable", "no-batch-norm", "everything"]
@@ -25,14 +25,14 @@ _BATCH_NORM = Operator("", "BatchNormalization")
 NAMED = ("changing", "trainable", "no-batch-norm", "everything")
 
 
-def state_of(holder: Holder) -> CheckpointState:
+def state_of(holder: Holder) -> TrainingState:
     """Return the state of a session, a module or itself."""
     if not isinstance(holder, TrainingSession | Module | CheckpointState):
         raise ArgumentError(
             "parameters are those of a TrainingSession, a Module or a CheckpointState, not of "
             f"{type(holder).__name__}"
         )
-    return holder if isinstance(holder, CheckpointState) else holder.state
+    return (holder if isinstance(holder, CheckpointState) else holder.state)._training
 
 
 def module_of(holder: Holder) -> Module | None:
@@ -43,16 +43,15 @@ def module_of(holder: Holder) -> Module | None:
 
 
 def select(holder: Holder, which: Which = "changing") -> list[str]:
-    """Return the names of the parameters that `which` means, all of them floats.
+    """Return the names of the selected parameters, all of them floats.
 
     Args:
-        holder: a `TrainingSession`, a `Module`, or a `CheckpointState`, which does not know what is
-            a running statistic and what belongs to BatchNormalization.
-        which: "changing" is what training changes: parameters that train and running statistics;
-            "trainable" leaves out the statistics; "no-batch-norm" leaves out all that belongs to
-            BatchNormalization (FedBN); "everything" has frozen floats too. Or names and patterns
-            of what training changes (FedPer: `["features.*"]`), where those that begin with "!"
-            take away; or a function that tells by the name.
+        holder: a `TrainingSession`, a `Module`, or a `CheckpointState`, which does not know running
+            statistics and BatchNormalization.
+        which: "changing" for trainable parameters and running statistics, "trainable" for trainable
+            parameters, "no-batch-norm" for "changing" without BatchNormalization (FedBN),
+            "everything" for "changing" and frozen floats. Or names and patterns of "changing"
+            (FedPer: `["features.*"]`), where a leading "!" excludes; or a function of the name.
 
     """
     is_list = isinstance(which, Iterable) and not isinstance(which, str)
@@ -81,13 +80,13 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
     return floats
 
 
-def is_float(state: CheckpointState, name: str) -> bool:
-    """Whether a parameter is of a float type that numpy has; counters are not."""
+def is_float(state: TrainingState, name: str) -> bool:
+    """Whether a parameter has a float type that numpy knows."""
     dtype = ELEMENT_TYPES[state.code_of(name)].dtype
     return dtype is not None and np.issubdtype(dtype, np.floating)
 
 
-def _others(state: CheckpointState) -> list[str]:
+def _others(state: TrainingState) -> list[str]:
     return [name for name in state.names() if not state.is_trainable(name)]
 
 
@@ -97,7 +96,7 @@ def _changing(holder: Holder) -> list[str]:
         return [*state.trainable_names(), *module.statistics]
     if _others(state):
         raise StateError(
-            "a CheckpointState does not know which of its parameters are running statistics: pass "
+            "a CheckpointState does not know its running statistics: pass "
             "the TrainingSession, or which='trainable' or 'everything'"
         )
     return state.trainable_names()
@@ -108,25 +107,25 @@ def _batch_norm(holder: Holder) -> set[str]:
     module = module_of(holder)
     if module is None:
         raise StateError("which='no-batch-norm' needs the graphs: pass the TrainingSession")
-    chosen = module.evaluation_pass or module.training_pass
+    chosen = module.evaluation_executor or module.training_executor
     model = chosen.graph.model
     if model.is_ort:
         raise StateError(
-            f"{model.source_name} is in the ORT format, which does not tell what belongs to "
-            "BatchNormalization: use the graphs in the ONNX format, or patterns of names"
+            f"{model.source_name} is in the ORT format, which hides BatchNormalization: use the "
+            "graphs in the ONNX format, or patterns of names"
         )
     names = {n for node in take_apart(model).nodes if _BATCH_NORM in node.calls for n in node.reads}
-    return {name for name in names if module.state.has(name)} | set(module.statistics)
+    return {name for name in names if module.state.has_parameter(name)} | set(module.statistics)
 
 
 def variances(holder: Holder) -> set[str]:
-    """Return the running variances, as far as can be told: what is below zero spoils a model."""
+    """Return the running variances, which must not become negative."""
     module = module_of(holder)
-    chosen = None if module is None else module.evaluation_pass or module.training_pass
+    chosen = None if module is None else module.evaluation_executor or module.training_executor
     if module is None or chosen is None:
         return set()
     statistics = set(module.statistics)
-    if chosen.graph.model.is_ort:  # nothing but its name tells
+    if chosen.graph.model.is_ort:  # only the name tells
         return {name for name in statistics if "var" in name.lower()}
     nodes = take_apart(chosen.graph.model).nodes
     return statistics & {n.inputs[4] for n in nodes if _BATCH_NORM in n.calls and len(n.inputs) > 4}
@@ -142,8 +141,8 @@ def _matching(patterns: list[str], names: list[str]) -> list[str]:
     for pattern in (*wanted, *taken_away):
         if not fnmatch.filter(names, pattern):
             raise UnknownNameError(
-                f"which has {pattern!r}, which matches no parameter that training changes: "
-                f"{', '.join(names)}"
+                f"the pattern {pattern!r} in which matches none of the parameters that training "
+                f"changes: {', '.join(names)}"
             )
 
     def matches(name: str, globs: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The server: it begins with the weights of the artifacts and ends with those of all clients."""
+"""The server: it sends the weights of the artifacts to clients and averages what they learn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from onnxtrain.federated.progress import (
 )
 from onnxtrain.federated.rounds import MU, PASSED_ON, Round
 from onnxtrain.federated.selection import Which, variances
-from onnxtrain.federated.stragglers import Patient, Through
+from onnxtrain.federated.stragglers import DeadlineGrid, GridProxy
 from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger("flwr")
@@ -69,39 +69,39 @@ def server_app(
     finish: Finish | None = None,
     prefix: str = "",
 ) -> ServerApp:
-    """Return a Flower `ServerApp` that trains artifacts with the clients that it finds.
+    """Return a Flower `ServerApp` that trains artifacts with the connected clients.
 
     Args:
-        artifacts: the folder of artifacts, or a file that `pack` wrote.
-        strategy: any of Flower's, or a function of the `Context` that makes one; FedAvg by default.
-        num_rounds: how many rounds; what the run's configuration says as `num-server-rounds` by
+        artifacts: the artifact folder, or a file that `pack` wrote.
+        strategy: any of Flower's, or a function of the `Context` that returns one; FedAvg by
+            default.
+        num_rounds: the number of rounds; `num-server-rounds` of the run's configuration by
             default, or 3.
-        weights: what the federation begins with, if not with the checkpoint of the artifacts: the
-            file of a checkpoint, arrays by name, or a function that makes them from shapes by name.
-        which: what is shared; the rest stays with the clients. See `to_arrays`.
+        weights: initial weights other than those of the artifacts: a checkpoint file, arrays by
+            name, or a function from shapes by name to arrays.
+        which: the parameters to share; the others stay on the clients. See `to_arrays`.
         config: settings of rounds (`learning-rate`, `local-epochs`, `batch-size`, `seed`,
-            `clip-norm`, `compression`), or a function of the number of the round. They come before
-            those of the run's configuration.
-        evaluate: data for evaluation on the server, or a function of the `Context` that returns it.
-        metrics: what to measure there beside the loss, as for `onnxtrain.evaluate`.
-        batch_size: of that evaluation.
-        export: where to write the model for inference at the end.
-        outputs: what that model gives out.
-        state: a folder that is written after each round. A server that is started again with it
-            goes on with the next round.
-        resume: whether to do so; otherwise it starts anew.
-        timeout: how many seconds to wait for the replies of a round.
-        patience: once as many clients have answered as the strategy asks for, wait at most so many
-            times as long as the slowest of them took. Without it a round waits for a client that
-            has died until Flower misses its heartbeats, which takes a minute.
-        wait_for: how many clients to wait for before the first round. Later rounds go on with as
-            many as the strategy asks for.
-        threads: with how many threads to evaluate; as many as cores by default.
-        check_version: whether clients have to have the very same graphs; those whose graphs are
-            in the ORT format, for instance, have others.
-        finish: called in the end, with Flower's result of all rounds, the session that has the
-            last weights, and the `Context` if it takes three arguments.
-        prefix: what the names of the files in the folder begin with.
+            `clip-norm`, `compression`), or a function of the number of the round. They take
+            precedence over the run's configuration.
+        evaluate: data for evaluation on the server, or a function of the `Context` that returns
+            them.
+        metrics: metrics beside the loss, as for `onnxtrain.evaluate`.
+        batch_size: the batch size of that evaluation.
+        export: the file of the inference model, written at the end.
+        outputs: the outputs of that model.
+        state: a folder that is written after each round. A restarted server continues from it.
+        resume: False to start anew in that folder.
+        timeout: how many seconds a round waits for replies.
+        patience: once enough clients have answered for the strategy, wait at most so many times as
+            long as the slowest of them took. Without it a round waits for a dead client until
+            Flower misses its heartbeats, which takes a minute.
+        wait_for: the number of clients to wait for before the first round.
+        threads: the number of threads for evaluation; all cores by default.
+        check_version: whether clients need identical graphs. Clients with graphs in the ORT
+            format, for instance, do not have them.
+        finish: called at the end with Flower's result, the session with the final weights, and the
+            `Context` if it takes three arguments.
+        prefix: the prefix of the file names in the artifact folder.
 
     """
     names = checked_outputs(export, outputs)
@@ -110,7 +110,7 @@ def server_app(
     _require_number("wait_for", wait_for, 0)
     _require_strategy(strategy)
     ending = None if finish is None else _ending(finish)
-    # A generator can be gone through once, and an app may run twice.
+    # An app may run twice, and a generator only once.
     shared = which if isinstance(which, str) or callable(which) else _listed(which)
     app = ServerApp()
 
@@ -136,7 +136,7 @@ def server_app(
         measure = None if data is None else (data, metrics, batch_size)
         _wait_for(grid, wait_for)
         if patience is not None:
-            grid = Patient(grid, patience, least_nodes(server.strategy))
+            grid = DeadlineGrid(grid, patience, least_nodes(server.strategy))
         result = server.run(grid, settings, measure, timeout)
         if export is not None:
             Path(export).parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def server_app(
 
 
 class Server:
-    """A federation from its first round, or the one it was stopped after, to its last."""
+    """A federation from its first round, or the one after a restart, to its last."""
 
     def __init__(
         self,
@@ -170,8 +170,8 @@ class Server:
             self.session.load_parameters(_weights(weights, self.session))
         if self.session.state.nominal:
             raise StateError(
-                "the artifacts have no weights for the federation to begin with: give the server "
-                "the folder with its checkpoint, or weights=..."
+                "the artifacts have no weights to begin with: give the server the artifact folder "
+                "with its checkpoint, or weights=..."
             )
         self.strategy, self._rounds, self._folder = strategy, rounds, folder
         self._first = to_arrays(self.session, which)
@@ -183,12 +183,12 @@ class Server:
         self.guarded: Guarded | None = None
 
     def _require_proximal(self) -> None:
-        """Refuse FedProx for artifacts that have no such term: every client would."""
+        """Raise an error for FedProx if the artifacts have no proximal term."""
         optimizer = self.session.optimizer
         mu = getattr(inner_with(self.strategy, "proximal_mu"), "proximal_mu", 0.0)
         if mu and optimizer is not None and not optimizer.has_proximal:
             raise ArgumentError(
-                f"the strategy has proximal_mu={mu}, and the artifacts have no proximal term: "
+                f"the strategy has proximal_mu={mu}, but the artifacts have no proximal term: "
                 "generate them with generate_artifacts(..., proximal=True)"
             )
 
@@ -199,26 +199,26 @@ class Server:
         if saved.version != self.bundle.version or set(saved.arrays) != set(self._first):
             raise StateError(
                 f"the folder {str(self._folder)!r} has a federation of other artifacts, or one "
-                "that shares other parameters: give another folder, or resume=False to start anew"
+                "that shares other parameters: use another folder, or resume=False to start anew"
             )
         kind = kind_of(self.strategy)
         if saved.kind and saved.kind != kind:
             raise StateError(
-                f"the federation in {str(self._folder)!r} was run with {saved.kind}, and is to go "
-                f"on with {kind}: give the same strategy, another folder, or resume=False"
+                f"the federation in {str(self._folder)!r} was run with {saved.kind}, not with "
+                f"{kind}: use the same strategy, another folder, or resume=False"
             )
-        _log.info("going on after round %d, from %s", saved.round, self._folder)
+        _log.info("resuming after round %d, from %s", saved.round, self._folder)
         if self._has_weights:
-            _log.warning("weights=... is passed over: the federation goes on with its own")
+            _log.warning("weights=... is ignored: the federation continues with its own")
         restore(self.strategy, saved.strategy)
         return saved
 
     def _not_shared(self) -> dict[str, Array]:
-        state = self.session.state
+        state = self.session.module.training_state
         return {
             name: np.array(state.value_of(name))
             for name in state.names()
-            if name not in self._first  # of any type: a client without weights has none of them
+            if name not in self._first  # of any type: a packed client has no weights at all
         }
 
     def run(
@@ -228,7 +228,7 @@ class Server:
         measure: tuple[Any, Any, int] | None = None,
         timeout: float = 3600,
     ) -> Result:
-        """Run the rounds that are left; the session has the last weights then."""
+        """Run the remaining rounds; afterwards the session has the final weights."""
         _require_nodes(grid, self.strategy)
         with locked(self._folder):
             self._run(grid, config, measure, timeout)
@@ -259,7 +259,7 @@ class Server:
         if done:
             self._make_up_for_evaluation(grid, timeout)
         if done >= self._rounds:
-            _log.info("all %d rounds are done: nothing is left to do", self._rounds)
+            _log.info("all %d rounds are done", self._rounds)
             if central is not None and not progress.has(CENTRAL, done):
                 central(0, progress.record())
             return
@@ -273,10 +273,10 @@ class Server:
             evaluate_fn=central,
         )
         if not self.guarded.updates:
-            _log.error("no round had an update: the weights are those that were there before")
+            _log.error("no round had an update: the weights have not changed")
 
     def _make_up_for_evaluation(self, grid: Grid, timeout: float) -> None:
-        """Let clients evaluate the last round, if the server was stopped before they could."""
+        """Let clients evaluate the last round, if the server stopped before they did."""
         guarded, progress = self.guarded, self.progress
         if guarded is None or progress.has(EVALUATE, progress.round):
             return
@@ -292,7 +292,7 @@ class Server:
             try:
                 values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
             except OnnxTrainError as error:
-                if number + done == 0:  # nothing is lost yet, and it would fail each time
+                if number + done == 0:  # nothing is lost yet, and it would fail in every round
                     raise
                 _log.warning("round %d: evaluation on the server failed: %s", number + done, error)
                 return None
@@ -317,7 +317,7 @@ def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:
     if isinstance(given, Mapping):
         return given
     if callable(given):
-        names = session.state.names()
+        names = session.module.training_state.names()
         return given({name: session.module.shape_of(name) for name in names})
     state = CheckpointState.load_checkpoint(given)
     return {name: parameter.data for name, parameter in state.parameters}
@@ -326,7 +326,7 @@ def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:
 def _rounds(given: int | None, context: Context) -> int:
     number = context.run_config.get("num-server-rounds", 3) if given is None else given
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ArgumentError(f"the number of rounds is a whole number from 1, not {number!r}")
+        raise ArgumentError(f"the number of rounds is an integer of at least 1, not {number!r}")
     return number
 
 
@@ -334,38 +334,38 @@ def _wait_for(grid: Grid, clients: int) -> None:
     shown = -1
     while (found := len(list(grid.get_node_ids()))) < clients:
         if found != shown:
-            _log.info("waiting for clients: %d of %d are there", found, clients)
+            _log.info("waiting for clients: %d of %d are connected", found, clients)
             shown = found
         time.sleep(0.5)
 
 
 def _settings(given: Settings | None, context: Context) -> Callable[[int], dict[str, Any]]:
-    """Return the settings of a round: those that were given, then those of the run."""
+    """Return a function from a round to its settings: the given ones, then those of the run."""
     of_run = {key: context.run_config[key] for key in PASSED_ON if key in context.run_config}
 
     def settings(number: int) -> dict[str, Any]:
         own = given(number) if callable(given) else given or {}
         if not isinstance(own, Mapping):
-            raise ArgumentError(f"config gave {own!r} for round {number}: it gives a dictionary")
+            raise ArgumentError(f"config returned {own!r} for round {number}, not a dictionary")
         made = {**of_run, **{key: _plain(key, value) for key, value in own.items()}}
-        Compression.read(Round.read(made).compression)  # what no client could do is said here
+        Compression.read(Round.read(made).compression)  # fail here, not on every client
         return made
 
     for key in {} if given is None or callable(given) else given:
         meant = str(key).replace("_", "-")
         if meant != key and meant in (*PASSED_ON, MU):
-            _log.warning("the setting %r is not known to clients; %r is", key, meant)
+            _log.warning("clients do not know the setting %r; did you mean %r?", key, meant)
     return settings
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return a setting as it can be sent."""
+    """Return a setting in a type that Flower sends."""
     value = value.item() if isinstance(value, np.generic) else value
     kinds = bool | int | float | str | bytes
     if not isinstance(value, kinds) and not (
         isinstance(value, list) and all(isinstance(item, kinds) for item in value)
     ):
-        raise ArgumentError(f"the setting {key!r} is {value!r}: a number, a text or a list of them")
+        raise ArgumentError(f"the setting {key!r} is {value!r}, not a number, a string or a list")
     return value
 
 
@@ -383,15 +383,14 @@ def _require_strategy(given: Any) -> None:
     if is_class or not (given is None or isinstance(given, Strategy) or callable(given)):
         hint = f"{given.__name__}()" if is_class else "FedAvg()"
         raise ArgumentError(
-            f"strategy is one of Flower's, such as {hint}, or a function of the Context that makes "
-            f"one, not {given!r}"
+            f"strategy is one of Flower's, such as {hint}, or a function of the Context that "
+            f"returns one, not {given!r}"
         )
 
 
 def _listed(which: Any) -> list[str]:
     if not isinstance(which, Iterable):
-        raise ArgumentError(f"which is a name, a list of names and patterns, or a function: "
-                            f"not {which!r}")  # fmt: skip
+        raise ArgumentError(f"which is a name, a list of patterns, or a function, not {which!r}")
     return list(which)
 
 
@@ -404,19 +403,19 @@ def _ending(finish: Finish) -> Finish:
             inspect.signature(finish).bind(None, None)
         except TypeError:
             raise ArgumentError(
-                "finish takes Flower's result and the session, or the Context as well"
+                "finish takes Flower's result, the session and, optionally, the Context"
             ) from None
         return lambda result, session, context: finish(result, session)
     return finish
 
 
 def _require_nodes(grid: Grid, strategy: Strategy) -> None:
-    """Refuse a local federation that has fewer clients than the strategy would wait for."""
-    while isinstance(grid, Through):
+    """Raise an error for a local federation with fewer clients than the strategy waits for."""
+    while isinstance(grid, GridProxy):
         grid = grid.inner
     least = least_nodes(strategy)
     if isinstance(grid, LocalGrid) and len(grid.contexts) < least:
         raise ArgumentError(
-            f"there are {len(grid.contexts)} clients, and the strategy waits for {least}: give it "
-            "min_available_nodes, min_train_nodes and min_evaluate_nodes that are there"
+            f"there are {len(grid.contexts)} clients, and the strategy waits for {least}: lower "
+            "its min_available_nodes, min_train_nodes and min_evaluate_nodes"
         )

@@ -1,4 +1,4 @@
-"""Nodes that do not answer: how long to wait for them, and when to ask them again."""
+"""Stragglers: how long a round waits for clients, and when it asks silent ones again."""
 
 from __future__ import annotations
 
@@ -9,120 +9,114 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-_PAUSE = 0.2  # seconds between looks at what has arrived
+_POLL_SECONDS = 0.2
 
 
-class Silence:
-    """Who was asked in vain.
+class Stragglers:
+    """Nodes that did not answer, which are skipped for a while.
 
-    A device that was switched off is taken to be there until its heartbeats are missed; a round
-    that asks it waits in vain. So it is left alone for one round, then for two, and so on.
+    Flower lists a device that was switched off until its heartbeats are missed, and a round that
+    includes it waits in vain. So a silent node is skipped for one round, then for two, and so on.
     """
 
     def __init__(self) -> None:
-        self._missed: dict[int, int] = {}  # how many times in a row
-        self._rest: dict[int, int] = {}  # for how many rounds to leave it alone
+        self._missed: dict[int, int] = {}  # consecutive rounds without an answer
+        self._skip: dict[int, int] = {}  # rounds for which a node is still skipped
 
-    def note(self, asked: set[int], answered: set[int], *, round_ends: bool = True) -> list[int]:
-        """Take account of those who were asked; return who was asked in vain."""
+    def record(self, asked: set[int], answered: set[int], *, round_ends: bool = True) -> list[int]:
+        """Record who answered; return the nodes that did not."""
         if round_ends:
-            self._rest = {node: left - 1 for node, left in self._rest.items() if left > 1}
+            self._skip = {node: left - 1 for node, left in self._skip.items() if left > 1}
         for node in answered:
             self._missed.pop(node, None)
         missing = sorted(asked - answered)
         for node in missing:
             self._missed[node] = self._missed.get(node, 0) + 1
-            self._rest[node] = self._missed[node]
+            self._skip[node] = self._missed[node]
         return missing
 
-    def without(self, grid: Grid, least: int) -> Grid:
-        """Return the grid without the silent nodes, if enough others are there."""
-        if not self._rest:
+    def exclude_from(self, grid: Grid, least: int) -> Grid:
+        """Return the grid without the skipped nodes, if at least `least` others are left."""
+        if not self._skip:
             return grid
-        others = [node for node in grid.get_node_ids() if node not in self._rest]
-        return Part(grid, self._rest) if len(others) >= least else grid
+        others = [node for node in grid.get_node_ids() if node not in self._skip]
+        return ExcludingGrid(grid, self._skip) if len(others) >= least else grid
 
 
-class Through(Grid):
-    """A grid that does what another one does."""
+class GridProxy(Grid):
+    """A grid that forwards every call to another one, `inner`."""
 
     def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    @property
-    def inner(self) -> Grid:
-        """The other one."""
-        return self._grid
+        self.inner = grid
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the numbers of the nodes."""
-        return list(self._grid.get_node_ids())
+        """Return the ids of the nodes."""
+        return list(self.inner.get_node_ids())
 
     def set_run(self, run: Any) -> None:
         """Set the run."""
-        self._grid.set_run(run)
+        self.inner.set_run(run)
 
     @property
     def run(self) -> Any:
         """The run."""
-        return self._grid.run
+        return self.inner.run
 
     def create_message(self, *given: Any, **named: Any) -> Any:
-        """Make a message."""
-        return self._grid.create_message(*given, **named)
+        """Create a message."""
+        return self.inner.create_message(*given, **named)
 
     def push_messages(self, messages: Iterable[Any]) -> Any:
         """Send messages."""
-        return self._grid.push_messages(messages)
+        return self.inner.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Any:
-        """Take the replies that are there."""
-        return self._grid.pull_messages(message_ids)
+        """Return the replies that have arrived."""
+        return self.inner.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Any:
         """Send messages and wait for the replies."""
-        return self._grid.send_and_receive(messages, timeout=timeout)
+        return self.inner.send_and_receive(messages, timeout=timeout)
 
 
-class Part(Through):
+class ExcludingGrid(GridProxy):
     """A grid without some of its nodes."""
 
-    def __init__(self, grid: Grid, without: Mapping[int, int]) -> None:
+    def __init__(self, grid: Grid, excluded: Mapping[int, int]) -> None:
         super().__init__(grid)
-        self._without = dict(without)
+        self._excluded = frozenset(excluded)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the numbers of the nodes that are left."""
-        return [node for node in self._grid.get_node_ids() if node not in self._without]
+        """Return the ids of the remaining nodes."""
+        return [node for node in self.inner.get_node_ids() if node not in self._excluded]
 
 
-class Patient(Through):
-    """A grid that does not wait for the last reply for ever.
+class DeadlineGrid(GridProxy):
+    """A grid that stops waiting for stragglers.
 
     Once `least` clients have answered, it waits at most `patience` times as long as the slowest of
-    them took: whoever has not answered by then has died, or is far slower than all others.
+    them took, and never less than `seconds`.
     """
 
     def __init__(self, grid: Grid, patience: float, least: int, seconds: float = 5.0) -> None:
         super().__init__(grid)
-        self._patience, self._least = patience, least
-        self._seconds = seconds  # a round that takes less may wait so long
+        self._patience, self._least, self._seconds = patience, least, seconds
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Any:
-        """Send messages and wait for the replies, as long as it makes sense."""
+        """Send messages and wait for the replies until the deadline."""
         began = time.monotonic()
-        waiting = set(self._grid.push_messages(messages))
+        waiting = set(self.inner.push_messages(messages))
         replies: list[Any] = []
-        end = math.inf if timeout is None else began + timeout
-        while waiting and time.monotonic() < end:
-            found = list(self._grid.pull_messages(waiting))
+        last = math.inf if timeout is None else began + timeout
+        deadline = last
+        while waiting and time.monotonic() < deadline:
+            found = list(self.inner.pull_messages(waiting))
             replies += found
             waiting -= {reply.metadata.reply_to_message_id for reply in found}
-            now = time.monotonic()
             answers = sum(not reply.has_error() for reply in replies)
             if found and answers >= self._least:
-                enough = max(self._patience * (now - began), self._seconds)
-                end = min(began + enough, math.inf if timeout is None else began + timeout)
+                elapsed = time.monotonic() - began
+                deadline = min(began + max(self._patience * elapsed, self._seconds), last)
             if waiting and not found:
-                time.sleep(_PAUSE)
+                time.sleep(_POLL_SECONDS)
         return replies

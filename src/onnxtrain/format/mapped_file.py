@@ -1,4 +1,4 @@
-"""Files as bytes in memory."""
+"""Memory-mapped files."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def mapped(path: Path) -> memoryview:
-    """Return the bytes of a file: mapped, so that what is not looked at takes no memory.
+    """Return the bytes of a file, mapped into memory.
 
-    A mapped file cannot be replaced on Windows, where the file is read instead. Only a program that
-    shortens the file in place disturbs a mapping; what is written here is renamed into place.
+    On Windows, where a mapped file cannot be replaced, the file is read instead. Truncating the
+    file in place breaks the mapping; our writers rename new files into place.
     """
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:

@@ -1,6 +1,6 @@
-"""The names in the graphs of the artifact folder by which both halves know what is what.
+"""Names of inputs and outputs in the graphs of an artifact folder.
 
-`<p>` stands for the name of a parameter; those that begin with `_` or `.` are put behind it.
+Those that begin with `_` or `.` are suffixes of the name of a parameter.
 """
 
 from __future__ import annotations

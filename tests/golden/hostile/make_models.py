@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 from onnx_bytes import (  # noqa: E402
     BOOL,
     FLOAT,
-    NOTES,
+    METADATA,
     evaluation_model,
     external,
     graph,
@@ -40,7 +40,7 @@ def one_node(*initializers: bytes, inputs: tuple[bytes, ...] = (X,), read: str =
 
 
 def with_note(text: str) -> bytes:
-    return evaluation_model(notes=text)
+    return evaluation_model(about=text)
 
 
 def nested_bodies(depth: int) -> bytes:
@@ -151,8 +151,8 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "note_not_an_object": lambda: with_note("[1]"),
     "note_nested": lambda: with_note("[" * 20_000),
     "note_with_long_number": lambda: with_note('{"format": ' + "9" * 5000 + "}"),
-    "note_climbs_out": lambda: evaluation_model({**NOTES, "checkpoint": "../checkpoint"}),
-    "note_of_other_types": lambda: evaluation_model({**NOTES, "trainable": {"w": 1}}),
+    "note_climbs_out": lambda: evaluation_model({**METADATA, "checkpoint": "../checkpoint"}),
+    "note_of_other_types": lambda: evaluation_model({**METADATA, "trainable": {"w": 1}}),
 }
 
 

@@ -97,8 +97,8 @@ def _pretrain(folder: Path, digits: Digits, seed: int, console: Console) -> tupl
     session = onnxtrain.TrainingSession.from_folder(folder / "pretraining")
     session.set_learning_rate(3e-3)
     onnxtrain.fit(
-        session, tuple(digits.people), 12, evaluate=tuple(digits.people_test),
-        metrics=["accuracy"], scheduler="cosine", seed=seed, progress=console.progress(),
+        session, tuple(digits.people), 12, validation=tuple(digits.people_test),
+        metrics=["accuracy"], schedule="cosine", seed=seed, progress=console.progress(),
     )  # fmt: skip
     target = folder / "pretrained.onnx"
     session.export_model_for_inferencing(target, ["scores"])

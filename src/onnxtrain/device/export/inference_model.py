@@ -158,7 +158,7 @@ def _own_files(model: ModelFile) -> set[Path]:
     if model.path is None:
         return set()
     names = {tensor.location for tensor in model.external.values()}
-    names.add(model.notes.get("checkpoint", model.path.name))
+    names.add(model.metadata.checkpoint or model.path.name)
     return {model.path, *(model.path.parent / name for name in names)}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from onnxtrain.errors import ModelError
-from onnxtrain.format.checkpoint.content import STRING
+from onnxtrain.format.element_types import STRING
 from onnxtrain.format.model.file import GraphField, ModelField
 from onnxtrain.format.model.tensor import EXTERNAL, TensorField
 from onnxtrain.format.model.wire import bytes_field, header, number_field, text_field

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from onnxtrain.errors import ModelError
+from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import (
-    NOTES_KEY,
     GraphField,
     ModelField,
     ModelFile,
@@ -112,7 +112,7 @@ def take_apart(model: ModelFile) -> ModelParts:
             _read_function(reader, reader.message(part, "function"), parts)
         elif part.number == ModelField.METADATA:
             # The note is about the files that a device trains from, which this will not be.
-            if read_entry(reader, reader.message(part, "metadata_props"))[0] != NOTES_KEY:
+            if read_entry(reader, reader.message(part, "metadata_props"))[0] != METADATA_KEY:
                 parts.head.append(model.data[part.start : part.end])
         elif part.number not in (ModelField.GRAPH, _TRAINING_INFO):
             parts.head.append(model.data[part.start : part.end])

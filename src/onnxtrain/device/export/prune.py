@@ -11,15 +11,13 @@ from onnxtrain.device.export.model_parts import ModelParts, find_needed
 from onnxtrain.device.export.runtime import Inferred, infer
 from onnxtrain.errors import CheckpointError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import (
-    ELEMENT_TYPES,
-    STRING,
     RawTensor,
     Tensor,
-    data_size,
     tensor_bytes,
     tensor_code,
     tensor_dims,
 )
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
 from onnxtrain.format.model.file import (
     ExternalTensor,
     ModelFile,
@@ -114,8 +112,8 @@ class Cut:
     def _is_parameter(self, name: str) -> bool:
         if name not in self._needed.values:
             return False
-        noted = (self._model.notes.get(role, ()) for role in ("trainable", "statistics"))
-        return name in self._values or any(name in names for names in noted)
+        metadata = self._model.metadata
+        return any(name in ns for ns in (self._values, metadata.trainable, metadata.statistics))
 
     def _parameter(self, name: str) -> StoredTensor:
         if name not in self._values:

@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from onnxtrain.device.export.layout import tensor_type
 from onnxtrain.errors import ModelError, OnnxTrainError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.wire import bytes_field, text_field
 
 _CODES = {element.name.lower(): code for code, element in ELEMENT_TYPES.items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxtrain.errors import ArgumentError, UnknownNameError
+from onnxtrain.format import strict_json
 
 _FORMAT = 1
 _NUMBERS = ("epoch", "steps", "samples", "loss", "learning_rate", "seconds")
@@ -73,13 +72,13 @@ class History:
 
     def to_json(self) -> str:
         """Return all of it as JSON. Numbers survive exactly."""
-        return json.dumps(_writable({"format": _FORMAT, **asdict(self)}), allow_nan=False)
+        return strict_json.dumps({"format": _FORMAT, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> History:
         """Return the history that `to_json` wrote."""
         try:
-            return cls.from_plain(json.loads(text))
+            return cls.from_plain(strict_json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
             raise ArgumentError(f"this is not the JSON of a history: {wrong}") from wrong
 
@@ -112,19 +111,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _writable(value: Any) -> Any:
-    """Return a value that JSON has: what is infinite or NaN becomes a word."""
-    if isinstance(value, dict):
-        return {str(key): _writable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
 def _readable(value: Any) -> Any:
-    """Undo `_writable`: a value of a metric that is a word is a number."""
+    """Return the value of a metric; earlier versions wrote "nan" and "inf" as texts."""
     if isinstance(value, list):
         return [_readable(item) for item in value]
     return float(value) if isinstance(value, str) else value

@@ -11,7 +11,8 @@ import onnxruntime as ort
 from onnxtrain.device.run.graph import Graph
 from onnxtrain.device.run.variables import Variable
 from onnxtrain.errors import RunError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, STRING, Array
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING
 from onnxtrain.format.model.file import ValueType
 
 
@@ -96,7 +97,7 @@ class Binding:
             self._binding.bind_ortvalue_input(name, variable.value)
         self._copied = {}
         # Other graphs do not see to it that nobody reads a parameter when its update is written.
-        in_place = self._graph.model.notes.get("target", "cpu") == "cpu"
+        in_place = self._graph.model.metadata.target == "cpu"
         for name, variable in self._results.items():
             shape = self._declared_shape(name, variable.shape)
             memory = variable.in_shape(shape) if in_place else None

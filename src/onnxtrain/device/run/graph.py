@@ -16,17 +16,12 @@ import onnxruntime as ort
 
 from onnxtrain.device.export.initializers import stored_data, with_initializers
 from onnxtrain.device.run.arena import use_lean_arena
-from onnxtrain.device.run.variables import Place
+from onnxtrain.device.run.variables import Device
 from onnxtrain.errors import ArgumentError, ModelError, StateError
-from onnxtrain.format.checkpoint.content import (
-    ELEMENT_TYPES,
-    STRING,
-    Array,
-    RawTensor,
-    Tensor,
-    tensor_bytes,
-)
-from onnxtrain.format.model.file import NOTES_KEY, ModelFile, ValueType, read_notes
+from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING
+from onnxtrain.format.metadata import METADATA_KEY
+from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
 from onnxtrain.format.model.wire import Reader
 
 Options = Any  # ort.SessionOptions, or a function that makes one
@@ -44,7 +39,7 @@ class Settings:
     """
 
     providers: Sequence[Any]
-    place: Place
+    device: Device
     options: Options = None
     batch: int | None = None
     automatic: bool = False
@@ -158,9 +153,9 @@ class Graph:
         model, session = self.model, self._make_session(None)
         model.inputs = tuple(_value_type(v) for v in session.get_inputs())
         model.outputs = tuple(_value_type(v) for v in session.get_outputs())
-        notes = session.get_modelmeta().custom_metadata_map.get(NOTES_KEY)
-        if notes is not None:
-            model.notes = read_notes(Reader(self.name), notes)
+        metadata = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+        if metadata is not None:
+            model.metadata = read_metadata(Reader(self.name), metadata)
         if self.settings.batch is None:
             self._session, self._version = session, self._frozen.version
 
@@ -195,7 +190,7 @@ class Graph:
 
     def _make_session(self, batch: int | None) -> Any:
         options, own = self.settings.new_options()
-        if self.settings.options is None and "memory" in self.model.notes:
+        if self.settings.options is None and self.model.metadata.memory is not None:
             use_lean_arena(options)
         if batch is not None:
             options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)

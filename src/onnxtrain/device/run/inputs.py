@@ -11,7 +11,8 @@ import onnxruntime as ort
 
 from onnxtrain.device.run.graph import ORT_TYPES, batch_symbol
 from onnxtrain.errors import InputError
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, STRING, Array
+from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING
 from onnxtrain.format.model.file import ValueType
 
 _INNER_VALUE = ort.capi.onnxruntime_pybind11_state.OrtValue

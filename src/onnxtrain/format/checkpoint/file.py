@@ -1,7 +1,7 @@
-"""Read and write checkpoint files: FlatBuffers, identifier `ODTC`, as ONNX Runtime has them.
+"""Read and write checkpoint files in ONNX Runtime's format: FlatBuffers, identifier `ODTC`.
 
-`docs/format.md` describes the file field by field. Files of ONNX Runtime 1.16 to 1.19 are read
-(versions 1 and 2); what is written (version 2) is read by 1.18 and 1.19.
+`docs/format.md` describes the fields. It reads files of ONNX Runtime 1.16 to 1.19 (versions 1 and
+2), and writes version 2, which 1.18 and 1.19 read.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ import numpy as np
 from onnxtrain.errors import CheckpointDataError, CheckpointError
 from onnxtrain.format.checkpoint import store as disk
 from onnxtrain.format.checkpoint.content import (
-    BOOL,
-    ELEMENT_TYPES,
     MAX_RANK,
     RESERVED_PREFIX,
-    STRING,
     Array,
     CheckpointContent,
     OptimizerGroup,
     Property,
     RawTensor,
     Tensor,
-    data_size,
 )
 from onnxtrain.format.checkpoint.flat_reader import FlatReader, FlatTable
 from onnxtrain.format.checkpoint.layout import (
@@ -39,9 +35,10 @@ from onnxtrain.format.checkpoint.layout import (
     VERSION,
     CheckpointLayout,
 )
+from onnxtrain.format.element_types import BOOL, ELEMENT_TYPES, STRING, data_size
 
 _READABLE_VERSIONS = (1, VERSION)
-# A reader may come between the two renames of a writer; what it misses is there at once.
+# A reader may come between the two renames of a writer.
 _ATTEMPTS, _PAUSE = 5, 0.02
 _DATA_ID = RESERVED_PREFIX + "external_data"
 
@@ -50,7 +47,7 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """Where the elements of a tensor are: the file, the first byte and the number of bytes."""
+    """The file, offset and length of the elements of a tensor."""
 
     path: Path
     offset: int
@@ -59,7 +56,7 @@ class TensorLocation:
 
 @dataclass(frozen=True)
 class WrittenCheckpoint:
-    """The files of a checkpoint and where in them the parameters are.
+    """The files of a checkpoint, and the locations of its parameters.
 
     Strings and tensors without elements are not in `locations`.
     """
@@ -72,14 +69,14 @@ class WrittenCheckpoint:
 def read_checkpoint(source: Source) -> CheckpointContent:
     """Read a checkpoint from a file, or from bytes if it has no external data.
 
-    Arrays are read-only views of the file, which is mapped into memory: what is not looked at is
-    never loaded. They stay valid if the file is replaced or deleted.
+    Arrays are read-only views of the memory-mapped file. They stay valid if the file is replaced or
+    deleted.
     """
     return _read(source).content
 
 
 def locate_tensors(path: str | os.PathLike[str]) -> WrittenCheckpoint:
-    """Say where in the files of a checkpoint the elements of each parameter are."""
+    """Return the locations of the parameters in the files of a checkpoint."""
     parsed = _read(path)
     main = Path(path)
     external = disk.data_path(main) if parsed.content.has_external_data else None
@@ -103,13 +100,11 @@ def write_checkpoint(
     sort: bool = True,
     external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
 ) -> WrittenCheckpoint:
-    """Replace or create the checkpoint at `path`, all or nothing.
+    """Write the checkpoint at `path` atomically; `store` describes how.
 
-    Where the file exceeds the threshold, or if the content came from such a file, parameters of
-    64 bytes and more go to `<path>.data`. `sort` orders everything by name, as a saved training
-    state has it; otherwise the order of the mappings is kept, as in a checkpoint that comes with a
-    model.
-    See `checkpoint_store` for what a crash in the middle leaves behind.
+    If the file exceeds the threshold, or the content came from such a file, parameters of 64 bytes
+    and more go to `<path>.data`. `sort` orders everything by name, as in a saved training state;
+    otherwise the order is that of the mappings, as in the checkpoint of an artifact folder.
     """
     target = Path(path)
     if not target.name:
@@ -173,28 +168,26 @@ def _read_file(path: Path) -> _Parsed:
 
 
 def _no_external_data(identifier: str | None) -> memoryview:
-    raise CheckpointError(
-        "the checkpoint has external data, which are in a second file: read it by its path"
-    )
+    raise CheckpointError("the checkpoint has external data in a second file: read it by its path")
 
 
 def _live_identifier(path: Path) -> str | None:
-    """The identifier that binds the checkpoint at `path` to its external data, if any."""
+    """Return the identifier that links the checkpoint at `path` to its external data."""
     try:
         reader = _CheckpointReader(disk.open_bytes(path), str(path), lambda identifier: None)
         return _identifier(reader.properties().get(_DATA_ID))
     except CheckpointError:
-        # Missing or damaged: there is nothing to preserve.
+        # Missing or damaged: nothing to preserve.
         return None
 
 
 def _identifier(bond: Property | None) -> str | None:
-    """Return what binds two files, if it is what a file name can end with."""
+    """Return the identifier in a property, if it is a valid one."""
     return bond if isinstance(bond, str) and disk.is_identifier(bond) else None
 
 
 class _CheckpointReader:
-    """One walk over a checkpoint file. Numbers of fields are those of the schema."""
+    """Reads a checkpoint file in one pass. Field numbers are those of the schema."""
 
     def __init__(
         self,
@@ -206,25 +199,25 @@ class _CheckpointReader:
         self._open_data = open_data
         self._data: memoryview | None = None
         self._root = self._reader.root(IDENTIFIER, "checkpoint")
-        version = self._root.i32(0, "version")
+        version = self._root.number(0, "i32", "version")
         if version not in _READABLE_VERSIONS:
             self._reader.fail(
                 f"the format version is {version}; versions {_READABLE_VERSIONS} can be read",
                 "checkpoint.version",
             )
 
-    def _check_sum(self) -> None:
-        """Compare the checksum, where there is one: ONNX Runtime writes none."""
+    def _verify_checksum(self) -> None:
+        """Compare the checksum, if there is one: ONNX Runtime writes none."""
         data, size = self._reader.data, disk.CHECKSUM_SIZE
         found = bytes(data[-size:])
         if found.startswith(disk.CHECKSUM_MARK):
             wanted = disk.checksum(zlib.crc32(data[:-size]))
             if found != wanted:
-                self._reader.fail("the checksum is another: the file is damaged", "checkpoint")
+                self._reader.fail("the checksum does not match: the file is damaged", "checkpoint")
 
     def read(self) -> _Parsed:
         """Read all."""
-        self._check_sum()
+        self._verify_checksum()
         properties = self.properties()
         bond = _identifier(properties.pop(_DATA_ID, None))
         content = CheckpointContent(properties=properties)
@@ -254,9 +247,9 @@ class _CheckpointReader:
         if bag is None:
             return found
         for table in bag.tables(0, "ints"):
-            found[self._name(table, 0, "name", found)] = table.i64(1, "value")
+            found[self._name(table, 0, "name", found)] = table.number(1, "i64", "value")
         for table in bag.tables(1, "floats"):
-            found[self._name(table, 0, "name", found)] = table.f32(1, "value")
+            found[self._name(table, 0, "name", found)] = table.number(1, "f32", "value", 0.0)
         for table in bag.tables(2, "strings"):
             name = self._name(table, 0, "name", found)
             found[name] = table.string(1, "value") or ""
@@ -272,7 +265,9 @@ class _CheckpointReader:
         return name
 
     def _group(self, table: FlatTable) -> OptimizerGroup:
-        group = OptimizerGroup(table.i64(1, "step"), table.f32(2, "initial_learning_rate"))
+        group = OptimizerGroup(
+            table.number(1, "i64", "step"), table.number(2, "f32", "initial_learning_rate", 0.0)
+        )
         if group.step < 0:
             self._reader.fail(f"the step is {group.step}", table.where, table.position)
         for state in table.tables(3, "optimizer_states"):
@@ -292,7 +287,7 @@ class _CheckpointReader:
         return group
 
     def _tensor(self, table: FlatTable, nominal: bool) -> tuple[Tensor, _Place]:
-        code = table.i32(3, "data_type")
+        code = table.number(3, "i32", "data_type")
         if code not in ELEMENT_TYPES:
             self._reader.fail(f"the element type {code} is unknown", table.where, table.position)
         dims = self._dims(table)
@@ -308,13 +303,13 @@ class _CheckpointReader:
         assert source is not None
         data = np.frombuffer(source[place.offset : place.offset + place.length], np.uint8)
         if code == BOOL and data.size and data.max() > 1:
-            self._reader.fail("a truth value is neither 0 nor 1", table.where, place.offset)
+            self._reader.fail("a bool is neither 0 nor 1", table.where, place.offset)
         dtype = ELEMENT_TYPES[code].dtype
         if dtype is None:
             return RawTensor(code, dims, data), place
         array: Array = data.view(dtype).reshape(dims)
         if not array.flags.aligned:
-            # Files of ONNX Runtime align to four bytes; calculating with this would be slow.
+            # Files of ONNX Runtime align to four bytes, which makes arithmetic slow.
             array = array.copy()
             array.flags.writeable = False
         return array, place
@@ -324,37 +319,37 @@ class _CheckpointReader:
         if at is None:
             return ()
         dims = self._reader.i64s(at, f"{table.where}.dims", MAX_RANK)
-        # The product without the zeros is what numpy checks, too.
+        # numpy checks the product without zeros, too.
         elements = 1
         for dim in dims:
             elements *= max(dim, 1)
             if dim < 0 or elements >= 2**58:
-                self._reader.fail(f"the dimensions {dims} are not possible", table.where, at)
+                self._reader.fail(f"the dimensions {dims} are impossible", table.where, at)
         return dims
 
     def _place(self, table: FlatTable, size: int) -> _Place:
-        """Where the elements are, after checking that there are `size` bytes of them."""
-        offset = table.i64(6, "external_data_offset", default=-1)
+        """Return the place of the elements, which must have `size` bytes."""
+        offset = table.number(6, "i64", "external_data_offset", default=-1)
         raw = table.target(4, "raw_data")
         if offset == -1:
             start, length = (0, 0) if raw is None else self._reader.vector(raw, 1, table.where)
             if length != size:
                 self._reader.fail(
-                    f"the dimensions ask for {size} bytes of data, but there are {length}",
+                    f"the dimensions need {size} bytes of data, but there are {length}",
                     table.where,
                     raw,
                 )
             return _Place(False, start, length)
         if self._data is None:
             self._reader.fail(
-                "the tensor is in external data, which the checkpoint does not have",
+                "the tensor is in external data, but the checkpoint has none",
                 table.where,
                 table.position,
             )
         if offset < 0 or offset + size > len(self._data):
             self._reader.fail(
-                f"bytes {offset} to {offset + size} of the external data are needed, "
-                f"which have {len(self._data)} bytes",
+                f"bytes {offset} to {offset + size} of the external data are needed, but there "
+                f"are {len(self._data)}",
                 table.where,
                 table.position,
             )

@@ -1,31 +1,33 @@
-"""Read FlatBuffers that may be broken or hostile, with nothing but the standard library.
+"""Read FlatBuffers files that may be broken or hostile, with the standard library.
 
-FlatBuffers' own accessors trust the file. These do not: each offset, length and string is checked
-before it is followed, and the whole walk is bounded by the size of the file, so that a file can
-neither crash the reader nor keep it busy or fill the memory. Whatever is wrong is a
-`CheckpointError` that names the file, the object and the byte.
+FlatBuffers' own accessors trust the file. These check each offset, length and string before they
+follow it, and bound the work by the size of the file: a file cannot crash the reader, keep it busy
+or fill the memory. Every error is a `CheckpointError` that names the file, the object and the byte.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from onnxtrain.errors import CheckpointError
 
 # The same bound as FlatBuffers' verifier, which ONNX Runtime runs over checkpoints.
 MAX_TABLES = 1_000_000
 
-_U16 = struct.Struct("<H")
-_U32 = struct.Struct("<I")
-_I32 = struct.Struct("<i")
-_I64 = struct.Struct("<q")
-_F32 = struct.Struct("<f")
+SCALARS = {
+    "u16": struct.Struct("<H"),
+    "u32": struct.Struct("<I"),
+    "i32": struct.Struct("<i"),
+    "i64": struct.Struct("<q"),
+    "f32": struct.Struct("<f"),
+    "bool": struct.Struct("<?"),
+}
 
 
 class FlatReader:
-    """The bytes of one FlatBuffers file and the account of what was read of them."""
+    """The bytes of a FlatBuffers file, and how many of them were read."""
 
     def __init__(self, data: memoryview, source: str) -> None:
         self.data = data
@@ -35,7 +37,7 @@ class FlatReader:
         self._strings: dict[int, str] = {}
 
     def fail(self, what: str, where: str, position: int | None = None) -> NoReturn:
-        """Raise the error that `what` is wrong with the object called `where`."""
+        """Raise an error about the object `where`."""
         at = "" if position is None else f" at byte {position}"
         raise CheckpointError(f"{self.source}: {where}{at}: {what}")
 
@@ -46,15 +48,14 @@ class FlatReader:
         found = bytes(self.data[4:8])
         if found != identifier:
             self.fail(
-                f"the file identifier is {found!r} instead of {identifier!r}: this file is no "
-                f"{where}",
+                f"the file identifier is {found!r} instead of {identifier!r}: it is not a {where}",
                 where,
                 4,
             )
         return FlatTable(self, self.follow(0, where), where)
 
     def need(self, position: int, size: int, where: str) -> None:
-        """Check that `size` bytes from `position` on lie within the file."""
+        """Check that `size` bytes at `position` lie within the file."""
         if position < 0 or size < 0 or position + size > len(self.data):
             self.fail(
                 f"{size} bytes are needed, but the file has {len(self.data)}: "
@@ -64,10 +65,10 @@ class FlatReader:
             )
 
     def claim(self, position: int, size: int, where: str) -> None:
-        """Take note that an object of `size` bytes is read, which no other object may share.
+        """Count the bytes of an object.
 
-        Objects of a proper file do not overlap, so the sum of their sizes cannot exceed the size
-        of the file. A file that exceeds it was made to be expanded without end.
+        Objects of a valid file do not overlap, so the sum of their sizes cannot exceed the size of
+        the file; it does in a file that was made to expand without end.
         """
         self.need(position, size, where)
         self._read += size
@@ -80,49 +81,30 @@ class FlatReader:
         if self._tables > MAX_TABLES:
             self.fail(f"the file has more than {MAX_TABLES} tables", where)
 
-    def u16(self, position: int, where: str) -> int:
-        """Read an unsigned 16-bit integer."""
-        self.need(position, 2, where)
-        return int(_U16.unpack_from(self.data, position)[0])
-
-    def u32(self, position: int, where: str) -> int:
-        """Read an unsigned 32-bit integer."""
-        self.need(position, 4, where)
-        return int(_U32.unpack_from(self.data, position)[0])
-
-    def i32(self, position: int, where: str) -> int:
-        """Read a signed 32-bit integer."""
-        self.need(position, 4, where)
-        return int(_I32.unpack_from(self.data, position)[0])
-
-    def i64(self, position: int, where: str) -> int:
-        """Read a signed 64-bit integer."""
-        self.need(position, 8, where)
-        return int(_I64.unpack_from(self.data, position)[0])
-
-    def f32(self, position: int, where: str) -> float:
-        """Read a 32-bit float."""
-        self.need(position, 4, where)
-        return float(_F32.unpack_from(self.data, position)[0])
+    def number(self, kind: str, position: int, where: str) -> Any:
+        """Read a number of a kind in `SCALARS`."""
+        scalar = SCALARS[kind]
+        self.need(position, scalar.size, where)
+        return scalar.unpack_from(self.data, position)[0]
 
     def follow(self, position: int, where: str) -> int:
         """Return the position that the offset stored at `position` points to."""
-        offset = self.u32(position, where)
+        offset: int = self.number("u32", position, where)
         if offset == 0:
             self.fail("an offset is zero", where, position)
         self.need(position + offset, 4, where)
         return position + offset
 
     def vector(self, position: int, item_size: int, where: str) -> tuple[int, int]:
-        """Return where the items of the vector at `position` begin, and how many there are."""
-        count = self.u32(position, where)
+        """Return where the items of a vector begin, and their number."""
+        count: int = self.number("u32", position, where)
         self.claim(position, 4 + count * item_size, where)
         return position + 4, count
 
     def string(self, position: int, where: str) -> str:
         """Read the string at `position`. Several objects may share one string."""
         if position not in self._strings:
-            length = self.u32(position, where)
+            length: int = self.number("u32", position, where)
             # The terminating zero is part of the format, not of the length.
             self.claim(position, 4 + length + 1, where)
             start = position + 4
@@ -149,18 +131,18 @@ class FlatReader:
 
 
 class FlatTable:
-    """One table of the file. Fields are asked for by their number in the schema."""
+    """A table of the file, with fields by their number in the schema."""
 
     def __init__(self, reader: FlatReader, position: int, where: str) -> None:
         self.reader = reader
         self.position = position
         self.where = where
         reader.count_table(where)
-        vtable = position - reader.i32(position, where)
+        vtable: int = position - reader.number("i32", position, where)
         if vtable < 0 or vtable + 4 > len(reader.data):
             reader.fail("the table points to a layout outside the file", where, position)
-        vtable_size = reader.u16(vtable, where)
-        self._table_size = reader.u16(vtable + 2, where)
+        vtable_size: int = reader.number("u16", vtable, where)
+        self._table_size: int = reader.number("u16", vtable + 2, where)
         if vtable_size < 4 or vtable_size % 2 or self._table_size < 4:
             reader.fail("the layout of the table is damaged", where, vtable)
         reader.need(vtable, vtable_size, where)
@@ -169,30 +151,20 @@ class FlatTable:
         self._slots = (vtable_size - 4) // 2
 
     def _field(self, slot: int, size: int, name: str) -> int | None:
-        """Where the field is, or None if the table does not have it."""
+        """Return the position of a field, or None if it is absent."""
         if slot >= self._slots:
             return None
-        offset = self.reader.u16(self._vtable + 4 + 2 * slot, self.where)
+        offset: int = self.reader.number("u16", self._vtable + 4 + 2 * slot, self.where)
         if offset == 0:
             return None
         if offset < 4 or offset + size > self._table_size:
             self.reader.fail(f"the field {name!r} lies outside its table", self.where, self._vtable)
         return self.position + offset
 
-    def i32(self, slot: int, name: str, default: int = 0) -> int:
-        """A field of type int32."""
-        at = self._field(slot, 4, name)
-        return default if at is None else self.reader.i32(at, self.where)
-
-    def i64(self, slot: int, name: str, default: int = 0) -> int:
-        """A field of type int64."""
-        at = self._field(slot, 8, name)
-        return default if at is None else self.reader.i64(at, self.where)
-
-    def f32(self, slot: int, name: str) -> float:
-        """A field of type float."""
-        at = self._field(slot, 4, name)
-        return 0.0 if at is None else self.reader.f32(at, self.where)
+    def number(self, slot: int, kind: str, name: str, default: float = 0) -> Any:
+        """The number in a field, of a kind in `SCALARS`."""
+        at = self._field(slot, SCALARS[kind].size, name)
+        return default if at is None else self.reader.number(kind, at, self.where)
 
     def flag(self, slot: int, name: str) -> bool:
         """A field of type bool."""
@@ -205,7 +177,7 @@ class FlatTable:
         return value == 1
 
     def target(self, slot: int, name: str) -> int | None:
-        """Where the table, vector or string that a field refers to is, or None."""
+        """Return the position of the table, vector or string in a field, or None."""
         at = self._field(slot, 4, name)
         return None if at is None else self.reader.follow(at, f"{self.where}.{name}")
 

@@ -1,10 +1,10 @@
-"""Lay out FlatBuffers files from front to back, without ever holding them in memory.
+"""Lay out FlatBuffers files from front to back, without holding them in memory.
 
-FlatBuffers' own builder grows one buffer from the end to the front: the file of a model of 1 GB
-takes 2 GB while it is built, and where a tensor comes to lie is known last. Here tables, strings
-and short vectors come first, bulk data follows, aligned, and is copied straight to the file.
+FlatBuffers' own builder grows one buffer from the end to the front: it needs 2 GB for a model of
+1 GB, and knows the offsets of tensors last. Here tables, strings and short vectors come first, then
+aligned bulk data, which is copied straight to the file.
 
-Write a tree of `Table`, `Vector`, `Int64s`, `Text` and `Bulk`; `lay_out` gives each its place.
+Build a tree of `Table`, `Vector`, `Int64s`, `Text` and `Bulk`; `lay_out` assigns the offsets.
 """
 
 from __future__ import annotations
@@ -15,16 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.format.checkpoint.flat_reader import SCALARS
 
-# FlatBuffers' limit: ONNX Runtime does not read a file that is larger.
+# FlatBuffers' limit; ONNX Runtime does not read larger files.
 MAX_SIZE = 2**31 - 2
-
-_PACKERS = {
-    "i64": (8, struct.Struct("<q")),
-    "i32": (4, struct.Struct("<i")),
-    "f32": (4, struct.Struct("<f")),
-    "bool": (1, struct.Struct("<?")),
-}
 
 
 @dataclass(eq=False)
@@ -43,7 +37,7 @@ class Int64s:
 
 @dataclass(eq=False)
 class Bulk:
-    """A vector of bytes that the caller writes; `offset` says where its first byte lies."""
+    """A vector of bytes that the caller writes at `offset`."""
 
     length: int
     alignment: int
@@ -69,7 +63,7 @@ class Table:
         self.references[slot] = node
 
     def set(self, slot: int, kind: str, value: int | float | bool, default: int = 0) -> None:
-        """Set a scalar field; as FlatBuffers has it, one with its default value is left out."""
+        """Set a scalar field; FlatBuffers omits a field with its default value."""
         if value != default:
             self.scalars[slot] = (kind, value)
 
@@ -79,7 +73,7 @@ Node = Table | Vector | Int64s | Text | Bulk
 
 @dataclass
 class Layout:
-    """The front of the file as bytes, and the bulk data in the order of their offsets."""
+    """The front of the file as bytes, and the bulk data by offset."""
 
     front: bytes
     bulks: list[Bulk]
@@ -91,7 +85,7 @@ class _Front:
 
     def __init__(self, identifier: bytes) -> None:
         self.bytes = bytearray(4) + identifier
-        # Where an offset is to be filled in, and what it refers to.
+        # Positions of offsets that are not known yet, and what they refer to.
         self.open: deque[tuple[int, Node]] = deque()
         self._vtables: dict[bytes, int] = {}
 
@@ -122,7 +116,7 @@ class _Front:
 
     def _place_table(self, table: Table) -> int:
         # Widest fields first, right behind the four bytes of the offset to the vtable.
-        fields = [(_PACKERS[kind][0], slot) for slot, (kind, _) in table.scalars.items()]
+        fields = [(SCALARS[kind].size, slot) for slot, (kind, _) in table.scalars.items()]
         fields += [(4, slot) for slot in table.references]
         fields.sort(key=lambda item: (-item[0], item[1]))
         offsets, size = {}, 4
@@ -139,7 +133,7 @@ class _Front:
         position = len(self.bytes)
         self.bytes += struct.pack("<i", position - vtable) + bytes(size - 4)
         for slot, (kind, value) in table.scalars.items():
-            _PACKERS[kind][1].pack_into(self.bytes, position + offsets[slot], value)
+            SCALARS[kind].pack_into(self.bytes, position + offsets[slot], value)
         for slot, node in table.references.items():
             self.open.append((position + offsets[slot], node))
         return position
@@ -154,7 +148,7 @@ class _Front:
 
 
 def lay_out(root: Table, identifier: bytes) -> Layout:
-    """Give each object of the tree its place in the file; an object is always behind its owner."""
+    """Assign offsets to all objects of the tree; an object always follows its owner."""
     front = _Front(identifier)
     front.open.append((0, root))
     waiting: list[tuple[int, Bulk]] = []
@@ -183,6 +177,6 @@ def _refer(front: bytearray, reference: int, position: int) -> None:
 def _check_size(size: int) -> None:
     if size > MAX_SIZE:
         raise CheckpointError(
-            f"the checkpoint would need more than {MAX_SIZE} bytes besides its external data, "
-            "which is the limit of its format"
+            f"the checkpoint needs more than {MAX_SIZE} bytes besides its external data, the limit "
+            "of its format"
         )

@@ -1,4 +1,4 @@
-"""From the content of a checkpoint to the bytes of its files."""
+"""The layout of the files of a checkpoint, and their bytes."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ import numpy as np
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.format.checkpoint.content import (
-    STRING,
     CheckpointContent,
     OptimizerGroup,
     Property,
     RawTensor,
     Tensor,
-    data_size,
     tensor_bytes,
     tensor_code,
     tensor_dims,
 )
 from onnxtrain.format.checkpoint.flat_writer import Bulk, Int64s, Node, Table, Text, Vector, lay_out
 from onnxtrain.format.checkpoint.store import checksum, footer
+from onnxtrain.format.element_types import STRING, data_size
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
-# ONNX Runtime's numbers: from this size on, rounded up to whole mebibytes, external data are used;
+# ONNX Runtime's limits: files of this size, rounded up to whole mebibytes, have external data;
 _MEBIBYTE = 1024 * 1024
 EXTERNAL_DATA_THRESHOLD = 1800 * _MEBIBYTE
 MOMENTUM_THRESHOLD = EXTERNAL_DATA_THRESHOLD
 # smaller tensors stay in the file itself.
 EXTERNAL_TENSOR_SIZE = 64
-# Sessions and processors like what they read to be aligned so; ONNX Runtime asks for 4 or 8.
+# For vector instructions; ONNX Runtime needs 4 or 8.
 ALIGNMENT = 64
 
 _Item = TypeVar("_Item")
 
 
 class _Placed(NamedTuple):
-    """A tensor with elements, and where they go: to the external data or to a part of the file."""
+    """A tensor with elements, and their place: external data, or bulk data of the file."""
 
     name: str
     tensor: Tensor
@@ -58,17 +57,17 @@ class _Summed:
         self._sum = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write on."""
+        """Write data."""
         self._file.write(data)
         self._sum = zlib.crc32(data, self._sum)
 
     def checksum(self) -> bytes:
-        """The last bytes of the file."""
+        """Return the last bytes of the file."""
         return checksum(self._sum)
 
 
 class CheckpointLayout:
-    """The places of all that is written. Making one checks the content; nothing is written yet."""
+    """Offsets of everything in the files. The constructor checks the content."""
 
     def __init__(
         self, content: CheckpointContent, *, sort: bool, threshold: int, bond: tuple[str, str]
@@ -88,8 +87,8 @@ class CheckpointLayout:
         self.external = not self._nominal and (
             content.has_external_data or _rounded_up(inline + moments) >= threshold
         )
-        # ONNX Runtime looks for momentums in the file itself, so they go elsewhere only where it
-        # could not have held them.
+        # ONNX Runtime looks for momentums in the first file, so they leave it only if they do not
+        # fit.
         self._external_moments = self.external and _rounded_up(moments) >= MOMENTUM_THRESHOLD
         properties = dict(content.properties)
         if self.external:
@@ -97,7 +96,7 @@ class CheckpointLayout:
         self._main = lay_out(self._checkpoint(content, properties), IDENTIFIER)
 
     def parameter_places(self) -> dict[str, tuple[bool, int, int]]:
-        """For each parameter with elements: whether it is external, its offset and its length."""
+        """Return whether each parameter with elements is external, its offset and length."""
         return {
             item.name: (item.bulk is None, item.external_offset, item.length)
             if item.bulk is None
@@ -230,7 +229,7 @@ class CheckpointLayout:
 
 
 def _sizes(content: CheckpointContent) -> tuple[int, int]:
-    """Estimate how many bytes the parameters take, and how many the state of the optimizer."""
+    """Estimate the sizes of the parameters and of the optimizer state in bytes."""
 
     def size(name: str, tensor: Tensor) -> int:
         return len(name) + data_size(tensor_code(tensor, name), tensor_dims(tensor, name))

@@ -1,19 +1,19 @@
-"""Put a checkpoint on disk so that a crash at any moment leaves a checkpoint that can be read.
+"""Write checkpoints so that a crash at any moment leaves a readable checkpoint.
 
-One file is replaced by a rename, which is atomic. A checkpoint with external data is two files,
-`P` and `P.data`, and no file system renames two files at once. The bond between them is an
-identifier: it is in a property of `P` and in the last bytes of the data file. A save goes
+A rename replaces one file atomically. A checkpoint with external data has two files, `P` and
+`P.data`, and no file system renames two files at once. An identifier links them: it is a property
+of `P` and the last bytes of the data file. A save takes these steps:
 
 1. write the new data to `P.data.<new identifier>` and the new `P` to a temporary file, sync both;
 2. rename `P.data` to `P.data.old`;
-3. rename the temporary file to `P`: from here on the new checkpoint is in force;
+3. rename the temporary file to `P`, which makes the new checkpoint valid;
 4. rename `P.data.<new identifier>` to `P.data`;
 5. delete `P.data.old`.
 
-`open_data` looks under all three names for the data that belongs to `P`, so a crash leaves the old
-checkpoint readable before step 3 and the new one after it. ONNX Runtime looks for `P.data` only:
-after a crash between steps 2 and 4 it reports a missing file (never wrong numbers) until the next
-save, which begins by putting the names in order.
+`open_data` looks for the data of `P` under all three names, so a crash leaves the old checkpoint
+readable before step 3 and the new one after it. ONNX Runtime looks for `P.data` only: after a crash
+between steps 2 and 4 it reports a missing file (never wrong values) until the next save, which
+first restores the names.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ from onnxtrain.format.mapped_file import mapped
 FOOTER_MARK = b"ODTCDATA"
 _IDENTIFIER_SIZE = 16
 FOOTER_SIZE = len(FOOTER_MARK) + _IDENTIFIER_SIZE
-# A checkpoint file ends with this and eight hexadecimal digits, the CRC-32 of all before.
+# A checkpoint file ends with this and eight hexadecimal digits, the CRC-32 of the rest.
 CHECKSUM_MARK = b"ODTCCRC="
 CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
-# What a killed process left behind is removed by the first save after this time.
+# A save removes temporary files of killed processes that are older than this.
 _STALE_SECONDS = 3600
 
-Write = Callable[[BinaryIO], None]
+Write = Callable[[BinaryIO], object]
 
 
 def new_identifier() -> str:
-    """An identifier for a pair of files."""
+    """Return a new identifier for a pair of files."""
     return os.urandom(_IDENTIFIER_SIZE // 2).hex()
 
 
 def is_identifier(text: str) -> bool:
-    """Whether a text is one; it may come from anywhere, and becomes a part of a file name."""
+    """Whether an untrusted text is an identifier, and so safe in a file name."""
     return re.fullmatch(rf"[0-9a-f]{{{_IDENTIFIER_SIZE}}}", text) is not None
 
 
 def footer(identifier: str) -> bytes:
-    """The last bytes of the data file."""
+    """Return the last bytes of the data file."""
     return FOOTER_MARK + identifier.encode("ascii")
 
 
 def checksum(number: int) -> bytes:
-    """The last bytes of the checkpoint file itself, from the CRC-32 of those before them."""
+    """Return the last bytes of the checkpoint file, from the CRC-32 of the rest."""
     return CHECKSUM_MARK + b"%08x" % number
 
 
 def data_path(path: Path) -> Path:
-    """Where the external data of the checkpoint `path` is."""
+    """Return the path of the external data of a checkpoint."""
     return path.with_name(path.name + ".data")
 
 
@@ -78,7 +78,7 @@ def _old_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def translated(action: str, path: Path) -> Iterator[None]:
-    """Turn what the operating system reports into a `CheckpointError`."""
+    """Turn an `OSError` into a `CheckpointError`."""
     try:
         yield
     except OSError as error:
@@ -86,15 +86,15 @@ def translated(action: str, path: Path) -> Iterator[None]:
 
 
 def reason_of(error: OSError) -> str:
-    """Say what the operating system reports."""
+    """Return the reason that the operating system reports."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        reason += " (the disk is full or a limit on file sizes is reached)"
+        reason += " (the disk is full, or a limit on file sizes is reached)"
     return reason
 
 
 def open_bytes(path: Path) -> memoryview:
-    """Return the bytes of a file of a checkpoint; see `mapped`."""
+    """Return the bytes of a checkpoint file; see `mapped`."""
     with translated("read", path):
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -108,10 +108,10 @@ def open_bytes(path: Path) -> memoryview:
 
 
 def open_data(path: Path, identifier: str | None) -> memoryview:
-    """Return the external data that belong to the checkpoint `path`.
+    """Return the external data of the checkpoint `path`.
 
-    Without an identifier, or if ONNX Runtime has written the data anew, the name decides. A file
-    with the mark of another checkpoint is never taken.
+    Without an identifier, or if ONNX Runtime has rewritten the data, the name decides. Data with
+    the identifier of another checkpoint are never returned.
     """
     final, old = data_path(path), _old_path(path)
     candidates = [final, old]
@@ -133,7 +133,7 @@ def open_data(path: Path, identifier: str | None) -> memoryview:
     if unmarked is not None:
         return unmarked
     if final.exists():
-        raise CheckpointDataError(f"{final} does not belong to {path}: it is of another checkpoint")
+        raise CheckpointDataError(f"{final} belongs to another checkpoint than {path}")
     raise CheckpointDataError(f"{path} has external data, but {final} does not exist")
 
 
@@ -142,7 +142,7 @@ def store(
 ) -> None:
     """Write a checkpoint and, if `data` is given, its external data, as described above.
 
-    `live_identifier` is the one that the checkpoint at `path` bears now, if any.
+    `live_identifier` is that of the present checkpoint at `path`, if any.
     """
     final, old, staged = data_path(path), _old_path(path), _staged_path(path, identifier)
     temporary = path.with_name(f".{path.name}.{identifier}.tmp")
@@ -177,7 +177,7 @@ def store(
 
 
 def _settle(path: Path, live_identifier: str | None) -> None:
-    """Finish or undo a save that was interrupted between renames."""
+    """Complete or undo a save that was interrupted between renames."""
     final, old = data_path(path), _old_path(path)
     if live_identifier is not None:
         staged = _staged_path(path, live_identifier)
@@ -188,9 +188,9 @@ def _settle(path: Path, live_identifier: str | None) -> None:
 
 
 def write_synced(path: Path, write: Write, successor_of: Path) -> None:
-    """Write a new file that will take the place of another, and wait until it is on the disk."""
+    """Write a new file that will replace another, and wait until it is on the disk."""
     with open(path, "xb") as file:
-        # The new file may be read and written by whom the old one may be.
+        # The new file gets the permissions of the old one.
         with contextlib.suppress(OSError):
             os.chmod(path, stat.S_IMODE(os.stat(successor_of).st_mode))
         write(file)
@@ -199,12 +199,12 @@ def write_synced(path: Path, write: Write, successor_of: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames durable, where the system can."""
+    """Make renames durable, if the system can."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        # Some file systems have no such call for folders.
+        # Some file systems cannot sync folders.
         with contextlib.suppress(OSError):
             os.fsync(descriptor)
     finally:
@@ -221,7 +221,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def remove_stale(folder: Path, leftovers: str) -> None:
-    """Remove what processes that were killed while they wrote have left, by a pattern of names."""
+    """Remove old files of a name pattern that killed processes left behind."""
     now = time.time()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

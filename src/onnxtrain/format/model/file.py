@@ -1,26 +1,23 @@
-"""What the device needs to know of a graph file: its interface, its notes, its external tensors.
+"""What the device needs to know of a graph file: interface, metadata, external tensors.
 
-The file is mapped and walked once at the level of the graph. Nodes and weights are stepped over,
-not parsed. Only `export` looks further.
+The file is mapped and read once at the level of the graph; nodes and weights are skipped. Only
+`export` parses more.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from onnxtrain.errors import ModelError
 from onnxtrain.format.mapped_file import mapped
+from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
-from onnxtrain.format.model.tensor import read_entry, read_initializer, stays_in_folder
+from onnxtrain.format.model.tensor import read_entry, read_initializer
 from onnxtrain.format.model.wire import MAX_RANK, Reader
 
-NOTES_KEY = "onnxtrain"
 _ORT_IDENTIFIER = b"ORTM"
 
 
@@ -41,8 +38,8 @@ class GraphField:
 class ValueType:
     """The type of an input or output.
 
-    `element_type` is ONNX's number, 0 for what is not a tensor. A dimension is a number, the name
-    of a symbolic one, or None; `dims` is None where the file does not say the shape.
+    `element_type` is ONNX's number, 0 if it is not a tensor. A dimension is a number, the name of
+    a symbolic one, or None; `dims` is None for an unknown shape.
     """
 
     name: str
@@ -54,7 +51,7 @@ class ValueType:
 class ModelFile:
     """A graph file, mapped into memory or given as bytes. `read` makes one.
 
-    A file in the ORT format has `is_ort` set, no notes, and nothing in its lists: its interface is
+    A file in the ORT format has `is_ort` set, default metadata, and empty lists: its interface is
     known to the session that onnxruntime makes of it.
     """
 
@@ -63,7 +60,7 @@ class ModelFile:
     path: Path | None = None
     is_ort: bool = False
     ir_version: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
+    metadata: GraphMetadata = field(default_factory=GraphMetadata)
     inputs: tuple[ValueType, ...] = ()
     outputs: tuple[ValueType, ...] = ()
     external: dict[str, ExternalTensor] = field(default_factory=dict)
@@ -72,7 +69,7 @@ class ModelFile:
     opsets: dict[str, int] = field(default_factory=dict)
 
     def output_dims(self, name: str) -> tuple[int | str | None, ...] | None:
-        """The declared shape of an output, if the file says it."""
+        """Return the declared shape of an output, if there is one."""
         return next((value.dims for value in self.outputs if value.name == name), None)
 
     @classmethod
@@ -94,7 +91,7 @@ class ModelFile:
 
 
 def graph_of(model: ModelFile, reader: Reader) -> memoryview:
-    """The bytes of the main graph."""
+    """Return the bytes of the main graph."""
     found = [
         reader.message(f, "model")
         for f in reader.fields(model.data, "model")
@@ -109,7 +106,7 @@ def graph_of(model: ModelFile, reader: Reader) -> memoryview:
 
 
 def _frozen(source: bytes | bytearray | memoryview) -> memoryview:
-    """The bytes, which nobody may change while the model is in use."""
+    """Return the bytes, which must not change while the model is in use."""
     view = memoryview(source)
     if view.readonly and view.contiguous:
         return view.cast("B")
@@ -117,7 +114,7 @@ def _frozen(source: bytes | bytearray | memoryview) -> memoryview:
 
 
 def map_file(path: Path) -> memoryview:
-    """Return the bytes of a file of a model; see `mapped`."""
+    """Return the bytes of a model file; see `mapped`."""
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -132,10 +129,10 @@ def map_file(path: Path) -> memoryview:
 
 
 def _has_ort_identifier(data: memoryview) -> bool:
-    """Whether this is FlatBuffers with the mark of the ORT format.
+    """Whether the file is FlatBuffers with the identifier of the ORT format.
 
-    The four letters alone might be those of a producer's name in an ONNX file; there, the first
-    four bytes are no offset into the file.
+    A producer's name in an ONNX file may hold the same four letters; there the first four bytes
+    are not an offset into the file.
     """
     if len(data) < 8 or bytes(data[4:8]) != _ORT_IDENTIFIER:
         return False
@@ -150,7 +147,7 @@ def _read_model(model: ModelFile) -> ModelFile:
     if len(model.data) == 0:
         reader.fail("the file is empty", "model")
     graphs: list[memoryview] = []
-    notes: str | None = None
+    metadata: str | None = None
     for part in reader.fields(model.data, "model"):
         if part.number == ModelField.GRAPH:
             graphs.append(reader.message(part, "model"))
@@ -161,13 +158,13 @@ def _read_model(model: ModelFile) -> ModelFile:
             model.opsets[domain] = version
         elif part.number == ModelField.METADATA:
             key, value = read_entry(reader, reader.message(part, "metadata_props"))
-            notes = value if key == NOTES_KEY else notes
+            metadata = value if key == METADATA_KEY else metadata
     if len(graphs) != 1:
         reader.fail(
-            f"there are {len(graphs)} graphs instead of one: this is not an ONNX model", "model"
+            f"there are {len(graphs)} graphs instead of one: it is not an ONNX model", "model"
         )
-    if notes is not None:
-        model.notes = read_notes(reader, notes)
+    if metadata is not None:
+        model.metadata = read_metadata(reader, metadata)
     _read_graph(model, reader, graphs[0])
     return model
 
@@ -208,45 +205,20 @@ def _require_unique(reader: Reader, what: str, names: list[str]) -> None:
         if not name:
             reader.fail("it has no name", f"graph.{what}")
         if name in seen:
-            reader.fail(f"there are two of the name {name!r}", f"graph.{what}")
+            reader.fail(f"the name {name!r} occurs twice", f"graph.{what}")
         seen.add(name)
 
 
-def read_notes(reader: Reader, text: str) -> dict[str, Any]:
-    """Read the note that graph files bear, which may come from anywhere."""
+def read_metadata(reader: Reader, text: str) -> GraphMetadata:
+    """Read the metadata of an untrusted graph file."""
     try:
-        notes = json.loads(text)
-    except (ValueError, RecursionError):
-        reader.fail("the note of onnxtrain is not valid JSON", "metadata_props")
-    if not isinstance(notes, dict):
-        reader.fail("the note of onnxtrain is not a JSON object", "metadata_props")
-    for key, is_right in _NOTES.items():
-        if key in notes and not is_right(notes[key]):
-            reader.fail(f"{key!r} in the note of onnxtrain is not what it should be", key)
-    return notes
-
-
-def _is_names(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(name, str) for name in found)
-
-
-# What the values of the note have to be; whoever reads them can rely on it.
-_NOTES: dict[str, Callable[[Any], bool]] = {
-    "format": lambda found: type(found) is int,
-    "checkpoint": lambda found: isinstance(found, str) and stays_in_folder(found),
-    "loss": lambda found: isinstance(found, str),
-    "outputs": _is_names,
-    "trainable": _is_names,
-    "frozen": _is_names,
-    "statistics": _is_names,
-    "target": lambda found: isinstance(found, str),
-    "on_cpu": _is_names,
-    "memory": lambda found: isinstance(found, dict),
-}
+        return GraphMetadata.from_json(text)
+    except ValueError as error:
+        reader.fail(str(error), "metadata_props")
 
 
 def read_opset(reader: Reader, message: memoryview) -> tuple[str, int]:
-    """Read which version of which domain's operators is used; `ai.onnx` is called ""."""
+    """Read an opset import; the domain `ai.onnx` is ""."""
     domain, version = "", 0
     for part in reader.fields(message, "opset_import"):
         if part.number == 1:
@@ -260,7 +232,7 @@ def read_opset(reader: Reader, message: memoryview) -> tuple[str, int]:
 
 
 def read_name(reader: Reader, message: memoryview, number: int, where: str) -> str:
-    """Read the field of a message that is its name; "" if there is none."""
+    """Read the name of a message; "" if there is none."""
     name = ""
     for part in reader.fields(message, where):
         if part.number == number:
@@ -269,7 +241,7 @@ def read_name(reader: Reader, message: memoryview, number: int, where: str) -> s
 
 
 def only(reader: Reader, message: memoryview, number: int, where: str) -> memoryview | None:
-    """The one message in the field of this number, or None. Protobuf would merge several."""
+    """Return the message in a field, or None. Two are an error; protobuf would merge them."""
     found = None
     for part in reader.fields(message, where):
         if part.number == number:
@@ -296,7 +268,7 @@ def read_value_type(reader: Reader, message: memoryview, where: str) -> ValueTyp
 
 
 def has_type(reader: Reader, message: memoryview) -> bool:
-    """Whether a ValueInfoProto says of which type the value is; shapes may be missing."""
+    """Whether a ValueInfoProto has a type; the shape may be missing."""
     declared = only(reader, message, 2, "value")
     if declared is None or len(declared) == 0:
         return False
@@ -306,7 +278,7 @@ def has_type(reader: Reader, message: memoryview) -> bool:
 
 
 def has_shape(reader: Reader, message: bytes | memoryview) -> bool:
-    """Whether a ValueInfoProto says the shape too, or is of something that is not a tensor."""
+    """Whether a ValueInfoProto has a shape, or a type that is not a tensor."""
     view = memoryview(message)
     declared = only(reader, view, 2, "value")
     if declared is None or only(reader, declared, 1, "value") is None:
@@ -329,7 +301,7 @@ def _dim(reader: Reader, message: memoryview, where: str) -> int | str | None:
     dim: int | str | None = None
     for part in reader.fields(message, where):
         if part.number == 1:
-            # Exporters write a negative number for what they do not know.
+            # Exporters write a negative number for an unknown size.
             size = reader.int64(part, where)
             dim = None if size < 0 else size
         elif part.number == 2:

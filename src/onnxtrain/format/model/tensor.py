@@ -1,4 +1,4 @@
-"""ONNX's TensorProto: what a tensor in a graph file is, and where its elements are."""
+"""ONNX's TensorProto: the type of a tensor in a graph file, and its elements."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxtrain.format.checkpoint.content import ELEMENT_TYPES, STRING, data_size
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
 from onnxtrain.format.model.wire import FIXED32, FIXED64, Field, Reader
 
 # The value of data_location for what is in another file.
 EXTERNAL = 1
-# A tensor of more elements than this does not fit any machine.
+# No machine holds a tensor of more elements.
 _MAX_ELEMENTS = 1 << 58
 
 
@@ -26,7 +26,7 @@ class TensorField:
 
 
 class TensorType(NamedTuple):
-    """The type of a tensor that is there."""
+    """Element type and shape of a tensor."""
 
     element_type: int
     dims: tuple[int, ...]
@@ -34,7 +34,7 @@ class TensorType(NamedTuple):
 
 @dataclass(frozen=True)
 class ExternalTensor:
-    """An initializer whose elements are in another file of the same folder."""
+    """An initializer with its elements in another file of the folder."""
 
     name: str
     element_type: int
@@ -56,7 +56,7 @@ def read_entry(reader: Reader, message: memoryview) -> tuple[str, str]:
 
 
 def read_initializer(reader: Reader, message: memoryview) -> tuple[str, ExternalTensor | None]:
-    """Read the name of an initializer and, if its data are in another file, where they are."""
+    """Read the name of an initializer and, if its data are external, their location."""
     name, location = "", 0
     dims: list[Field] = []
     entries: list[memoryview] = []
@@ -101,7 +101,7 @@ def _external(
     keys = dict(read_entry(reader, entry) for entry in entries)
     length = _number(reader, keys.get("length", str(size)), where)
     if length != size:
-        reader.fail(f"{length} bytes of external data, where the shape asks for {size}", where)
+        reader.fail(f"{length} bytes of external data, where the shape needs {size}", where)
     location = keys.get("location", "")
     if not stays_in_folder(location):
         reader.fail(f"the external data are at {location!r}, outside the folder", where)
@@ -136,7 +136,7 @@ def stays_in_folder(location: str) -> bool:
 
 # ---- elements ------------------------------------------------------------------------------------
 
-# Which field has the elements of a type where there is no raw data; for all others int32_data.
+# The field for the elements of a type without raw data; int32_data for all others.
 _FIELD_OF_TYPE = {
     "FLOAT": TensorField.FLOAT_DATA,
     "COMPLEX64": TensorField.FLOAT_DATA,
@@ -161,19 +161,19 @@ def inline_data(reader: Reader, message: memoryview) -> memoryview | None:
     raw = [reader.message(p, where) for p in parts if p.number == TensorField.RAW_DATA]
     data = raw[-1] if raw else _typed_data(reader, parts, stored, where)
     if len(data) != size:
-        reader.fail(f"it has {len(data)} bytes, where its shape asks for {size}", where)
+        reader.fail(f"it has {len(data)} bytes, where its shape needs {size}", where)
     return data
 
 
 def _typed_data(reader: Reader, parts: list[Field], stored: TensorType, where: str) -> memoryview:
-    """The elements where each is a number of its own in the file."""
+    """Return elements that are stored as one number each."""
     element = ELEMENT_TYPES[stored.element_type]
     number = _FIELD_OF_TYPE.get(element.name, TensorField.INT32_DATA)
     fields = [part for part in parts if part.number == number]
     if number in (TensorField.FLOAT_DATA, TensorField.DOUBLE_DATA):
         width = 4 if number == TensorField.FLOAT_DATA else 8
         return memoryview(b"".join(_fixed(reader, part, width, where) for part in fields))
-    # Elements narrower than a byte are in numbers of a byte each, packed as elsewhere.
+    # Elements narrower than a byte are packed into bytes, one number each.
     count = math.prod(stored.dims) if element.bits >= 8 else data_size(*stored)
     values = reader.int64s(fields, where, most=count)
     width = max(element.bits // 8, 1)

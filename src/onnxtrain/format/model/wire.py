@@ -1,10 +1,9 @@
-"""Protobuf's wire format, as far as ONNX files need it, with the standard library alone.
+"""Protobuf's wire format, as far as ONNX files need it, with the standard library.
 
-A message is a sequence of fields; each is a tag (number and kind) and a value. Reading yields the
-fields as views of the message, so that what nobody looks into is neither parsed nor copied and can
-be written out again byte for byte. The bytes may be broken or hostile: each number and length is
-checked before it is used, and the number of fields that one reader visits is bounded. Whatever is
-wrong is a `ModelError` that names the file, the object and the byte.
+A message is a sequence of fields, each a tag (number and kind) and a value. Fields are views of the
+message, so unread parts are neither parsed nor copied, and can be written again byte for byte. The
+bytes may be broken or hostile: each number and length is checked before it is used, and the number
+of fields is bounded. Every error is a `ModelError` that names the file, the object and the byte.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import NamedTuple, NoReturn
 from onnxtrain.errors import ModelError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-# Far more than the largest models have; a file that needs more was made to keep a reader busy.
+# Far more than the largest models have.
 MAX_FIELDS = 4_000_000
-# Tensors of more dimensions exist nowhere; numpy and onnxruntime hold fewer.
+# numpy and onnxruntime have lower limits.
 MAX_RANK = 64
 
 _KIND_NAMES = {VARINT: "a number", FIXED64: "8 bytes", BYTES: "a length", FIXED32: "4 bytes"}
@@ -25,7 +24,7 @@ _EMPTY = memoryview(b"")
 
 
 class Field(NamedTuple):
-    """One field of a message: its number, its value, and where it is in the message."""
+    """A field of a message: its number, its value, and its place in the message."""
 
     number: int
     kind: int
@@ -36,19 +35,19 @@ class Field(NamedTuple):
 
 
 class Reader:
-    """Reads messages of one file; `source` is what errors call the file."""
+    """Reads the messages of a file, which errors call `source`."""
 
     def __init__(self, source: str, max_fields: int = MAX_FIELDS) -> None:
         self.source = source
         self._left = max_fields
 
     def fail(self, what: str, where: str, position: int | None = None) -> NoReturn:
-        """Raise the error that `what` is wrong with the object called `where`."""
+        """Raise an error about the object `where`."""
         at = "" if position is None else f" at byte {position} of it"
         raise ModelError(f"{self.source}: {where}{at}: {what}")
 
     def varint(self, data: memoryview, position: int, where: str) -> tuple[int, int]:
-        """Read a number of variable length; return it and the position behind it."""
+        """Read a varint; return it and the position after it."""
         result = 0
         for index in range(10):
             if position + index >= len(data):
@@ -146,7 +145,7 @@ class Reader:
 
 
 def signed(value: int) -> int:
-    """The signed number that is stored as this unsigned one."""
+    """Return the signed number that an unsigned one encodes."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -158,7 +157,7 @@ def _too_long(length: int, left: int) -> str:
 
 
 def varint_bytes(value: int) -> bytes:
-    """Encode a number; negative ones as ONNX does, in ten bytes."""
+    """Encode a number as a varint; negative ones take ten bytes."""
     value &= 0xFFFFFFFFFFFFFFFF
     result = bytearray()
     while value >= 0x80:
@@ -174,7 +173,7 @@ def number_field(number: int, value: int) -> bytes:
 
 
 def header(number: int, size: int) -> bytes:
-    """What stands before the `size` bytes of a string, a message or bytes."""
+    """Return the tag and length in front of `size` bytes."""
     return varint_bytes(number << 3 | BYTES) + varint_bytes(size)
 
 

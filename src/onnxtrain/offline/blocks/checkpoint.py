@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.format.checkpoint.content import (
-    ELEMENT_TYPES,
-    STRING,
     CheckpointContent,
     RawTensor,
     Tensor,
@@ -22,6 +20,7 @@ from onnxtrain.format.checkpoint.content import (
     tensor_dims,
 )
 from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING
 
 Parameters = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 _DATA_FIELDS = (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.format.checkpoint.content import CheckpointContent
 from onnxtrain.format.checkpoint.file import WrittenCheckpoint, write_checkpoint
+from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.graph.shapes import FLOATS
@@ -75,7 +75,7 @@ def write_files(
     if nominal:
         content = _content(parameters, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    notes = _notes(parameters, outputs, written, target, memory)
+    metadata = _metadata(parameters, outputs, written, target, memory)
     forward = names_in(models["eval_model"].graph)
     training = onnx.ModelProto()
     for name in sorted(models, key=_ORDER.index):
@@ -88,8 +88,8 @@ def write_files(
             shorten_names(proto, forward)
         del proto.metadata_props[:]
         left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
-        told = notes | ({"on_cpu": left} if left else {})
-        proto.metadata_props.add(key="onnxtrain", value=json.dumps(told))
+        about = replace(metadata, on_cpu=tuple(left))
+        proto.metadata_props.add(key=METADATA_KEY, value=about.to_json())
         file = folder.file(f"{name}.onnx")
         try:
             file.write_bytes(proto.SerializeToString())
@@ -104,25 +104,23 @@ def _content(parameters: Parameters, *, nominal: bool = False) -> CheckpointCont
     )
 
 
-def _notes(
+def _metadata(
     parameters: Parameters,
     outputs: Sequence[str],
     written: WrittenCheckpoint,
     target: Target,
     memory: StepMemory | None,
-) -> dict[str, Any]:
-    """Describe the artifacts for the runtimes that read them, as JSON in each graph file."""
-    return {
-        "format": 1,
-        "checkpoint": written.path.name,
-        "loss": outputs[0],
-        "outputs": list(outputs[1:]),
-        "trainable": list(parameters.trainable),
-        "frozen": list(parameters.frozen),
-        "statistics": list(parameters.statistics),
-        **({} if target == "cpu" else {"target": target}),
-        **({} if memory is None else {"memory": memory.notes()}),
-    }
+) -> GraphMetadata:
+    return GraphMetadata(
+        checkpoint=written.path.name,
+        loss=outputs[0],
+        outputs=tuple(outputs[1:]),
+        trainable=tuple(parameters.trainable),
+        frozen=tuple(parameters.frozen),
+        statistics=tuple(parameters.statistics),
+        target=target,
+        memory=None if memory is None else memory.notes(),
+    )
 
 
 def _point_to_checkpoint(model: ir.Model, written: WrittenCheckpoint) -> None:
