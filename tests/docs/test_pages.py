@@ -18,7 +18,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # Pages whose code is run by other tests.
 ELSEWHERE = {
     "training.md": "tests/device/test_training_page.py",
-    "federated.md": "tests/flower/test_page.py",
+    "federated.md": "tests/federated/test_page.py",
     **{f"tutorials/{path.stem.replace('_', '-')}.md": "tests/docs/test_examples.py"
        for path in (ROOT / "examples").glob("[0-9]*.py")},
 }  # fmt: skip
