@@ -109,7 +109,7 @@ const TURN = 20; // milliseconds
 
 class Run {
   private readonly _source: BatchSource;
-  private readonly _position: ResumeState;
+  private readonly _resumeState: ResumeState;
   private readonly _history: History;
   private readonly _evaluation: Evaluation | null;
   private readonly _scheduler: LRScheduler | null;
@@ -143,20 +143,20 @@ class Run {
     const record = _options.resume ? _session.state.privateRecord.get(KEY) : undefined;
     const saved = record === undefined ? null : readResumeState(record, optimizer.stepCount);
     const seed = _options.seed === undefined ? null : BigInt(_options.seed);
-    this._position =
+    this._resumeState =
       saved?.position ?? newResumeState(seed ?? startingSeed() & ((1n << 63n) - 1n), optimizer.stepCount);
-    if (saved && seed !== null) this._position.seed = seed;
+    if (saved && seed !== null) this._resumeState.seed = seed;
     // A new run has a schedule of its own.
     _session.state.savedScheduler = saved ? optimizer.schedulerState() : null;
-    this._history = this._position.history;
+    this._history = this._resumeState.history;
     this._source = makeSource(data, _session.module.trainPass.signature.inputs, {
       batchSize: whole("batchSize", _options.batchSize ?? 32, 1),
       shuffle: _options.shuffle ?? true,
       dropLast: _options.dropLast ?? false,
-      seed: this._position.seed,
+      seed: this._resumeState.seed,
     });
     this._order = new Map([...this._source.order, ["accumulate", BigInt(this._accumulate)]]);
-    if (saved) checkOrder(saved.order, this._order, this._position);
+    if (saved) checkOrder(saved.order, this._order, this._resumeState);
     if (this._early) {
       const { monitor } = this._early;
       const earlier = saved?.best ?? null;
@@ -167,7 +167,7 @@ class Run {
   }
 
   async run(): Promise<History> {
-    while (this._position.epoch < this._epochs && !this._reasonToStop()) {
+    while (this._resumeState.epoch < this._epochs && !this._reasonToStop()) {
       await this._trainEpoch();
       if (!this._isAborted()) await this._endEpoch();
     }
@@ -194,7 +194,7 @@ class Run {
   // ---- steps -------------------------------------------------------------------------------------
 
   private async _trainEpoch(): Promise<void> {
-    const { _position: position } = this;
+    const { _resumeState: position } = this;
     this._began = performance.now() - 1000 * position.seconds;
     for await (const batch of this._source.epoch(position.epoch, position.batch)) {
       try {
@@ -251,7 +251,7 @@ class Run {
   private _checked(loss: number): number {
     if (!Number.isFinite(loss)) {
       throw new NonFiniteError(
-        `epoch ${this._position.epoch + 1}, step ${this._history.losses.length + 1} of the run: the loss ` +
+        `epoch ${this._resumeState.epoch + 1}, step ${this._history.losses.length + 1} of the run: the loss ` +
           `is ${loss}. A lower learning rate usually helps; what was saved before is not touched`,
       );
     }
@@ -259,7 +259,7 @@ class Run {
   }
 
   private async _endStep(loss: number, batches: number, samples: number): Promise<void> {
-    const { _position: position, _history: history, _options: options } = this;
+    const { _resumeState: position, _history: history, _options: options } = this;
     position.batch += batches;
     position.samples += samples;
     position.lossSum += loss * samples;
@@ -290,7 +290,7 @@ class Run {
   // ---- the end of an epoch -----------------------------------------------------------------------
 
   private async _endEpoch(): Promise<void> {
-    const { _position: position, _history: history } = this;
+    const { _resumeState: position, _history: history } = this;
     const values = this._evaluation ? await this._evaluation.run(position.epoch) : {};
     const record: EpochRecord = {
       epoch: position.epoch + 1,
@@ -334,11 +334,11 @@ class Run {
   // ---- saving ------------------------------------------------------------------------------------
 
   private _position(): string {
-    return `${this._position.epoch}/${this._history.losses.length}`;
+    return `${this._resumeState.epoch}/${this._history.losses.length}`;
   }
 
   private _remember(): void {
-    const { _position: position, _session: session } = this;
+    const { _resumeState: position, _session: session } = this;
     if (position.batch) position.seconds = (performance.now() - this._began) / 1000;
     const step = session.requireOptimizer().stepCount;
     session.state.privateRecord.set(KEY, writeResumeState(position, step, this._order, this._best));
@@ -421,13 +421,13 @@ class Run {
       }
       settings["totalStepCount"] = this._epochs * Math.ceil(this._source.batches / this._accumulate);
     }
-    settings["firstStep"] ??= this._position.firstStep;
+    settings["firstStep"] ??= this._resumeState.firstStep;
     const [rate, pythonRate] =
       kind === "onecycle" ? ["maxLr", "max_lr"] : ["initialLr", "initial_lr"];
     const saved =
-      this._position.scheduler?.get("name") === name ? this._position.scheduler.get(pythonRate) : undefined;
+      this._resumeState.scheduler?.get("name") === name ? this._resumeState.scheduler.get(pythonRate) : undefined;
     settings[rate] ??= typeof saved === "number" ? saved : this._session.getLearningRate();
-    this._position.scheduler = new Map<string, Json>([
+    this._resumeState.scheduler = new Map<string, Json>([
       ["name", name],
       [pythonRate, settings[rate] as number],
     ]);
