@@ -67,7 +67,7 @@ def run(folder: Path, net: str, way: str) -> dict[str, Any]:
         options: dict[str, Any] = {"batch_size": 4, "cache_features": kept}
     else:
         data = rng.integers(0, 30522, (64, 64)), rng.integers(0, 3, 64)
-        options = {"batch_size": 64, "micro_batch": int(way)}
+        options = {"batch_size": 64, "micro_batch_size": 64 // int(way)}
     ends: list[float] = []
 
     class Clock:

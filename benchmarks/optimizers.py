@@ -50,11 +50,11 @@ OPTIMIZERS: dict[str, tuple[Optimizer, Any, dict[str, Any]]] = {
 }
 
 
-def ours(optimizer: Optimizer, shape: tuple[int, ...], threads: int, in_pieces: bool) -> Run:
+def ours(optimizer: Optimizer, shape: tuple[int, ...], threads: int, chunked: bool) -> Run:
     """Return one step with outputs bound to the memory of the inputs."""
     graph = ir.Graph([], [], nodes=[], name="optimizer", opset_imports={"": 18})
     parameters = [("p", ir.DataType.FLOAT, shape)]
-    write_optimizer(Ops(graph, 18), optimizer, parameters, "flag", in_pieces=in_pieces)
+    write_optimizer(Ops(graph, 18), optimizer, parameters, "flag", chunked=chunked)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -92,7 +92,7 @@ def theirs(kind: Any, settings: dict[str, Any], shape: tuple[int, ...], how: str
 
 def table(threads: int, repeats: int, shape: tuple[int, ...]) -> None:
     torch.set_num_threads(threads)
-    columns = ["torch fused", "torch foreach", "whole", "in pieces"]
+    columns = ["torch fused", "torch foreach", "whole", "chunked"]
     print(
         f"\nms, best / median of {repeats}, {shape[0]} x {shape[1]} parameters, {threads} threads\n"
     )
@@ -102,8 +102,8 @@ def table(threads: int, repeats: int, shape: tuple[int, ...]) -> None:
         runs: dict[str, Run | None] = {
             "torch fused": kind and theirs(kind, settings, shape, "fused"),
             "torch foreach": kind and theirs(kind, settings, shape, "foreach"),
-            "whole": ours(optimizer, shape, threads, in_pieces=False),
-            "in pieces": ours(optimizer, shape, threads, in_pieces=True),
+            "whole": ours(optimizer, shape, threads, chunked=False),
+            "chunked": ours(optimizer, shape, threads, chunked=True),
         }
         times: dict[str, list[float]] = {column: [] for column in columns}
         for _ in range(repeats):

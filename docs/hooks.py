@@ -4,7 +4,9 @@ import re
 from typing import Any
 
 # `[text](../benchmarks/x.py)` works where the repository is browsed; the site has no such file.
-_OUTWARD = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:benchmarks|src|tests|js|examples)[^)]*\)")
+_OUTWARD = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+(?:benchmarks|src|tests|js|examples|CONTRIBUTING)[^)]*\)"
+)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -91,7 +91,7 @@ import onnxtrain
 session = onnxtrain.TrainingSession.from_folder("artifacts")
 session.set_learning_rate(1e-3)
 history = onnxtrain.fit(
-    session, train, epochs=5, evaluate=test, metrics=["accuracy"], scheduler="cosine", seed=0
+    session, train, epochs=5, validation=test, metrics=["accuracy"], schedule="cosine", seed=0
 )
 figure = history.plot("loss.png")
 

@@ -40,17 +40,18 @@ report = onnxtrain.inspect("pplcnet.onnx")
 print(report)
 
 # %% [markdown]
-# All of it could train. We keep the backbone: `new_head` replaces the last linear layer by a fresh
+# All of it could train. We keep the backbone: `replace_classifier` replaces the last linear layer by a fresh
 # one for three classes. What that layer reads was made for angles; the features that the global pool
 # gives are more general, so the new layer goes there.
 
 # %%
 from onnxtrain import artifacts
-from onnxtrain.offline.passes.replace_classifier import new_head
+from onnxtrain.offline.passes.replace_classifier import replace_classifier
 
+replaced = replace_classifier("pplcnet.onnx", classes=3, after="p2o.pd_op.pool2d.2.0")
 made = artifacts.generate_artifacts(
-    new_head("pplcnet.onnx", classes=3, after="p2o.pd_op.pool2d.2.0"),
-    requires_grad=["head.*"],
+    replaced.model,
+    requires_grad=replaced.parameters,
     loss=artifacts.LossType.CrossEntropyLoss,
     optimizer=artifacts.OptimType.AdamW,
     artifact_directory="artifacts",
@@ -113,9 +114,9 @@ history = onnxtrain.fit(
     train,
     epochs=3,
     batch_size=10,
-    evaluate=test,
+    validation=test,
     metrics=["accuracy", "confusion"],
-    scheduler="cosine",
+    schedule="cosine",
     seed=0,
 )
 for row in history["confusion"][-1]:

@@ -143,7 +143,7 @@ def learn(session: onnxtrain.TrainingSession, data, unseen, epochs: int, rate: f
     session.set_learning_rate(rate)
     schedule = {"name": "cosine", "warmup_ratio": 0.1}
     return onnxtrain.fit(
-        session, data, epochs, evaluate=unseen, metrics=["accuracy"], scheduler=schedule, seed=0
+        session, data, epochs, validation=unseen, metrics=["accuracy"], schedule=schedule, seed=0
     )
 
 
@@ -160,14 +160,15 @@ session.export_model_for_inferencing("pretrained.onnx", ["scores"])
 # stays as it is.
 
 # %%
-from onnxtrain.offline.passes.replace_classifier import new_head
+from onnxtrain.offline.passes.replace_classifier import replace_classifier
 
 wanted = ["da", "fi", "tr"]
 lines, labels = pieces(wanted, test=False)
 chosen = np.concatenate([np.flatnonzero(labels == k)[:150] for k in range(3)])
 few, unseen = (lines[chosen], labels[chosen]), pieces(wanted, test=True)
 
-made = prepare(new_head("pretrained.onnx", len(wanted)), "artifacts", frozen=["before.*", "places"])
+replaced = replace_classifier("pretrained.onnx", len(wanted))
+made = prepare(replaced.model, "artifacts", frozen=["before.*", "places"])
 print(made.parameter_count, "numbers train,", sum(made.frozen.values()), "stay")
 session = onnxtrain.TrainingSession.from_folder("artifacts")
 history = learn(session, few, unseen, epochs=8, rate=3e-3)

@@ -76,7 +76,7 @@ print(f"{loss:.6f} {-((1 - p) ** 2 * np.log(p)).mean():.6f}")
 # worst class, keeps counts: `reset`, `update`, `value`. `better` says where to look for the best.
 
 # %%
-from onnxtrain.device.loop.metrics import Metric
+from onnxtrain.metrics import Metric
 
 
 def accuracy(scores, targets):
@@ -110,7 +110,7 @@ for name in ("bce", "focal"):
         session,
         train,
         epochs=12,
-        evaluate=test,
+        validation=test,
         metrics=[accuracy, WorstRecall()],
         seed=0,
         progress=False,

@@ -29,8 +29,8 @@ artifacts.generate_artifacts(
 # %% [markdown]
 # ## A run that is interrupted
 #
-# The same function starts a run and goes on with it. `checkpoint_every=10` saves each ten steps; a
-# file is replaced as a whole or not at all.
+# The same function starts a run and resumes it. `SaveCheckpoint` saves it every ten steps; a file is
+# replaced as a whole or not at all.
 
 # %%
 from pathlib import Path
@@ -46,13 +46,11 @@ def run(saved: Path, callbacks=()) -> onnxtrain.TrainingSession:
         session,
         train,
         epochs=3,
-        evaluate=test,
+        validation=test,
         metrics=["accuracy"],
-        scheduler={"name": "cosine", "warmup_ratio": 0.1},
-        checkpoint=saved,
-        checkpoint_every=10,
+        schedule={"name": "cosine", "warmup_ratio": 0.1},
+        callbacks=[onnxtrain.SaveCheckpoint(saved, every=10), *callbacks],
         resume=True,
-        callbacks=callbacks,
         seed=0,
     )
     return session
@@ -95,30 +93,24 @@ print("every parameter is the same, to the bit:", same)
 # %% [markdown]
 # ## Schedules
 #
-# Each is a name; settings that are not given follow from the data and the number of epochs.
+# A schedule is a function from the step to the learning rate. As a name, such as `schedule="cosine"`,
+# it takes what is not given from the data and the number of epochs.
 
 # %%
 from matplotlib.figure import Figure
 
-from onnxtrain.device.schedulers.rates import SCHEDULERS
+from onnxtrain import schedules
 
-settings = {
-    "linear": {"warmup_step_count": 20, "total_step_count": 200, "initial_lr": 1e-3},
-    "cosine": {"warmup_step_count": 20, "total_step_count": 200, "initial_lr": 1e-3},
-    "onecycle": {"total_step_count": 200, "max_lr": 1e-3},
-    "step": {"step_size": 60, "gamma": 0.5, "initial_lr": 1e-3},
+curves = {
+    "linear": schedules.linear(1e-3, 200, warmup=20),
+    "cosine": schedules.cosine(1e-3, 200, warmup=20),
+    "onecycle": schedules.onecycle(1e-3, 200),
+    "step": schedules.step(1e-3, 60, gamma=0.5),
 }
 figure = Figure(figsize=(6.4, 2.8), layout="constrained")
 axes = figure.subplots()
-for name, given in settings.items():
-    session = onnxtrain.TrainingSession.from_folder("artifacts")
-    scheduler = SCHEDULERS[name](session.optimizer, **given)
-    rates = []
-    for _ in range(200):
-        rates.append(session.get_learning_rate())
-        session.step(images[:2], digits[:2])
-        scheduler.step()
-    axes.plot(rates, label=name)
+for name, schedule in curves.items():
+    axes.plot([schedule(step) for step in range(200)], label=name)
 axes.set(xlabel="step", ylabel="learning rate")
 axes.legend(frameon=False)
 figure.savefig("schedules.png", dpi=100)

@@ -27,7 +27,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnxtrain
 from onnxtrain.offline.autodiff.allowed import EMITTED_OPS, REPEATED_OPS
-from onnxtrain.offline.graph.emit import FLOOR_OPSET
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 NEWEST_RUNNABLE_OPSET = 26  # what the installed onnxruntime accepts
 OTHER_TYPES = {np.float64: 1e-4, np.float16: 3e-2}  # with the tolerance against float32

@@ -1,7 +1,8 @@
 """The benchmark of training: `python benchmarks/training`, or `make bench`.
 
-Prepares the workloads, measures all peers, judges the bars, and writes the report into
-docs/performance.md. `--quick` measures us and torch only, and prints the report.
+Prepares the workloads, measures all peers, and writes docs/performance.json and the figures in
+docs/performance.md and docs/performance-method.md. `--quick` measures us and torch only, and
+prints the figures; `--render` writes the pages from the JSON file, without measuring.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import bars
 import installed
 import measure
+import ratios
 import report
 from cores import Cores
 from plan import (
@@ -58,7 +59,7 @@ def main() -> None:
     given = _arguments()
     if given.render:
         run = json.loads((DOCS / "performance.json").read_text())
-        _publish(run, bars.judge(run))
+        _publish(run, ratios.compare(run))
         return
     peers = [p for p in PEERS if p.name in given.peers] if given.peers else list(PEERS)
     if given.quick:
@@ -72,17 +73,18 @@ def main() -> None:
     if given.repeats:
         effort = dataclasses.replace(effort, repeats=given.repeats, starts=given.repeats)
     run = _run(site, rows, peers, effort, curves=whole or given.curves)
-    verdicts = bars.judge(run)
-    (site.root / "last.json").write_text(json.dumps(_with_bars(run, verdicts), indent=1))
-    print(report.markdown(run, verdicts))
+    found = ratios.compare(run)
+    (site.root / "last.json").write_text(json.dumps(run, indent=1))
+    print(report.summary(run, found))
+    print(report.details(run, found))
     if whole or given.write:
-        _publish(run, verdicts)
-    print(report.count(verdicts))
-    for verdict in verdicts:
-        if verdict.failed:
-            ratio = "no figure" if verdict.ratio is None else f"{verdict.ratio:.3f}"
-            reason = verdict.reason or "not explained yet"
-            print(f"  FAIL {verdict.bar}, {verdict.row}: {ratio} > {verdict.limit:g} ({reason})")
+        _publish(run, found)
+    print(report.count(found))
+    for ratio in found:
+        if ratio.missed:
+            value = "no figure" if ratio.value is None else f"{ratio.value:.3f}"
+            reason = ratio.reason or "not explained yet"
+            print(f"  {ratio.quantity}, {ratio.row}: {value} > {ratio.goal:g} ({reason})")
 
 
 def _arguments() -> argparse.Namespace:
@@ -93,10 +95,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=0, help="how often, instead of 5")
     parser.add_argument("--no-curves", action="store_true", help="leave out the growth")
     parser.add_argument("--curves", action="store_true", help="measure the growth all the same")
-    parser.add_argument("--write", action="store_true", help="write the report into docs")
-    parser.add_argument("--render", action="store_true", help="write the last report anew")
+    parser.add_argument("--write", action="store_true", help="write the pages")
     parser.add_argument(
-        "--patience", type=float, default=1200.0, help="seconds to wait, in all, for near cores"
+        "--render",
+        action="store_true",
+        help="write the pages from the figures that are published, without measuring",
+    )
+    parser.add_argument(
+        "--patience", type=float, default=1200.0, help="seconds to wait, in all, for close cores"
     )
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "bench")
     parser.add_argument("--python", action="append", default=[], metavar="PLACE=INTERPRETER")
@@ -269,17 +275,16 @@ def _script(interpreter: str, name: str, *arguments: str) -> None:
         raise SystemExit(f"{name} {arguments} failed:\n{run.stderr[-4000:]}")
 
 
-def _with_bars(run: dict[str, Any], verdicts: Sequence[bars.Verdict]) -> dict[str, Any]:
-    judged = [{**dataclasses.asdict(v), "passed": v.passed} for v in verdicts]
-    return {**run, "bars": judged}
+def _publish(run: dict[str, Any], found: Sequence[ratios.Ratio]) -> None:
+    from picture import draw, draw_growth
 
-
-def _publish(run: dict[str, Any], verdicts: Sequence[bars.Verdict]) -> None:
-    from picture import draw
-
+    growth = "performance-growth.svg" if run.get("curves") else None
     draw(run, DOCS / "performance.svg")
-    (DOCS / "performance.json").write_text(json.dumps(_with_bars(run, verdicts), indent=1) + "\n")
-    report.insert(DOCS / "performance.md", report.markdown(run, verdicts, "performance.svg"))
+    if growth:
+        draw_growth(run, DOCS / growth)
+    (DOCS / "performance.json").write_text(json.dumps(run, indent=1) + "\n")
+    report.insert(DOCS / "performance.md", report.summary(run, found, "performance.svg"))
+    report.insert(DOCS / "performance-method.md", report.details(run, found, growth))
 
 
 def _say(text: str) -> None:

@@ -1,8 +1,8 @@
-"""The picture of a run: step time, memory and start of all peers, and how they grow."""
+"""The pictures of a run: step time, memory and start of all peers, and how they grow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from bars import EAGER, OURS, start_s, step_ms
+from ratios import EAGER, OURS, start_s, step_ms
 
 Data = Mapping[str, Any]
-# Colours that can also be told apart by those who do not see all of them, and a mark for each.
+# Colours that stay distinct in every common form of colour blindness, and a mark for each.
 LOOKS = {
     "onnxtrain": ("#0072B2", "o"),
     "torch": ("#D55E00", "s"),
@@ -26,25 +27,32 @@ LOOKS = {
 }
 
 
+STYLE = {
+    "svg.fonttype": "path", "svg.hashsalt": "onnxtrain", "font.size": 9,
+    "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.color": "#e5e5e5", "axes.axisbelow": True, "figure.facecolor": "white",
+}  # fmt: skip
+
+
 def draw(run: Data, target: Path) -> None:
-    """Draw a run."""
-    style = {
-        "svg.fonttype": "none", "svg.hashsalt": "onnxtrain", "font.size": 8,
-        "font.family": "sans-serif", "axes.spines.top": False, "axes.spines.right": False,
-        "axes.grid": True, "grid.color": "#e5e5e5", "axes.axisbelow": True,
-    }  # fmt: skip
-    curves = run.get("curves") or []
-    with plt.rc_context(style):
-        figure = plt.figure(figsize=(11, 7.5 if curves else 3.4), layout="constrained")
-        parts = figure.subfigures(2, 1, height_ratios=[1, 1.4]) if curves else [figure]
-        _dots(run, parts[0])
-        if curves:
-            _growth(run, curves, parts[1])
-        figure.savefig(target, metadata={"Date": None})
+    """Draw step time, memory and start."""
+    _save(target, (11, 3.8), lambda figure: _dots(run, figure))
+
+
+def draw_growth(run: Data, target: Path) -> None:
+    """Draw how step time and memory grow along the curves of a run."""
+    _save(target, (11, 5), lambda figure: _growth(run, run["curves"], figure))
+
+
+def _save(target: Path, size: tuple[float, float], fill: Callable[[Figure], None]) -> None:
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=size, layout="constrained")
+        fill(figure)
+        figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
         plt.close(figure)
 
 
-def _dots(run: Data, part: Any) -> None:
+def _dots(run: Data, part: Figure) -> None:
     rows = list(reversed(run["rows"]))
     panels: Sequence[Axes] = part.subplots(1, 3, sharey=True)
     for axes, (title, value) in zip(
@@ -75,8 +83,7 @@ def _dots(run: Data, part: Any) -> None:
             _logarithmic(axes)
     panels[0].axvline(1, color="#666666", linewidth=0.8)
     panels[0].set_yticks(range(len(rows)), [row["title"] for row in rows])
-    handles, labels = panels[0].get_legend_handles_labels()
-    part.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    _legend(part, panels[0])
 
 
 def _relative_step(row: Data, result: Data) -> float | None:
@@ -85,7 +92,7 @@ def _relative_step(row: Data, result: Data) -> float | None:
     return own / torch if own and torch else None
 
 
-def _growth(run: Data, curves: Sequence[Data], part: Any) -> None:
+def _growth(run: Data, curves: Sequence[Data], part: Figure) -> None:
     panels = part.subplots(2, len(curves), squeeze=False, sharex="col")
     for column, curve in enumerate(curves):
         for line, (quantity, unit, scale) in enumerate((("step_ms", "ms", 1), ("peak", "MB", 1e6))):
@@ -98,7 +105,7 @@ def _growth(run: Data, curves: Sequence[Data], part: Any) -> None:
                 ]
                 if found:
                     axes.plot(*zip(*found, strict=True), color=colour, marker=mark, markersize=4,
-                              linewidth=1.4)  # fmt: skip
+                              linewidth=1.4, label=run["titles"].get(peer, peer))  # fmt: skip
             # Not logarithmic: the slope is what is compared.
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)
@@ -108,6 +115,12 @@ def _growth(run: Data, curves: Sequence[Data], part: Any) -> None:
                 axes.set_title(curve["title"], fontsize=9)
             else:
                 axes.set_xlabel(curve["along"])
+    _legend(part, panels[0][0])
+
+
+def _legend(part: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    part.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
 
 def _logarithmic(axes: Axes) -> None:

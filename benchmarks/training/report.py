@@ -1,32 +1,146 @@
-"""The report: a Markdown table of a run, the bars, and where they go in the documentation."""
+"""The pages of a run: the summary for docs/performance.md, and everything for the method page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from bars import COMPILED, OURS, Verdict, row_peers, start_s, step_ms
+from ratios import (
+    ARTIFACTS,
+    COMPILED,
+    MEMORY,
+    MEMORY_GROWTH,
+    OURS,
+    START,
+    STEP,
+    STEP_GROWTH,
+    TORCH,
+    Data,
+    Ratio,
+    best,
+    row_peers,
+    start_s,
+    step_ms,
+)
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-Data = Mapping[str, Any]
+BUSY = 0.5  # cores at work before the run
 
 
-def markdown(run: Data, verdicts: Sequence[Verdict], picture: str | None = None) -> str:
-    """Write the whole report."""
-    parts = [_head(run)]
+# ---- the summary ---------------------------------------------------------------------------------
+
+
+def summary(run: Data, ratios: Sequence[Ratio], picture: str | None = None) -> str:
+    """One table, one picture, three sentences, and the reasons where a step takes longer."""
+    machine = run["machine"]
+    place = f"{run['date']}, {machine['cpu']}, {run['threads']} threads for each"
+    busy = f"; load {run['load'][0]:.1f} before the run" if run["load"][0] > BUSY else ""
+    parts = [_summary_table(run), f"{place}{busy}. Less is better everywhere."]
     if picture:
-        parts.append(f"![step time, memory, start, growth]({picture})")
-    parts += ["### Step time", summary(run), "### All columns", table(run)]
+        parts.append(f"![Step time, peak memory and start of all peers]({picture})")
+    parts += ["\n".join(f"- {sentence}" for sentence in sentences(run, ratios))]
+    if slower := [r for r in ratios if r.quantity == STEP and r.above_one]:
+        parts += ["## Where a step takes longer, and why", _reasons(run, slower)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary_table(run: Data) -> str:
+    head = ["", "step, ms", "fastest other, ms", "ratio", "peak memory, MB", "torch, MB",
+            "first step after, s", "torch, s"]  # fmt: skip
+    lines = []
+    for row in run["rows"]:
+        ours, other = best(row, step_ms, [OURS]), best(row, step_ms, row_peers(row))
+        cells = ["—", "—", "—"]
+        if ours:
+            cells[0] = _number(ours[0])
+        if other:
+            cells[1] = f"{_number(other[0])} ({_title(run, other[1])})"
+        if ours and other:
+            cells[2] = f"**{ours[0] / other[0]:.2f}**"
+        for peers in ([OURS], TORCH):
+            found = best(row, lambda r: r["peak"] or None, peers)
+            cells.append(f"{found[0] / 1e6:.0f}" if found else "—")
+        for peers in ([OURS], TORCH):
+            found = best(row, start_s, peers)
+            cells.append(_number(found[0]) if found else "—")
+        lines.append([row["title"], *cells])
+    return _table(head, lines)
+
+
+def sentences(run: Data, ratios: Sequence[Ratio]) -> list[str]:
+    """What a reader can conclude, with the figures of the run."""
+    return [s for s in (_on_memory(run, ratios), _on_start(run), _on_steps(run, ratios)) if s]
+
+
+def _on_memory(run: Data, ratios: Sequence[Ratio]) -> str:
+    shares = [r.value for r in ratios if r.quantity == MEMORY and r.value is not None]
+    if not shares:
+        return ""
+    sizes = [run["installed"].get(peer) for peer in (OURS, TORCH[0])]
+    disk = ""
+    if all(sizes):
+        disk = f", and {sizes[0] / 1e6:.0f} MB of installed files instead of {sizes[1] / 1e6:.0f}"
+    return (
+        f"**Short of memory?** Training takes {_span(shares, '{:.0%}')} of the memory that torch "
+        f"takes{disk}."
+    )
+
+
+def _on_start(run: Data) -> str:
+    ours = [v[0] for row in run["rows"] if (v := best(row, start_s, [OURS]))]
+    torch = [v[0] for row in run["rows"] if (v := best(row, start_s, TORCH))]
+    if not ours or not torch:
+        return ""
+    return (
+        f"**Short runs, often started?** The first step is done {_span(ours, '{:.1f}')} s after "
+        f"the process starts; with torch it takes {_span(torch, '{:.1f}')} s."
+    )
+
+
+def _on_steps(run: Data, ratios: Sequence[Ratio]) -> str:
+    steps = {r.row: r.value for r in ratios if r.quantity == STEP and r.value is not None}
+    near = "; ".join(_net(run, row) for row, value in steps.items() if value <= 1.1)
+    far = [value for value in steps.values() if value > 1.1]
+    if not steps:
+        return ""
+    if not far:
+        return "**Long runs?** A step takes at most 1.1 times as long as with the fastest other."
+    return (
+        "**Long runs?** "
+        + (f"A step takes at most 1.1 times the fastest other's time for {near}. " if near else "")
+        + f"{'Elsewhere it' if near else 'A step'} takes {_span(far, '{:.2f}')} times as long: "
+        "freeze the layers that need no training, or train with torch where it fits."
+    )
+
+
+def _reasons(run: Data, ratios: Sequence[Ratio]) -> str:
+    return "\n".join(
+        f"- {_row_title(run, r.row)}, {r.value:.2f} times {_title(run, r.against)}: "
+        f"{r.reason or 'not explained yet'}."
+        for r in ratios
+    )
+
+
+# ---- everything ----------------------------------------------------------------------------------
+
+
+def details(run: Data, ratios: Sequence[Ratio], picture: str | None = None) -> str:
+    """All figures of a run, with the machine, the settings and the growth."""
+    parts = [_head(run), "### Ratios", ratio_table(run, ratios)]
+    above = [r for r in ratios if r.above_one and r.quantity in (ARTIFACTS, MEMORY, START)]
+    if above:
+        parts.append(_grouped(run, above))
+    parts += ["### All columns", table(run)]
     if any(r["error"] for row in run["rows"] for r in row["results"]):
         parts.append(_failures(run))
     if cold := _cold(run):
         parts.append(cold)
-    parts += ["### Settings", _settings(run), "### Bars", bars_table(verdicts, run)]
+    parts += ["### Settings", _settings(run)]
     if run.get("curves"):
-        parts += ["### Growth", _curves(run)]
-    if run.get("comparisons"):
-        parts += [part for c in run["comparisons"] for part in (f"### {c['title']}", _compared(c))]
+        parts += ["### Growth", *_growth(run, ratios, picture)]
+    for compared in run.get("comparisons") or ():
+        parts += [f"### {compared['title']}", _compared(compared)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -34,14 +148,15 @@ def _head(run: Data) -> str:
     machine = run["machine"]
     lines = [
         f"{run['date']}, {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory'] / 1e9:.0f} GB, {machine['system']}; {run['threads']} threads each."
+        f"{machine['memory'] / 1e9:.0f} GB, {machine['system']}; {run['threads']} threads for each "
+        "peer."
     ]
     versions = "; ".join(f"{place}: {names}" for place, names in run["versions"].items())
     lines.append(f"Environments: {versions}.")
-    if run["load"][0] > 0.5:
+    if run["load"][0] > BUSY:
         lines.append(
-            f"**The machine was not quiet** (load {run['load'][0]:.1f} before the run): the times "
-            "of this run mean little."
+            f"**The machine was not quiet** (load {run['load'][0]:.1f} before the run): compare "
+            "times with care."
         )
     if text := _cores(run.get("cores")):
         lines.append(text)
@@ -49,42 +164,50 @@ def _head(run: Data) -> str:
 
 
 def _cores(cores: Data | None) -> str:
-    """Say how near the cores were, which on a borrowed machine changes; see cores.py."""
+    """Say how close the cores were, which changes on a virtual machine; see cores.py."""
     if not cores:
         return ""
-    text = f"256 KB go from core to core and back in {cores['nearest_us']} µs at best"
+    text = f"256 KB travel from core to core and back in {cores['nearest_us']} µs at best"
     if not cores["waited_s"] and not cores["bursts_apart"]:
-        return f"{text}, and the cores stayed near."
+        return f"{text}, and the cores stayed close."
     text += (
-        f", {cores['farthest_us']} µs when the host had parted them; steps were taken when they "
-        f"were near ({cores['waited_s']} s of waiting)"
+        f", in {cores['farthest_us']} µs when the host had moved the two cores to different "
+        f"caches; steps were timed when they were close ({cores['waited_s']} s of waiting)"
     )
     if cores["bursts_apart"]:
-        text += f", but {cores['bursts_apart']} bursts were taken with the cores apart"
+        text += f", except for {cores['bursts_apart']} bursts"
     return f"{text}."
 
 
-# ---- tables --------------------------------------------------------------------------------------
+def ratio_table(run: Data, ratios: Sequence[Ratio]) -> str:
+    """A line for each workload: ours divided by the peer's, for each quantity."""
+    columns = {
+        STEP: "step time / fastest other", MEMORY: "peak memory / torch",
+        START: "start / torch", ARTIFACTS: "artifacts / onnxruntime-training",
+    }  # fmt: skip
+    found = {(r.quantity, r.row): r.value for r in ratios}
+    lines = [
+        [row["title"], *(_ratio(found.get((quantity, row["name"]))) for quantity in columns)]
+        for row in run["rows"]
+    ]
+    mean = next((r.value for r in ratios if r.quantity == f"{STEP}, geometric mean"), None)
+    lines.append(["geometric mean", _ratio(mean), "", "", ""])
+    return _table(["", *columns.values()], lines)
 
 
-def summary(run: Data) -> str:
-    """A line for each workload, a column for each peer; the ratio is ours to the best other."""
-    peers = list(dict.fromkeys(r["peer"] for row in run["rows"] for r in row["results"]))
-    head = ["ms", *(run["titles"].get(p, p) for p in peers), "ours / best other"]
-    lines = []
-    for row in run["rows"]:
-        by_peer = {r["peer"]: r for r in row["results"]}
-        values = {p: step_ms(r) for p, r in by_peer.items()}
-        others = [v for p in row_peers(row) if (v := values[p]) is not None]
-        ours = values.get(OURS)
-        ratio = f"**{ours / min(others):.2f}**" if ours and others else "—"
-        cells = [_number(values.get(p)) if values.get(p) else "fails" for p in peers]
-        lines.append([row["title"], *cells, ratio])
-    return _table(head, lines)
+def _grouped(run: Data, ratios: Sequence[Ratio]) -> str:
+    """Why figures other than step times are above one; rows with one reason share a line."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for r in ratios:
+        rows.setdefault((r.quantity, r.reason), []).append(_row_title(run, r.row))
+    return "\n".join(
+        f"- {quantity}, {'; '.join(titles)}: {reason or 'not explained yet'}."
+        for (quantity, reason), titles in rows.items()
+    )
 
 
 def table(run: Data) -> str:
-    """A line for each workload and peer, with all that was measured."""
+    """A line for each workload and peer, with everything that was measured."""
     head = ["workload", "peer", "step, ms (spread)", "peak above interpreter, MB", "peak, MB",
             "start to first step, s (spread)", "installed, MB", "artifacts, MB"]  # fmt: skip
     lines = [
@@ -97,7 +220,7 @@ def table(run: Data) -> str:
 
 def _line(run: Data, row: Data, result: Data, first: bool) -> list[str]:
     peer = result["peer"]
-    name = [row["title"] if first else "", run["titles"].get(peer, peer)]
+    name = [row["title"] if first else "", _title(run, peer)]
     installed = run["installed"].get(peer)
     size = f"{installed / 1e6:.0f}" if installed else "—"
     if not result["step_ms"]:
@@ -123,17 +246,17 @@ def _cold(run: Data) -> str:
     ]
     if not found:
         return ""
-    return f"`torch.compile`, start to first step with nothing compiled: {'; '.join(found)}."
+    return f"`torch.compile`, start to first step with nothing compiled yet: {'; '.join(found)}."
 
 
 def _settings(run: Data) -> str:
-    """Which setting stood for a peer, and what the others took."""
+    """Which setting was the fastest of a peer, and what the others took."""
     lines = []
     for row in run["rows"]:
         for result in row["results"]:
             if result["step_ms"] and result["others"]:
                 others = ", ".join(f"{k} {_number(v)}" for k, v in result["others"].items())
-                peer = run["titles"].get(result["peer"], result["peer"])
+                peer = _title(run, result["peer"])
                 lines.append([row["title"], peer, f"**{result['setting']}**", others])
     if not lines:
         return "Each peer ran in one setting."
@@ -141,50 +264,42 @@ def _settings(run: Data) -> str:
 
 
 def _failures(run: Data) -> str:
-    lines = ["What fails, in full:", ""]
+    lines = ["The errors in full:", ""]
     for row in run["rows"]:
         for result in row["results"]:
             if result["error"]:
-                peer = run["titles"].get(result["peer"], result["peer"])
+                peer = _title(run, result["peer"])
                 lines.append(f"- {row['title']}, {peer}: `{_one_line(result['error'])}`")
     return "\n".join(lines)
 
 
-def bars_table(verdicts: Sequence[Verdict], run: Data) -> str:
-    """Pass or fail for each bar."""
-    titles = {row["name"]: row["title"] for row in run["rows"]}
-    titles |= {c["name"]: f"{c['title']}, {c['along']}" for c in run.get("curves", ())}
-    head = ["bar", "row", "ratio", "at most", "against", "", "reason"]
-    lines = [
-        [
-            v.bar, titles.get(v.row, v.row), "—" if v.ratio is None else f"{v.ratio:.3f}",
-            f"{v.limit:g}", run["titles"].get(v.against, v.against),
-            "**FAIL**" if v.failed else v.outcome,
-            v.reason or ("not explained yet" if v.failed else ""),
-        ]
-        for v in verdicts
-    ]  # fmt: skip
-    return f"{count(verdicts)}.\n\n" + _table(head, lines)
-
-
-def count(verdicts: Sequence[Verdict]) -> str:
-    """Say how many bars are reached, of those that there is a comparison for."""
-    passed, failed = sum(v.passed for v in verdicts), sum(v.failed for v in verdicts)
-    return f"{passed} of {passed + failed} bars are reached"
-
-
-def _curves(run: Data) -> str:
-    parts = []
+def _growth(run: Data, ratios: Sequence[Ratio], picture: str | None) -> list[str]:
+    parts = [f"![Step time and memory by batch size, length and depth]({picture})"] * bool(picture)
     for curve in run["curves"]:
         peers = list(dict.fromkeys(p for point in curve["points"] for p in point["peers"]))
         head = [f"{curve['title']}: {curve['along']}"]
-        head += [f"{run['titles'].get(p, p)}, ms / MB" for p in peers]
+        head += [f"{_title(run, p)}, ms / MB" for p in peers]
         lines = [
             [str(point["n"]), *(_point(point["peers"].get(p)) for p in peers)]
             for point in curve["points"]
         ]
         parts.append(_table(head, lines))
-    return "\n\n".join(parts)
+    grown = [r for r in ratios if r.quantity in (STEP_GROWTH, MEMORY_GROWTH) and r.comparable]
+    titles = {c["name"]: f"{c['title']}, {c['along']}" for c in run["curves"]}
+    head = ["growth per unit, ours / torch eager", "step time", "memory"]
+    by_name = {(r.row, r.quantity): r.value for r in grown}
+    lines = [
+        [title, *(_ratio(by_name.get((name, q))) for q in (STEP_GROWTH, MEMORY_GROWTH))]
+        for name, title in titles.items()
+    ]
+    parts.append(_table(head, lines))
+    above = [
+        f"- {r.quantity.removeprefix('growth of ')}, {titles[r.row]}: "
+        f"{r.reason or 'not explained yet'}."
+        for r in grown
+        if r.above_one
+    ]
+    return [*parts, "\n".join(above)] if above else parts
 
 
 def _compared(comparison: Data) -> str:
@@ -209,6 +324,31 @@ def _point(found: Data | None) -> str:
 # ---- text ----------------------------------------------------------------------------------------
 
 
+def count(ratios: Sequence[Ratio]) -> str:
+    """Say how many goals are met, of those with a comparison."""
+    met, missed = sum(r.met for r in ratios), sum(r.missed for r in ratios)
+    return f"{met} of {met + missed} goals are met"
+
+
+def _title(run: Data, peer: str) -> str:
+    title: str = run["titles"].get(peer, peer)
+    return title
+
+
+def _row_title(run: Data, name: str) -> str:
+    return next((row["title"] for row in run["rows"] if row["name"] == name), name)
+
+
+def _net(run: Data, name: str) -> str:
+    """The title of a row without the sizes of its data."""
+    return re.sub(r", (batch|T) \d+", "", _row_title(run, name))
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low.removesuffix('%')} to {high}".replace("%", " %")
+
+
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [list(head), ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(_cell(c) for c in row) + " |" for row in rows)
@@ -225,6 +365,10 @@ def _one_line(text: str) -> str:
 def _short(text: str, most: int = 160) -> str:
     text = _one_line(text)
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _ratio(value: float | None) -> str:
+    return "—" if value is None else f"{value:.2f}"
 
 
 def _number(value: float | None) -> str:

@@ -84,7 +84,7 @@ def main() -> None:
         artifacts.generate_artifacts(network(), artifact_directory=scratch, **common)
         session = TrainingSession.from_folder(scratch)
         session.set_learning_rate(0.003)
-        fit(session, windows(2000, seed=1), 8, batch_size=64, scheduler="cosine", seed=1)
+        fit(session, windows(2000, seed=1), 8, batch_size=64, schedule="cosine", seed=1)
         print(evaluate(session, windows(500, seed=2), "accuracy"))
         model = onnx.load_from_string(session.export_model_for_inferencing(None, ["scores"]) or b"")
     shutil.rmtree(FOLDER, ignore_errors=True)

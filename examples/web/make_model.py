@@ -97,7 +97,7 @@ def main() -> None:
     session = TrainingSession.from_folder(folder)
     images, labels = many(300, seed=1)
     inputs = (images[:, None] / np.float32(255)).astype(np.float32)
-    fit(session, (inputs, labels), 6, batch_size=64, scheduler="cosine", seed=1)
+    fit(session, (inputs, labels), 6, batch_size=64, schedule="cosine", seed=1)
     tested, answers = many(30, seed=2)
     pictures = (tested[:, None] / np.float32(255)).astype(np.float32)
     print(evaluate(session, (pictures, answers), "accuracy"))

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 
 from onnxtrain.api import CheckpointState, TrainingSession
-from onnxtrain.device.loop import fit
+from onnxtrain.device.loop import SaveCheckpoint, fit
 
 
 def batch(step: int, expected: dict) -> list:
@@ -62,7 +62,8 @@ def go_on(folder: Path, checkpoint: Path, saved: Path) -> dict:
                 run.stop()
 
     history = fit(session, arrays, record["epochs"], batch_size=record["batchSize"], progress=False,
-                  scheduler="linear", resume=True, callbacks=Stop(), checkpoint=saved)  # fmt: skip
+                  schedule="linear", resume=True,
+                  callbacks=[Stop(), SaveCheckpoint(saved)])  # fmt: skip
     return {"losses": history.losses}
 
 

@@ -1,7 +1,7 @@
 """On-device training for ONNX models, on the stock onnxruntime.
 
-The names a user starts with. Each is imported when it is first used: what needs `onnx` is the
-workstation half, so that `import onnxtrain` on a device needs numpy and onnxruntime alone.
+The names a user starts with. Each is imported when it is first used: a device needs numpy and
+onnxruntime alone; `onnx` is needed by the names that prepare models, on a workstation.
 """
 
 from __future__ import annotations
@@ -10,54 +10,79 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.moved import install
 
 if TYPE_CHECKING:
-    from onnxtrain.device.loop import EarlyStopping, evaluate, fit
-    from onnxtrain.device.loop.history import History
+    from onnxtrain import artifacts, federated, onnxblock
+    from onnxtrain.device import schedules
+    from onnxtrain.device.loop import (
+        CheckFinite,
+        EarlyStopping,
+        History,
+        SaveCheckpoint,
+        evaluate,
+        fit,
+        metrics,
+    )
     from onnxtrain.device.random_state import set_seed
     from onnxtrain.device.session import TrainingSession
+    from onnxtrain.offline import losses
+    from onnxtrain.offline import optimizers as optim
     from onnxtrain.offline.gradient import gradient
     from onnxtrain.offline.inspect import inspect
 
 __version__ = "0.1.0"
+
 __all__ = [
+    "CheckFinite",
     "EarlyStopping",
     "History",
     "OnnxTrainError",
+    "SaveCheckpoint",
     "TrainingSession",
     "__version__",
+    "artifacts",
     "evaluate",
+    "federated",
     "fit",
     "gradient",
     "inspect",
+    "losses",
+    "metrics",
+    "onnxblock",
+    "optim",
+    "prepare",
+    "replace_classifier",
+    "schedules",
     "set_seed",
 ]
 
-_DEVICE = {
+# The names that are not modules of this package, by where they are defined.
+_HOMES = {
+    "CheckFinite": "onnxtrain.device.loop",
     "EarlyStopping": "onnxtrain.device.loop",
-    "History": "onnxtrain.device.loop.history",
+    "History": "onnxtrain.device.loop",
+    "SaveCheckpoint": "onnxtrain.device.loop",
     "TrainingSession": "onnxtrain.device.session",
     "evaluate": "onnxtrain.device.loop",
     "fit": "onnxtrain.device.loop",
+    "gradient": "onnxtrain.offline.gradient",
+    "inspect": "onnxtrain.offline.inspect",
+    "prepare": "onnxtrain.offline.prepare",
+    "replace_classifier": "onnxtrain.offline.passes.replace_classifier",
     "set_seed": "onnxtrain.device.random_state",
 }
-_WORKSTATION = {"gradient": "onnxtrain.offline.gradient", "inspect": "onnxtrain.offline.inspect"}
+install()
 
 
 def __getattr__(name: str) -> Any:
     """Import a name on first use."""
-    module = _DEVICE.get(name) or _WORKSTATION.get(name)
-    if module is None:
+    if name not in __all__:
         raise AttributeError(f"module 'onnxtrain' has no attribute {name!r}")
-    try:
-        value = getattr(import_module(module), name)
-    except ModuleNotFoundError as missing:
-        if missing.name not in ("onnx", "onnx_ir") or name in _DEVICE:
-            raise
-        raise OnnxTrainError(
-            f"onnxtrain.{name} prepares models and needs the packages onnx and onnx_ir: "
-            "pip install 'onnxtrain[offline]'"
-        ) from None
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        value = import_module(f"onnxtrain.{name}")
     globals()[name] = value
     return value
 

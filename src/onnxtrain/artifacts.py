@@ -1,5 +1,6 @@
-"""Training artifacts, under upstream's name."""
+"""Training artifacts, under upstream's names."""
 
-from onnxtrain.offline.prepare import Artifacts, LossType, OptimType, generate_artifacts
+from onnxtrain.offline.artifacts import Artifacts
+from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
 
 __all__ = ["Artifacts", "LossType", "OptimType", "generate_artifacts"]

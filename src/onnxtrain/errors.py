@@ -111,17 +111,26 @@ class MissingRule:
 
 
 class MissingGradientError(NotDifferentiableError):
-    """Operators on the gradient path have no gradient rule; the message lists all of them."""
+    """Operators on the gradient path have no gradient rule; the message lists all of them.
 
-    def __init__(self, missing: Sequence[MissingRule]) -> None:
+    The advice fits the function that was called: `training`, or else `onnxtrain.gradient`.
+    """
+
+    def __init__(self, missing: Sequence[MissingRule], *, training: bool = False) -> None:
         self.missing = tuple(missing)
-        lines = [f"no gradient for {len(missing)} node(s) between the loss and what is trained:"]
+        between = "the loss and what trains" if training else "the output and what it depends on"
+        lines = [f"no gradient for {len(missing)} node(s) between {between}:"]
         for item in missing:
             lines.append(f"  - {item.op} (node {item.node!r}): {item.reason}")
             lines.append(f"      reached from {' -> '.join(item.path)}")
-        lines.append("ways out:")
-        lines.append("  * do not ask for gradients of what lies upstream of the node (freeze it);")
-        lines.append("  * register a rule: @onnxtrain.offline.autodiff.rule('Op', domain='...');")
-        lines.append("  * treat it as the identity in the backward pass, where its output has the")
-        lines.append("    shape of its input: straight_through=['Op'].")
+        advice = [
+            "register a rule: @onnxtrain.offline.autodiff.rule('Op', domain='...')",
+            "train only what comes after the node: freeze the parameters before it",
+        ]
+        if not training:
+            advice[1:] = [
+                "ask for no gradient of what comes before the node",
+                "let the gradient through unchanged, where the shape is: straight_through=['Op']",
+            ]
+        lines += ["ways out:", *(f"  * {way}" for way in advice)]
         super().__init__("\n".join(lines))

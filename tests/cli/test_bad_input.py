@@ -189,7 +189,7 @@ CASES = {
     "train artifacts --data nan.csv -q": "not a number, the first in sample 0",
     "train artifacts --data semicolon.csv": "separated by commas",
     "train artifacts --data giant.csv": "too large",
-    "train artifacts --data oneclass.csv": "one class only, 'cat'",
+    "train artifacts --data oneclass.csv": "only one class, 'cat'",
     "train artifacts --data binary.csv": "not a CSV file",
     "train artifacts --data wide.csv": "UTF-8",
     "train artifacts --data prose.csv": "--label",
@@ -205,7 +205,7 @@ CASES = {
     "train artifacts --data good.npz --seed -1": "at least 0",
     "train artifacts --data good.npz --std 0": "other than 0",
     "train artifacts --data good.npz --mean nan": "takes numbers",
-    "train artifacts --data good.npz --metric f1": "--eval",
+    "train artifacts --data good.npz --metric f1": "--validation",
     "train artifacts --data good.npz --resume --restart": "not allowed with",
     "train artifacts --data good.npz --checkpoint artifacts/checkpoint --restart": "another file",
     "train artifacts --data good.npz --checkpoint artifacts/eval_model.onnx": "another file",
@@ -279,7 +279,7 @@ def test_a_pattern_that_matches_nothing_behind_a_softmax(folder, capsys) -> None
     model.graph.output[0].name = "p"
     onnx.save(model, "softmax.onnx")
     shown = one_line(capsys, "prepare softmax.onnx -o out --train classifier.*")
-    assert "no initializer or input of the model is called that" in shown
+    assert "the model has no such initializer or input" in shown
     assert not Path("out").exists()
 
 
@@ -313,7 +313,7 @@ def test_what_is_refused_leaves_files_alone(folder, capsys) -> None:
 IMAGES = {
     "flat": "folder for each class",
     "empty-class": "folder for each class",
-    "one": "one class only, 'cat'",
+    "one": "only one class, 'cat'",
     "half": "half/b/1.jpg' is not an image",
     "prose": "prose/a/0.png' is not an image",
     "nothing": "nothing/a/0.jpg' is not an image",

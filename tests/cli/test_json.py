@@ -18,7 +18,7 @@ COMMANDS = {
     "inspect model.onnx --weights": "weights",
     "prepare model.onnx -o out": "trainable",
     "prepare model.onnx -o out --classes 3": "trainable",
-    "train artifacts --data data.npz --eval data.npz --epochs 2": "losses",
+    "train artifacts --data data.npz --validation data.npz --epochs 2": "losses",
     "train artifacts --data data.npz --epochs 2 --checkpoint other": "checkpoint",
     "train artifacts --data data.npz --restart --early-stopping 1": "epochs",
     "eval artifacts --data data.npz --metric accuracy --metric confusion": "eval_loss",

@@ -13,7 +13,7 @@ from pathlib import Path
 from small_runs import open_session, samples
 
 from onnxtrain.device.random_state import set_seed
-from onnxtrain.device.schedulers.rates import CosineLRScheduler, PlateauLRScheduler
+from onnxtrain.device.schedulers import CosineLRScheduler, PlateauLRScheduler
 
 STEPS, STRIDE = 200, 10
 

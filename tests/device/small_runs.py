@@ -50,7 +50,7 @@ def parameters(session):
 
 def _plain(session):
     """All that a checkpoint holds of a session, as one dictionary."""
-    content = session.state.content(include_optimizer_state=True)
+    content = session.state._training.content(include_optimizer_state=True)
     group = content.optimizer_groups["group0"]
     held = {**content.trainable, **content.frozen, "step": group.step}
     held |= {f"{name} moments": np.stack(tensors) for name, tensors in group.states.items()}

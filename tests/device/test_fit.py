@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from small_runs import GOLDEN, assert_same, open_session, parameters, samples
 
-from onnxtrain.device import random_state
+from onnxtrain.device import random_state, schedules
 from onnxtrain.device.loop import EarlyStopping, evaluate, fit
 from onnxtrain.device.loop.batches import make_source
 from onnxtrain.device.loop.metrics import Accuracy, FunctionMetric
 from onnxtrain.device.random_state import set_seed
-from onnxtrain.device.schedulers.rates import LinearLRScheduler, PlateauLRScheduler
+from onnxtrain.device.schedulers import LinearLRScheduler, PlateauLRScheduler
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, InputError
 
@@ -70,8 +70,8 @@ def test_an_iterator_is_good_for_one_epoch() -> None:
     assert_same(one, other)
     with pytest.raises(ArgumentError, match=r"pass f and not f\(\)"):
         fit(one, iter(in_batches(data, 8)), 2, **QUIET)
-    with pytest.raises(ArgumentError, match="evaluate is an iterator"):
-        fit(one, data, 2, evaluate=iter(in_batches(data, 8)), **QUIET)
+    with pytest.raises(ArgumentError, match="validation is an iterator"):
+        fit(one, data, 2, validation=iter(in_batches(data, 8)), **QUIET)
 
 
 def test_a_shuffled_memory_map(tmp_path) -> None:
@@ -120,7 +120,7 @@ def test_the_last_small_batch() -> None:
 def test_means_are_over_samples() -> None:
     data = samples(45)
     session = open_session(learning_rate=0.0)
-    history = fit(session, data, batch_size=40, evaluate=data, **QUIET)
+    history = fit(session, data, batch_size=40, validation=data, **QUIET)
     together = float(session.eval_step(*data)[0])
     assert history["loss"][0] == pytest.approx(together, rel=1e-6)
     assert history["eval_loss"][0] == pytest.approx(together, rel=1e-6)
@@ -181,30 +181,28 @@ def test_a_batch_that_the_model_refuses_says_where() -> None:
         ({"epochs": 1.5}, "epochs must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"accumulate": 0}, "accumulate must be"),
-        ({"accumulation": "median"}, "accumulation must be one of"),
-        ({"check_every": 0}, "check_every must be"),
+        ({"accumulate": (2, "median")}, "accumulate must be one of"),
+        ({"micro_batch_size": 0}, "micro_batch_size must be"),
+        ({"micro_batch_size": 4, "accumulate": (2, "sum")}, "cannot be combined"),
         ({"seed": -1}, "seed must be"),
         ({"batch_size": 20, "drop_last": True}, "fewer than a batch of 20"),
-        ({"metrics": ["accuracy"]}, "pass the data for it as evaluate="),
-        ({"checkpoint_every": 3}, "checkpoint_every needs checkpoint="),
-        ({"checkpoint": "no/such/folder/x"}, "there is no folder"),
-        ({"checkpoint": "x", "checkpoint_every": "hour"}, "'epoch' or 'best'"),
-        ({"checkpoint": "x", "checkpoint_every": 0}, "checkpoint_every must be"),
-        ({"early_stopping": "soon"}, "early_stopping must be"),
-        ({"early_stopping": {"wait": 3}}, "early_stopping: .*'wait'"),
-        ({"early_stopping": 0}, "patience must be"),
-        ({"early_stopping": {"monitor": "eval_loss"}}, "cannot watch 'eval_loss'.*evaluate="),
+        ({"metrics": ["accuracy"]}, "pass validation="),
+        ({"callbacks": EarlyStopping("eval_loss")}, "cannot watch 'eval_loss'.*validation="),
+        ({"callbacks": [EarlyStopping(), EarlyStopping()]}, "has 2 EarlyStopping; a run takes one"),
+        ({"callbacks": schedules.Plateau(), "schedule": "cosine"}, "Plateau is a schedule"),
         ({"progress": "loud"}, "progress must be"),
         ({"callbacks": [3]}, "a callback is a function, or an object"),
         ({"callbacks": [Accuracy]}, "not the class Accuracy"),
-        ({"scheduler": "cosinus"}, "there is no scheduler 'cosinus'"),
-        ({"scheduler": 3}, "scheduler must be"),
-        ({"scheduler": ("step",)}, "scheduler must be"),
-        ({"scheduler": "step"}, "needs 'step_size'; it takes step_size, gamma"),
-        ({"scheduler": {"name": "linear", "gamma": 1}}, "has no setting 'gamma'"),
-        ({"scheduler": {"name": "linear", "unit": "epoch"}}, "does not take unit='epoch'"),
-        ({"scheduler": {"name": "step", "step_size": 1, "warmup_ratio": 0.1}}, "warmup_ratio"),
-        ({"scheduler": {"name": "plateau", "monitor": "f1"}}, "cannot watch 'f1'"),
+        ({"schedule": "cosinus"}, "there is no schedule 'cosinus'"),
+        ({"schedule": 3}, "schedule must be"),
+        ({"schedule": LinearLRScheduler}, "schedule must be"),
+        ({"schedule": ("step",)}, "schedule must be"),
+        ({"schedule": "step"}, "missing .*'step_size'; it takes step_size, gamma"),
+        ({"schedule": {"name": "linear", "gamma": 1}}, "unexpected .*'gamma'"),
+        ({"schedule": {"name": "linear", "unit": "epoch"}}, "does not take unit='epoch'"),
+        ({"schedule": {"name": "step", "step_size": 1, "warmup_ratio": 0.1}}, "warmup_ratio"),
+        ({"schedule": {"name": "plateau", "monitor": "f1"}}, "cannot watch 'f1'"),
+        ({"schedule": lambda step: "fast"}, "a learning rate is a number, not 'fast'"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(settings, message) -> None:
@@ -223,7 +221,7 @@ def test_parts_that_a_session_lacks() -> None:
         mlp / "checkpoint", train, optimizer_model=mlp / "optimizer_model.onnx"
     )
     with pytest.raises(ArgumentError, match="has no evaluation model"):
-        fit(without, (X, Y), evaluate=(X, Y), **QUIET)
+        fit(without, (X, Y), validation=(X, Y), **QUIET)
     assert len(fit(without, (X, Y), 2, **QUIET).losses) == 2
 
 
@@ -247,7 +245,7 @@ def test_evaluate() -> None:
 def test_training_learns() -> None:
     data, unseen = samples(600), samples(200, seed=1)
     history = fit(
-        open_session(learning_rate=0.01), data, 12, evaluate=unseen, metrics=["accuracy"], seed=0,
+        open_session(learning_rate=0.01), data, 12, validation=unseen, metrics=["accuracy"], seed=0,
         **QUIET,
     )  # fmt: skip
     assert history["accuracy"][-1] > 0.9
@@ -270,7 +268,7 @@ def test_metrics_start_anew_with_each_evaluation() -> None:
     session = open_session(learning_rate=0.0)
     data = samples(20)
     metrics = [Accuracy(), "confusion"]
-    history = fit(session, data, 2, evaluate=data, metrics=metrics, **QUIET)
+    history = fit(session, data, 2, validation=data, metrics=metrics, **QUIET)
     assert history["confusion"][0] == history["confusion"][1]
     assert evaluate(session, data, metrics)["accuracy"] == history["accuracy"][1]
 
@@ -307,7 +305,7 @@ def rates_of(scheduler, session=None, epochs=2, **settings):
     """The rate before each of the steps, 5 of them in an epoch."""
     session = session or open_session(learning_rate=1.0)
     noted = Rates(session)
-    fit(session, samples(20), epochs, batch_size=4, scheduler=scheduler, callbacks=[noted],
+    fit(session, samples(20), epochs, batch_size=4, schedule=scheduler, callbacks=[noted],
         **QUIET, **settings)  # fmt: skip
     return noted.rates[1:]
 
@@ -354,13 +352,44 @@ def test_a_scheduler_of_ones_own() -> None:
     np.testing.assert_allclose(rates_of(own, session, 1), [0.75, 0.5, 0.25, 0, 0])
 
 
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda step: 1 / (1 + step), [1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6]),
+        (schedules.linear(2.0, 4), [1.5, 1.0, 0.5, 0.0, 0.0]),
+        (schedules.exponential(1.0, 0.5, every=2), [1.0, 0.5, 0.5, 0.25, 0.25]),
+    ],
+)
+def test_a_schedule_is_a_function_from_step_to_rate(function, expected) -> None:
+    session = open_session(learning_rate=7.0)
+    for _ in range(2):  # a second run begins anew
+        np.testing.assert_allclose(rates_of(function, session, 1), expected, rtol=1e-6)
+
+
+def test_a_function_leaves_no_older_scheduler_in_the_checkpoint() -> None:
+    session = open_session()
+    fit(session, (X, Y), schedule="cosine", **QUIET)
+    assert session.optimizer.scheduler_state()["kind"] == "cosine"
+    fit(session, (X, Y), schedule=schedules.constant(0.1), **QUIET)
+    assert session.optimizer.scheduler_state() is None
+    assert session.get_learning_rate() == pytest.approx(0.1)
+
+
 def test_plateau_follows_the_evaluation() -> None:
     settings = {"name": "plateau", "patience": 0, "factor": 0.5, "threshold": 0.9, "eps": 0}
     # Too slow for the loss to become better.
     slow = 2.0**-30
     session = open_session(learning_rate=slow)
-    rates = rates_of(settings, session, 3, evaluate=samples(8))
+    rates = rates_of(settings, session, 3, validation=samples(8))
     assert rates == [slow] * 10 + [slow / 2] * 5
+    del settings["name"]
+    session = open_session(learning_rate=slow)
+    assert rates_of(schedules.Plateau(**settings), session, 3) == rates
+    session = open_session(learning_rate=slow)
+    noted = Rates(session)
+    callbacks = [schedules.Plateau("loss", **settings), noted]
+    fit(session, samples(20), 3, batch_size=4, callbacks=callbacks, **QUIET)
+    assert noted.rates[1:] == rates
     session = open_session(learning_rate=slow)
     own = PlateauLRScheduler(session.optimizer, factor=0.5, patience=0, threshold=0.9, eps=0)
     assert rates_of(own, session, 3) == [slow] * 10 + [slow / 2] * 5
@@ -370,11 +399,11 @@ def test_schedules_of_data_without_a_length() -> None:
     def batches():
         return iter(in_batches(samples(8), 4))
 
-    with pytest.raises(ArgumentError, match=r"pass scheduler=.*total_step_count"):
-        fit(open_session(), batches, scheduler="cosine", **QUIET)
+    with pytest.raises(ArgumentError, match=r"pass schedule=.*total_step_count"):
+        fit(open_session(), batches, schedule="cosine", **QUIET)
     settings = {"name": "cosine", "total_step_count": 2}
     session = open_session()
-    fit(session, batches, scheduler=settings, **QUIET)
+    fit(session, batches, schedule=settings, **QUIET)
     assert session.get_learning_rate() == 0.0
 
 
@@ -405,7 +434,7 @@ def test_what_is_left_at_the_end_of_an_epoch_is_an_update() -> None:
 def test_the_sum_is_what_calls_of_train_step_accumulate() -> None:
     data = samples(12)
     loop, calls = open_session("head"), open_session("head")
-    fit(loop, data, 1, batch_size=4, accumulate=3, accumulation="sum", shuffle=False, **QUIET)
+    fit(loop, data, 1, batch_size=4, accumulate=(3, "sum"), shuffle=False, **QUIET)
     for batch in in_batches(data, 4):
         calls.train_step(*batch)
     calls.optimizer_step()
@@ -437,8 +466,8 @@ def scripted(*values):
 def run_scripted(values, session=None, **settings):
     early = {"monitor": "score", "mode": "max", "patience": 2, **settings}
     return fit(
-        session or open_session(), (X, Y), len(values), evaluate=(X, Y), metrics=scripted(*values),
-        early_stopping=early, **QUIET,
+        session or open_session(), (X, Y), len(values), validation=(X, Y),
+        metrics=scripted(*values), callbacks=EarlyStopping(**early), **QUIET,
     )  # fmt: skip
 
 
@@ -472,8 +501,8 @@ def test_restoring_the_best() -> None:
         kept.append(parameters(run.session))
 
     fit(
-        session, (X, Y), 6, evaluate=(X, Y), metrics=scripted(1, 3, 2, 2, 9, 9), callbacks=note,
-        early_stopping=EarlyStopping("score", 2, mode="max", restore_best=True), **QUIET,
+        session, (X, Y), 6, validation=(X, Y), metrics=scripted(1, 3, 2, 2, 9, 9),
+        callbacks=[note, EarlyStopping("score", 2, mode="max", restore_best=True)], **QUIET,
     )  # fmt: skip
     assert len(kept) == 4
     for name, value in parameters(session).items():
@@ -486,9 +515,11 @@ def test_restoring_the_best_statistics() -> None:
     session = open_session("cnn")
     data = samples(16, "cnn")
     fit(
-        session, data, 3, evaluate=data, metrics=scripted(1, 3, 2), progress=False,
-        callbacks=lambda run: kept.append(run.session.get_parameter("bn.mean")),
-        early_stopping=EarlyStopping("score", 2, mode="max", restore_best=True),
+        session, data, 3, validation=data, metrics=scripted(1, 3, 2), progress=False,
+        callbacks=[
+            lambda run: kept.append(run.session.get_parameter("bn.mean")),
+            EarlyStopping("score", 2, mode="max", restore_best=True),
+        ],
     )  # fmt: skip
     np.testing.assert_array_equal(session.get_parameter("bn.mean"), kept[1])
     assert not np.array_equal(kept[1], kept[2])
@@ -496,21 +527,23 @@ def test_restoring_the_best_statistics() -> None:
 
 def test_early_stopping_watches_the_loss_by_default() -> None:
     frozen = open_session(learning_rate=0.0)
-    history = fit(frozen, (X, Y), 9, shuffle=False, early_stopping=2, **QUIET)
+    history = fit(frozen, (X, Y), 9, shuffle=False, callbacks=EarlyStopping(patience=2), **QUIET)
     assert len(history.epochs) == 3
     assert history.stopped.startswith("no better loss for 2 epochs (the best: ")
-    history = fit(frozen, (X, Y), 9, evaluate=(X, Y), early_stopping=2, **QUIET)
+    history = fit(
+        frozen, (X, Y), 9, validation=(X, Y), callbacks=EarlyStopping(patience=2), **QUIET
+    )
     assert "eval_loss" in history.stopped
 
 
 def test_what_can_be_watched() -> None:
-    with pytest.raises(ArgumentError, match="pass mode='max' or mode='min'"):
+    with pytest.raises(ArgumentError, match="Pass mode='max' or mode='min'"):
         run_scripted([1], mode="auto")
     for monitor in ("confusion", "f2"):
         with pytest.raises(ArgumentError, match="there is loss, eval_loss, accuracy"):
             fit(
-                open_session(), (X, Y), evaluate=(X, Y), metrics=["accuracy", "confusion"],
-                early_stopping={"monitor": monitor}, **QUIET,
+                open_session(), (X, Y), validation=(X, Y), metrics=["accuracy", "confusion"],
+                callbacks=EarlyStopping(monitor), **QUIET,
             )  # fmt: skip
 
 
@@ -541,7 +574,7 @@ class Notes:
 def test_the_order_of_callbacks() -> None:
     notes, plain = Notes(), []
     history = fit(
-        open_session(), (X, Y), 2, batch_size=5, evaluate=(X, Y), metrics=["accuracy"],
+        open_session(), (X, Y), 2, batch_size=5, validation=(X, Y), metrics=["accuracy"],
         callbacks=[notes, lambda run: plain.append(run.epoch)], **QUIET,
     )  # fmt: skip
     first, second = history["accuracy"]
@@ -596,7 +629,7 @@ def test_an_error_in_a_callback_is_raised() -> None:
 
 
 def test_lines_on_standard_error(capfd) -> None:
-    fit(open_session(), (X, Y), 3, evaluate=(X, Y), metrics=["accuracy"])
+    fit(open_session(), (X, Y), 3, validation=(X, Y), metrics=["accuracy"])
     out, err = capfd.readouterr()
     assert out == ""
     lines = err.splitlines()
@@ -618,7 +651,7 @@ def test_a_bar(monkeypatch) -> None:
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    fit(open_session(), (X, Y), 2, batch_size=2, early_stopping=5)
+    fit(open_session(), (X, Y), 2, batch_size=2, callbacks=EarlyStopping(patience=5))
     text = terminal.getvalue()
     assert "\repoch 1/2  [==" in text
     assert "5/5" in text

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from small_runs import assert_same, open_session, parameters, samples
 
-from onnxtrain.device import random_state
-from onnxtrain.device.loop import EarlyStopping, fit
+from onnxtrain.device import random_state, schedules
+from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
 from onnxtrain.device.random_state import set_seed
 from onnxtrain.errors import ArgumentError, CheckpointError, StateError
 
@@ -54,11 +54,12 @@ def broken_run(model, settings, stops, path):
     """The same run, stopped after some steps and resumed from the file each time."""
     set_seed(11)
     session = open_session(model, learning_rate=0.01)
+    without_callbacks = {key: value for key, value in settings.items() if key != "callbacks"}
     for stop in (*stops, None):
         callbacks = [] if stop is None else [StopAt(stop)]
         history = fit(
-            session, samples(23, model), **COMMON, **settings, checkpoint=path, resume=True,
-            callbacks=callbacks,
+            session, samples(23, model), **COMMON, **without_callbacks, resume=True,
+            callbacks=[SaveCheckpoint(path), *settings.get("callbacks", ()), *callbacks],
         )  # fmt: skip
         # Another seed, which must not matter: all that is random follows from the checkpoint.
         set_seed(99)
@@ -77,21 +78,23 @@ def test_resuming_is_exact(model, stops, tmp_path) -> None:
 
 
 SETTINGS = {
-    "cosine": {"scheduler": {"name": "cosine", "warmup_ratio": 0.2}},
-    "onecycle": {"scheduler": "onecycle"},
-    "by epoch": {"scheduler": {"name": "exponential", "gamma": 0.5, "unit": "epoch"}},
+    "cosine": {"schedule": {"name": "cosine", "warmup_ratio": 0.2}},
+    "onecycle": {"schedule": "onecycle"},
+    "by epoch": {"schedule": {"name": "exponential", "gamma": 0.5, "unit": "epoch"}},
     "plateau": {
-        "scheduler": {"name": "plateau", "patience": 0, "threshold": 0.5, "factor": 0.5},
-        "evaluate": samples(10, "cnn", seed=4),
+        "schedule": {"name": "plateau", "patience": 0, "threshold": 0.5, "factor": 0.5},
+        "validation": samples(10, "cnn", seed=4),
     },
     "metrics": {
-        "evaluate": samples(10, "cnn", seed=4),
+        "validation": samples(10, "cnn", seed=4),
         "metrics": ["accuracy", "confusion", "f1"],
     },
     "early stopping": {
-        "evaluate": samples(10, "cnn", seed=4),
-        "early_stopping": EarlyStopping(min_delta=0.02, patience=1, restore_best=True),
+        "validation": samples(10, "cnn", seed=4),
+        "callbacks": [EarlyStopping(min_delta=0.02, patience=1, restore_best=True)],
     },
+    "function": {"schedule": schedules.cosine(0.05, 18, warmup=4)},
+    "micro batches": {"micro_batch_size": 3},
     "accumulation": {"accumulate": 4},
     "in order": {"shuffle": False, "drop_last": True},
 }
@@ -112,8 +115,9 @@ def test_resuming_batches_of_an_iterable(tmp_path) -> None:
     one = open_session()
     fit(one, batches, 3, progress=False)
     fit(
-        open_session(), batches, 3, checkpoint=tmp_path / "run", callbacks=StopAt(8), progress=False
-    )
+        open_session(), batches, 3, callbacks=[SaveCheckpoint(tmp_path / "run"), StopAt(8)],
+        progress=False,
+    )  # fmt: skip
     again = open_session(checkpoint=tmp_path / "run")
     with pytest.raises(ArgumentError, match="batches 4 \\(before: 5\\)"):
         fit(again, batches[:4], 3, resume=True, progress=False)
@@ -148,7 +152,7 @@ def test_resuming_in_memory() -> None:
 def test_the_time_before_an_interruption_counts() -> None:
     session = open_session()
     fit(session, samples(23), **COMMON, callbacks=StopAt(8))
-    saved = session.state.private["fit"]
+    saved = session.state._training.private["fit"]
     assert saved["seconds"] > 0
     saved["seconds"] += 100
     history = fit(session, samples(23), **COMMON, resume=True)
@@ -159,7 +163,7 @@ def test_more_epochs_can_be_added(tmp_path) -> None:
     data = samples(20)
     one, other = open_session(), open_session()
     fit(one, data, 5, seed=3, progress=False)
-    fit(other, data, 2, seed=3, checkpoint=tmp_path / "run", progress=False)
+    fit(other, data, 2, seed=3, callbacks=SaveCheckpoint(tmp_path / "run"), progress=False)
     again = open_session(checkpoint=tmp_path / "run")
     history = fit(again, data, 5, resume=True, progress=False)
     assert_same(one, again)
@@ -168,7 +172,8 @@ def test_more_epochs_can_be_added(tmp_path) -> None:
 
 def test_a_run_that_is_over_stays_over(tmp_path) -> None:
     data = samples(20)
-    history = fit(open_session(), data, 2, checkpoint=tmp_path / "run", progress=False)
+    saved = SaveCheckpoint(tmp_path / "run")
+    history = fit(open_session(), data, 2, callbacks=saved, progress=False)
     again = open_session(checkpoint=tmp_path / "run")
     before = parameters(again)
     resumed = fit(again, data, 2, resume=True, progress=False)
@@ -181,33 +186,37 @@ def test_a_run_that_stopped_early_stays_so_unless_it_may_wait_longer(tmp_path) -
     data = samples(20)
     settings = {"shuffle": False, "progress": False}
     session = open_session(learning_rate=0.0)
-    history = fit(session, data, 9, early_stopping=2, checkpoint=tmp_path / "run", **settings)
+    two, four = EarlyStopping(patience=2), EarlyStopping(patience=4)
+    saved = SaveCheckpoint(tmp_path / "run")
+    history = fit(session, data, 9, callbacks=[two, saved], **settings)
     assert len(history.epochs) == 3
     again = open_session(checkpoint=tmp_path / "run")
-    resumed = fit(again, data, 9, early_stopping=2, resume=True, **settings)
+    resumed = fit(again, data, 9, callbacks=two, resume=True, **settings)
     assert len(resumed.epochs) == 3
     assert resumed.stopped == history.stopped
-    assert len(fit(again, data, 9, early_stopping=4, resume=True, **settings).epochs) == 5
+    assert len(fit(again, data, 9, callbacks=four, resume=True, **settings).epochs) == 5
 
 
 def test_a_new_run_does_not_go_on(tmp_path) -> None:
     data = samples(20)
     session = open_session()
-    fit(session, data, 2, scheduler="linear", checkpoint=tmp_path / "run", progress=False)
+    saved = SaveCheckpoint(tmp_path / "run")
+    fit(session, data, 2, schedule="linear", callbacks=saved, progress=False)
     again = open_session(checkpoint=tmp_path / "run", learning_rate=0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        history = fit(again, data, 1, scheduler="linear", progress=False)
+        history = fit(again, data, 1, schedule="linear", progress=False)
     assert len(history.epochs) == 1
     assert again.optimizer.step_count == 3
 
 
 def test_the_same_script_starts_and_resumes(tmp_path) -> None:
     path = tmp_path / "run"
-    history = fit(open_session(), samples(8), 1, checkpoint=path, resume=True, progress=False)
+    settings = {"callbacks": SaveCheckpoint(path), "resume": True, "progress": False}
+    history = fit(open_session(), samples(8), 1, **settings)
     assert len(history.epochs) == 1
-    with pytest.raises(ArgumentError, match="the session does not come from"):
-        fit(open_session(), samples(8), 2, checkpoint=path, resume=True, progress=False)
+    with pytest.raises(ArgumentError, match="the session was not loaded from"):
+        fit(open_session(), samples(8), 2, **settings)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +235,7 @@ def test_batches_may_change_between_epochs_only(changed, message, tmp_path) -> N
         session = open_session()
         # The place after the last step of an epoch is still within it; one evaluation later not.
         stop = [StopAt(step)] if step == 3 else [lambda run: run.stop()]
-        fit(session, **given, checkpoint=path, callbacks=stop)
+        fit(session, **given, callbacks=[SaveCheckpoint(path), *stop])
     with pytest.raises(ArgumentError, match=message):
         fit(open_session(checkpoint=tmp_path / "within"), **{**given, **changed}, resume=True)
     history = fit(
@@ -256,7 +265,6 @@ class Watch:
 @pytest.mark.parametrize(
     ("every", "steps"),
     [
-        (None, [3, 6, 9]),
         ("epoch", [3, 6, 9]),
         (2, [2, 4, 6, 8, 9]),
         ((4, "epoch"), [3, 4, 6, 8, 9]),
@@ -265,8 +273,8 @@ class Watch:
 )
 def test_when_checkpoints_are_saved(every, steps, tmp_path) -> None:
     watch = Watch(tmp_path / "run")
-    fit(open_session(), samples(12), 3, batch_size=4, checkpoint=watch.path, checkpoint_every=every,
-        callbacks=watch, progress=False)  # fmt: skip
+    fit(open_session(), samples(12), 3, batch_size=4, progress=False,
+        callbacks=[SaveCheckpoint(watch.path, every), watch])  # fmt: skip
     assert watch.seen == steps
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -275,9 +283,11 @@ def test_the_best_epoch_has_a_file_of_its_own(tmp_path) -> None:
     kept = []
     session = open_session(learning_rate=0.5)
     history = fit(
-        session, samples(12), 6, evaluate=samples(30, seed=9), checkpoint=tmp_path / "run",
-        checkpoint_every="best", callbacks=lambda run: kept.append(parameters(run.session)),
-        progress=False, seed=1,
+        session, samples(12), 6, validation=samples(30, seed=9), progress=False, seed=1,
+        callbacks=[
+            SaveCheckpoint(tmp_path / "run", "best"),
+            lambda run: kept.append(parameters(run.session)),
+        ],
     )  # fmt: skip
     best = int(np.argmin(history["eval_loss"]))
     assert history.best_epoch == best + 1 < 6
@@ -289,22 +299,24 @@ def test_the_best_epoch_has_a_file_of_its_own(tmp_path) -> None:
 
 def test_the_best_is_restored_after_resuming(tmp_path) -> None:
     settings = {
-        "data": samples(12), "epochs": 6, "evaluate": samples(30, seed=9), "seed": 1,
-        "early_stopping": EarlyStopping(patience=5, restore_best=True), "progress": False,
+        "data": samples(12), "epochs": 6, "validation": samples(30, seed=9), "seed": 1,
+        "progress": False,
     }  # fmt: skip
+    early = EarlyStopping(patience=5, restore_best=True)
     one = open_session(learning_rate=0.5)
-    history = fit(one, **settings)
+    history = fit(one, **settings, callbacks=early)
     assert history.best_epoch < 4
     path = tmp_path / "run"
-    fit(open_session(learning_rate=0.5), **settings, checkpoint=path,
-        callbacks=lambda run: run.epoch == 4 and run.stop())  # fmt: skip
+    both = [SaveCheckpoint(path), early]
+    fit(open_session(learning_rate=0.5), **settings,
+        callbacks=[*both, lambda run: run.epoch == 4 and run.stop()])  # fmt: skip
     again = open_session(checkpoint=path)
-    fit(again, **settings, checkpoint=path, resume=True)
+    fit(again, **settings, callbacks=both, resume=True)
     assert_same(one, again)
     (tmp_path / "run.best").unlink()
     lost = open_session(checkpoint=path)
     with pytest.warns(UserWarning, match="its parameters were not kept"):
-        fit(lost, **settings, checkpoint=path, resume=True)
+        fit(lost, **settings, callbacks=both, resume=True)
 
 
 class SaveAt(StopAt):
@@ -331,8 +343,9 @@ def test_a_callback_saves_the_run(tmp_path) -> None:
 
 def test_parameters_and_place_of_different_steps_are_told_apart(tmp_path) -> None:
     data = samples(23)
-    settings = {"epochs": 2, "batch_size": 4, "progress": False, "checkpoint": tmp_path / "run"}
-    fit(open_session(), data, **settings, callbacks=SaveAt(8, tmp_path / "eight", True))
+    settings = {"epochs": 2, "batch_size": 4, "progress": False}
+    callbacks = [SaveCheckpoint(tmp_path / "run"), SaveAt(8, tmp_path / "eight", True)]
+    fit(open_session(), data, **settings, callbacks=callbacks)
     with pytest.raises(CheckpointError, match="at step 6, but its parameters are of step 8"):
         fit(open_session(checkpoint=tmp_path / "eight"), data, 2, resume=True, progress=False)
 
@@ -356,18 +369,19 @@ def test_parameters_and_place_of_different_steps_are_told_apart(tmp_path) -> Non
 )
 def test_a_damaged_record_is_refused(damage) -> None:
     session = open_session()
-    settings = {"epochs": 2, "early_stopping": 3, "progress": False}
+    settings = {"epochs": 2, "callbacks": EarlyStopping(), "progress": False}
     fit(session, samples(8), **settings)
-    damage(session.state.private["fit"])
+    damage(session.state._training.private["fit"])
     with pytest.raises(CheckpointError, match="record"):
         fit(session, samples(8), **settings, resume=True)
 
 
 def test_a_long_history_is_kept_in_little_room(tmp_path) -> None:
     session = open_session()
-    fit(session, samples(2000), batch_size=1, checkpoint=tmp_path / "run", progress=False)
+    settings = {"batch_size": 1, "progress": False}
+    fit(session, samples(2000), callbacks=SaveCheckpoint(tmp_path / "run"), **settings)
     empty = open_session()
-    fit(empty, samples(1), batch_size=1, checkpoint=tmp_path / "one", progress=False)
+    fit(empty, samples(1), callbacks=SaveCheckpoint(tmp_path / "one"), **settings)
     added = (tmp_path / "run").stat().st_size - (tmp_path / "one").stat().st_size
     assert added < 6 * 2000
 
@@ -396,8 +410,8 @@ def test_control_c_saves_and_returns(step, tmp_path, capfd) -> None:
     path = tmp_path / "run"
     one, other = open_session(), open_session()
     fit(one, samples(23), **COMMON, seed=2)
-    history = fit(other, samples(23), **{**COMMON, "progress": None}, seed=2, checkpoint=path,
-                  callbacks=InterruptAt(step))  # fmt: skip
+    history = fit(other, samples(23), **{**COMMON, "progress": None}, seed=2,
+                  callbacks=[SaveCheckpoint(path), InterruptAt(step)])  # fmt: skip
     assert history.interrupted
     assert len(history.losses) == step
     assert f"interrupted; saved to {path}" in capfd.readouterr().err
@@ -431,7 +445,8 @@ def test_control_c_twice_does_not_wait(tmp_path) -> None:
             yield x[None], y[None]
 
     with pytest.raises(KeyboardInterrupt):
-        fit(open_session(), batches, 2, accumulate=3, progress=False, checkpoint=tmp_path / "run")
+        fit(open_session(), batches, 2, accumulate=3, progress=False,
+            callbacks=SaveCheckpoint(tmp_path / "run"))  # fmt: skip
     assert not (tmp_path / "run").exists()
 
 
@@ -447,11 +462,11 @@ def test_control_c_during_evaluation() -> None:
         return [data]
 
     one, other = open_session(), open_session()
-    whole = fit(one, data, **COMMON, seed=2, evaluate=data)
-    history = fit(other, data, **COMMON, seed=2, evaluate=evaluation)
+    whole = fit(one, data, **COMMON, seed=2, validation=data)
+    history = fit(other, data, **COMMON, seed=2, validation=evaluation)
     assert history.interrupted
     assert (len(history.losses), len(history.epochs)) == (12, 1)
-    resumed = fit(other, data, **COMMON, seed=2, evaluate=evaluation, resume=True)
+    resumed = fit(other, data, **COMMON, seed=2, validation=evaluation, resume=True)
     assert_same(one, other)
     np.testing.assert_allclose(resumed["eval_loss"], whole["eval_loss"], rtol=1e-6)
 
@@ -470,7 +485,7 @@ def test_a_handler_of_ones_own_is_left_alone() -> None:
 RUN = """
 import sys
 from small_runs import open_session, samples
-from onnxtrain.device.loop import fit
+from onnxtrain.device.loop import SaveCheckpoint, fit
 from onnxtrain.device.random_state import set_seed
 from pathlib import Path
 
@@ -482,8 +497,8 @@ class Tell:
     def on_step_end(self, run):
         print(run.step, flush=True)
 
-fit(session, samples(23, "cnn"), 34, batch_size=4, checkpoint=path, checkpoint_every=3, resume=True,
-    scheduler={"name": "cosine", "initial_lr": 0.02}, callbacks=Tell(), progress=False)
+fit(session, samples(23, "cnn"), 34, batch_size=4, callbacks=[SaveCheckpoint(path, 3), Tell()],
+    resume=True, schedule={"name": "cosine", "initial_lr": 0.02}, progress=False)
 print("done", flush=True)
 """
 
@@ -518,7 +533,7 @@ def test_killing_the_process_at_any_moment(tmp_path) -> None:
     assert kills >= 3
     one, other = (open_session("cnn", tmp_path / name) for name in ("whole", "run"))
     assert_same(one, other)
-    records = [session.state.private["fit"] for session in (one, other)]
+    records = [session.state._training.private["fit"] for session in (one, other)]
     assert records[0]["history"]["losses"] == records[1]["history"]["losses"]
 
 
@@ -526,5 +541,5 @@ def test_a_state_that_cannot_be_saved_is_an_error(tmp_path) -> None:
     path = tmp_path / "run"
     path.mkdir()
     with pytest.raises((CheckpointError, StateError)):
-        fit(open_session(), samples(8), checkpoint=path, progress=False)
+        fit(open_session(), samples(8), callbacks=SaveCheckpoint(path), progress=False)
     assert list(path.iterdir()) == []

@@ -91,12 +91,14 @@ def test_an_optimizer_begins_anew_or_goes_on(name) -> None:
     middle = values(held)
     held.step(X, LABELS)
     wanted = values(held)
-    held.load_parameters({n: a for n, a in first.items() if held.state.is_trainable(n)})
+    held.load_parameters({n: a for n, a in first.items() if held.state.parameters[n].requires_grad})
     held.optimizer.reset()
     assert held.optimizer.step_count == 0
     for _ in range(4):
         assert held.step(X, LABELS)[0] == fresh.step(X, LABELS)[0]
-    held.load_parameters({n: a for n, a in middle.items() if held.state.is_trainable(n)})
+    held.load_parameters(
+        {n: a for n, a in middle.items() if held.state.parameters[n].requires_grad}
+    )
     held.optimizer.reset(kept)
     held.step(X, LABELS)
     assert all(np.array_equal(array, wanted[n]) for n, array in values(held).items())

@@ -149,7 +149,7 @@ def test_a_second_optimizer_goes_on_with_the_state_of_the_first() -> None:
 def test_a_second_optimizer_of_another_kind_is_refused() -> None:
     session = open_session("head")
     state = session.state
-    content = state.content(include_optimizer_state=False)
+    content = state._training.content(include_optimizer_state=False)
     assert content.optimizer_groups == {}
     session.step(*samples())
     other = GOLDEN / "head" / "training_model.onnx"

@@ -60,7 +60,7 @@ def test_without_the_optimizer_the_file_is_small(tmp_path) -> None:
     small, whole = ((tmp_path / name).stat().st_size for name in ("small", "whole"))
     numbers = session.get_parameters_size()
     assert small < 4 * numbers + 1000 and whole > small + 2 * 4 * numbers
-    assert not CheckpointState.load_checkpoint(tmp_path / "small").groups
+    assert not CheckpointState.load_checkpoint(tmp_path / "small")._training.groups
 
 
 def test_bytes_are_what_a_file_holds(tmp_path) -> None:
@@ -206,9 +206,9 @@ def test_a_frozen_parameter_can_be_set(name) -> None:
 def test_setting_a_frozen_parameter_to_what_it_is_makes_nothing_anew() -> None:
     state, _ = module_of("head")
     state.parameters["fc1.weight"] = state.parameters["fc1.weight"].data.copy()
-    assert state.frozen.version == 0
+    assert state._training.frozen.version == 0
     state.parameters["fc1.weight"] = -state.parameters["fc1.weight"].data
-    assert state.frozen.version == 1
+    assert state._training.frozen.version == 1
 
 
 def test_a_frozen_parameter_that_was_set_is_saved(tmp_path) -> None:
@@ -356,8 +356,19 @@ def test_names_of_properties_are_checked(name) -> None:
 def test_what_the_program_keeps_is_no_property_of_the_user(tmp_path) -> None:
     session = open_session("cnn", learning_rate=0.25)
     session.step(*samples(model="cnn"))
-    session.state.private["place"] = {"epoch": 3}
+    session.state._training.private["place"] = {"epoch": 3}
     session.save_checkpoint(tmp_path / "c")
     again = open_session("cnn", tmp_path / "c")
     assert len(again.state.properties) == 0 and again.get_learning_rate() == 0.25
-    assert again.state.private == {"place": {"epoch": 3}}
+    assert again.state._training.private == {"place": {"epoch": 3}}
+
+
+def test_what_users_see_of_a_state() -> None:
+    seen = [name for name in dir(CheckpointState) if not name.startswith("_")]
+    assert seen == [
+        "has_parameter", "load_checkpoint", "nominal", "parameters", "properties",
+        "save_checkpoint", "to_bytes",
+    ]  # fmt: skip
+    state = open_session().state
+    assert [name for name in vars(state) if not name.startswith("_")] == []
+    assert state.has_parameter("fc1.weight") and not state.has_parameter("fc9.weight")

@@ -10,7 +10,7 @@ from onnxtrain.device.loop.history import EpochRecord
 from onnxtrain.device.loop.progress import (
     Bar,
     Lines,
-    Silent,
+    ProgressDisplay,
     bar_line,
     describe,
     duration,
@@ -130,10 +130,10 @@ def test_what_is_shown_where(monkeypatch) -> None:
     assert type(make_progress(None, Terminal())) is Bar
     assert type(make_progress(True, Terminal())) is Bar
     assert type(make_progress(None, io.StringIO())) is Lines
-    assert type(make_progress(False, Terminal())) is Silent
+    assert type(make_progress(False, Terminal())) is ProgressDisplay
     assert type(make_progress("lines", Terminal())) is Lines
     assert type(make_progress("bar", io.StringIO())) is Bar
-    own = Silent()
+    own = ProgressDisplay()
     assert make_progress(own) is own
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert type(make_progress(None)) is Bar

@@ -126,11 +126,11 @@ def test_what_is_resumed_draws_on() -> None:
     losses(session, 3)
     again = reopened(session, "cnn")
     assert losses(session) == losses(again)
-    assert session.state.random.saved() == again.state.random.saved()
-    assert session.state.random.draws == 7
+    assert session.state._training.random.saved() == again.state._training.random.saved()
+    assert session.state._training.random.draws == 7
 
 
 def test_evaluation_draws_nothing() -> None:
     session = open_session("cnn")
     session.eval_step(*samples(model="cnn"))
-    assert session.state.random.draws == 0
+    assert session.state._training.random.draws == 0

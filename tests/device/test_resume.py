@@ -128,7 +128,7 @@ session.save_checkpoint({path!r} + ".later")
 def test_a_full_disk_leaves_the_old_checkpoint(share, external, tmp_path) -> None:
     session = open_session("cnn")
     session.step(*samples(model="cnn"))
-    session.state._has_external_data = external
+    session.state._training._has_external_data = external
     path = tmp_path / "c"
     session.save_checkpoint(path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -150,7 +150,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(share, external, tmp_path) -> Non
 def test_a_checkpoint_with_external_data_resumes(tmp_path) -> None:
     session = open_session("cnn")
     session.step(*samples(model="cnn"))
-    session.state._has_external_data = True
+    session.state._training._has_external_data = True
     session.save_checkpoint(tmp_path / "c")
     assert (tmp_path / "c.data").exists()
     again = open_session("cnn", tmp_path / "c")
@@ -166,7 +166,7 @@ def test_a_checkpoint_with_external_data_resumes(tmp_path) -> None:
 def test_saving_over_the_file_that_was_loaded(tmp_path) -> None:
     """Frozen parameters are views of the file, which lives on until they are let go."""
     session = open_session("head")
-    session.state._has_external_data = True
+    session.state._training._has_external_data = True
     path = tmp_path / "c"
     session.save_checkpoint(path)
     session = open_session("head", path)
@@ -222,6 +222,6 @@ def test_what_is_saved_is_what_the_file_holds(tmp_path) -> None:
     content = read_checkpoint(tmp_path / "c")
     assert content.optimizer_groups["group0"].step == 3
     again = CheckpointState(content)
-    assert again.saved_learning_rate == session.get_learning_rate()
-    assert again.saved_scheduler == {"kind": "cosine", "state": scheduler.state()}
-    assert again.random.saved() == {"seed": 7, "draws": 3}
+    assert again._training.saved_learning_rate == session.get_learning_rate()
+    assert again._training.saved_scheduler == {"kind": "cosine", "state": scheduler.state()}
+    assert again._training.random.saved() == {"seed": 7, "draws": 3}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small_runs import open_session, reopened, samples
 
-from onnxtrain.device.schedulers.rates import (
+from onnxtrain.device.schedulers import (
     SCHEDULERS,
     ConstantLRScheduler,
     CosineLRScheduler,
@@ -202,14 +202,14 @@ def test_plateau_with_other_settings_goes_on_counting() -> None:
         (lambda opt: LinearLRScheduler(opt, 1, 2, "fast"), "initial_lr must be a finite"),
         (lambda opt: LinearLRScheduler(opt, True, 2, 1.0), "warmup_step_count must be a whole"),
         (lambda opt: ConstantLRScheduler(opt, first_step=-1), "first_step must be"),
-        (lambda opt: CosineLRScheduler(opt, 1, 5, 0.1, min_lr=0.2), "more than the initial rate"),
+        (lambda opt: CosineLRScheduler(opt, 1, 5, 0.1, min_lr=0.2), "more than the highest rate"),
         (lambda opt: CosineLRScheduler(opt, 1, 5, 0.1, cycles=0), "cycles must be more than 0"),
         (lambda opt: StepLRScheduler(opt, 0), "step_size must be a whole number of at least 1"),
         (lambda opt: StepLRScheduler(opt, 1, 0.0), "gamma must be more than 0"),
         (lambda opt: MultiStepLRScheduler(opt, []), "milestones must be"),
         (lambda opt: MultiStepLRScheduler(opt, [3, 1]), "in rising order"),
         (lambda opt: ExponentialLRScheduler(opt, float("inf")), "gamma must be a finite"),
-        (lambda opt: OneCycleLRScheduler(opt, 1.0, 0), "total_step_count must be"),
+        (lambda opt: OneCycleLRScheduler(opt, 1.0, 0), "steps must be"),
         (lambda opt: OneCycleLRScheduler(opt, 1.0, 9, pct_start=1.5), "pct_start must be from 0"),
         (lambda opt: OneCycleLRScheduler(opt, 1.0, 9, 0.6, three_phase=True), "at most 0.5"),
         (lambda opt: OneCycleLRScheduler(opt, 1.0, 9, anneal_strategy="cosine"), "one of 'cos'"),
@@ -237,11 +237,11 @@ def test_a_damaged_state_is_refused() -> None:
     session = open_session()
     PlateauLRScheduler(session.optimizer)
     again = reopened(session)
-    again.state.saved_scheduler["state"]["bad_steps"] = "many"
+    again.state._training.saved_scheduler["state"]["bad_steps"] = "many"
     with pytest.raises(CheckpointError, match="'many' as bad_steps"):
         PlateauLRScheduler(again.optimizer)
     again = reopened(session)
-    del again.state.saved_scheduler["state"]["initial_lr"]
+    del again.state._training.saved_scheduler["state"]["initial_lr"]
     with pytest.raises(CheckpointError, match="initial_lr"):
         PlateauLRScheduler(again.optimizer)
 
@@ -251,3 +251,15 @@ def test_every_scheduler_has_a_name_and_says_what_it_is() -> None:
     session = open_session()
     text = repr(LinearLRScheduler(session.optimizer, 1, 2, 0.5))
     assert text.startswith("LinearLRScheduler(warmup_step_count=1, total_step_count=2")
+
+
+def test_the_schedules_of_the_front_door() -> None:
+    from onnxtrain.schedules import cosine, linear
+
+    import onnxtrain
+
+    assert onnxtrain.schedules.cosine is cosine
+    rates = [linear(1.0, 4, warmup=2, end=0.5)(step) for step in range(6)]
+    assert rates == [0.0, 0.5, 1.0, 0.75, 0.5, 0.5]
+    with pytest.raises(ArgumentError, match=r"warmup \(5\) is more than all steps \(4\)"):
+        cosine(1.0, 4, warmup=5)

@@ -81,8 +81,8 @@ def by_loop(folder: Path, data) -> list[float]:
     session = TrainingSession.from_folder(folder)
     arrays = tuple(data[name] for name in session.input_names())
     history = onnxtrain.fit(
-        session, arrays, epochs=2, batch_size=4, evaluate=arrays, metrics=["accuracy"],
-        checkpoint=folder / "fitted", progress=False, seed=3,
+        session, arrays, epochs=2, batch_size=4, validation=arrays, metrics=["accuracy"],
+        callbacks=onnxtrain.SaveCheckpoint(folder / "fitted"), progress=False, seed=3,
     )  # fmt: skip
     return [float(loss) for loss in history.losses]
 

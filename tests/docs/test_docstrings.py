@@ -46,7 +46,7 @@ def energy() -> onnx.ModelProto:
 
 def surroundings(module: str) -> contextlib.AbstractContextManager[object]:
     """Return what an example stands in: losses are called while a model is built."""
-    if module.startswith("onnxtrain.onnxblock"):
+    if module.startswith(("onnxtrain.offline.blocks", "onnxtrain.offline.losses")):
         model = network()
         model.graph.output[0].name = "output"
         model.graph.node[-1].output[0] = "output"

@@ -68,7 +68,7 @@ def reason(reply) -> str:
 
 def first_values(name="mlp") -> dict[str, np.ndarray]:
     state = TrainingSession.from_folder(GOLDEN / name).state
-    return {n: np.array(state.value_of(n)) for n in state.names()}
+    return {name: np.array(parameter.data) for name, parameter in state.parameters}
 
 
 def loss_with(values, name="mlp") -> float:

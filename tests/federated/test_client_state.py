@@ -111,7 +111,7 @@ def test_constants_that_are_no_floats_travel_once_too(tmp_path) -> None:
         artifact_directory=folder, nominal_checkpoint=True,
     )  # fmt: skip
     session = TrainingSession.from_folder(folder)
-    assert session.state.has("table")
+    assert session.state.has_parameter("table")
     pack(folder, tmp_path / "a.json")
     config = {"learning-rate": 0.01}
     small = federate(folder, client_app(tmp_path / "a.json", of_client), rounds=2, config=config)

@@ -24,7 +24,7 @@ from gradcheck import check_emitted, run
 from onnxtrain.api import TrainingSession
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
 from onnxtrain.offline.autodiff.engine import ActivePath
-from onnxtrain.offline.frontend.canonical_model import prepare
+from onnxtrain.offline.frontend.canonical_model import canonical_model
 
 WHEELS = Path(os.environ.get("ONNXTRAIN_MODELS", Path(__file__).parents[2] / ".venv" / "models"))
 pytestmark = pytest.mark.skipif(
@@ -79,7 +79,7 @@ def stored_model(case: str, name: str, folder: Path) -> Path:
 
 def trainable(path: Path) -> tuple[str, list[str]]:
     """The first output, and every float initializer that it has a gradient for, but statistics."""
-    model = prepare(path)
+    model = canonical_model(path)
     graph, output = model.graph, model.graph.outputs[0]
     statistics = {
         value for node in graph.all_nodes() if node.op_type == "BatchNormalization"
@@ -135,7 +135,7 @@ def test_artifacts_train_on_the_device(case: str, tmp_path: Path) -> None:
         optimizer=OptimType.SGD, artifact_directory=tmp_path / "artifacts",
     )  # fmt: skip
     _, names = trainable(path)  # among them numbers of which nothing tells what they are
-    graph = prepare(path).graph
+    graph = canonical_model(path).graph
     several = [n for n in names if math.prod(graph.initializers[n].shape) > 1]
     assert set(several) <= set(written.trainable) <= set(names)
     training = TrainingSession.from_folder(written.directory)

@@ -17,21 +17,21 @@ Array = np.ndarray[Any, Any]
 
 
 def optimizer_graph(
-    optimizer: Optimizer, parameters: Mapping[str, Array], in_pieces: bool = False
+    optimizer: Optimizer, parameters: Mapping[str, Array], chunked: bool = False
 ) -> ir.Graph:
     graph = ir.Graph([], [], nodes=[], name="optimizer", opset_imports={"": 18})
     described = [
         (name, ir.DataType.from_numpy(a.dtype), list(a.shape)) for name, a in parameters.items()
     ]
-    write_optimizer(Ops(graph, 18), optimizer, described, "updated_flag", in_pieces=in_pieces)
+    write_optimizer(Ops(graph, 18), optimizer, described, "updated_flag", chunked=chunked)
     return graph
 
 
 def optimizer_model(
-    optimizer: Optimizer, parameters: Mapping[str, Array], in_pieces: bool = False
+    optimizer: Optimizer, parameters: Mapping[str, Array], chunked: bool = False
 ) -> onnx.ModelProto:
     made: onnx.ModelProto = ir.to_proto(
-        ir.Model(optimizer_graph(optimizer, parameters, in_pieces), ir_version=8)
+        ir.Model(optimizer_graph(optimizer, parameters, chunked), ir_version=8)
     )
     return made
 
@@ -48,7 +48,7 @@ class Training:
         parameters: Mapping[str, Array],
         *,
         in_place: bool = False,
-        in_pieces: bool = False,
+        chunked: bool = False,
         level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
         threads: int = 1,
     ) -> None:
@@ -57,7 +57,7 @@ class Training:
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         self.session = ort.InferenceSession(
-            optimizer_model(optimizer, parameters, in_pieces).SerializeToString(),
+            optimizer_model(optimizer, parameters, chunked).SerializeToString(),
             options,
             providers=["CPUExecutionProvider"],
         )

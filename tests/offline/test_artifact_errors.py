@@ -15,7 +15,12 @@ from onnx import TensorProto, helper
 from graphs import linear, model, value
 from onnxtrain import onnxblock
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
-from onnxtrain.errors import ModelError, NotDifferentiableError, OnnxTrainError
+from onnxtrain.errors import (
+    ModelError,
+    NotDifferentiableError,
+    OnnxTrainError,
+    UnknownNameError,
+)
 from onnxtrain.onnxblock.optim import SGD, ParameterGroup
 
 BAD = {
@@ -25,8 +30,11 @@ BAD = {
     "overlapping patterns": (
         {"requires_grad": ["w"], "frozen_params": ["*"]}, OnnxTrainError, "'w' cannot both train"
     ),
-    "unknown name": ({"requires_grad": ["v"]}, LookupError, "'v'.*its weights are 'w', 'b'"),
+    "unknown name": ({"requires_grad": ["v"]}, LookupError, "'v'.*Its weights are 'w', 'b'"),
     "unmatched pattern": ({"requires_grad": ["v*"]}, LookupError, "'v\\*'"),
+    "unmatched frozen pattern": (
+        {"frozen_params": ["b", "typo.*"]}, LookupError, r"'typo\.\*', which matches no initializer"
+    ),
     "a value in between": (
         {"requires_grad": ["y"]}, LookupError, r"'y', which is computed by Relu \(node 'relu'\)"
     ),
@@ -83,6 +91,26 @@ def test_bad_input_leaves_no_file(case: str, tmp_path: Path) -> None:
         generate_artifacts(linear(), **arguments, artifact_directory=tmp_path / "out")
     assert issubclass(kind, RuntimeError) or isinstance(raised.value, OnnxTrainError)
     assert not os.listdir(tmp_path)
+
+
+def test_a_frozen_name_that_is_missing_is_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="frozen_params names 'w2': the model has no such"):
+        made = generate_artifacts(
+            linear(), frozen_params=["w2", "b"], artifact_directory=tmp_path,
+            loss=onnxblock.loss.MSELoss(), loss_input_names=["y"],
+        )  # fmt: skip
+    assert set(made.trainable) == {"w"}
+
+
+@pytest.mark.parametrize("argument", ["requires_grad", "frozen_params"])
+def test_an_unmatched_pattern_suggests_similar_names(argument: str, tmp_path: Path) -> None:
+    given = linear()
+    for node in given.graph.node:
+        node.input[:] = ["decoder.weight" if name == "w" else name for name in node.input]
+    for tensor in given.graph.initializer:
+        tensor.name = "decoder.weight" if tensor.name == "w" else tensor.name
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'decoder\.weight'\?"):
+        generate_artifacts(given, **{argument: ["decodr.*"]}, artifact_directory=tmp_path)
 
 
 def test_integers_do_not_train(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The report of the training benchmark: what is judged, and what is said of it."""
+"""The pages of the training benchmark: which ratios are formed, and what is said of them."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -45,14 +46,14 @@ def run(*rows: dict, curves=()) -> dict:
     }  # fmt: skip
 
 
-def judged(measured: dict, reasons=None) -> dict:
-    import bars
+def compared(measured: dict, reasons=None) -> dict:
+    import ratios
 
-    return {(v.bar, v.row): v for v in bars.judge(measured, reasons or {})}
+    return {(r.quantity, r.row): r for r in ratios.compare(measured, reasons or {})}
 
 
 def test_ours_is_compared_with_the_best_that_runs() -> None:
-    found = judged(
+    found = compared(
         run(
             row(
                 result("onnxtrain", (9.0, 1.0, 1.5)),
@@ -62,14 +63,14 @@ def test_ours_is_compared_with_the_best_that_runs() -> None:
             )
         )
     )
-    verdict = found["step time", "mlp-1-64"]
-    assert (verdict.ratio, verdict.against, verdict.outcome) == (0.5, "torch.compile", "pass")
+    ratio = found["step time", "mlp-1-64"]
+    assert (ratio.value, ratio.against, ratio.met) == (0.5, "torch.compile", True)
 
 
-def test_the_median_of_the_repeats_counts_and_a_tie_passes() -> None:
+def test_the_median_of_the_repeats_counts_and_a_tie_meets_the_goal() -> None:
     measured = run(row(result("onnxtrain", (1.0, 5.0, 2.0)), result("torch", (2.0, 2.0, 9.0))))
-    verdict = judged(measured)["step time", "mlp-1-64"]
-    assert (verdict.ratio, verdict.outcome) == (1.0, "pass")
+    ratio = compared(measured)["step time", "mlp-1-64"]
+    assert (ratio.value, ratio.met, ratio.above_one) == (1.0, True, False)
 
 
 def test_the_mean_over_rows_is_geometric() -> None:
@@ -77,19 +78,20 @@ def test_the_mean_over_rows_is_geometric() -> None:
         row(result("onnxtrain", (1.0,)), result("torch", (4.0,)), name="a"),
         row(result("onnxtrain", (2.0,)), result("torch", (2.0,)), name="b"),
     ]
-    assert judged(run(*rows))["step time, geometric mean", "all rows"].ratio == pytest.approx(0.5)
+    assert compared(run(*rows))["step time, geometric mean", "all rows"].value == pytest.approx(0.5)
 
 
-def test_no_figure_of_ours_fails_and_none_of_a_peer_compares_nothing() -> None:
-    lost = judged(run(row(failure("onnxtrain", "broken"), result("torch"))))
-    assert lost["step time", "mlp-1-64"].outcome == "FAIL"
-    assert lost["step time, geometric mean", "all rows"].outcome == "FAIL"
-    alone = judged(run(row(result("onnxtrain"), failure("upstream", "broken"))))
-    assert alone["artifacts, of upstream", "mlp-1-64"].outcome == "no comparison"
+def test_a_missing_figure_of_ours_misses_the_goal_and_one_of_a_peer_compares_nothing() -> None:
+    lost = compared(run(row(failure("onnxtrain", "broken"), result("torch"))))
+    assert lost["step time", "mlp-1-64"].missed
+    assert lost["step time, geometric mean", "all rows"].missed
+    alone = compared(run(row(result("onnxtrain"), failure("upstream", "broken"))))
+    ratio = alone["artifacts", "mlp-1-64"]
+    assert not ratio.missed and not ratio.met
 
 
-def test_memory_and_start_are_held_against_the_better_torch() -> None:
-    found = judged(
+def test_memory_and_start_are_compared_with_the_better_torch() -> None:
+    found = compared(
         run(
             row(
                 result("onnxtrain", start=(0.5,), peak=50),
@@ -99,21 +101,19 @@ def test_memory_and_start_are_held_against_the_better_torch() -> None:
             )
         )
     )
-    memory = found["peak memory, of torch", "mlp-1-64"]
-    start = found["start to first step, of torch", "mlp-1-64"]
-    assert (memory.ratio, memory.against) == (0.5, "torch")
-    assert (start.ratio, start.against) == (0.25, "torch.compile")
+    memory = found["peak memory", "mlp-1-64"]
+    start = found["start to first step", "mlp-1-64"]
+    assert (memory.value, memory.against) == (0.5, "torch")
+    assert (start.value, start.against) == (0.25, "torch.compile")
 
 
 def test_the_smallest_artifacts_of_upstream_are_the_measure() -> None:
     other = result("upstream", artifacts=3_000_000, smallest_artifacts=500_000)
-    assert (
-        judged(run(row(result("onnxtrain"), other)))["artifacts, of upstream", "mlp-1-64"].ratio
-        == 2.0
-    )
+    found = compared(run(row(result("onnxtrain"), other)))
+    assert found["artifacts", "mlp-1-64"].value == 2.0
 
 
-def test_the_head_only_row_has_bars_of_its_own() -> None:
+def test_the_head_only_row_has_goals_of_its_own() -> None:
     measured = run(
         row(
             result("onnxtrain", (1.0,)),
@@ -122,9 +122,9 @@ def test_the_head_only_row_has_bars_of_its_own() -> None:
             name="mobilenet-head",
         )
     )
-    found = judged(measured)
-    assert found["step time, of torch eager", "mobilenet-head"].passed
-    assert found["step time, of torch.compile", "mobilenet-head"].failed
+    found = compared(measured)
+    assert found["step time, of torch eager", "mobilenet-head"].met
+    assert found["step time, of torch.compile", "mobilenet-head"].missed
 
 
 def curve(ours, theirs) -> dict:
@@ -140,23 +140,70 @@ def curve(ours, theirs) -> dict:
 
 def test_growth_compares_what_each_unit_adds() -> None:
     # Ours grows fivefold and torch by half, but each unit adds 0.4 here and 0.5 there.
-    found = judged(run(row(result("onnxtrain")), curves=[curve((1.0, 5.0), (10.0, 15.0))]))
-    assert found["growth of step time", "batch"].ratio == pytest.approx(0.8)
-    lost = judged(run(row(result("onnxtrain")), curves=[curve((1.0, None), (1.0, 2.0))]))
-    assert lost["growth of step time", "batch"].failed
+    found = compared(run(row(result("onnxtrain")), curves=[curve((1.0, 5.0), (10.0, 15.0))]))
+    assert found["growth of step time", "batch"].value == pytest.approx(0.8)
+    lost = compared(run(row(result("onnxtrain")), curves=[curve((1.0, None), (1.0, 2.0))]))
+    assert lost["growth of step time", "batch"].missed
 
 
-def test_a_failing_bar_is_explained_where_the_reason_is_known() -> None:
-    import bars
+def test_a_slower_step_is_explained_where_the_reason_is_known() -> None:
+    import ratios
     import report
 
     measured = run(row(result("onnxtrain", (3.0,)), result("torch", (2.0,))))
     reasons = {"step time": {"mlp-1-64": "it is slow"}}
-    assert judged(measured, reasons)["step time", "mlp-1-64"].reason == "it is slow"
-    table = report.bars_table(bars.judge(measured, reasons), measured)
-    line = next(line for line in table.splitlines() if line.startswith("| step time | the mlp"))
-    assert "1.500" in line and "**FAIL**" in line and "it is slow" in line
-    assert "not explained yet" in table  # the geometric mean
+    page = report.summary(measured, ratios.compare(measured, reasons))
+    assert "- the mlp-1-64, 1.50 times torch eager: it is slow.\n" in page
+    assert "not explained yet" in report.summary(measured, ratios.compare(measured, {}))
+
+
+def test_an_equal_step_needs_no_explanation() -> None:
+    import ratios
+    import report
+
+    measured = run(row(result("onnxtrain", (1.004,)), result("torch", (1.0,))))
+    page = report.summary(measured, ratios.compare(measured, {}))
+    assert "Where a step takes longer" not in page
+    assert "| **1.00** |" in page
+
+
+def test_the_sentences_have_the_figures_of_the_run() -> None:
+    import ratios
+    import report
+
+    rows = [
+        row(
+            result("onnxtrain", (ours,), (0.5,), peak),
+            result("torch", (2.0,), (2.0,), 100_000_000),
+            name=name,
+        )
+        for name, ours, peak in (("a", 2.1, 25_000_000), ("b", 3.0, 50_000_000))
+    ]
+    measured = {**run(*rows), "installed": {"onnxtrain": 5_000_000, "torch": 90_000_000}}
+    memory, start, steps = report.sentences(measured, ratios.compare(measured, {}))
+    assert (
+        "takes 25 to 50 % of the memory" in memory
+        and "5 MB of installed files instead of 90" in memory
+    )
+    assert "done 0.5 s after" in start and "takes 2.0 s" in start
+    assert "the fastest other's time for the a. Elsewhere it takes 1.50 times as long" in steps
+
+
+def test_the_published_pages_are_those_of_the_published_figures() -> None:
+    """And say nothing of our goals."""
+    import ratios
+    import report
+
+    docs = TRAINING.parents[1] / "docs"
+    measured = json.loads((docs / "performance.json").read_text())
+    found = ratios.compare(measured)
+    for name, text in (
+        ("performance.md", report.summary(measured, found, "performance.svg")),
+        ("performance-method.md", report.details(measured, found, "performance-growth.svg")),
+    ):
+        page = (docs / name).read_text()
+        assert f"{report.BEGIN}\n{text}{report.END}" in page, "python benchmarks/training --render"
+        assert "FAIL" not in page and " bar " not in page and "not explained yet" not in page
 
 
 def test_a_peer_that_fails_is_in_the_table_with_its_message() -> None:
@@ -166,7 +213,7 @@ def test_a_peer_that_fails_is_in_the_table_with_its_message() -> None:
     measured = run(row(result("onnxtrain"), result("torch"), failure("onnxsim", message)))
     line = next(line for line in report.table(measured).splitlines() if "onnxsim" in line)
     assert "fails: no rule \\| for 'LSTM'" in line and line.endswith("… | — | — | — | — | — |")
-    assert "x" * 300 in report.markdown(measured, [])
+    assert "x" * 300 in report.details(measured, [])
 
 
 def test_numbers_of_a_line() -> None:
@@ -182,8 +229,10 @@ def test_a_busy_machine_is_mentioned() -> None:
     import report
 
     measured = run(row(result("onnxtrain")))
-    assert "not quiet" not in report.markdown(measured, [])
-    assert "not quiet" in report.markdown({**measured, "load": [1.5, 2.0]}, [])
+    busy = {**measured, "load": [1.5, 2.0]}
+    assert "not quiet" not in report.details(measured, [])
+    assert "not quiet" in report.details(busy, [])
+    assert "load 1.5 before the run" in report.summary(busy, [])
 
 
 def test_the_report_replaces_what_is_between_the_markers(tmp_path: Path) -> None:
@@ -249,8 +298,8 @@ def test_without_patience_a_burst_counts_all_the_same_and_that_is_said():
     cores = cores_that_say(100.0, 300.0, patience=0.0)
     assert cores.burst(lambda: "steps") == "steps"
     assert cores.apart_bursts == 1
-    text = report.markdown({**run(row(result("onnxtrain"))), "cores": cores.summary()}, [])
-    assert "1 bursts were taken with the cores apart" in text
+    text = report.details({**run(row(result("onnxtrain"))), "cores": cores.summary()}, [])
+    assert "except for 1 bursts" in text
 
 
 def test_where_nothing_can_be_told_of_the_cores_nothing_is_said():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -55,6 +56,30 @@ def test_operator(name: str, opset: int) -> None:
     found = result_of(block, *names, feeds={"x": X}, base=two_heads(opset))
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_operators_with_attributes_of_every_kind() -> None:
+    number = numpy_helper.from_array(np.array([7], np.int64))
+    found = result_of(
+        lambda y: blocks.Operator("ConstantOfShape", value=number)(blocks.Operator("Shape")(y)),
+        "y", feeds={"x": X},
+    )  # fmt: skip
+    assert found.dtype == np.int64
+    assert (found == 7).all()
+    found = result_of(
+        lambda y: blocks.Operator("ConstantOfShape")(blocks.Operator("Shape")(y)),
+        "y", feeds={"x": X},
+    )  # fmt: skip
+    assert found.dtype == np.float32
+    found = result_of(lambda y, z: blocks.Operator("Clip")(y, "", z), "y", "least", feeds={"x": X},
+                      base=with_scalar())  # fmt: skip
+    np.testing.assert_allclose(found, Y.clip(None, 0.25), rtol=1e-5)
+
+
+def with_scalar() -> onnx.ModelProto:
+    base = two_heads()
+    base.graph.initializer.append(numpy_helper.from_array(np.float32(0.25), "least"))
+    return base
 
 
 def test_log() -> None:

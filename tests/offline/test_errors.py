@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 
 import onnxtrain
 from graphs import linear, model, value
+from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.errors import (
     MissingGradientError,
     ModelError,
@@ -141,9 +142,28 @@ def test_all_missing_rules_at_once() -> None:
         given.graph.value_info.append(value(name, [2]))
     error = fails(
         MissingGradientError, "my.own.Strange", "'first'", "my.own.Odd", "'second'", "'x'",
-        "freeze", "onnxtrain.offline.autodiff.rule", "straight_through", model=given, wrt="x",
+        "onnxtrain.offline.autodiff.rule", "straight_through", model=given, wrt="x",
     )  # fmt: skip
     assert [m.node for m in error.missing] == ["first", "second"]
+    assert "freeze" not in str(error)
+
+
+def test_a_missing_gradient_in_training_advises_what_training_takes(tmp_path: Path) -> None:
+    given = model(
+        [
+            helper.make_node("Mul", ["x", "w"], ["a"], "scale"),
+            helper.make_node("Strange", ["a"], ["b"], "own", domain="my.own"),
+        ],
+        [value("x", ["n", 2])],
+        [value("b", ["n", 2])],
+        {"w": np.ones(2, np.float32)},
+        domains=["my.own"],
+    )
+    with pytest.raises(MissingGradientError) as caught:
+        generate_artifacts(given, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path)
+    message = str(caught.value)
+    assert "my.own.Strange (node 'own')" in message
+    assert "freeze" in message and "straight_through" not in message
 
 
 def test_a_refused_operator_says_why() -> None:

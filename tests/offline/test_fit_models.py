@@ -12,7 +12,7 @@ from graphs import linear, model, value
 from onnxtrain import artifacts, onnxblock
 from onnxtrain.device.loop import evaluate, fit
 from onnxtrain.device.loop.metrics import Accuracy, MeanAbsoluteError
-from onnxtrain.device.loop.nan_guard import Guard
+from onnxtrain.device.loop.nan_guard import CheckFinite, NanGuard
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, InputError
 from two_heads import two_heads
@@ -52,8 +52,8 @@ def test_training_as_in_torch(tmp_path: Path) -> None:
     x, labels = torch.randn(50, 20), torch.randint(0, 5, (50,))
     session.set_learning_rate(0.2)
     history = fit(
-        session, (x.numpy(), labels.numpy()), 4, batch_size=16, shuffle=False, scheduler="cosine",
-        evaluate=(x.numpy(), labels.numpy()), metrics=["accuracy", "top2"], **QUIET,
+        session, (x.numpy(), labels.numpy()), 4, batch_size=16, shuffle=False, schedule="cosine",
+        validation=(x.numpy(), labels.numpy()), metrics=["accuracy", "top2"], **QUIET,
     )  # fmt: skip
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
@@ -83,7 +83,7 @@ def test_batches_of_a_torch_loader(tmp_path: Path) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(30, 4), torch.randint(0, 2, (30,)))
     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
     history = fit(
-        session, loader, 2, scheduler="linear", evaluate=loader, metrics=["accuracy"], **QUIET
+        session, loader, 2, schedule="linear", validation=loader, metrics=["accuracy"], **QUIET
     )
     assert len(history.losses) == 8
     assert history["samples"] == [30, 30]
@@ -99,7 +99,7 @@ def test_regression(tmp_path: Path) -> None:
     )
     session.set_learning_rate(0.3)
     history = fit(
-        session, (x, target), 30, evaluate=(x, target), metrics=["mae", "mse", "rmse"], seed=0,
+        session, (x, target), 30, validation=(x, target), metrics=["mae", "mse", "rmse"], seed=0,
         **QUIET,
     )  # fmt: skip
     last = history.epochs[-1]
@@ -118,7 +118,7 @@ def test_yes_or_no(tmp_path: Path) -> None:
     )  # fmt: skip
     session.set_learning_rate(1.0)
     history = fit(
-        session, (x, yes), 20, evaluate=(x, yes), metrics=["accuracy", "f1", "confusion"], seed=0,
+        session, (x, yes), 20, validation=(x, yes), metrics=["accuracy", "f1", "confusion"], seed=0,
         **QUIET,
     )  # fmt: skip
     last = history.epochs[-1]
@@ -131,7 +131,7 @@ def test_metrics_need_an_output(tmp_path: Path) -> None:
     session = session_of(dense(), tmp_path, loss=CROSS_ENTROPY)
     data = np.zeros((8, 4), np.float32), np.zeros(8, np.int64)
     with pytest.raises(ArgumentError, match="additional_output_names"):
-        fit(session, data, evaluate=data, metrics=["accuracy"], **QUIET)
+        fit(session, data, validation=data, metrics=["accuracy"], **QUIET)
     assert list(evaluate(session, data)) == ["eval_loss"]
 
 
@@ -188,6 +188,6 @@ def test_a_model_of_a_fixed_batch(tmp_path: Path) -> None:
 def test_large_models_are_looked_at_less_often(tmp_path: Path) -> None:
     small = session_of(dense(), tmp_path / "small", loss=CROSS_ENTROPY)
     large = session_of(dense(inputs=1000, outputs=1001), tmp_path / "large", loss=CROSS_ENTROPY)
-    assert Guard(small, None).every == 1
-    assert Guard(large, None).every == 5
-    assert Guard(large, 1).every == 1
+    assert NanGuard(small).every == 1
+    assert NanGuard(large).every == 5
+    assert NanGuard(large, CheckFinite()).every == 1

@@ -7,64 +7,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-import onnxtrain
-from graphs import model, value
+from loss_models import build, evaluate
 from onnxtrain import onnxblock
 from onnxtrain.onnxblock import loss
 
 REDUCTIONS = ["mean", "sum", "none"]
 KIND = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
-Feeds = dict[str, np.ndarray]
-
-
-def build(
-    block: onnxblock.Block,
-    shape: Any,
-    kind: int = TensorProto.FLOAT,
-    opset: int = 18,
-    **options: Any,
-) -> onnx.ModelProto:
-    """Return the model of a loss of the output y of y = x."""
-    nodes = [helper.make_node("Identity", ["x"], ["y"])]
-    base = model(nodes, [value("x", shape, kind)], [value("y", shape, kind)], opset=opset)
-    whole = Whole(block)
-    with onnxblock.base(base):
-        whole("y", **options)
-    return whole.to_model_proto()
-
-
-class Whole(onnxblock.ForwardBlock):
-    """The loss as the only output of the model."""
-
-    def __init__(self, block: onnxblock.Block) -> None:
-        self.block = block
-
-    def build(self, *names: str, **options: Any) -> str:
-        return self.block(*names, **options)
-
-
-def evaluate(built: onnx.ModelProto, feeds: Feeds) -> tuple[np.ndarray, np.ndarray]:
-    """Return the loss and the gradient of its sum by x."""
-    with_gradient = onnxtrain.gradient(built, wrt="x")
-    onnx.checker.check_model(with_gradient, full_check=True)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        with_gradient.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    seeds = [i.name for i in session.get_inputs() if i.name.endswith("_grad")]
-    if seeds:
-        plain = onnxruntime.InferenceSession(
-            built.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        feeds = feeds | {seeds[0]: np.ones_like(plain.run(None, feeds)[0])}
-    return tuple(session.run(None, feeds))
 
 
 def expect(
@@ -353,12 +306,13 @@ def test_half_types(block: onnxblock.Block, kind: int) -> None:
         np.testing.assert_allclose(found, exact, rtol=1e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("opset", [12, 13, 15, 18, 21])
+@pytest.mark.parametrize("opset", [12, 13, 14, 15, 18, 21])
 @pytest.mark.parametrize("shape", [["batch", 3], ["batch", "time", 3]])
 def test_opsets(opset: int, shape: list[Any]) -> None:
     blocks: list[onnxblock.Block] = [
         loss.MSELoss(), loss.L1Loss("sum"), loss.HuberLoss(), loss.SmoothL1Loss(),
         loss.BCEWithLogitsLoss(), loss.KLDivLoss("batchmean"), loss.NLLLoss(class_axis=-1),
+        loss.NLLLoss(reduction="none", class_axis=-1),
         loss.CrossEntropyLoss([1, 2, 3], "mean", 1, label_smoothing=0.1, class_axis=-1),
     ]  # fmt: skip
     x = rng.random((4, 2, 3)[-len(shape) :], dtype=np.float32)
@@ -368,3 +322,21 @@ def test_opsets(opset: int, shape: list[Any]) -> None:
         name = built.graph.input[1].name
         target = np.ones(x.shape[:-1], np.int64) if name == "labels" else x
         assert np.isfinite(evaluate(built, {"x": x, name: target})[1]).all()
+
+
+@pytest.mark.parametrize("opset", [7, 9, 11])
+def test_opsets_without_losses_of_classes(opset: int) -> None:
+    blocks = [loss.MSELoss("sum"), loss.L1Loss(), loss.BCEWithLogitsLoss(pos_weight=[1, 2, 3])]
+    if opset >= 8:
+        blocks += [loss.HuberLoss(), loss.SmoothL1Loss()]
+    if opset >= 11:
+        blocks += [loss.KLDivLoss("batchmean")]
+    x, target = rng.random((2, 4, 3), dtype=np.float32)
+    for block in blocks:
+        built = build(block, ["batch", 3], opset=opset)
+        onnx.checker.check_model(built, full_check=True)
+        assert built.opset_import[0].version == opset
+        expected = evaluate(build(block, ["batch", 3]), {"x": x, "target": target})
+        found = evaluate(built, {"x": x, "target": target})
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-7)

@@ -152,7 +152,12 @@ def taken(folder: Path, name: str, how: str, options=None) -> tuple[list[float],
         x, y = (np.concatenate(part) for part in zip(*data, strict=True))
         size = 2 * len(data[0][0])
         losses = fit(
-            session, (x, y), batch_size=size, micro_batch=2, shuffle=False, progress=False
+            session,
+            (x, y),
+            batch_size=size,
+            micro_batch_size=size // 2,
+            shuffle=False,
+            progress=False,
         ).losses
     return losses, b"".join(
         np.asarray(parameter.data).tobytes() for _, parameter in session.state.parameters

@@ -18,8 +18,9 @@ import pytest
 
 from onnxtrain.errors import ShapeInferenceError
 from onnxtrain.offline.frontend.upgrade import OLDEST_OPSET, raise_to_floor
-from onnxtrain.offline.graph.emit import FLOOR_OPSET, stamp
 from onnxtrain.offline.graph.infer import infer_shapes
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
+from onnxtrain.offline.writer.opset_stamp import stamp
 
 REFUSED = {"test_scan_sum"}  # Scan-8, with a batch axis
 Feeds = dict[str, np.ndarray[Any, Any]]

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from graphs import model, value
 from onnxtrain import onnxblock
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.offline.blocks import accessor as accessor_module
+from onnxtrain.offline.graph.infer import infer_proto
 from onnxtrain.onnxblock import blocks
 from onnxtrain.onnxblock import loss as losses
 from two_heads import (
@@ -143,6 +145,35 @@ def test_two_threads_build_at_once() -> None:
         target = rng.random((4, 2), dtype=np.float32)
         (found,) = run(built, {"x": X, name: target}).values()
         np.testing.assert_allclose(found, 2 * ((Y - target) ** 2).mean(), rtol=1e-5)
+
+
+def test_what_blocks_added_can_be_told_from_weights() -> None:
+    with onnxblock.base(two_heads()) as accessor:
+        assert accessor.added_initializers == []
+        losses.CrossEntropyLoss(weight=[1.0, 2.0])("y")
+        added = accessor.added_initializers
+        assert "loss/weight" in added
+        assert not {"w", "b"} & set(added)
+        assert {t.name for t in accessor.model.graph.initializer} == {"w", "b", *added}
+
+
+def test_types_are_inferred_again_only_when_the_model_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = []
+
+    def counted(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+        count.append(model)
+        return infer_proto(model, **options)
+
+    monkeypatch.setattr(accessor_module, "infer_proto", counted)
+    with onnxblock.base(two_heads()) as accessor:
+        assert accessor.type_of("y") == accessor.type_of("y") == value("y", ["batch", 2]).type
+        assert accessor.type_of("w").tensor_type.shape.dim[0].dim_value == 3
+        assert len(count) == 1
+        accessor.model.graph.node[1].op_type = "Exp"  # by hand, and nothing but a word
+        accessor.type_of("y")
+        assert len(count) == 2
 
 
 # ---- checks --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import onnxtrain
-from onnxtrain.offline.frontend.canonical_model import prepare
+from onnxtrain.offline.frontend.canonical_model import canonical_model
 
 Array = np.ndarray[Any, Any]
 
@@ -212,7 +212,7 @@ def test_optimised_model(name: str, optimise, opset: int, expected: set[str], tm
     optimised = optimise(original, tmp_path)
     assert expected <= fused_operators(optimised), "the optimizer did not fuse what it used to"
     feeds = {k: v.numpy() for k, v in example.inputs.items()}
-    plain = ir.to_proto(prepare(optimised))
+    plain = ir.to_proto(canonical_model(optimised))
     assert not fused_operators(plain)
     kept = {t.name for t in optimised.graph.initializer}
     assert {i for n in optimised.graph.node for i in n.input} & kept <= {

@@ -17,8 +17,7 @@ from onnxtrain import onnxblock
 from onnxtrain.errors import BlockError, OnnxTrainError
 from onnxtrain.offline.autodiff.allowed import EMITTED_OPS
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.optimizers import chunked as pieces_module
-from onnxtrain.offline.optimizers import multi_tensor as joined_module
+from onnxtrain.offline.optimizers import chunked, multi_tensor
 from onnxtrain.onnxblock.optim import (
     SGD,
     Adagrad,
@@ -54,11 +53,11 @@ LEVELS = [
 ]
 
 
-@pytest.fixture(params=["whole", "in-pieces", "joined"])
+@pytest.fixture(params=["whole", "chunked", "multi"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How tensors of a few hundred elements are updated."""
-    monkeypatch.setattr(pieces_module, "PIECE", 32)
-    monkeypatch.setattr(joined_module, "SMALL", 4096 if request.param == "joined" else 0)
+    monkeypatch.setattr(chunked, "CHUNK", 32)
+    monkeypatch.setattr(multi_tensor, "SMALL", 4096 if request.param == "multi" else 0)
     return str(request.param)
 
 
@@ -75,7 +74,7 @@ def test_in_place(case: Case, way: str, dtype: Any) -> None:
             case.optimizer,
             start,
             in_place=True,
-            in_pieces=way == "in-pieces",
+            chunked=way == "chunked",
             level=level,
             threads=2,
         )
@@ -88,7 +87,7 @@ def test_in_place(case: Case, way: str, dtype: Any) -> None:
 @of_cases
 def test_nothing_reads_what_was_overwritten(case: Case, way: str) -> None:
     for dtype in TYPES:
-        graph = optimizer_graph(case.optimizer, sized(0, dtype), way == "in-pieces")
+        graph = optimizer_graph(case.optimizer, sized(0, dtype), way == "chunked")
         inputs = {value.name: value for value in graph.inputs}
         assert len(graph.outputs) == 1 + 3 * (1 + case.states + (dtype == np.float16))
         for updated in graph.outputs[1:]:
@@ -117,7 +116,7 @@ def test_late_readers_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("elements", "piece"),
+    ("elements", "size"),
     [
         (4_718_592, 262_144),
         (30_522 * 128, 30_522 * 8),
@@ -128,8 +127,8 @@ def test_late_readers_are_found() -> None:
         (0, None),
     ],
 )
-def test_pieces(elements: int, piece: int | None) -> None:
-    assert pieces_module.piece_of(elements) == piece
+def test_chunk_size(elements: int, size: int | None) -> None:
+    assert chunked.chunk_size(elements) == size
 
 
 # ---- the graph ----------------------------------------------------------------------------------
@@ -147,14 +146,14 @@ def assert_plain(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @of_cases
 def test_graph_is_plain(case: Case, way: str, dtype: Any) -> None:
-    model = optimizer_model(case.optimizer, sized(0, dtype), way == "in-pieces")
+    model = optimizer_model(case.optimizer, sized(0, dtype), way == "chunked")
     assert_plain(model)
     graph = model.graph
     kinds = [node.op_type for node in graph.node]
     assert kinds.count("Pow") <= 2, "bias corrections are computed once for all parameters"
     cut = kinds.count("Scan")
-    assert cut == 2 * (way == "in-pieces"), "the table and the vector; 31 elements cannot be cut"
-    assert kinds.count("Split") == (way == "joined") * (1 + case.states + (dtype == np.float16))
+    assert cut == 2 * (way == "chunked"), "the table and the vector; 31 elements cannot be cut"
+    assert kinds.count("Split") == (way == "multi") * (1 + case.states + (dtype == np.float16))
 
 
 @pytest.mark.parametrize(

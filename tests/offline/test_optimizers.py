@@ -11,6 +11,7 @@ import torch
 
 from onnxtrain.errors import BlockError, UnknownNameError
 from onnxtrain.onnxblock.optim import (
+    BY_NAME,
     SGD,
     Adagrad,
     Adam,
@@ -241,3 +242,10 @@ def test_group_that_matches_nothing() -> None:
 def test_settings_that_make_no_sense(make: Callable[[], object]) -> None:
     with pytest.raises(BlockError):
         make()
+
+
+def test_every_optimizer_has_a_name() -> None:
+    ours = [k for k in Optimizer.__subclasses__() if k.__module__ == AdamW.__module__]
+    assert {kind.__name__.lower(): kind for kind in ours} == BY_NAME
+    for kind in BY_NAME.values():
+        assert kind().groups == ()

@@ -105,3 +105,37 @@ def test_a_rule_that_breaks_its_promise_is_found_out(wrong, words: str) -> None:
     rule("SquarePlus", domain="my.company")(wrong)
     with pytest.raises(OnnxTrainError, match=words):
         onnxtrain.gradient(own_operator(), "x")
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"), [({}, 5.0), ({"since": 18}, 5.0), ({"since": 19}, None)]
+)
+def test_an_own_rule_goes_before_the_built_in_one(since: dict, expected: float | None) -> None:
+    given = model(
+        [helper.make_node("LayerNormalization", ["x", "scale"], ["y"], "norm")],
+        [value("x", [2, 3])],
+        [value("y", [2, 3])],
+        {"scale": np.ones(3, np.float32)},
+    )
+    built_in = onnxtrain.gradient(given, "x")
+    rule("LayerNormalization", **since)(lambda op, node, dy: (dy * 5.0, None))
+    feeds = {"x": np.eye(2, 3, dtype=np.float32), "y_grad": np.ones((2, 3), np.float32)}
+    found = ReferenceEvaluator(onnxtrain.gradient(given, "x")).run(None, feeds)[1]
+    if expected is None:  # it covers newer opsets than that of the model
+        np.testing.assert_array_equal(found, ReferenceEvaluator(built_in).run(None, feeds)[1])
+    else:
+        np.testing.assert_array_equal(found, np.full((2, 3), expected))
+
+
+def test_the_rule_registered_last_covers_every_opset_from_its_since_on() -> None:
+    @rule("Own", domain="my.company", since=3)
+    @rule("Own", domain="my.company")
+    def first(op, node, dy):
+        return (dy,)
+
+    @rule("Own", domain="my.company", since=2)
+    def second(op, node, dy):
+        return (dy,)
+
+    found = [registry.lookup("Own", "my.company", opset) for opset in (1, 2, 3, 4)]
+    assert [r and r.function for r in found] == [first, second, second, second]

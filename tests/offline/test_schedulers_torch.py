@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as theirs
 
-from onnxtrain.device.schedulers import rates as ours
+from onnxtrain.device import schedulers as ours
 from onnxtrain.device.session import TrainingSession
 
 STEPS = 400

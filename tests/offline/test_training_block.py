@@ -209,7 +209,7 @@ def test_a_loss_of_nothing(loss: type[onnxblock.Block]) -> None:
         (lambda: losses.CrossEntropyLoss()("y", "z"), "INT64"),
         (lambda: losses.CrossEntropyLoss()("b"), "axes"),
         (lambda: losses.MSELoss()(blocks.Cast(TensorProto.INT64)("y")), "takes floats"),
-        (lambda: losses.ModelLoss("no/such/file.onnx"), "no loss model"),
+        (lambda: losses.ModelLoss("no/such/file.onnx"), "cannot be read"),
         (lambda: losses.ModelLoss(onnx.ModelProto()), "no outputs"),
         (lambda: losses.FunctionLoss("mse"), "function"),
     ],

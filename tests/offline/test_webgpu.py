@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain import artifacts
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu, uncovered
 from onnxtrain.offline.passes.webgpu.single import _one_minus_power
 from onnxtrain.offline.passes.webgpu.unroll import MOST_STEPS

@@ -49,7 +49,7 @@ def test_the_part_for_devices_is_small(built) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
     # What a device does not import, or imports with an extra.
-    elsewhere = ("autodiff", "onnxblock", "demo", "recompute", "webgpu", "flower")
+    elsewhere = ("offline", "onnxblock", "cli/demo", "federated")
     others = tuple(f"onnxtrain/{name}/" for name in elsewhere)
     device = [size + 121 for name, size in sizes.items() if not name.startswith(others)]
     assert 100_000 < sum(device) < 240_000
@@ -109,7 +109,7 @@ def test_users_of_the_wheel_have_its_types(built, tmp_path) -> None:
          "--config-file=", "program.py"],
         cwd=tmp_path, env={**os.environ, "MYPYPATH": "installed"}, capture_output=True, text=True,
     )  # fmt: skip
-    assert 'Revealed type is "onnxtrain.artifacts.Artifacts"' in done.stdout
+    assert 'Revealed type is "onnxtrain.offline.artifacts.Artifacts"' in done.stdout
     assert 'Revealed type is "list[float]"' in done.stdout
     assert "Found 1 error in 1 file" in done.stdout, done.stdout
     assert '"epochs" to "fit" has incompatible type "str"; expected "int"' in done.stdout

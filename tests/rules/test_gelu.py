@@ -6,12 +6,16 @@ import math
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from gradcheck import check_gradient, run
+from onnxtrain.offline.autodiff.engine import differentiate
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.passes.gelu import join_gelu
 
 ORDERS = {
     "torch": ["Div x root2 a", "Erf a b", "Add b one c", "Mul x c d", "Mul d half y"],
@@ -120,3 +124,15 @@ def test_a_factor_that_is_trained_is_no_number() -> None:
     y, dx, dhalf = run(extended, {"x": x, "y_grad": np.ones_like(x)})
     np.testing.assert_allclose(dx, slope(x), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(dhalf, (2 * y).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_only_the_pass_changes_the_forward_graph(joined: bool) -> None:
+    graph = ir.from_proto(gelu_model("dynamo")).graph
+    (x,), (y,), forward = graph.inputs, graph.outputs, list(graph)
+    inputs = [tuple(node.inputs) for node in forward]
+    rules = join_gelu(graph, [x, y]) if joined else {}
+    differentiate(Ops(graph, 18), forward, {y: y}, [x], rules=rules)
+    assert ([tuple(node.inputs) for node in forward] != inputs) == joined
+    written = [node.op_type for node in graph][len(forward) :]
+    assert written.count("Erf") == joined  # else each node has its own gradient

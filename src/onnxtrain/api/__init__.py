@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from onnxtrain.device.module import Module
     from onnxtrain.device.optimizer import Optimizer
     from onnxtrain.device.parameters import Parameter, Parameters, Properties
-    from onnxtrain.device.schedulers.plateau import PlateauLRScheduler
-    from onnxtrain.device.schedulers.rates import (
+    from onnxtrain.device.schedulers import (
         ConstantLRScheduler,
         CosineLRScheduler,
         ExponentialLRScheduler,
         LinearLRScheduler,
         MultiStepLRScheduler,
         OneCycleLRScheduler,
+        PlateauLRScheduler,
         StepLRScheduler,
     )
     from onnxtrain.device.session import TrainingSession
@@ -45,19 +45,19 @@ __all__ = [
 
 _HOMES = {
     "CheckpointState": "state",
-    "ConstantLRScheduler": "schedulers.rates",
-    "CosineLRScheduler": "schedulers.rates",
-    "ExponentialLRScheduler": "schedulers.rates",
-    "LinearLRScheduler": "schedulers.rates",
+    "ConstantLRScheduler": "schedulers",
+    "CosineLRScheduler": "schedulers",
+    "ExponentialLRScheduler": "schedulers",
+    "LinearLRScheduler": "schedulers",
     "Module": "module",
-    "MultiStepLRScheduler": "schedulers.rates",
-    "OneCycleLRScheduler": "schedulers.rates",
+    "MultiStepLRScheduler": "schedulers",
+    "OneCycleLRScheduler": "schedulers",
     "Optimizer": "optimizer",
     "Parameter": "parameters",
     "Parameters": "parameters",
-    "PlateauLRScheduler": "schedulers.plateau",
+    "PlateauLRScheduler": "schedulers",
     "Properties": "parameters",
-    "StepLRScheduler": "schedulers.rates",
+    "StepLRScheduler": "schedulers",
     "TrainingSession": "session",
 }
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from onnxtrain.device.loop.progress import Silent, make_progress
+from onnxtrain.device.loop.progress import ProgressDisplay, make_progress
 
 Row = Sequence[Any]
 
@@ -51,7 +51,7 @@ class Console:
         """Say what is wrong, quiet or not."""
         print(text, file=sys.stderr, flush=True)
 
-    def progress(self) -> Silent:
+    def progress(self) -> ProgressDisplay:
         """How to show training: a bar on a terminal, lines elsewhere, nothing if quiet."""
         if self.quiet:
             return make_progress(False)

@@ -1,97 +1,36 @@
-"""Data for the command line: .npz and .npy files, CSV, and folders of images.
-
-How labels and pixels were read is kept in the checkpoint, so that evaluation reads them the same.
-"""
+"""Data for the command line: .npz and .npy files, CSV files, and folders of images."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from onnxtrain.errors import ArgumentError, InputError
+from onnxtrain.cli.images import read_images
+from onnxtrain.cli.reading import Array, Data, Reading
+from onnxtrain.cli.tables import read_table
+from onnxtrain.errors import InputError
+from onnxtrain.format.element_types import ELEMENT_TYPES
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
     from onnxtrain.format.model.file import ValueType
 
-Array = npt.NDArray[Any]
-_PROPERTY = "data"
 _LOOKED_AT = 10**7  # larger arrays are checked as they are fed
 # What people call features and labels, where the names are not those of the model.
 _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"), ("arr_0", "arr_1"),
           ("x_train", "y_train"), ("x_test", "y_test"))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How files are to be read. `classes` are the names of labels, in the order of their numbers.
-
-    `label` and `columns` are of CSV files; `size`, `mean` and `std` of images.
-    """
-
-    names: dict[str, str] = field(default_factory=dict)
-    label: str | None = None
-    columns: list[str] | None = None
-    classes: list[str] | None = None
-    size: int | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
-
-    @classmethod
-    def from_options(cls, options: argparse.Namespace) -> Reading:
-        """Take what the command line says."""
-        return cls(
-            names=_pairs(options.map),
-            label=options.label,
-            columns=None if options.columns is None else options.columns.split(","),
-            size=options.image_size,
-            mean=_numbers(options.mean, "--mean"),
-            std=_numbers(options.std, "--std"),
-        )
-
-    def remember(self, session: TrainingSession) -> None:
-        """Keep in the checkpoint what evaluation has to do alike."""
-        kept = {k: getattr(self, k) for k in _KEPT if getattr(self, k) is not None}
-        if kept:
-            session.add_property(_PROPERTY, json.dumps(kept))
-
-
-_KEPT = ("label", "columns", "classes", "size", "mean", "std")
-
-
-@dataclass(frozen=True)
-class Data:
-    """Arrays by the names of the model's inputs, and how they were read."""
-
-    arrays: dict[str, Array]
-    reading: Reading
-
-
-def remembered(session: TrainingSession, reading: Reading) -> Reading:
-    """Add what the checkpoint knows to what the command line says, which wins."""
-    if _PROPERTY not in session.state.properties:
-        return reading
-    try:
-        kept = json.loads(str(session.get_property(_PROPERTY)))
-        known = {key: kept[key] for key in _KEPT if key in kept}
-    except (ValueError, TypeError):
-        return reading  # a property of the user's own
-    return replace(reading, **{k: v for k, v in known.items() if getattr(reading, k) is None})
-
-
 def load(paths: Sequence[str], session: TrainingSession, reading: Reading, option: str) -> Data:
     """Read the data of an option and check it against the model."""
-    inputs = session.module.training_pass.roles.inputs
+    inputs = session.module.training_executor.signature.inputs
     files = [_named(text) for text in paths]
     for _, path in files:
         if not path.exists():
@@ -101,14 +40,10 @@ def load(paths: Sequence[str], session: TrainingSession, reading: Reading, optio
     if many:
         data = Data(_read_npy(files, inputs, option), reading)
     elif first.is_dir():
-        from onnxtrain.cli.images import read_images
-
         data = read_images(first, inputs, reading, option)
     elif first.suffix == ".npz":
         data = Data(_read_npz(first, inputs, reading.names, option), reading)
     elif first.suffix.lower() in (".csv", ".tsv"):
-        from onnxtrain.cli.tables import read_table
-
         data = read_table(first, inputs, reading, option)
     else:
         raise InputError(
@@ -239,8 +174,6 @@ def _hint(array: Array, dims: Sequence[int | str | None]) -> str:
 
 def _check_type(array: Array, value: ValueType, where: str) -> None:
     """Refuse what no conversion makes into the numbers that an input takes."""
-    from onnxtrain.format.element_types import ELEMENT_TYPES
-
     element = ELEMENT_TYPES.get(value.element_type)
     wanted = None if element is None else element.dtype
     if wanted is None or wanted.kind not in "fiub":
@@ -274,10 +207,8 @@ def _shape(dims: Sequence[Any]) -> str:
 
 def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option: str) -> None:
     """Refuse labels that are no class of the model, where it says how many it has."""
-    from onnxtrain.format.element_types import ELEMENT_TYPES
-
     name, labels = list(arrays.items())[-1]
-    declared = session.module.training_pass.roles.inputs[-1]
+    declared = session.module.training_executor.signature.inputs[-1]
     element = ELEMENT_TYPES.get(declared.element_type)
     if len(arrays) < 2 or not labels.size or element is None or element.dtype is None:
         return
@@ -294,7 +225,7 @@ def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option:
 
 
 def _class_count(session: TrainingSession) -> int | None:
-    evaluation = session.module.evaluation_pass
+    evaluation = session.module.evaluation_executor
     beside = session.output_names(training=False)[1:]
     if evaluation is None or not beside:
         return None
@@ -302,48 +233,3 @@ def _class_count(session: TrainingSession) -> int | None:
     if dims is None or len(dims) != 2 or not isinstance(dims[1], int):
         return None
     return dims[1]
-
-
-# ---- options -------------------------------------------------------------------------------------
-
-
-def _pairs(given: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for item in given:
-        name, equals, array = item.partition("=")
-        if not equals:
-            raise ArgumentError(f"--map takes INPUT=ARRAY, such as input=x, not {item!r}")
-        found[name] = array
-    return found
-
-
-def _numbers(text: str | None, option: str) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [math.nan]
-    if not all(map(math.isfinite, numbers)) or (option == "--std" and 0 in numbers):
-        what = "numbers other than 0" if option == "--std" else "numbers"
-        raise ArgumentError(f"{option} takes {what}, such as 0.5,0.5,0.5, not {text!r}")
-    return numbers
-
-
-def numbered(labels: Sequence[str], classes: Sequence[str] | None, where: str) -> tuple[
-    npt.NDArray[np.int64], list[str]
-]:  # fmt: skip
-    """Return the numbers of classes that are given by name, and the names in their order."""
-    names = list(classes) if classes is not None else sorted(set(labels))
-    if len(names) < 2 and classes is None:
-        raise InputError(
-            f"{where}: there is one class only, {names[0]!r}, and nothing to tell it from: add "
-            "samples of another"
-        )
-    number = {name: index for index, name in enumerate(names)}
-    unknown = next((label for label in labels if label not in number), None)
-    if unknown is not None:
-        raise InputError(
-            f"{where}: there is no class {unknown!r}; the model was trained for {', '.join(names)}"
-        )
-    return np.array([number[label] for label in labels], np.int64), names

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli.console import Console, megabytes
-from onnxtrain.cli.data import Reading, load, remembered
+from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
+from onnxtrain.cli.reading import Reading, remembered
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
 from onnxtrain.format.element_types import ELEMENT_TYPES
@@ -28,7 +29,7 @@ _INT64 = 7
 
 def train_command(options: argparse.Namespace, console: Console) -> int:
     """Train, and save the run."""
-    from onnxtrain.device.loop import fit
+    from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
     from onnxtrain.device.random_state import set_seed
 
     folder = _folder(options.artifacts)
@@ -36,14 +37,16 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     _check_plot(options.plot)
     check_target(saved, "--checkpoint", of_artifacts(folder))
     check_run(saved, options.resume, options.restart)
-    if options.metric and not options.eval:
-        raise ArgumentError("--metric is measured with --eval: give it what to evaluate with")
+    if options.metric and not options.validation:
+        raise ArgumentError("--metric is measured on validation data: pass --validation")
     resumes = options.resume and saved.exists()
     set_seed(options.seed)
     session = _session(folder, saved if resumes else options.start)
     reading = remembered(session, _reading(options))
     data = load(options.data, session, reading, "--data")
-    evaluation = load(options.eval, session, data.reading, "--eval") if options.eval else None
+    validation = None
+    if options.validation:
+        validation = load(options.validation, session, data.reading, "--validation")
     data.reading.remember(session)
     if not resumes:
         session.set_learning_rate(_LEARNING_RATE if options.lr is None else options.lr)
@@ -51,20 +54,22 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         session.set_learning_rate(options.lr)
     if session.get_learning_rate() == 0 and options.schedule is None:
         console.note("note: the learning rate is 0, as a schedule left it: give --lr or --schedule")
-    metrics = _metrics(session, options) if evaluation is not None else []
+    metrics = _metrics(session, options) if validation is not None else []
+    steps_too = () if options.checkpoint_every is None else (options.checkpoint_every,)
+    callbacks: list[Any] = [SaveCheckpoint(saved, ("epoch", *steps_too))]
+    if options.early_stopping is not None:
+        callbacks.append(EarlyStopping(patience=options.early_stopping))
     steps = _steps(session)
     history = fit(
         session,
         data.arrays,
         options.epochs,
         batch_size=options.batch_size,
-        evaluate=None if evaluation is None else evaluation.arrays,
+        validation=None if validation is None else validation.arrays,
         metrics=metrics,
-        scheduler=_schedule(options),
+        schedule=_schedule(options),
         accumulate=options.accumulate,
-        early_stopping=options.early_stopping,
-        checkpoint=saved,
-        checkpoint_every=_when(options),
+        callbacks=callbacks,
         resume=resumes,
         progress=console.progress(),
         seed=options.seed,
@@ -92,10 +97,6 @@ def _report_training(history: Any, saved: Path, options: Any, console: Console) 
     if history.interrupted:
         lines.append("go on     the same command with --resume")
     console.result(content, "\n".join(lines))
-
-
-def _when(options: argparse.Namespace) -> Any:
-    return "epoch" if options.checkpoint_every is None else ("epoch", options.checkpoint_every)
 
 
 def _schedule(options: argparse.Namespace) -> Any:
@@ -190,11 +191,12 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         path = _chosen(path, None)
     if not path.is_file():
         raise CheckpointError(f"the checkpoint {str(path)!r} is not there: give its file")
-    state = CheckpointState.load_checkpoint(path)
+    checkpoint = CheckpointState.load_checkpoint(path)
+    state = checkpoint._training
     trained = set(state.trainable_names())
     parameters = [_describe(name, state.held(name), name in trained) for name in state.names()]
     groups = state.groups.values()
-    place = state.private.get("fit", {})
+    run = state.private.get("fit", {})
     content = {
         "checkpoint": str(path),
         "bytes": _size(path),
@@ -202,8 +204,8 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         "steps": max((group.step for group in groups), default=0),
         "learning_rate": state.saved_learning_rate,
         "scheduler": state.saved_scheduler,
-        "epochs": place.get("epoch"),
-        "properties": dict(state.properties),
+        "epochs": run.get("epoch"),
+        "properties": dict(checkpoint.properties),
         "parameters": parameters,
     }
     count = sum(p["numbers"] for p in parameters if p["trains"])
@@ -293,7 +295,7 @@ def _metrics(session: TrainingSession, options: argparse.Namespace) -> list[Any]
     from onnxtrain.device.loop.metrics import make_metric
 
     beside = session.output_names(training=False)[1:]
-    labels = session.module.training_pass.roles.inputs[-1]
+    labels = session.module.training_executor.signature.inputs[-1]
     names = options.metric
     if names is None:
         names = ["accuracy"] if labels.element_type == _INT64 and beside else []

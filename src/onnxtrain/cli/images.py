@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from onnxtrain.cli.data import Array, Data, Reading, numbered
+from onnxtrain.cli.reading import Array, Data, Reading, numbered
 from onnxtrain.errors import InputError
 
 if TYPE_CHECKING:

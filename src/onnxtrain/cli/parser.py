@@ -161,7 +161,7 @@ def _train(commands: Any) -> None:
     add = parser.add_argument
     add("artifacts", type=_file, help="the folder that prepare wrote")
     _data(parser, "--data", required=True, help="what to train with")
-    _data(parser, "--eval", help="what to evaluate with after each epoch")
+    _data(parser, "--validation", "--eval", help="what to evaluate with after each epoch")
     add("--epochs", type=_count, default=1, metavar="N")
     add("--batch-size", type=_count, default=32, metavar="N")
     add("--lr", type=_rate, metavar="X", help="the learning rate; 0.001 unless given")
@@ -262,9 +262,9 @@ def _completion(commands: Any) -> None:
 # ---- what several commands have ------------------------------------------------------------------
 
 
-def _data(parser: Parser, name: str, *, required: bool = False, help: str = "") -> None:
+def _data(parser: Parser, *names: str, required: bool = False, help: str = "") -> None:
     parser.add_argument(
-        name, nargs="+", type=_file, required=required, metavar="FILE",
+        *names, nargs="+", type=_file, required=required, metavar="FILE",
         help=f"{help}: one .npz, .csv or folder of images; or .npy files, in the order of the "
         "model's inputs or as NAME=FILE",
     )  # fmt: skip

@@ -12,10 +12,10 @@ from rich.progress import (
 )
 
 from onnxtrain.device.loop.history import EpochRecord
-from onnxtrain.device.loop.progress import Silent, describe
+from onnxtrain.device.loop.progress import ProgressDisplay, describe
 
 
-class RichBar(Silent):
+class RichBar(ProgressDisplay):
     """A bar for the epoch that is being trained, above it a line for each that is over."""
 
     def __init__(self) -> None:

@@ -44,16 +44,17 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
 def prepare_command(options: argparse.Namespace, console: Console) -> int:
     """Write the artifacts of a model."""
     from onnxtrain import onnxblock
-    from onnxtrain.offline.prepare import generate_artifacts
+    from onnxtrain.offline.generate_artifacts import generate_artifacts
 
     model: Path | onnx.ModelProto = _model_file(options.model)
     optimizer = _optimizer(options)
     train = options.train
     if options.classes is not None:
-        from onnxtrain.offline.passes.replace_classifier import new_head
+        from onnxtrain.offline.passes.replace_classifier import replace_classifier
 
-        model = new_head(str(model), options.classes, of=options.of, after=options.after)
-        train = train or ["head*.weight", "head*.bias"]
+        replaced = replace_classifier(model, options.classes, of=options.of, after=options.after)
+        model, options.of = replaced.model, replaced.output
+        train = train or replaced.parameters
     elif options.after is not None:
         raise ArgumentError("--after says where a new layer goes: give --classes too")
     shown = _load_graph(model)
@@ -222,7 +223,7 @@ def _scores(model: onnx.ModelProto, options: argparse.Namespace) -> tuple[str, s
     It is what comes before a final softmax or sigmoid, if the loss has that in itself.
     """
     outputs = [value.name for value in model.graph.output]
-    if options.of is not None and options.classes is None:
+    if options.of is not None:
         chosen: str = options.of
     elif len(outputs) == 1:
         chosen = outputs[0]

@@ -9,7 +9,13 @@ from typing import Any, Literal
 from onnxtrain.device.checks import at_least
 from onnxtrain.device.parameter_buffers import Buffers
 from onnxtrain.device.run.binding import as_array, as_ortvalue
-from onnxtrain.device.run.executors import EvalPass, Pass, TrainPass, names_of, require_values
+from onnxtrain.device.run.executors import (
+    EvalExecutor,
+    Executor,
+    TrainExecutor,
+    names_of,
+    require_values,
+)
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.run.variables import providers_of
@@ -53,31 +59,33 @@ class Module:
     ) -> None:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
-        providers, place = providers_of(device)
+        providers, where = providers_of(device)
         self.training = True
         self.state = state
+        self.training_state = state._training  # what graphs are bound to
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
-        self.settings = Settings(providers, place, session_options, fixed, automatic)
-        with state.lock:
-            state.move_to(place)
+        self.settings = Settings(providers, where, session_options, fixed, automatic)
+        held = self.training_state
+        with held.lock:
+            held.move_to(where)
             train = self.graph(train_model_uri)
-            self._train = TrainPass(train, state)
+            self._train = TrainExecutor(train, held)
             evaluation = None if eval_model_uri is None else self.graph(eval_model_uri)
-            self._eval = None if evaluation is None else EvalPass(evaluation, state)
+            self._eval = None if evaluation is None else EvalExecutor(evaluation, held)
             self._check_batch()
-            self._buffers = Buffers(state, self._train.graph.model, self._train.roles)
-            if not state.nominal:
+            self._buffers = Buffers(held, self._train.graph.model, self._train.signature)
+            if not held.nominal:
                 self._train.allocate()
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
-        return Graph(ModelFile.read(source), self.settings, self.state.frozen)
+        return Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
 
     def _check_batch(self) -> None:
         if self.settings.batch is None and not self.settings.automatic:
             return
-        if batch_symbol(self._train.roles.inputs) is None:
+        if batch_symbol(self._train.signature.inputs) is None:
             raise ArgumentError(
                 "batch_size needs inputs that begin with one symbolic dimension, which has a name; "
                 f"{self._train.graph.name} has none"
@@ -92,21 +100,21 @@ class Module:
         tuple of arrays where the graph has several outputs. Where all inputs are `OrtValue`s, so
         are the results.
         """
-        with self.state.lock:
-            chosen: Pass | None = self._train if self.training else self._eval
+        with self.training_state.lock:
+            chosen: Executor | None = self._train if self.training else self._eval
             if chosen is None:
                 raise StateError(
                     "there is no evaluation graph: give eval_model_uri to Module, or call train()"
                 )
             return self.run(chosen, user_inputs, named)
 
-    def run(self, chosen: Pass, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Run a pass on what was given; the lock of the state is held."""
-        require_values(self.state)
-        inputs = arranged(chosen.roles.inputs, given, named)
-        values = prepared(chosen.roles.inputs, inputs)
-        self._adapt_batch(chosen.roles.inputs, values)
-        made = chosen(values)
+    def run(self, executor: Executor, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Run an executor on the given inputs; the caller holds the lock of the state."""
+        require_values(self.training_state)
+        inputs = arranged(executor.signature.inputs, given, named)
+        values = prepared(executor.signature.inputs, inputs)
+        self._adapt_batch(executor.signature.inputs, values)
+        made = executor(values)
         convert = as_ortvalue if inputs and all(map(is_ortvalue, inputs)) else as_array
         return convert(made[0]) if len(made) == 1 else tuple(convert(v) for v in made)
 
@@ -134,7 +142,7 @@ class Module:
     def replace_training_graph(self, train_model: bytes) -> Callable[[], None]:
         """Train with another graph on the same parameters; return what undoes it."""
         before = self._train
-        self._train = TrainPass(self.graph(train_model), self.state)
+        self._train = TrainExecutor(self.graph(train_model), self.training_state)
         self._train.reset = before.reset
 
         def undo() -> None:
@@ -163,16 +171,16 @@ class Module:
         return names_of(self._present, "outputs")
 
     @property
-    def _present(self) -> Pass | None:
+    def _present(self) -> Executor | None:
         return self._train if self.training else self._eval
 
     @property
-    def training_pass(self) -> TrainPass:
+    def training_executor(self) -> TrainExecutor:
         """Forward and backward."""
         return self._train
 
     @property
-    def evaluation_pass(self) -> EvalPass | None:
+    def evaluation_executor(self) -> EvalExecutor | None:
         """Forward alone, in inference mode."""
         return self._eval
 
@@ -189,8 +197,8 @@ class Module:
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
         """Return a copy of all parameters, one behind the other, as an OrtValue."""
-        with self.state.lock:
-            require_values(self.state)
+        with self.training_state.lock:
+            require_values(self.training_state)
             return self._buffers.read(trainable_only)
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
@@ -199,8 +207,8 @@ class Module:
         An array, an `OrtValue` or onnxruntime's inner value will do. A nominal state is complete
         after it was given all parameters.
         """
-        with self.state.lock:
-            was_nominal = self.state.nominal
+        with self.training_state.lock:
+            was_nominal = self.training_state.nominal
             self._buffers.write(buffer, trainable_only)
             if was_nominal:
                 self._train.allocate()
@@ -219,8 +227,8 @@ class Module:
 
         Nothing is changed if one of them is unknown, or of another shape or type.
         """
-        with self.state.lock:
-            was_nominal = self.state.nominal
+        with self.training_state.lock:
+            was_nominal = self.training_state.nominal
             self._buffers.set_named(values)
             if was_nominal:
                 self._train.allocate()
@@ -246,14 +254,14 @@ class Module:
             export_model,  # only those who export pay for it
         )
 
-        with self.state.lock:
+        with self.training_state.lock:
             if self._eval is None:
                 raise StateError("there is no evaluation graph to export: give eval_model_uri")
-            require_values(self.state)
+            require_values(self.training_state)
             return export_model(
                 self._eval.graph.model,
                 graph_output_names,
-                {name: self.state.held(name) for name in self.state.names()},
+                {name: self.training_state.held(name) for name in self.training_state.names()},
                 inference_model_uri,
                 optimize=optimize,
                 format=format,

@@ -42,7 +42,7 @@ class Optimizer:
         if not isinstance(module, Module):
             raise TypeError(f"module is a Module, not {type(module).__name__}")
         self._module = module
-        self._state = module.state
+        self._state = module.training_state
         with self._state.lock:
             self._graph = module.graph(optimizer_uri)
             self._numbers = StepNumbers()
@@ -177,19 +177,20 @@ class Optimizer:
         with self._state.lock:
             self._proximal.set(mu, reference)
 
-    def attach(self, scheduler: Any) -> dict[str, Any] | None:
-        """Remember the scheduler, whose state is saved with the optimizer's.
-
-        Returns what the checkpoint holds for a scheduler of its kind, once.
-        """
-        self._scheduler = scheduler
-        saved, self._state.saved_scheduler = self._state.saved_scheduler, None
-        if saved is None or saved.get("kind") != scheduler.kind:
+    def saved_scheduler(self, kind: str) -> dict[str, Any] | None:
+        """Return what the checkpoint holds for a scheduler of this kind."""
+        saved = self._state.saved_scheduler
+        if saved is None or saved.get("kind") != kind:
             return None
         state = saved.get("state")
         if not isinstance(state, dict):
             raise CheckpointError("the checkpoint holds a damaged state of a scheduler")
         return state
+
+    def attach(self, scheduler: Any) -> None:
+        """Remember the scheduler, whose state is saved with the optimizer's; None for none."""
+        self._scheduler = scheduler
+        self._state.saved_scheduler = None
 
     @property
     def scheduler(self) -> Any:
@@ -214,7 +215,7 @@ class Optimizer:
                 _refuse(name, len(wanted), None if held is None else len(held))
             made[name] = [
                 _moment(f"{name}.momentum{k}", value, None if held is None else held[k],
-                        self._state.type_of(name)[0], self._state.place)
+                        self._state.type_of(name)[0], self._state.device)
                 for k, value in enumerate(wanted)
             ]  # fmt: skip
         self._moments.update(made)
@@ -317,20 +318,20 @@ def _is_unused(held: list[Tensor]) -> bool:
 
 
 def _moment(
-    label: str, declared: Any, held: Tensor | None, shape: tuple[int, ...], place: Any
+    label: str, declared: Any, held: Tensor | None, shape: tuple[int, ...], device: Any
 ) -> Variable:
     dtype = ELEMENT_TYPES[declared.element_type].dtype
     if dtype is None:
         raise StateError(f"{label!r} is of a type that numpy does not have")
     if held is None:
-        return Variable.zeros(shape, dtype, place)
+        return Variable.zeros(shape, dtype, device)
     array: Array | None = None if isinstance(held, RawTensor) else held
     if array is None or array.dtype != dtype or array.shape != shape:
         raise CheckpointError(
             f"the checkpoint has {label!r} with another shape or type than the parameter: its "
             "optimizer state is of another model"
         )
-    return Variable(array, place)
+    return Variable(array, device)
 
 
 def _refuse(name: str, wanted: int, held: int | None) -> None:

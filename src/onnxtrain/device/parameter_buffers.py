@@ -15,8 +15,8 @@ import onnxruntime as ort
 
 from onnxtrain.device.export.initializers import stored_shapes
 from onnxtrain.device.parameters import checked
-from onnxtrain.device.run.graph_signature import Roles
-from onnxtrain.device.state import CheckpointState
+from onnxtrain.device.run.graph_signature import GraphSignature
+from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.element_types import ELEMENT_TYPES
@@ -28,11 +28,11 @@ _FLOAT = 1
 class Buffers:
     """Reads and writes the parameters of a module as one vector."""
 
-    def __init__(self, state: CheckpointState, model: ModelFile, roles: Roles) -> None:
+    def __init__(self, state: TrainingState, model: ModelFile, signature: GraphSignature) -> None:
         self._state = state
         self._shapes: dict[str, tuple[int, ...]] = {}
         trained = set(state.trainable_names())
-        inputs = {v.name: v.dims for v in roles.parameters}
+        inputs = {v.name: v.dims for v in signature.parameters}
         self._trainable = [name for name in inputs if name in trained]
         rest = [name for name in inputs if name not in trained]
         noted = [n for n in model.metadata.frozen if state.has(n) and n not in inputs]
@@ -134,7 +134,7 @@ class Buffers:
             )
 
 
-def _dtype(state: CheckpointState, name: str) -> np.dtype[Any]:
+def _dtype(state: TrainingState, name: str) -> np.dtype[Any]:
     element = ELEMENT_TYPES[state.code_of(name)]
     if element.dtype is None:
         raise StateError(f"the parameter {name!r} is {element.name}, which numpy does not have")

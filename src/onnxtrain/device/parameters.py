@@ -11,7 +11,7 @@ from onnxtrain.errors import StateError
 from onnxtrain.format.checkpoint.content import RESERVED_PREFIX, Array, Property, RawTensor
 
 if TYPE_CHECKING:
-    from onnxtrain.device.state import CheckpointState
+    from onnxtrain.device.state import TrainingState
 
 
 class Parameter:
@@ -22,7 +22,7 @@ class Parameter:
     `data` cannot be written into, but it can be set, which makes the graphs anew.
     """
 
-    def __init__(self, state: CheckpointState, name: str) -> None:
+    def __init__(self, state: TrainingState, name: str) -> None:
         self._state = state
         self._name = name
 
@@ -61,7 +61,7 @@ class Parameter:
 class Parameters:
     """The parameters of a state, by name; iterating gives pairs of name and parameter."""
 
-    def __init__(self, state: CheckpointState) -> None:
+    def __init__(self, state: TrainingState) -> None:
         self._state = state
 
     def __getitem__(self, name: str) -> Parameter:

@@ -10,7 +10,7 @@ import numpy as np
 from onnxtrain.device.parameters import checked
 from onnxtrain.device.run.executors import require_values
 from onnxtrain.device.run.variables import Variable
-from onnxtrain.device.state import CheckpointState
+from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import ArgumentError, UnknownNameError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.names import PROXIMAL_MU, REFERENCE
@@ -19,7 +19,7 @@ from onnxtrain.format.names import PROXIMAL_MU, REFERENCE
 class Proximal:
     """What graphs with the proximal term read beside gradients: µ and a copy of each parameter."""
 
-    def __init__(self, state: CheckpointState, names: Sequence[str]) -> None:
+    def __init__(self, state: TrainingState, names: Sequence[str]) -> None:
         self._state = state
         self._names = list(names)
         self._mu = Variable(np.zeros(1, np.float32))
@@ -34,7 +34,7 @@ class Proximal:
     def _allocated(self) -> dict[str, Variable]:
         if not self._references:
             self._references = {
-                name: Variable.zeros(*self._state.type_of(name), self._state.place)
+                name: Variable.zeros(*self._state.type_of(name), self._state.device)
                 for name in self._names
             }
         return self._references

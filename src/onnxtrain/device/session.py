@@ -13,8 +13,8 @@ import onnxruntime as ort
 
 from onnxtrain.device.module import Batch, Model, Module
 from onnxtrain.device.optimizer import Optimizer
-from onnxtrain.device.run.executors import FusedStep, names_of
-from onnxtrain.device.schedulers.rates import LinearLRScheduler
+from onnxtrain.device.run.executors import StepExecutor, names_of
+from onnxtrain.device.schedulers import LinearLRScheduler
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
@@ -28,7 +28,8 @@ class TrainingSession:
     """All of training: steps, evaluation, learning rate, checkpoints, export.
 
     Args:
-        checkpoint: a `CheckpointState`, or the file or bytes of a checkpoint.
+        checkpoint: the folder of artifacts; or, with the graphs that follow, a `CheckpointState`,
+            or the file or bytes of a checkpoint.
         train_model: the training graph: a path, or its bytes.
         eval_model: the evaluation graph, if there is to be evaluation or export.
         optimizer_model: the optimizer graph, if there are to be updates.
@@ -38,7 +39,7 @@ class TrainingSession:
         batch_size: as for `Module`.
 
     Examples:
-        >>> session = TrainingSession.from_folder("artifacts")
+        >>> session = TrainingSession("artifacts")
         >>> for x, labels in batches:
         ...     loss = session.step(x, labels)
         >>> session.save_checkpoint("checkpoint")
@@ -48,7 +49,7 @@ class TrainingSession:
     def __init__(
         self,
         checkpoint: CheckpointState | Source,
-        train_model: Model,
+        train_model: Model | None = None,
         eval_model: Model | None = None,
         optimizer_model: Model | None = None,
         step_model: Model | None = None,
@@ -57,6 +58,12 @@ class TrainingSession:
         session_options: Any = None,
         batch_size: Batch = None,
     ) -> None:
+        if train_model is None:
+            if not isinstance(checkpoint, str | os.PathLike):
+                raise ArgumentError("train_model is missing: pass the training graph, or a folder")
+            folder = Path(checkpoint)
+            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder)
+            checkpoint = _checkpoint_file(folder, "")
         if not isinstance(checkpoint, CheckpointState):
             checkpoint = CheckpointState.load_checkpoint(checkpoint)
         self.state = checkpoint
@@ -66,10 +73,12 @@ class TrainingSession:
         updates = optimizer_model if optimizer_model is not None else step_model
         self.optimizer = None if updates is None else Optimizer(updates, self.module)
         self._can_update_alone = optimizer_model is not None
-        self._fused: FusedStep | None = None
+        self._fused: StepExecutor | None = None
         if step_model is not None:
             assert self.optimizer is not None
-            self._fused = FusedStep(self.module.graph(step_model), self.state, self.optimizer)
+            self._fused = StepExecutor(
+                self.module.graph(step_model), self.module.training_state, self.optimizer
+            )
 
     @classmethod
     def from_folder(
@@ -80,7 +89,7 @@ class TrainingSession:
         checkpoint: CheckpointState | Source | None = None,
         **options: Any,
     ) -> TrainingSession:
-        """Make a session from a folder of artifacts, with whatever graphs are in it.
+        """Make a session from a folder, as the constructor does, with more to choose.
 
         Args:
             directory: the folder.
@@ -90,17 +99,10 @@ class TrainingSession:
 
         """
         folder = Path(directory)
-        if not folder.is_dir():
-            raise ModelError(f"there is no folder {str(folder)!r}")
-        train, *others = (_graph_file(folder, f"{prefix}{stem}") for stem in _GRAPHS)
-        if train is None:
-            raise ModelError(
-                f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
-                "of training artifacts"
-            )
+        graphs = _graphs_in(folder, prefix)
         if checkpoint is None:
             checkpoint = _checkpoint_file(folder, prefix)
-        return cls(checkpoint, train, *others, **options)
+        return cls(checkpoint, *graphs, **options)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -109,13 +111,13 @@ class TrainingSession:
 
         Inputs go by position or by name. `lazy_reset_grad` lets the gradients start from zero.
         """
-        with self.state.lock:
-            return self.module.run(self.module.training_pass, inputs, named)
+        with self.module.training_state.lock:
+            return self.module.run(self.module.training_executor, inputs, named)
 
     def eval_step(self, *inputs: Any, **named: Any) -> Any:
         """Return the loss (and outputs beside it) of the model in inference mode."""
-        with self.state.lock:
-            chosen = self.module.evaluation_pass
+        with self.module.training_state.lock:
+            chosen = self.module.evaluation_executor
             if chosen is None:
                 raise StateError("there is no evaluation graph: give eval_model")
             return self.module.run(chosen, inputs, named)
@@ -139,11 +141,11 @@ class TrainingSession:
         Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do for one batch. Gradients
         that training steps have accumulated are neither used nor lost.
         """
-        with self.state.lock:
+        with self.module.training_state.lock:
             if self._fused is not None:
                 return self.module.run(self._fused, inputs, named)
             self._require_optimizer_graph()
-            with self.module.training_pass.aside():
+            with self.module.training_executor.aside():
                 result = self.train_step(*inputs, **named)
                 self.optimizer_step()
             return result
@@ -159,15 +161,15 @@ class TrainingSession:
     def replaced_graphs(self, train_model: bytes, step_model: bytes | None) -> Iterator[None]:
         """Take steps with other graphs, on the same parameters, for the time being."""
         before = self._fused
-        with self.state.lock:
+        with self.module.training_state.lock:
             if step_model is not None:
                 graph = self.module.graph(step_model)
-                self._fused = FusedStep(graph, self.state, self._optimizer)
+                self._fused = StepExecutor(graph, self.module.training_state, self._optimizer)
             restore = self.module.replace_training_graph(train_model)
         try:
             yield
         finally:
-            with self.state.lock:
+            with self.module.training_state.lock:
                 self._fused = before
                 restore()
 
@@ -199,7 +201,7 @@ class TrainingSession:
         if scheduler is None:
             raise StateError(
                 "there is no scheduler: call register_linear_lr_scheduler, or make one of "
-                "onnxtrain.device.schedulers.rates with session.optimizer"
+                "onnxtrain.api with session.optimizer"
             )
         scheduler.step(*metrics)
 
@@ -211,7 +213,7 @@ class TrainingSession:
 
     def get_parameter(self, name: str) -> Array:
         """Return a copy of a parameter."""
-        with self.state.lock:
+        with self.module.training_state.lock:
             return np.array(self.state.parameters[name].data)
 
     def update_parameter(self, name: str, value: Array | Any) -> None:
@@ -252,12 +254,12 @@ class TrainingSession:
 
     def input_names(self, training: bool = True) -> list[str]:
         """The names of what a step takes: the inputs of the model, then labels."""
-        chosen = self.module.training_pass if training else self.module.evaluation_pass
+        chosen = self.module.training_executor if training else self.module.evaluation_executor
         return names_of(chosen, "inputs")
 
     def output_names(self, training: bool = True) -> list[str]:
         """The names of what a step returns; the first is the loss."""
-        chosen = self.module.training_pass if training else self.module.evaluation_pass
+        chosen = self.module.training_executor if training else self.module.evaluation_executor
         return names_of(chosen, "outputs")
 
     def save_checkpoint(
@@ -278,6 +280,21 @@ class TrainingSession:
         return self.module.export_model_for_inferencing(
             inference_model_uri, graph_output_names, optimize=optimize, format=format
         )
+
+
+def _graphs_in(
+    folder: Path, prefix: str = ""
+) -> tuple[Path, Path | None, Path | None, Path | None]:
+    """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
+    if not folder.is_dir():
+        raise ModelError(f"there is no folder {str(folder)!r}")
+    train, eval_, optimizer, step = (_graph_file(folder, f"{prefix}{s}") for s in _GRAPHS)
+    if train is None:
+        raise ModelError(
+            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
+            "of training artifacts"
+        )
+    return train, eval_, optimizer, step
 
 
 def _graph_file(folder: Path, stem: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""CheckpointState: all that training changes, and what it takes to go on with it."""
+"""CheckpointState: all that training changes and needs to be resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.device.run.variables import CPU, Place, Variable
+from onnxtrain.device.run.variables import CPU, Device, Variable
 from onnxtrain.errors import CheckpointError, StateError
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
@@ -42,7 +42,7 @@ class CheckpointState:
     """The state of a training: parameters, properties, and what the optimizer keeps.
 
     One state serves one `Module` and one `Optimizer`; they change it in place. It may be used from
-    several threads, one of which does something with it at a time.
+    several threads, which take turns.
     """
 
     def __init__(self, state: CheckpointContent) -> None:
@@ -51,26 +51,7 @@ class CheckpointState:
                 "a CheckpointState is made with CheckpointState.load_checkpoint, not from "
                 f"{type(state).__name__}"
             )
-        user, reserved = split_properties(state.properties)
-        self._properties = user
-        self._reserved = reserved
-        saved = _training_of(reserved.pop(_TRAINING, None))
-        self.lock = threading.RLock()
-        self.nominal = state.nominal
-        self.place = CPU
-        self.frozen = Frozen(dict(state.frozen))
-        self.groups = dict(state.optimizer_groups)
-        self.optimizer: Optimizer | None = None
-        self.random = RandomState(saved.get("random"))
-        self.private: dict[str, Any] = saved.get("private", {})
-        self.saved_learning_rate: float | None = saved.get("learning_rate")
-        self.saved_scheduler: dict[str, Any] | None = saved.get("scheduler")
-        self._trainable: dict[str, Tensor] = dict(state.trainable)
-        self._variables: dict[str, Variable] = {}
-        self._gradients: dict[str, Variable] = {}
-        self._has_external_data = state.has_external_data
-
-    # ---- loading and saving --------------------------------------------------------------------
+        self._training = TrainingState(state)
 
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
@@ -86,18 +67,18 @@ class CheckpointState:
     ) -> None:
         """Write a state to a file, which is replaced as a whole or not at all.
 
-        With the state of the optimizer, training can go on from the file as if it had never
+        With the state of the optimizer, training can be resumed from the file as if it had never
         stopped. Without it the file is smaller, a third with AdamW.
         """
         if not isinstance(state, CheckpointState):
             raise TypeError(f"a CheckpointState is saved, not {type(state).__name__}")
-        with state.lock:
-            write_checkpoint(checkpoint_uri, state.content(include_optimizer_state))
+        with state._training.lock:
+            write_checkpoint(checkpoint_uri, state._training.content(include_optimizer_state))
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
         """Return what `save_checkpoint` would write, where it would be one file."""
-        with self.lock:
-            content = self.content(include_optimizer_state)
+        with self._training.lock:
+            content = self._training.content(include_optimizer_state)
             content.has_external_data = False
             layout = CheckpointLayout(content, sort=True, threshold=2**31 - 1, bond=("", ""))
             if layout.external:
@@ -105,6 +86,58 @@ class CheckpointState:
             file = io.BytesIO()
             layout.write_main(file)
             return file.getvalue()
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters by name."""
+        return Parameters(self._training)
+
+    @property
+    def properties(self) -> Properties:
+        """What the user keeps beside the parameters."""
+        return Properties(self._training.properties)
+
+    @property
+    def nominal(self) -> bool:
+        """Whether the checkpoint has names of parameters, and no values."""
+        return self._training.nominal
+
+    def has_parameter(self, name: str) -> bool:
+        """Whether there is a parameter of this name."""
+        return self._training.has(name)
+
+    def __repr__(self) -> str:
+        trainable = len(self._training.trainable_names())
+        return (
+            f"CheckpointState({'nominal, ' if self.nominal else ''}{trainable} trainable and "
+            f"{len(self.parameters) - trainable} other parameters, "
+            f"{len(self.properties)} properties)"
+        )
+
+
+class TrainingState:
+    """What `Module`, `Optimizer` and `fit` read and change in the state of a training.
+
+    It may be used from several threads; `lock` lets one at a time.
+    """
+
+    def __init__(self, content: CheckpointContent) -> None:
+        self.properties, self._reserved = split_properties(content.properties)
+        saved = _training_of(self._reserved.pop(_TRAINING, None))
+        self.lock = threading.RLock()
+        self.nominal = content.nominal
+        self.device = CPU
+        self.frozen = Frozen(dict(content.frozen))
+        self.groups = dict(content.optimizer_groups)
+        self.optimizer: Optimizer | None = None
+        self.random = RandomState(saved.get("random"))
+        self.private: dict[str, Any] = saved.get("private", {})
+        self.saved_learning_rate: float | None = saved.get("learning_rate")
+        self.saved_scheduler: dict[str, Any] | None = saved.get("scheduler")
+        self._trainable: dict[str, Tensor] = dict(content.trainable)
+        self._variables: dict[str, Variable] = {}
+        self._gradients: dict[str, Variable] = {}
+        self._has_external_data = content.has_external_data
 
     def content(self, include_optimizer_state: bool) -> CheckpointContent:
         """Return the state as plain data; arrays are the memory that training works with."""
@@ -118,7 +151,7 @@ class CheckpointState:
             frozen={name: self.held(name) for name in self.frozen.values},
             nominal=self.nominal,
             optimizer_groups=groups,
-            properties=merge_properties(self._properties, reserved),
+            properties=merge_properties(self.properties, reserved),
             has_external_data=self._has_external_data,
         )
 
@@ -138,25 +171,6 @@ class CheckpointState:
         if variable is not None:
             return variable.array
         return self._trainable[name] if name in self._trainable else self.frozen.values[name]
-
-    # ---- as users see it -----------------------------------------------------------------------
-
-    @property
-    def parameters(self) -> Parameters:
-        """The parameters by name."""
-        return Parameters(self)
-
-    @property
-    def properties(self) -> Properties:
-        """What the user keeps beside the parameters."""
-        return Properties(self._properties)
-
-    def __repr__(self) -> str:
-        kind = "nominal, " if self.nominal else ""
-        return (
-            f"CheckpointState({kind}{len(self._trainable)} trainable and "
-            f"{len(self.frozen.values)} other parameters, {len(self._properties)} properties)"
-        )
 
     # ---- what Parameter asks -------------------------------------------------------------------
 
@@ -241,26 +255,26 @@ class CheckpointState:
                     f"the parameter {name!r} is of type {ELEMENT_TYPES[tensor.code].name}, which "
                     "numpy does not have: it cannot change in training on this device"
                 )
-            self._variables[name] = made = Variable(tensor, self.place)
-            if made.place.is_cpu:
+            self._variables[name] = made = Variable(tensor, self.device)
+            if made.device.is_cpu:
                 # The values of the file are not needed any more; these are the only ones.
                 (self.frozen.values if frozen else self._trainable)[name] = made.array
         return self._variables[name]
 
-    def move_to(self, place: Place) -> None:
+    def move_to(self, device: Device) -> None:
         """Keep what training changes on another device from now on."""
-        if place == self.place:
+        if device == self.device:
             return
-        self.place = place
+        self.device = device
         for kept in (self._variables, self._gradients):
             for name, variable in list(kept.items()):
-                kept[name] = Variable(variable.array, place)
+                kept[name] = Variable(variable.array, device)
 
     def make_gradients(self, names: Iterable[str]) -> dict[str, Variable]:
         """Make the memory for gradients, all zero, where there is none yet."""
         for name in names:
             if name not in self._gradients:
-                self._gradients[name] = Variable.zeros(*self.type_of(name), self.place)
+                self._gradients[name] = Variable.zeros(*self.type_of(name), self.device)
         return {name: self._gradients[name] for name in names}
 
     def complete(self, values: Mapping[str, Array]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
+from onnxtrain.device.parameters import Parameters
 from onnxtrain.errors import ArgumentError, NonFiniteError, StateError, UnknownNameError
 from onnxtrain.federated.selection import Holder, Which, module_of, select, state_of
 from onnxtrain.format.checkpoint.content import Array as NumpyArray
@@ -25,7 +26,7 @@ def to_arrays(state: Holder, which: Which = "changing") -> ArrayRecord:
     """
     held = state_of(state)
     with held.lock:
-        return to_record({n: held.parameters[n].data for n in select(state, which)})
+        return to_record({n: Parameters(held)[n].data for n in select(state, which)})
 
 
 def to_record(values: Mapping[str, NumpyArray]) -> ArrayRecord:

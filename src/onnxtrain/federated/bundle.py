@@ -188,20 +188,27 @@ class SharedSession:
     @property
     def changing(self) -> list[str]:
         """The names of trainable parameters and running statistics."""
-        return [*self.session.state.trainable_names(), *self.session.module.statistics]
+        return [
+            *self.session.module.training_state.trainable_names(),
+            *self.session.module.statistics,
+        ]
 
     def has(self, name: str, array: Array) -> bool:
         """Whether the artifacts hold this value for a frozen parameter."""
         if self.nominal:
             return False
         own = self.initial.get(name)
-        return np.array_equal(self.session.state.value_of(name) if own is None else own, array)
+        return np.array_equal(
+            self.session.module.training_state.value_of(name) if own is None else own, array
+        )
 
     def load(self, values: Mapping[str, Array]) -> None:
         """Set parameters; the artifacts' values of frozen ones are kept for other clients."""
         if not self.nominal:
             frozen = set(values) - set(self.initial) - set(self.changing)
-            self.initial |= {n: np.array(self.session.state.value_of(n)) for n in frozen}
+            self.initial |= {
+                n: np.array(self.session.module.training_state.value_of(n)) for n in frozen
+            }
         self.session.load_parameters(values)
 
 
@@ -237,7 +244,7 @@ def _key(source: Source | Bundle, prefix: str, threads: int | None) -> tuple[Any
 
 def _open(bundle: Bundle, threads: int | None) -> SharedSession:
     session = bundle.session(threads)
-    state = session.state
+    state = session.module.training_state
     place = SharedSession(bundle, session, {}, state.nominal)
     if not state.nominal:
         names = [name for name in place.changing if is_float(state, name)]

@@ -198,7 +198,9 @@ class Client:
                 **self._fit_options,
             )
             seconds = time.perf_counter() - began
-            trained = {name: np.array(session.state.value_of(name)) for name in received}
+            trained = {
+                name: np.array(session.module.training_state.value_of(name)) for name in received
+            }
             if settings.clip_norm is not None:
                 clip(trained, received, settings.clip_norm)
             store.write(self._state_after(shared, received, state, identity))
@@ -233,8 +235,10 @@ class Client:
         if settings.learning_rate is not None:
             optimizer.set_learning_rate(settings.learning_rate)
         optimizer.set_proximal(settings.mu)
-        session.state.random = RandomState(None if seed is None else {"seed": seed, "draws": 0})
-        session.state.private.clear()
+        session.module.training_state.random = RandomState(
+            None if seed is None else {"seed": seed, "draws": 0}
+        )
+        session.module.training_state.private.clear()
 
     def _state_after(
         self,
@@ -244,7 +248,7 @@ class Client:
         identity: str,
     ) -> ClientState:
         """Return the state of the client after a round."""
-        held, optimizer = shared.session.state, shared.session.optimizer
+        held, optimizer = shared.session.module.training_state, shared.session.optimizer
         own = [name for name in shared.changing if name not in received]
         return ClientState(
             local={name: np.array(held.value_of(name)) for name in own},
@@ -301,7 +305,7 @@ class Client:
         values = {**shared.initial, **own, **received}
         if shared.nominal:
             # The session may hold another client's values.
-            missing = [name for name in session.state.names() if name not in values]
+            missing = [name for name in session.module.training_state.names() if name not in values]
             if missing:
                 raise StateError(
                     f"this client has no values for {missing[0]!r}, which the server does not "

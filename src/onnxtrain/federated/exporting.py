@@ -31,7 +31,7 @@ def check_export(session: TrainingSession, target: Source, outputs: Sequence[str
     """Raise an error for an export that would fail after the last round."""
     from onnxtrain.device.export.inference_model import check_request
 
-    evaluation = session.module.evaluation_pass
+    evaluation = session.module.evaluation_executor
     if evaluation is None:
         raise StateError(
             "export needs the evaluation graph in the ONNX format, which these artifacts do not "

@@ -11,7 +11,7 @@ import numpy as np
 from onnxtrain.device.export.model_parts import Operator, take_apart
 from onnxtrain.device.module import Module
 from onnxtrain.device.session import TrainingSession
-from onnxtrain.device.state import CheckpointState
+from onnxtrain.device.state import CheckpointState, TrainingState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
 from onnxtrain.format.element_types import ELEMENT_TYPES
 
@@ -25,14 +25,14 @@ _BATCH_NORM = Operator("", "BatchNormalization")
 NAMED = ("changing", "trainable", "no-batch-norm", "everything")
 
 
-def state_of(holder: Holder) -> CheckpointState:
+def state_of(holder: Holder) -> TrainingState:
     """Return the state of a session, a module or itself."""
     if not isinstance(holder, TrainingSession | Module | CheckpointState):
         raise ArgumentError(
             "parameters are those of a TrainingSession, a Module or a CheckpointState, not of "
             f"{type(holder).__name__}"
         )
-    return holder if isinstance(holder, CheckpointState) else holder.state
+    return (holder if isinstance(holder, CheckpointState) else holder.state)._training
 
 
 def module_of(holder: Holder) -> Module | None:
@@ -80,13 +80,13 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
     return floats
 
 
-def is_float(state: CheckpointState, name: str) -> bool:
+def is_float(state: TrainingState, name: str) -> bool:
     """Whether a parameter has a float type that numpy knows."""
     dtype = ELEMENT_TYPES[state.code_of(name)].dtype
     return dtype is not None and np.issubdtype(dtype, np.floating)
 
 
-def _others(state: CheckpointState) -> list[str]:
+def _others(state: TrainingState) -> list[str]:
     return [name for name in state.names() if not state.is_trainable(name)]
 
 
@@ -107,7 +107,7 @@ def _batch_norm(holder: Holder) -> set[str]:
     module = module_of(holder)
     if module is None:
         raise StateError("which='no-batch-norm' needs the graphs: pass the TrainingSession")
-    chosen = module.evaluation_pass or module.training_pass
+    chosen = module.evaluation_executor or module.training_executor
     model = chosen.graph.model
     if model.is_ort:
         raise StateError(
@@ -115,13 +115,13 @@ def _batch_norm(holder: Holder) -> set[str]:
             "graphs in the ONNX format, or patterns of names"
         )
     names = {n for node in take_apart(model).nodes if _BATCH_NORM in node.calls for n in node.reads}
-    return {name for name in names if module.state.has(name)} | set(module.statistics)
+    return {name for name in names if module.state.has_parameter(name)} | set(module.statistics)
 
 
 def variances(holder: Holder) -> set[str]:
     """Return the running variances, which must not become negative."""
     module = module_of(holder)
-    chosen = None if module is None else module.evaluation_pass or module.training_pass
+    chosen = None if module is None else module.evaluation_executor or module.training_executor
     if module is None or chosen is None:
         return set()
     statistics = set(module.statistics)

@@ -214,7 +214,7 @@ class Server:
         return saved
 
     def _not_shared(self) -> dict[str, Array]:
-        state = self.session.state
+        state = self.session.module.training_state
         return {
             name: np.array(state.value_of(name))
             for name in state.names()
@@ -317,7 +317,7 @@ def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:
     if isinstance(given, Mapping):
         return given
     if callable(given):
-        names = session.state.names()
+        names = session.module.training_state.names()
         return given({name: session.module.shape_of(name) for name in names})
     state = CheckpointState.load_checkpoint(given)
     return {name: parameter.data for name, parameter in state.parameters}

@@ -12,14 +12,17 @@ import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.errors import ArgumentError, NotDifferentiableError, UnknownNameError
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate, operator_name
 from onnxtrain.offline.autodiff.expand import expand_by_definition
-from onnxtrain.offline.frontend.canonical_model import BatchNormMode, prepare
+from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.external_data import restore_locations
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.emit import stamp, sweep
 from onnxtrain.offline.graph.error_context import blaming_model
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
+from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.writer.opset_stamp import stamp
 
 _PROTO_LIMIT = 2**31 - 2**26  # 2 GB, less what the graph itself may take
 
@@ -80,7 +83,8 @@ def _gradient(
     straight_through: Sequence[str],
     bn: BatchNormMode | None,
 ) -> onnx.ModelProto:
-    prepared = prepare(model, bn)
+    prepared = canonical_model(model)
+    set_batch_norm_mode(prepared, bn)
     graph = prepared.graph
     output = _output_named(graph, of)
     targets = _values_named(graph, wrt)
@@ -91,7 +95,8 @@ def _gradient(
     gradient_names = _reserve_names(graph, [output, *targets])
     op = Ops(graph, prepared.opset_imports[""])
     seed = _seed(op, graph, output, gradient_names[output])
-    found = differentiate(op, list(graph), {output: seed}, targets, through)
+    rules = join_gelu(graph, [*targets, output])
+    found = differentiate(op, list(graph), {output: seed}, targets, through, rules=rules)
     for value in targets:
         graph.outputs.append(_as_output(op, value, found[value], gradient_names[value]))
     sweep(graph)

@@ -13,11 +13,13 @@ import onnx_ir as ir
 from onnxtrain.errors import UnknownNameError
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
-from onnxtrain.offline.frontend.canonical_model import BatchNormMode, prepare
+from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.memory import Activations, estimate
+from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.selection import Role, survey
 
 
@@ -102,35 +104,26 @@ def inspect(
         >>> print(onnxtrain.inspect("mobilenet.onnx"))
 
     """
-    prepared = _prepared(model, "frozen")
-    graph = prepared.graph
-    found = survey(prepared, _output(graph, of))
-    outputs = tuple(value.name or "" for value in graph.outputs)
+    canonical = canonical_model(model)
+    graph = canonical.graph
+    for value in [v for v in graph.inputs if v.name in graph.initializers]:
+        graph.inputs.remove(value)  # a weight is trained, not fed
+    found = survey(canonical, _output(graph, of))
     weights = [graph.initializers[n] for n in found.names(Role.WEIGHT)]
-    parameter_bytes = sum(v.const_value.nbytes for v in weights if v.const_value is not None)
     counts = {role: found.counts(found.names(role)) for role in Role}
     without_gradient = found.without_gradient()
     can_train = bool(weights) and not without_gradient
     return Report(
-        outputs=outputs,
+        outputs=tuple(value.name or "" for value in graph.outputs),
         weights=counts[Role.WEIGHT],
         statistics=counts[Role.STATISTIC],
         constants=counts[Role.CONSTANT],
         unreached=found.unreached,
         without_gradient=without_gradient,
-        parameter_bytes=parameter_bytes,
-        activations=_activations(_prepared(model, bn), of, counts, sizes) if can_train else None,
-        opset=prepared.opset_imports[""],
+        parameter_bytes=sum(v.const_value.nbytes for v in weights if v.const_value is not None),
+        opset=canonical.opset_imports[""],
+        activations=_activations(canonical, of, bn, counts, sizes) if can_train else None,
     )
-
-
-def _prepared(model: ModelLike, bn: BatchNormMode | None) -> ir.Model:
-    """Prepare a model; weights that are inputs as well are to be trained, not fed."""
-    prepared = prepare(model, bn)
-    graph = prepared.graph
-    for value in [v for v in graph.inputs if v.name in graph.initializers]:
-        graph.inputs.remove(value)
-    return prepared
 
 
 def _output(graph: ir.Graph, name: str | None) -> ir.Value:
@@ -147,10 +140,12 @@ def _output(graph: ir.Graph, name: str | None) -> ir.Value:
 def _activations(
     model: ir.Model,
     of: str | None,
+    bn: BatchNormMode | None,
     counts: Mapping[Role, Mapping[str, int]],
     sizes: Mapping[str, int] | None,
 ) -> Activations:
-    """Differentiate a prepared model, and look at what that is."""
+    """Differentiate a canonical model, which is changed, and estimate what the result takes."""
+    set_batch_norm_mode(model, bn)
     graph, opset = model.graph, model.opset_imports[""]
     output = _output(graph, of)
     weights = [graph.initializers[name] for name in counts[Role.WEIGHT]]
@@ -158,7 +153,8 @@ def _activations(
     op = Ops(graph, opset)
     with op.arithmetic():
         seed = op.zeros_like(output)
-    gradients = differentiate(op, list(graph), {output: seed}, weights)
+    rules = join_gelu(graph, [*weights, output])
+    gradients = differentiate(op, list(graph), {output: seed}, weights, rules=rules)
     graph.outputs.clear()
     graph.outputs.extend(value for value in gradients.values() if value is not None)
     sweep(graph)

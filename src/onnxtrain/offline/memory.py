@@ -10,7 +10,7 @@ them), and what an operator needs inside of itself are not counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -73,14 +73,15 @@ def estimate_proto(
             such as labels, follow.
 
     """
-    symbols, given = likely_sizes(proto.graph, inputs), dict(sizes or {})
+    graph = ir.from_proto(proto).graph
+    symbols, given = likely_sizes(graph.inputs, inputs), dict(sizes or {})
     require_symbols(given, symbols)
     batch = next(iter(symbols), "")
     if batch in given:
         batch = ""  # the number of samples is known
     assumed = {n: size for n, size in symbols.items() if n != batch and n not in given}
     known = {**assumed, **given}
-    flow = Flow.of(proto.graph)
+    flow = Flow.of(graph)
     if not batch:
         return Activations(0, flow.peak(sizes_of(shapes_of(proto, known))), "", assumed)
     few, many = (sizes_of(shapes_of(proto, {**known, batch: size})) for size in _BATCHES)
@@ -100,17 +101,16 @@ def require_symbols(given: Collection[str], symbols: Collection[str]) -> None:
         )
 
 
-def likely_sizes(graph: onnx.GraphProto, inputs: Collection[str] | None) -> dict[str, int]:
+def likely_sizes(given: Iterable[ir.Value], inputs: Collection[str] | None) -> dict[str, int]:
     """Name the symbolic dimensions of inputs, with a likely size; the first is the batch."""
     found: dict[str, int] = {}
-    for info in graph.input:
-        if inputs is not None and info.name not in inputs:
+    for value in given:
+        if value.shape is None or (inputs is not None and value.name not in inputs):
             continue
-        dims = info.type.tensor_type.shape.dim
-        for index, dim in enumerate(dims):
-            if dim.dim_param:
-                is_side = len(dims) == _IMAGE_RANK and index > 1
-                found.setdefault(dim.dim_param, _SIDE if is_side else _LENGTH)
+        for index, dim in enumerate(value.shape):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                is_side = len(value.shape) == _IMAGE_RANK and index > 1
+                found.setdefault(dim.value, _SIDE if is_side else _LENGTH)
     return found
 
 

@@ -1,14 +1,16 @@
-"""What the initializers of a model are to training, and which of them train.
+"""Which initializers of a model train.
 
-Every initializer is a weight, a running statistic or a constant, as far as the graph tells. What
-trains is chosen from the weights, by names or patterns.
+`survey` tells weights, running statistics and constants apart by how the graph uses them. `choose`
+selects what trains, by names or patterns.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 
 import onnx_ir as ir
@@ -24,10 +26,10 @@ from onnxtrain.offline.autodiff.engine import ActivePath, operator_name
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.autodiff.registry import lookup, refusal
 from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
+from onnxtrain.offline.graph.op_facts import PARAMETER_INPUTS
 from onnxtrain.offline.graph.shapes import is_float
 
-# Initializers that do not train are stored once, in the checkpoint, from this size on; smaller ones
-# that are not weights stay in the graphs.
+# Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
 _STORED_ONCE = 1 << 16  # bytes
 
 
@@ -39,23 +41,14 @@ class Role(Enum):
     CONSTANT = "constant"
 
 
-# Inputs that only ever hold weights: a single number there is one too.
-_PARAMETER_INPUTS = {
-    "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gather": (0,),
-    "Gemm": (1, 2), "GroupNormalization": (1, 2), "GRU": (1, 2, 3), "InstanceNormalization": (1, 2),
-    "LayerNormalization": (1, 2), "LSTM": (1, 2, 3, 7), "MatMul": (0, 1), "PRelu": (1,),
-    "RMSNormalization": (1,), "RNN": (1, 2, 3),
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Survey:
-    """The initializers of a prepared model, as seen from the value that is to be trained on.
+    """The initializers of a canonical model, sorted by their role for one output (the loss).
 
     Attributes:
-        roles: what each initializer is.
-        reached: the floats that have a gradient, be they weights or constants.
-        unreached: what looks like a weight, but has no gradient.
+        roles: the role of each initializer.
+        reached: the float initializers that receive a gradient, weights or constants.
+        unreached: initializers that look like weights but receive no gradient.
 
     """
 
@@ -66,7 +59,7 @@ class Survey:
     unreached: tuple[str, ...]
 
     def names(self, role: Role) -> list[str]:
-        """Return the initializers that have a role."""
+        """Return the initializers with this role."""
         return [name for name, found in self.roles.items() if found is role]
 
     def counts(self, names: Iterable[str]) -> dict[str, int]:
@@ -74,17 +67,19 @@ class Survey:
         return {name: _elements(self.model.graph.initializers[name]) for name in names}
 
     def without_gradient(self) -> tuple[str, ...]:
-        """Name the operators between the weights and the output that have no gradient.
-
-        The model is changed: operators without a rule give way to their definitions.
-        """
-        graph = self.model.graph
-        weights = [graph.initializers[n] for n in self.names(Role.WEIGHT)]
+        """List the operators without a gradient between the weights and the output."""
+        model = self.model
 
         def path() -> ActivePath:
-            return ActivePath(list(graph), weights, [self.output], self.model.opset_imports[""])
+            graph = model.graph
+            weights = [graph.initializers[n] for n in self.names(Role.WEIGHT)]
+            output = _value_named(graph, str(self.output.name))
+            return ActivePath(list(graph), weights, [output], model.opset_imports[""])
 
-        expand_by_definition(self.model, path)
+        if not path().without_rule():
+            return ()
+        model = model.clone()  # operators without a rule give way to their definitions
+        expand_by_definition(model, path)
         return tuple(
             f"{operator_name(n)} (node {n.name!r}): "
             f"{refusal(n.op_type, n.domain) or 'no gradient rule'}"
@@ -92,14 +87,16 @@ class Survey:
         )
 
 
-def survey(model: ir.Model, output: ir.Value) -> Survey:
-    """Sort the initializers of a prepared model by what they are to a value.
+def survey(model: ir.Model, output: ir.Value | str) -> Survey:
+    """Sort the initializers of a canonical model by their role for `output`.
 
-    A weight is a float that the value has a gradient for. What cannot be told from the graph is
-    decided like this: single numbers are constants unless they stand where only weights do; what
-    was in a Constant node is a constant, unless the model keeps all its weights there.
+    A weight is a float that receives a gradient from `output`. Two cases are a convention: a scalar
+    is a constant unless it is the input of an operator that always holds weights, and a Constant
+    node is a constant unless the model keeps all its weights in Constant nodes.
     """
     graph = model.graph
+    if isinstance(output, str):
+        output = _value_named(graph, output)
     statistics = set(running_statistics(graph))
     candidates = [
         v
@@ -124,19 +121,26 @@ def survey(model: ir.Model, output: ir.Value) -> Survey:
     return Survey(model, output, found, frozenset(v.name or "" for v in reached), unreached)
 
 
+def _value_named(graph: ir.Graph, name: str) -> ir.Value:
+    for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
+        if value.name == name:
+            return value
+    raise UnknownNameError(f"the model has no value {name!r} to take as the loss")
+
+
 def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:
-    in_parameter_place = any(
-        node.domain == "" and index in _PARAMETER_INPUTS.get(node.op_type, ())
+    is_parameter_input = any(
+        node.domain == "" and index in PARAMETER_INPUTS.get(node.op_type, ())
         for node, index in value.uses()
     )
     if FROM_CONSTANT in value.meta:
-        return constants_hold_weights and (in_parameter_place or _elements(value) > 1)
+        return constants_hold_weights and (is_parameter_input or _elements(value) > 1)
     rank = len(value.shape) if value.shape is not None else 0
-    return _elements(value) > 1 or in_parameter_place or rank > 0
+    return _elements(value) > 1 or is_parameter_input or rank > 0
 
 
 def _is_setting(value: ir.Value, opset: int) -> bool:
-    """Tell what is only used where no gradient ever flows, such as the scales of a Resize."""
+    """Whether every use is one that passes no gradient, such as the scales of a Resize."""
     for node, index in value.uses():
         rule = lookup(node.op_type, node.domain, opset)
         if rule is None or index not in rule.stops:
@@ -145,7 +149,7 @@ def _is_setting(value: ir.Value, opset: int) -> bool:
 
 
 def running_statistics(graph: ir.Graph) -> list[str]:
-    """Return the initializers that BatchNormalization keeps its mean and variance in."""
+    """Return the running means and variances of BatchNormalization."""
     return [
         value.name
         for node in graph.all_nodes()
@@ -165,13 +169,13 @@ def _elements(value: ir.Value) -> int:
 def choose(
     found: Survey, requires_grad: Iterable[str] | None, frozen_params: Iterable[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Return the names of what trains and of what is frozen.
+    """Return the names of what trains and of what is frozen, that is, stored in the checkpoint.
 
-    Weights and statistics that do not train are frozen whether they are listed or not, and so is
-    whatever is large: it is stored once, in the checkpoint.
+    Weights and statistics that do not train are frozen whether they are listed or not; so are large
+    constants.
     """
     roles = found.roles
-    listed = _matching(list_of_names(frozen_params, "frozen_params") or (), roles)
+    listed = _frozen(list_of_names(frozen_params, "frozen_params") or (), found)
     wanted = list_of_names(requires_grad, "requires_grad")
     if wanted is None:
         trains = [n for n in found.names(Role.WEIGHT) if n not in set(listed)]
@@ -206,11 +210,36 @@ def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | Non
     raise ArgumentTypeError(f"{argument} is a list of names, not {names!r}")
 
 
-def _listed(requires_grad: Sequence[str], found: Survey) -> list[str]:
-    """Return what is named to train; a name or pattern that nothing has is an error.
+def _frozen(frozen_params: Sequence[str], found: Survey) -> list[str]:
+    """Return what is frozen by name or pattern.
 
-    A pattern means the weights among what it matches, or if there are none, the other floats that
-    have a gradient; a name means what it names.
+    A pattern without a match is an error: the user would train what should be frozen. A missing
+    name is only a warning, because upstream's scripts list names that its exporter drops.
+    """
+    missing = []
+    for name in frozen_params:
+        if _matching([name], found.roles):
+            continue
+        if _is_pattern(name):
+            raise UnknownNameError(
+                f"frozen_params has the pattern {name!r}, which matches no initializer of the "
+                f"model. {_similar(name, found)}"
+            )
+        missing.append(name)
+    if missing:
+        warnings.warn(
+            f"frozen_params names {_some(missing)}: the model has no such initializer, so nothing "
+            "is frozen by that name",
+            stacklevel=4,
+        )
+    return _matching(frozen_params, found.roles)
+
+
+def _listed(requires_grad: Sequence[str], found: Survey) -> list[str]:
+    """Return what trains by name or pattern; either without a match is an error.
+
+    A pattern selects the weights among its matches, or the other floats with a gradient if none of
+    them is a weight. A name selects exactly that initializer or input.
     """
     inputs = [value.name or "" for value in found.model.graph.inputs]
     chosen: set[str] = set()
@@ -238,20 +267,30 @@ def _listed(requires_grad: Sequence[str], found: Survey) -> list[str]:
 
 
 def _what_it_is(name: str, found: Survey) -> str:
-    weights = f"its weights are {_some(found.names(Role.WEIGHT))}"
     for node in found.model.graph.all_nodes():
         if any(value.name == name for value in node.outputs):
             return (
                 f"which is computed by {operator_name(node)} (node {node.name!r}): only "
-                f"initializers and inputs of the model can train; {weights}"
+                f"initializers and inputs of the model can train. {_similar(name, found)}"
             )
-    return f"and no initializer or input of the model is called that; {weights}"
+    return f"and the model has no such initializer or input. {_similar(name, found)}"
+
+
+def _similar(name: str, found: Survey) -> str:
+    near = get_close_matches(name, found.roles, n=3)
+    if near:
+        return f"Did you mean {' or '.join(map(repr, near))}?"
+    return f"Its weights are {_some(found.names(Role.WEIGHT))}."
+
+
+def _is_pattern(name: str) -> bool:
+    return any(c in name for c in "*?[")
 
 
 def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that are listed, or that match a listed pattern, in their own order."""
+    """Return those of `names` that are listed or match a listed pattern."""
     listed = set(patterns)
-    globs = [p for p in listed if any(c in p for c in "*?[")]
+    globs = [p for p in listed if _is_pattern(p)]
     return [n for n in names if n in listed or any(fnmatch.fnmatchcase(n, g) for g in globs)]
 
 

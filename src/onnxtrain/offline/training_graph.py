@@ -1,68 +1,106 @@
-"""The graphs of a training step, built from a model that computes a loss.
+"""The graphs of training, made from one canonical model that computes a loss.
 
-Three kinds of graphs come from one model, and all have the same inputs: what the user feeds, then
-the values that training changes. Parameters that do not change stay initializers, which is what
-lets onnxruntime treat them as constants.
+All have the same inputs: what the user feeds, then the values that training changes. Parameters
+that do not change stay initializers, which lets onnxruntime treat them as constants.
 
 - the *training* graph computes the loss and adds its gradients to buffers,
-- the *evaluation* graph computes the loss with everything in inference mode,
-- the *step* graph computes the loss, the gradients and the updated parameters in one run.
+- the *step* graph computes the loss, the gradients and the updated parameters in one run,
+- the *evaluation* graph computes the loss with everything in inference mode.
+
+The model is differentiated once (`differentiate_loss`); the training and the step graph are copies
+of the result, each with what comes behind the gradients.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
 
 import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
-from onnxtrain.format.names import ACCUMULATED, BUFFER, LAZY_RESET, RANDOM_SEED, UPDATED
+from onnxtrain.format.names import ACCUMULATED, BUFFER, LAZY_RESET, RANDOM_SEED
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
-from onnxtrain.offline.frontend.canonical_model import BatchNormMode, prepare
-from onnxtrain.offline.graph.emit import stamp, sweep
+from onnxtrain.offline.frontend.canonical_model import canonical_model
+from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
+from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.optimizers import (
+    Optimizer,
+    add_proximal,
+    write_optimizer,
+    write_update,
+)
+from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
+from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import Recomputation
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
-
-if TYPE_CHECKING:
-    from onnxtrain.offline.optimizers import Optimizer
+from onnxtrain.offline.writer.opset_stamp import stamp
 
 Target = Literal["cpu", "webgpu"]
+Tensors = dict[str, ir.TensorProtocol]
 
 
 @dataclass
 class TrainingGraphs:
-    """What `build_training_graphs` returns."""
+    """The graphs, and the tensors that the checkpoint holds."""
 
     training: onnx.ModelProto
     evaluation: onnx.ModelProto
-    trainable: list[onnx.TensorProto]
-    frozen: list[onnx.TensorProto]
-    statistics: list[str] = field(default_factory=list)
+    trainable: Tensors
+    frozen: Tensors
+    statistics: tuple[str, ...] = ()
     step: onnx.ModelProto | None = None
-    forward: frozenset[str] = frozenset()  # the values that are not of the gradients
-    data: frozenset[str] = frozenset()  # the inputs that are not parameters
+
+
+@dataclass(frozen=True)
+class LossGradients:
+    """A model that computes a loss and its gradients.
+
+    Attributes:
+        model: forward and backward pass; its outputs are those that were asked for.
+        gradients: the name of the gradient of each target, by the target's name.
+        updates: the name of the updated value of each running statistic, by its name.
+        tensors: the values of parameters and statistics, which are inputs of the model or stay
+            initializers (the frozen ones), in the order of the model.
+        forward: the values of the forward pass.
+        data: the inputs that are not parameters.
+        fed: the targets that are inputs of the model: they have gradients, but no updates.
+
+    """
+
+    model: ir.Model
+    gradients: dict[str, str]
+    updates: dict[str, str]
+    tensors: Tensors
+    forward: frozenset[str]
+    data: frozenset[str]
+    fed: frozenset[str]
+
+    def rematerialized(self, plan: Recomputation) -> LossGradients:
+        """Return a copy whose backward pass computes again what the plan does not keep."""
+        made = _Copy.of(self, join=False)
+        kept = [*made.gradients.values(), *made.updates]
+        plan.write(made.op, made.model.graph, kept, self.forward, self.data)
+        return replace(self, model=made.model)
 
 
 def build_training_graphs(
-    model: onnx.ModelProto | str | os.PathLike[str],
+    model: ModelLike | ir.Model,
     outputs: Sequence[str],
     trainable: Sequence[str],
     frozen: Sequence[str] = (),
     *,
     bn: BatchNormMode | None = None,
     optimizer: Optimizer | None = None,
-    recompute: Recomputation | None = None,
-    lean: bool = False,
     target: Target = "cpu",
     proximal: bool = False,
 ) -> TrainingGraphs:
@@ -70,198 +108,110 @@ def build_training_graphs(
 
     Args:
         model: forward pass and loss; it is not changed.
-        outputs: the values to give out; the first is the loss.
+        outputs: the values to return; the first is the loss.
         trainable: what to differentiate with respect to: initializers, or inputs of the graph.
         frozen: initializers to list beside them; they stay initializers.
         bn: the mode of BatchNormalization; what the model says by default.
-        optimizer: where given, the fused step graph is built as well.
-        recompute: what of the forward pass is not kept, but computed again; nothing by default.
-        lean: whether gradients are written so that they take little memory, if more time.
+        optimizer: where given, the step graph is built as well.
         target: what the graphs are to run on. Those for "webgpu" have operators that it covers,
             and do not let the memory of a parameter take its update.
         proximal: whether the step has the proximal term of federated learning.
 
     """
-    parts = _Parts(
-        model, list(outputs), list(trainable), list(frozen), bn, recompute, lean, target, proximal
-    )
-    training, statistics, tensors = parts.training()
+    canonical = model if isinstance(model, ir.Model) else canonical_model(model)
+    found = differentiate_loss(canonical, outputs, trainable, frozen, bn=bn)
+    trains = set(trainable)
     return TrainingGraphs(
-        training=training,
-        evaluation=parts.evaluation(statistics),
-        trainable=[tensors[n] for n in tensors if n in set(trainable)],
-        frozen=[tensors[n] for n in tensors if n not in set(trainable)],
-        statistics=statistics,
-        step=None if optimizer is None else parts.step(optimizer),
-        forward=frozenset(parts.forward),
-        data=frozenset({*parts.data, RANDOM_SEED}),
+        training=_proto(training_graph(found, target)),
+        evaluation=_proto(evaluation_graph(canonical, outputs, found, target)),
+        trainable={n: t for n, t in found.tensors.items() if n in trains},
+        frozen={n: t for n, t in found.tensors.items() if n not in trains},
+        statistics=tuple(found.updates),
+        step=None
+        if optimizer is None
+        else _proto(step_graph(found, optimizer, target, proximal=proximal)),
     )
 
 
-@dataclass(frozen=True)
-class _Parts:
-    model: onnx.ModelProto | str | os.PathLike[str]
-    outputs: list[str]
-    wanted: list[str]
-    frozen: list[str]
-    bn: BatchNormMode | None
-    recompute: Recomputation | None
-    lean: bool
-    target: Target
-    proximal: bool
-    forward: set[str] = field(default_factory=set)
-    data: set[str] = field(default_factory=set)
-
-    def training(self) -> tuple[onnx.ModelProto, list[str], dict[str, onnx.TensorProto]]:
-        """Loss and accumulated gradients, with the roles of the initializers."""
-        from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
-
-        made, targets, statistics = self._differentiable()
-        graph = made.graph
-        tensors = _stored(graph, [*self.wanted, *self.frozen, *statistics])
-        _promote(graph, [*self.wanted, *statistics])
-        op, gradients = self._gradients(made, targets)
-        buffers = []
-        for target in targets:
-            buffer = op.type_as(ir.Value(name=op.names.fresh(f"{target.name}{BUFFER}")), target)
-            buffers.append(buffer)
-        graph.inputs.extend(buffers)
-        reset = ir.Value(name=LAZY_RESET)
-        reset.dtype, reset.shape = ir.DataType.BOOL, ir.Shape([1])
-        graph.inputs.append(reset)
-        op.scope = "accumulation"
-        overwrite = op.squeeze(reset, [0])
-        join_statistics(op, graph)
-        updates = graph.outputs[len(self.outputs) :]
-        del graph.outputs[len(self.outputs) :]
-        buffer_of = dict(zip(targets, buffers, strict=True))
-        totals = {}
-        for target, gradient in _first_ones_last(graph, gradients).items():
-            total = op.Where(overwrite, gradient, op.Add(buffer_of[target], gradient))
-            total.name = f"{target.name}{ACCUMULATED}"
-            totals[target] = op.type_as(total, target)
-        graph.outputs.extend(totals[target] for target in targets)
-        graph.outputs.extend(updates)
-        seed_random_nodes(op, graph)
-        _seed_last(graph)
-        return self._finish(made), statistics, tensors
-
-    def step(self, optimizer: Optimizer) -> onnx.ModelProto:
-        """Loss, and what the optimizer makes of the gradients, in one graph."""
-        # The optimizers import this file.
-        from onnxtrain.offline.optimizers import add_proximal, write_update
-        from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
-
-        made, targets, statistics = self._differentiable()
-        graph = made.graph
-        # An input may have a gradient, but no optimizer changes it.
-        targets = [value for value in targets if not value.is_graph_input()]
-        _promote(graph, [*self.wanted, *statistics])
-        op, gradients = self._gradients(made, targets)
-        join_statistics(op, graph)
-        updates = graph.outputs[len(self.outputs) :]
-        del graph.outputs[len(self.outputs) :]
-        ordered, in_place = _first_ones_last(graph, gradients), self.target == "cpu"
-        if self.proximal:
-            ordered = add_proximal(op, graph, ordered)
-        graph.outputs.extend(
-            write_update(
-                op, graph, optimizer, targets, ordered, in_pieces=in_place, in_place=in_place
-            )
-        )
-        graph.outputs.extend(updates)
-        seed_random_nodes(op, graph)
-        _seed_last(graph)
-        return self._finish(made)
-
-    def evaluation(self, statistics: Sequence[str]) -> onnx.ModelProto:
-        """The loss alone, with everything in inference mode."""
-        made = prepare(self.model, "frozen")
-        _choose_outputs(made.graph, self.outputs)
-        _stop_dropout(made.graph)
-        _promote(made.graph, [*self.wanted, *statistics])
-        return self._finish(made)
-
-    def _finish(self, made: ir.Model) -> onnx.ModelProto:
-        if self.target == "webgpu":
-            rewrite_for_webgpu(made)
-        return finished(made)
-
-    def _differentiable(self) -> tuple[ir.Model, list[ir.Value], list[str]]:
-        made = prepare(self.model, self.bn, keep_statistics=True)
-        join_linear_layers(made)
-        graph = made.graph
-        self.data.update(str(v.name) for v in graph.inputs if v.name not in graph.initializers)
-        statistics = [v.name[: -len(UPDATED)] for v in graph.outputs
-                      if v.name and v.name.endswith(UPDATED)
-                      and v.name[: -len(UPDATED)] in graph.initializers]  # fmt: skip
-        updates = [v for v in graph.outputs if v.name in {f"{s}{UPDATED}" for s in statistics}]
-        _choose_outputs(graph, self.outputs)
-        graph.outputs.extend(updates)
-        targets = _targets(graph, self.wanted, statistics)
-        return made, targets, statistics
-
-    def _gradients(
-        self, made: ir.Model, targets: Sequence[ir.Value]
-    ) -> tuple[Ops, dict[ir.Value, ir.Value]]:
-        graph, loss = made.graph, made.graph.outputs[0]
-        _require_scalar(loss)
-
-        def path() -> ActivePath:
-            return ActivePath(list(graph), targets, [loss], made.opset_imports[""])
-
-        expand_by_definition(made, path)
-        lost = path().lost()
-        if lost:
-            names = ", ".join(repr(v.name) for v in lost)
-            raise NotDifferentiableError(
-                f"the loss {loss.name!r} does not depend on {names} in a way that has a gradient: "
-                "leave it out of requires_grad, or freeze it"
-            )
-        op = Ops(graph, made.opset_imports[""])
-        op.lean = self.lean
-        self.forward.update(v.name for node in graph for v in node.outputs if v.name)
-        seed = op.full_like(loss, 1.0)
-        found = differentiate(op, list(graph), {loss: seed}, targets, finite_seeds=True)
-        with op.arithmetic():
-            gradients = {
-                v: op.zeros_like(v) if (gradient := found[v]) is None else gradient for v in targets
-            }
-        if self.recompute is not None:
-            seed_random_nodes(op, graph)  # a copy of what draws has to draw the same
-            data = {*self.data, RANDOM_SEED}
-            op = self.recompute.write(op, graph, gradients, self.forward, data)
-        return op, gradients
+def _proto(model: ir.Model) -> onnx.ModelProto:
+    stamp(model)
+    proto: onnx.ModelProto = ir.to_proto(model)
+    return proto
 
 
-def _first_ones_last(
-    graph: ir.Graph, gradients: dict[ir.Value, ir.Value]
-) -> dict[ir.Value, ir.Value]:
-    """Sort gradients so that those which are computed first come last.
+# ---- differentiation -----------------------------------------------------------------------------
 
-    onnxruntime begins with what is last in the file. A gradient that is used up at once takes no
-    memory while the others are computed, nor does what it is computed from.
+
+def differentiate_loss(
+    canonical: ir.Model,
+    outputs: Sequence[str],
+    trainable: Sequence[str],
+    frozen: Sequence[str] = (),
+    *,
+    bn: BatchNormMode | None = None,
+    lean: bool = False,
+) -> LossGradients:
+    """Differentiate the first output with respect to what trains, in a copy of the model.
+
+    `lean` prefers gradients that take little memory, if more time.
     """
-    place = {node: i for i, node in enumerate(graph)}
-    when = {p: place.get(g.producer(), -1) for p, g in gradients.items()}  # type: ignore[arg-type]
-    return {p: gradients[p] for p in sorted(gradients, key=lambda p: -when[p])}
+    model = canonical.clone()
+    graph = model.graph
+    updates = set_batch_norm_mode(model, bn, keep_statistics=True)
+    join_linear_layers(model)
+    data = {str(v.name) for v in graph.inputs if v.name not in graph.initializers}
+    _choose_outputs(graph, outputs)
+    targets = _targets(graph, trainable, updates)
+    fed = frozenset(str(v.name) for v in targets if v.is_graph_input())
+    tensors = _tensors_of(graph, [*trainable, *frozen, *updates])
+    _promote(graph, [*trainable, *updates])
+    loss = graph.outputs[0]
+    _require_scalar(loss)
+    _require_gradient(model, targets, loss)
+    op = Ops(graph, model.opset_imports[""])
+    op.lean = lean
+    forward = {v.name for node in graph for v in node.outputs if v.name}
+    seed = op.full_like(loss, 1.0)
+    rules = join_gelu(graph, [*targets, loss])
+    nodes = list(graph)
+    found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
+    with op.arithmetic():
+        gradients = {
+            v: op.zeros_like(v) if (gradient := found[v]) is None else gradient for v in targets
+        }
+    sweep(graph, keep=[*gradients.values(), *updates.values()])
+    seed_random_nodes(op, graph)
+    return LossGradients(
+        model,
+        {str(v.name): str(gradient.name) for v, gradient in gradients.items()},
+        {name: str(value.name) for name, value in updates.items()},
+        tensors,
+        frozenset(forward),
+        frozenset({*data, RANDOM_SEED}),
+        fed,
+    )
 
 
-def _stored(graph: ir.Graph, names: Sequence[str]) -> dict[str, onnx.TensorProto]:
-    """Return the tensors of initializers, in the order of the graph."""
-    wanted = set(names)
-    result = {}
-    for name, value in graph.initializers.items():
-        if name in wanted and value.const_value is not None:
-            proto = ir.to_proto(value.const_value)
-            proto.name = name
-            result[name] = proto
-    return result
+def _require_gradient(model: ir.Model, targets: Sequence[ir.Value], loss: ir.Value) -> None:
+    """Expand operators without a rule, and refuse targets that the loss does not depend on."""
+
+    def path() -> ActivePath:
+        return ActivePath(list(model.graph), targets, [loss], model.opset_imports[""])
+
+    expand_by_definition(model, path)
+    lost = path().lost()
+    if lost:
+        names = ", ".join(repr(v.name) for v in lost)
+        raise NotDifferentiableError(
+            f"the loss {loss.name!r} does not depend on {names} in a way that has a gradient: "
+            "leave it out of requires_grad, or freeze it"
+        )
 
 
-def _targets(graph: ir.Graph, names: Sequence[str], statistics: Sequence[str]) -> list[ir.Value]:
+def _targets(
+    graph: ir.Graph, names: Sequence[str], statistics: Mapping[str, ir.Value]
+) -> list[ir.Value]:
     inputs = {v.name: v for v in graph.inputs}
-    running = set(statistics)
     targets = []
     for name in dict.fromkeys(names):
         value = graph.initializers.get(name) or inputs.get(name)
@@ -270,7 +220,7 @@ def _targets(graph: ir.Graph, names: Sequence[str], statistics: Sequence[str]) -
                 f"requires_grad names {name!r}, which is neither an initializer nor an input of "
                 "the model"
             )
-        if name in running:
+        if name in statistics:
             raise NotDifferentiableError(
                 f"{name!r} is a running statistic of BatchNormalization: it is updated, not trained"
             )
@@ -281,6 +231,15 @@ def _targets(graph: ir.Graph, names: Sequence[str], statistics: Sequence[str]) -
         targets.append(value)
     order = {v: i for i, v in enumerate((*graph.inputs, *graph.initializers.values()))}
     return sorted(targets, key=lambda v: order[v])
+
+
+def _tensors_of(graph: ir.Graph, names: Sequence[str]) -> Tensors:
+    wanted = set(names)
+    return {
+        name: value.const_value
+        for name, value in graph.initializers.items()
+        if name in wanted and value.const_value is not None
+    }
 
 
 def _promote(graph: ir.Graph, names: Sequence[str]) -> None:
@@ -294,29 +253,21 @@ def _promote(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def _choose_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-    values.update((v.name, v) for node in graph for v in node.outputs)
+    values = _values_by_name(graph)
     unknown = [n for n in names if n not in values]
     if unknown:
         raise UnknownNameError(
-            f"the model has no value {', '.join(map(repr, unknown))} to give out"
+            f"the model has no value {', '.join(map(repr, unknown))} to return: choose outputs "
+            "among the values of the model"
         )
     graph.outputs.clear()
     graph.outputs.extend(values[n] for n in names)
 
 
-def _seed_last(graph: ir.Graph) -> None:
-    """Keep the place of the seed behind all other inputs, whenever it was written."""
-    seed = next((v for v in graph.inputs if v.name == RANDOM_SEED), None)
-    if seed is not None:
-        graph.inputs.remove(seed)
-        graph.inputs.append(seed)
-
-
-def _stop_dropout(graph: ir.Graph) -> None:
-    for node in graph.all_nodes():
-        if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
-            node.replace_input_with(2, None)
+def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+    values.update((str(v.name), v) for node in graph for v in node.outputs)
+    return values
 
 
 def _require_scalar(loss: ir.Value) -> None:
@@ -330,9 +281,140 @@ def _require_scalar(loss: ir.Value) -> None:
         )
 
 
-def finished(made: ir.Model) -> onnx.ModelProto:
-    """Return a model without what nobody needs, stamped with the lowest versions."""
-    sweep(made.graph)
-    stamp(made)
-    proto: onnx.ModelProto = ir.to_proto(made)
-    return proto
+# ---- what comes behind the gradients -------------------------------------------------------------
+
+
+@dataclass
+class _Copy:
+    """A copy of a differentiated model, ready for what comes behind the gradients."""
+
+    model: ir.Model
+    op: Ops
+    gradients: dict[ir.Value, ir.Value]
+    updates: list[ir.Value] = field(default_factory=list)
+
+    @staticmethod
+    def of(source: LossGradients, *, join: bool = True, last: bool = False) -> _Copy:
+        """Copy a model, or take it as it is where this is its last use."""
+        model = source.model if last else source.model.clone()
+        values = _values_by_name(model.graph)
+        op = Ops(model.graph, model.opset_imports[""])
+        gradients = {values[target]: values[name] for target, name in source.gradients.items()}
+        updates = [values[name] for name in source.updates.values()]
+        if join:
+            updates = join_statistics(op, updates)
+        return _Copy(model, op, gradients, updates)
+
+    def in_order(self) -> dict[ir.Value, ir.Value]:
+        """Return the gradients so that those which are computed first come last.
+
+        onnxruntime begins with what is last in the file. A gradient that is used up at once takes
+        no memory while the others are computed, nor does what it is computed from.
+        """
+        place = {node: i for i, node in enumerate(self.model.graph)}
+        when = {p: place.get(g.producer(), -1) for p, g in self.gradients.items()}  # type: ignore[arg-type]
+        return {p: self.gradients[p] for p in sorted(when, key=lambda p: -when[p])}
+
+
+def training_graph(source: LossGradients, target: Target = "cpu") -> ir.Model:
+    """Return the graph that adds the gradients to buffers, or overwrites them on lazy reset."""
+    own = _Copy.of(source)
+    op, graph = own.op, own.model.graph
+    op.scope = "accumulation"
+    buffers = {
+        v: op.type_as(ir.Value(name=op.names.fresh(f"{v.name}{BUFFER}")), v) for v in own.gradients
+    }
+    reset = ir.Value(name=LAZY_RESET)
+    reset.dtype, reset.shape = ir.DataType.BOOL, ir.Shape([1])
+    graph.inputs.extend([*buffers.values(), reset])
+    overwrite = op.squeeze(reset, [0])
+    totals = {}
+    for v, gradient in own.in_order().items():
+        total = op.Where(overwrite, gradient, op.Add(buffers[v], gradient))
+        total.name = f"{v.name}{ACCUMULATED}"
+        totals[v] = op.type_as(total, v)
+    graph.outputs.extend([*(totals[v] for v in own.gradients), *own.updates])
+    return _complete(own.model, target)
+
+
+def step_graph(
+    source: LossGradients,
+    optimizer: Optimizer,
+    target: Target = "cpu",
+    *,
+    proximal: bool = False,
+    last: bool = False,
+) -> ir.Model:
+    """Return the graph that computes the updated parameters from the gradients.
+
+    Where this is the last use of the gradients, their model becomes that graph.
+    """
+    own = _Copy.of(source, last=last)
+    op, graph = own.op, own.model.graph
+    own.gradients = {v: g for v, g in own.gradients.items() if v.name not in source.fed}
+    gradients = own.in_order()
+    if proximal:
+        gradients = add_proximal(op, graph, gradients)
+    on_cpu = target == "cpu"
+    updated = write_update(
+        op, graph, optimizer, list(own.gradients), gradients, chunked=on_cpu, in_place=on_cpu
+    )
+    graph.outputs.extend([*updated, *own.updates])
+    return _complete(own.model, target)
+
+
+def evaluation_graph(
+    canonical: ir.Model, outputs: Sequence[str], source: LossGradients, target: Target = "cpu"
+) -> ir.Model:
+    """Return the graph that computes the loss alone, with everything in inference mode."""
+    model = canonical.clone()
+    set_batch_norm_mode(model, "frozen")
+    _choose_outputs(model.graph, outputs)
+    _stop_dropout(model.graph)
+    _promote(model.graph, [*source.gradients, *source.updates])
+    return _complete(model, target)
+
+
+def optimizer_graph(
+    optimizer: Optimizer,
+    trainable: Tensors,
+    training: ir.Model,
+    target: Target = "cpu",
+    *,
+    proximal: bool = False,
+) -> ir.Model:
+    """Return the optimizer as a graph of its own, of the versions of the training graph."""
+    opset = training.opset_imports[""]
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name="graph")
+    write_optimizer(
+        Ops(graph, opset),
+        optimizer,
+        [(name, tensor.dtype, tensor.shape.numpy()) for name, tensor in trainable.items()],
+        f"onnx::{type(optimizer).__name__.lower()}.updated_flag::1",
+        chunked=target == "cpu",
+        proximal=proximal,
+    )
+    model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
+    if target == "webgpu":
+        stamp(_complete(model, target))
+        model.ir_version = training.ir_version
+    return model
+
+
+def _complete(model: ir.Model, target: Target) -> ir.Model:
+    """Rewrite a graph for its target, sweep it, and put the input of the seed behind the others."""
+    if target == "webgpu":
+        rewrite_for_webgpu(model)
+    graph = model.graph
+    sweep(graph)
+    seed = next((v for v in graph.inputs if v.name == RANDOM_SEED), None)
+    if seed is not None:
+        graph.inputs.remove(seed)
+        graph.inputs.append(seed)
+    return model
+
+
+def _stop_dropout(graph: ir.Graph) -> None:
+    for node in graph.all_nodes():
+        if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
+            node.replace_input_with(2, None)

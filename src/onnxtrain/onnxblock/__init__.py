@@ -10,8 +10,9 @@ The names are those of `onnxruntime.training.onnxblock`.
 from __future__ import annotations
 
 from onnxtrain.offline.blocks.accessor import base, custom_op_library, empty_base
-from onnxtrain.offline.blocks.block import Block, ForwardBlock, TrainingBlock
+from onnxtrain.offline.blocks.block import Block, ForwardBlock
 from onnxtrain.offline.blocks.checkpoint import load_checkpoint_to_model, save_checkpoint
+from onnxtrain.offline.blocks.training_block import TrainingBlock
 from onnxtrain.onnxblock import blocks, loss, optim
 
 __all__ = [

@@ -24,7 +24,7 @@ _HALFWAY, _ALL = 6, 12
 
 def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     """Run all of it; return the numbers."""
-    from onnxtrain.offline.prepare import LossType, OptimType, generate_artifacts
+    from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
 
     began = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
 
 def _pretrain(folder: Path, digits: Digits, seed: int, console: Console) -> tuple[Path, float]:
     from onnxtrain.cli.demo.network import network
-    from onnxtrain.offline.prepare import LossType, OptimType, generate_artifacts
+    from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
 
     generate_artifacts(
         network(seed),
@@ -97,8 +97,8 @@ def _pretrain(folder: Path, digits: Digits, seed: int, console: Console) -> tupl
     session = onnxtrain.TrainingSession.from_folder(folder / "pretraining")
     session.set_learning_rate(3e-3)
     onnxtrain.fit(
-        session, tuple(digits.people), 12, evaluate=tuple(digits.people_test),
-        metrics=["accuracy"], scheduler="cosine", seed=seed, progress=console.progress(),
+        session, tuple(digits.people), 12, validation=tuple(digits.people_test),
+        metrics=["accuracy"], schedule="cosine", seed=seed, progress=console.progress(),
     )  # fmt: skip
     target = folder / "pretrained.onnx"
     session.export_model_for_inferencing(target, ["scores"])

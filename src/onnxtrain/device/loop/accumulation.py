@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class Accumulation:
-    """Adds up the gradients of `size` batches, and updates the parameters with their mean.
+    """Adds up gradients, and updates the parameters with their mean after `size` batches.
 
-    The mean is over samples: an update is what it would be with one large batch, if the loss is a
-    mean over samples. With `average=False` it is the sum of the gradients of the batches, which is
-    what calling `train_step` several times before `optimizer_step` does.
+    The mean is over samples: an update is that of one large batch, if the loss is a mean over
+    samples. With `average=False` it is the sum of the gradients of the batches, as repeated calls
+    of `train_step` before `optimizer_step` add them up.
     """
 
     def __init__(self, session: TrainingSession, size: int, average: bool) -> None:
         self._session = session
         self.size = size
         self._average = average
-        # The sum of the gradients, each times its samples, is what is accumulated times this.
+        # The accumulated gradients times this are the sum of gradients, each times its samples.
         self._unit = 0
         self.start()
 
@@ -34,20 +34,19 @@ class Accumulation:
         self._loss_sum = 0.0
 
     def add(self, batch: Batch) -> Any:
-        """Add the gradients of a batch; return what the training step returned."""
-        if self._average and self.batches and batch.samples != self._unit:
+        """Add the gradients of a batch, or of a part of one; return the results of the step."""
+        if self._average and self._samples and batch.samples != self._unit:
             self._scale(self._unit / batch.samples)
         self._unit = batch.samples
         return self._session.train_step(*batch.values)
 
     def count(self, loss: float, samples: int) -> None:
-        """Count the batch that was added."""
-        self.batches += 1
+        """Count the samples that were added."""
         self._samples += samples
         self._loss_sum += loss * samples
 
     def update(self) -> tuple[float, int, int]:
-        """Update the parameters; return the mean loss, and how many batches and samples it was."""
+        """Update the parameters; return the mean loss and the numbers of batches and samples."""
         if self._average and self._unit != self._samples:
             self._scale(self._unit / self._samples)
         self._session.optimizer_step()

@@ -1,4 +1,4 @@
-"""Where batches come from: arrays, an iterable, or a function that gives an iterator each epoch."""
+"""Sources of batches: arrays, an iterable, or a function that returns an iterator each epoch."""
 
 from __future__ import annotations
 
@@ -27,24 +27,39 @@ class Batch(NamedTuple):
     samples: int
     indices: Array | None = None
 
+    def split(self, size: int | None) -> Iterator[Batch]:
+        """Yield parts of `size` samples, the last of which may be smaller; None: all at once."""
+        if size is None or size >= self.samples:
+            yield self
+            return
+        if not all(isinstance(v, np.ndarray) and len(v) == self.samples for v in self.values):
+            raise ArgumentError(
+                "micro_batch_size splits batches whose inputs all are arrays with one row a "
+                "sample; pass smaller batches and accumulate= instead"
+            )
+        for start in range(0, self.samples, size):
+            rows = slice(start, min(start + size, self.samples))
+            indices = None if self.indices is None else self.indices[rows]
+            yield Batch([value[rows] for value in self.values], rows.stop - start, indices)
+
 
 class Source(ABC):
-    """Gives the batches of an epoch.
+    """The batches of each epoch.
 
-    `batches` is their number, if it is known before. `order` is what decides which batch comes
-    when; a run can be resumed within an epoch only if it is the same.
+    `batches` is their number, if it is known beforehand. `order` has the settings that determine
+    the order of batches; a run can be resumed within an epoch only with the same ones.
     """
 
     batches: int | None = None
 
     @property
     def order(self) -> dict[str, Any]:
-        """What decides which batch comes when."""
+        """The settings that determine the order of batches."""
         return {"kind": type(self).__name__, "batches": self.batches}
 
     @abstractmethod
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        """Give the batches of an epoch, which are counted from 0, without the first `skip`."""
+        """Yield the batches of an epoch, counted from 0, without the first `skip`."""
 
 
 class ArraySource(Source):
@@ -53,7 +68,7 @@ class ArraySource(Source):
     def __init__(
         self, arrays: Sequence[Array], batch_size: int, shuffle: bool, drop_last: bool, seed: int
     ) -> None:
-        self._arrays = arrays
+        self.arrays = arrays
         self._samples = len(arrays[0])
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -64,7 +79,7 @@ class ArraySource(Source):
 
     @property
     def order(self) -> dict[str, Any]:
-        """What decides which batch comes when."""
+        """The settings that determine the order of batches."""
         return super().order | {
             "samples": self._samples,
             "batch_size": self._batch_size,
@@ -74,18 +89,18 @@ class ArraySource(Source):
         }
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        """Give the batches of an epoch."""
+        """Yield the batches of an epoch."""
         order = shuffled(self._samples, self._seed, number) if self._shuffle else None
         assert self.batches is not None
         for index in range(skip, self.batches):
             place = slice(index * self._batch_size, (index + 1) * self._batch_size)
             if order is None:
-                values = [array[place] for array in self._arrays]
+                values = [array[place] for array in self.arrays]
                 indices = np.arange(*place.indices(self._samples))
             else:
                 indices = order[place]
-                # A memory-mapped array gives rows that are in memory, but still calls them a map.
-                values = [np.asarray(array[indices]) for array in self._arrays]
+                # Rows of a memory-mapped array are in memory, but still of the type memmap.
+                values = [np.asarray(array[indices]) for array in self.arrays]
             yield Batch(values, len(indices), indices)
 
 
@@ -113,7 +128,7 @@ class IterableSource(Source):
             self.batches = None
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        """Give the batches of an epoch."""
+        """Yield the batches of an epoch."""
         return self._checked(self._open(number), number, skip)
 
     def _open(self, number: int) -> Iterable[Any]:
@@ -186,13 +201,13 @@ def _takes_argument(function: Callable[..., Any]) -> bool:
 
 
 def to_batch(item: Any, names: Sequence[str], where: str) -> Batch:
-    """Return what an iterable gave as the values of all inputs."""
+    """Return an item of an iterable as the values of all inputs."""
     if isinstance(item, Mapping):
         values = _in_order(item, names, where)
     elif isinstance(item, tuple | list) and len(names) > 1:
         values = list(item)
     else:
-        # A model with one input takes the batch itself, too.
+        # A model with one input also takes the bare array.
         one = isinstance(item, tuple) or (isinstance(item, list) and len(item) == 1)
         values = list(item) if one else [item]
     if len(values) != len(names):
@@ -247,7 +262,7 @@ def make_source(
     seed: int = 0,
     what: str = "data",
 ) -> Source:
-    """Return the source of batches that is meant by what a user passes as data."""
+    """Return the source of batches for what a user passes as data."""
     if isinstance(data, Mapping):
         return _arrays(
             _in_order(data, names, what), names, batch_size, shuffle, drop_last, seed, what

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxtrain.device.loop.history import EpochRecord, History
 from onnxtrain.errors import ArgumentError
@@ -12,6 +12,7 @@ from onnxtrain.errors import ArgumentError
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
 
+T = TypeVar("T")
 _EVENTS = ("on_train_begin", "on_step_end", "on_epoch_end", "on_evaluate", "on_train_end")
 
 
@@ -19,8 +20,8 @@ class Run:
     """A run of `fit`, as callbacks see it.
 
     `epoch` is the number of the epoch, from 1, of `epochs`; `step` the number of steps of the run
-    so far and `loss` the loss of the last one. `record` is that of the last epoch that is over,
-    and `values` are what the last evaluation found.
+    so far and `loss` the loss of the last one. `record` is that of the last finished epoch, and
+    `values` are the results of the last evaluation.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Run:
 
     @property
     def step(self) -> int:
-        """How many steps of the optimizer the run has taken."""
+        """The number of optimizer steps that the run has taken."""
         return len(self.history.losses)
 
     @property
     def record(self) -> EpochRecord | None:
-        """The record of the last epoch that is over."""
+        """The record of the last finished epoch."""
         return self.history.epochs[-1] if self.history.epochs else None
 
     def stop(self, reason: str = "a callback stopped training") -> None:
@@ -61,20 +62,32 @@ class Run:
         return f"Run(epoch {self.epoch}/{self.epochs}, step {self.step}, loss {self.loss})"
 
 
+def as_callbacks(given: Any) -> list[Any]:
+    """Return callbacks as a list; one alone need not be in one."""
+    return list(given) if isinstance(given, Iterable) else [given]
+
+
+def take(callbacks: list[Any], kind: type[T]) -> T | None:
+    """Remove the callback of a kind that the loop carries out itself, and return it."""
+    found = [callback for callback in callbacks if isinstance(callback, kind)]
+    if len(found) > 1:
+        raise ArgumentError(f"callbacks has {len(found)} {kind.__name__}; a run takes one")
+    callbacks[:] = [callback for callback in callbacks if not isinstance(callback, kind)]
+    return found[0] if found else None
+
+
 class Callbacks:
     """Calls the methods that callbacks have."""
 
-    def __init__(self, given: Any) -> None:
-        if not isinstance(given, Iterable):
-            given = [given]
+    def __init__(self, callbacks: Iterable[Any]) -> None:
         self._methods: dict[str, list[Callable[[Run], Any]]] = {event: [] for event in _EVENTS}
-        for callback in given:
+        for callback in callbacks:
             self._add(callback)
 
     def _add(self, callback: Any) -> None:
-        found = {e: getattr(callback, e) for e in _EVENTS if hasattr(callback, e)}
         if isinstance(callback, type):
             raise ArgumentError(f"pass an object as callback, not the class {callback.__name__}")
+        found = {e: getattr(callback, e) for e in _EVENTS if hasattr(callback, e)}
         if not found:
             if not callable(callback):
                 raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when, where, and never of numbers that are not finite."""
+"""When a run is saved, and copies of the best parameters."""
 
 from __future__ import annotations
 
@@ -17,50 +17,47 @@ if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
 
 
-class Rule:
-    """When to save: each so many steps, each epoch, and whether to keep the best apart."""
+class SaveCheckpoint:
+    """Save the run, so that `fit(resume=True)` can go on with it; a callback of `fit`.
 
-    def __init__(self, checkpoint: str | os.PathLike[str] | None, every: Any) -> None:
-        self.path = None if checkpoint is None else Path(checkpoint)
-        if self.path is None and every is not None:
-            raise ArgumentError("checkpoint_every needs checkpoint=, the file to write")
-        wanted = every if isinstance(every, tuple | list) else [every]
-        self.steps = 0
-        self.best = False
-        # Unless it is the steps that decide, each epoch is saved.
-        self.epochs = all(item in (None, "best") for item in wanted)
-        for item in wanted:
-            if item == "epoch":
-                self.epochs = True
-            elif item == "best":
-                self.best = True
-            elif item is not None:
-                self.steps = _steps(item)
-        if self.path is not None and not self.path.parent.is_dir():
-            raise ArgumentError(f"checkpoint: there is no folder {str(self.path.parent)!r}")
+    Args:
+        path: the file.
+        every: "epoch"; a number of steps; "best" to save each epoch, and the best one in a file of
+            its own (the name and `.best`); or several of them in a tuple.
 
-    @property
-    def best_path(self) -> Path | None:
-        """The file of the best epoch."""
-        return None if self.path is None else self.path.with_name(f"{self.path.name}.best")
+    """
 
+    def __init__(
+        self, path: str | os.PathLike[str], every: int | str | tuple[int | str, ...] = "epoch"
+    ) -> None:
+        self.path = Path(path)
+        self.best_path = self.path.with_name(f"{self.path.name}.best")
+        wanted = every if isinstance(every, tuple | list) else (every,)
+        numbers = [item for item in wanted if item not in ("epoch", "best")]
+        if any(isinstance(item, str) for item in numbers):
+            raise ArgumentError(
+                f"SaveCheckpoint: every must be a number of steps, 'epoch' or 'best', not {every!r}"
+            )
+        self.steps = min((at_least(1, "every", item) for item in numbers), default=0)
+        self.best = "best" in wanted
+        # Unless a number of steps decides, each epoch is saved.
+        self.epochs = "epoch" in wanted or not numbers
+        if not self.path.parent.is_dir():
+            raise ArgumentError(f"SaveCheckpoint: there is no folder {str(self.path.parent)!r}")
 
-def _steps(every: Any) -> int:
-    if isinstance(every, str):
-        raise ArgumentError(
-            f"checkpoint_every must be a number of steps, 'epoch' or 'best', not {every!r}"
-        )
-    return at_least(1, "checkpoint_every", every)
+    def is_due(self, step: int) -> bool:
+        """Whether to save after a step of the run."""
+        return bool(self.steps) and step % self.steps == 0
 
 
 class Snapshot:
-    """A copy of what training changes in the parameters."""
+    """A copy of the parameters and running statistics that training changes."""
 
     def __init__(self) -> None:
         self._values: dict[str, npt.NDArray[Any]] = {}
 
     def take(self, session: TrainingSession) -> None:
-        """Copy parameters and running statistics as they are now."""
+        """Copy the present values."""
         for name, parameter in session.state.parameters:
             data = parameter.data
             if parameter.requires_grad or data.flags.writeable:
@@ -70,7 +67,7 @@ class Snapshot:
                     self._values[name] = np.array(data)
 
     def read(self, path: Path, session: TrainingSession) -> None:
-        """Take them from the file of an earlier run."""
+        """Copy the values of a checkpoint."""
         content = read_checkpoint(path)
         self.take(session)
         saved = {**content.trainable, **content.frozen}
@@ -81,7 +78,7 @@ class Snapshot:
             np.copyto(held, value)
 
     def restore(self, session: TrainingSession) -> bool:
-        """Set the parameters to the copy; say whether there is one."""
+        """Set the parameters to the copy; return whether there is one."""
         for name, value in self._values.items():
             session.state.parameters[name].data = value
         return bool(self._values)

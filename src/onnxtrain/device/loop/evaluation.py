@@ -36,7 +36,7 @@ def evaluate(
 
 
 class Evaluation:
-    """Evaluation over the same data again and again; all is checked when it is made."""
+    """Evaluation, again and again, over the same data; the arguments are checked once."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Evaluation:
         return values
 
     def _measure(self, batch: Batch, where: str) -> float:
-        """Take account of a batch in all metrics; return its loss."""
+        """Update all metrics with a batch; return its loss."""
         results = self._session.eval_step(*batch.values)
         outputs = results if isinstance(results, tuple) else (results,)
         loss = float(as_array(outputs[0]))
@@ -100,7 +100,7 @@ class Evaluation:
 def _places(
     name: str, metric: Metric, outputs: Sequence[str], inputs: Sequence[str]
 ) -> tuple[int, int]:
-    """Return which output a metric looks at, and which input it compares that with."""
+    """Return the indices of the output that a metric reads and of the input with its labels."""
     beside = outputs[1:]
     if not beside:
         raise ArgumentError(

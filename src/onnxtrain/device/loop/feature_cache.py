@@ -8,20 +8,22 @@ first as inputs. Values stay the same: no node is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.device.export.layout import ModelLayout
 from onnxtrain.device.export.model_parts import ModelParts, Node, NodeField, find_needed, take_apart
+from onnxtrain.device.loop.batches import ArraySource, make_source
 from onnxtrain.device.run.graph import Graph
+from onnxtrain.device.run.inputs import prepared
 from onnxtrain.errors import ArgumentError, InputError
 from onnxtrain.format.checkpoint.content import Array
-from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile
 from onnxtrain.format.model.wire import Reader, text_field
 
@@ -190,7 +192,7 @@ class FrozenFeatures:
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
         names = frozenset(session.input_names())
-        sources = {"train": session.module.training_pass.graph.model}
+        sources = {"train": session.module.training_executor.graph.model}
         if session.fused_model is not None:
             sources["step"] = session.fused_model
         parts = {key: split(model, names) for key, model in sources.items()}
@@ -204,7 +206,9 @@ class FrozenFeatures:
         first = self._parts["train"]
         self.inputs, self.values = first.inputs, first.values
         module = session.module
-        self._backbone = Graph(ModelFile.read(first.first), module.settings, session.state.frozen)
+        self._backbone = Graph(
+            ModelFile.read(first.first), module.settings, session.module.training_state.frozen
+        )
 
     def compute(
         self, data: Mapping[str, Array], batch_size: int, directory: str | Path | None = None
@@ -217,7 +221,7 @@ class FrozenFeatures:
         features: dict[str, Array] = {}
         for start in range(0, count, batch_size):
             rows = slice(start, min(start + batch_size, count))
-            made = self._run({name: np.asarray(data[name][rows]) for name in self.inputs})
+            made = self._run([array[rows] for array in data.values()])
             for name, array in zip(self.values, made, strict=True):
                 if array.ndim == 0 or len(array) != rows.stop - rows.start:
                     raise ArgumentError(
@@ -230,17 +234,15 @@ class FrozenFeatures:
         rest = {name: array for name, array in data.items() if name not in self.inputs}
         return {**features, **rest}
 
-    def _run(self, inputs: dict[str, Array]) -> list[Array]:
-        declared = {value.name: value for value in self._backbone.model.inputs}
-        feeds = {}
-        for name, array in inputs.items():
-            element = ELEMENT_TYPES.get(declared[name].element_type)
-            wanted = array.dtype if element is None or element.dtype is None else element.dtype
-            feeds[name] = np.ascontiguousarray(array, dtype=wanted)
+    def _run(self, samples: Sequence[Array]) -> list[Array]:
+        """Return the features of some samples, which are checked as a training step does."""
+        declared = self._session.module.training_executor.signature.inputs
+        values = dict(zip((v.name for v in declared), prepared(declared, samples), strict=True))
+        feeds = {name: values[name].numpy() for name in self.inputs}
         try:
             result: list[Array] = self._backbone.session.run(list(self.values), feeds)
-        except Exception as error:  # onnxruntime has many kinds of errors and no common one
-            raise InputError(f"the frozen part does not take these samples: {error}") from None
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            raise InputError(f"the frozen layers cannot run on these samples: {error}") from None
         return result
 
     @contextmanager
@@ -251,6 +253,25 @@ class FrozenFeatures:
             self._parts["step"].second if "step" in self._parts else None,
         ):
             yield
+
+
+@contextmanager
+def cached_features(
+    session: TrainingSession, data: Any, batch_size: int, cache: bool | str | os.PathLike[str]
+) -> Iterator[Any]:
+    """Yield the data to train with: features instead of samples, if `cache` asks for them."""
+    if cache is False:
+        yield data
+        return
+    source = make_source(data, session.input_names(), batch_size=batch_size)
+    if not isinstance(source, ArraySource):
+        raise ArgumentError("cache_features needs the data as arrays, not as batches")
+    features = FrozenFeatures(session)
+    arrays = dict(zip(session.input_names(), source.arrays, strict=True))
+    directory = None if cache is True else Path(os.fspath(cache))
+    made = features.compute(arrays, batch_size, directory)
+    with features.installed():
+        yield made
 
 
 def _memory(directory: str | Path | None, name: str, shape: tuple[int, ...], like: Array) -> Array:

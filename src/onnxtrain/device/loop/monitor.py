@@ -1,4 +1,4 @@
-"""Which epoch is the best, and when to stop because none has been better for long."""
+"""The best epoch of a run, and stopping when there has been no better one for long."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from onnxtrain.errors import ArgumentError, CheckpointError
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Stop training when a value has not become better for `patience` epochs in a row.
+    """Stop training when a value has not improved for `patience` epochs; a callback of `fit`.
 
-    `monitor` is "loss" (during training), "eval_loss" or the name of a metric; without it, the loss
-    of the evaluation, or where there is none, that of training. A value is better if it is below
-    the best by more than `min_delta`, or above with `mode="max"`; "auto" knows which for the
-    metrics of this package. With `restore_best` the parameters are those of the best epoch when
-    training ends.
+    `monitor` is "loss" (of training), "eval_loss" or the name of a metric; by default the loss of
+    the validation data, or of training where there are none. A value improves if it is below the
+    best by more than `min_delta`, or above with `mode="max"`; "auto" knows which for built-in
+    metrics. With `restore_best` the parameters are those of the best epoch when training ends.
     """
 
     monitor: str | None = None
@@ -35,36 +34,17 @@ class EarlyStopping:
         choice("mode", self.mode, ("auto", "min", "max"))
 
 
-def make_early_stopping(
-    given: EarlyStopping | int | Mapping[str, Any] | None,
-) -> EarlyStopping | None:
-    """Return what is meant by an object, a number of epochs, or settings."""
-    if given is None or isinstance(given, EarlyStopping):
-        return given
-    if isinstance(given, Mapping):
-        try:
-            return EarlyStopping(**given)
-        except TypeError as wrong:
-            raise ArgumentError(f"early_stopping: {wrong}") from None
-    if isinstance(given, int) and not isinstance(given, bool):
-        return EarlyStopping(patience=given)
-    raise ArgumentError(
-        f"early_stopping must be EarlyStopping(...), its settings, or a number of epochs, "
-        f"not {given!r}"
-    )
-
-
 def find_monitor(
     monitor: str | None, mode: str, metrics: Mapping[str, Metric], evaluates: bool, what: str
 ) -> tuple[str, str]:
-    """Return the name of the value to look at, and whether "min" or "max" of it is better."""
+    """Return the name of the value to watch, and whether "min" or "max" of it is better."""
     names = ["loss"]
     if evaluates:
         names += ["eval_loss", *(name for name, metric in metrics.items() if metric.scalar)]
     if monitor is None:
         monitor = "eval_loss" if evaluates else "loss"
     if monitor not in names:
-        without = "" if evaluates else "; the others need evaluate="
+        without = "" if evaluates else "; the others need validation="
         raise ArgumentError(
             f"{what} cannot watch {monitor!r}: there is {', '.join(names)}{without}"
         )
@@ -72,14 +52,12 @@ def find_monitor(
         return monitor, mode
     better = "min" if monitor in ("loss", "eval_loss") else metrics[monitor].better
     if better is None:
-        raise ArgumentError(
-            f"{what} cannot know whether a high {monitor!r} is good: pass mode='max' or mode='min'"
-        )
+        raise ArgumentError(f"{what}: is a high {monitor!r} good? Pass mode='max' or mode='min'")
     return monitor, better
 
 
 class Best:
-    """Keeps track of the best value, its epoch, and for how many epochs there was no better one."""
+    """The best value so far, its epoch, and the number of epochs since."""
 
     def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
         self.monitor = monitor
@@ -90,8 +68,8 @@ class Best:
         self.waited = 0
 
     def update(self, value: float, epoch: int) -> bool:
-        """Take note of the value of an epoch, and say whether it is the best."""
-        # NaN is never better: there was nothing to measure, for instance.
+        """Take note of the value of an epoch; return whether it is the best."""
+        # NaN never is: the metric had nothing to measure, for instance.
         better = not math.isnan(value) and (
             self.value is None or self._sign * value < self._sign * self.value - self._min_delta
         )
@@ -102,7 +80,7 @@ class Best:
         return better
 
     def saved(self) -> dict[str, Any]:
-        """Return what `restore` goes on from."""
+        """Return what `restore` takes."""
         return {
             "monitor": self.monitor,
             "value": self.value,

@@ -1,14 +1,16 @@
-"""Numbers that are infinite or NaN: found early, and explained."""
+"""Infinite numbers and NaN: found early, and explained."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from onnxtrain.device.checks import at_least
 from onnxtrain.device.loop.batches import Batch, as_array
 from onnxtrain.errors import NonFiniteError
 
@@ -16,20 +18,51 @@ if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
 
 Array = npt.NDArray[Any]
+Bad = tuple[str, int, int]  # the name of a tensor, the number of bad elements, and of all
 # A look at so many elements, or tensors, takes some fifty microseconds: larger models are looked at
 # less often, so that it costs no more a step.
 _ELEMENTS, _TENSORS = 250_000, 16
 _SHOWN = 5
 
 
-class Guard:
-    """Looks for numbers that are not finite in what training changes.
+@dataclass(frozen=True)
+class CheckFinite:
+    """Look for parameters that are infinite or NaN after each `every` steps; a callback of `fit`.
 
-    The loss is looked at in each step. Parameters are looked at each `every` steps: in each step of
-    a small model, and more rarely in larger ones, unless told otherwise.
+    Without it, `fit` looks after each step of a small model, and less often in larger ones.
     """
 
-    def __init__(self, session: TrainingSession, every: int | None) -> None:
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        at_least(1, "CheckFinite: every", self.every)
+
+
+class Moment(NamedTuple):
+    """Where in the run a check happens, in words and as a step, and which checkpoint there is."""
+
+    where: str
+    step: int
+    checkpoint: str
+
+    def error(self, text: str, bad: Sequence[Bad] = (), *, in_data: bool = False) -> NonFiniteError:
+        """Return an error of this moment."""
+        return NonFiniteError(
+            f"{self.where}: {text}",
+            advice=self.checkpoint,
+            step=self.step,
+            parameters=[name for name, _, _ in bad],
+            in_data=in_data,
+        )
+
+
+class NanGuard:
+    """Looks for infinite numbers and NaN in the loss, in each step, and in what training changes.
+
+    `every` is the number of steps from one look at the parameters to the next.
+    """
+
+    def __init__(self, session: TrainingSession, check: CheckFinite | None = None) -> None:
         self._session = session
         self._changing = [
             parameter
@@ -38,28 +71,26 @@ class Guard:
         ]
         elements = sum(parameter.data.size for parameter in self._changing)
         by_size = 1 + elements // _ELEMENTS + len(self._changing) // _TENSORS
-        self.every = every or by_size
+        self.every = by_size if check is None else check.every
         self._good_step: int | None = None
 
-    def check_parameters(self, where: str, step: int, kept: str) -> None:
+    def check_parameters(self, at: Moment) -> None:
         """Raise an error if a parameter is not finite after a step."""
         bad = [] if self._all_finite() else self._bad_parameters()
         if bad:
-            raise NonFiniteError(
-                f"{where}: the loss is finite, but after the step {_listed(bad)}. "
-                f"{self._since(step)}The gradient or the update overflowed: lower the learning "
-                f"rate ({self._session.get_learning_rate():.3g}) or clip the gradients.",
-                advice=kept,
-                step=step,
-                parameters=[name for name, _, _ in bad],
+            raise at.error(
+                f"the loss is finite, but after the step {_listed(bad)}. {self._since(at.step)}"
+                "The gradient or the update overflowed: lower the learning rate "
+                f"({self._session.get_learning_rate():.3g}) or clip the gradients.",
+                bad,
             )
-        self._good_step = step
+        self._good_step = at.step
 
     def _all_finite(self) -> bool:
-        """Look at all parameters at once, in as little time as possible."""
+        """Check all parameters at once, as fast as possible."""
         total = 0.0
-        # Several times faster than to look at each element: NaN and infinity survive in the sum.
-        # Large numbers may overflow; then each element is looked at after all.
+        # Several times faster than a test of each element: NaN and infinity survive in the sum.
+        # Large numbers may overflow; then each element is tested after all.
         with np.errstate(all="ignore"):
             for parameter in self._changing:
                 data = parameter.data
@@ -69,52 +100,42 @@ class Guard:
                 total += float(np.dot(flat, flat))
         return math.isfinite(total)
 
-    def _bad_parameters(self) -> list[tuple[str, int, int]]:
+    def _bad_parameters(self) -> list[Bad]:
         return _bad((parameter.name, parameter.data) for parameter in self._changing)
 
-    def check_gradients(self, where: str, step: int, kept: str) -> None:
+    def check_gradients(self, at: Moment) -> None:
         """Raise an error if a gradient is not finite, before the optimizer uses it."""
         bad = _bad(_gradients(self._session))
         if bad:
-            raise NonFiniteError(
-                f"{where}: the loss is finite, but {_listed(bad, 'the gradient of ')}. The "
-                "parameters were not updated.",
-                advice=kept,
-                step=step,
-                parameters=[name for name, _, _ in bad],
+            gradients = _listed(bad, "the gradient of ")
+            raise at.error(
+                f"the loss is finite, but {gradients}. The parameters were not updated.", bad
             )
 
-    def check_state(self, where: str, step: int, kept: str) -> None:
+    def check_state(self, at: Moment) -> None:
         """Raise an error if anything that a checkpoint would hold is not finite."""
-        self.check_parameters(where, step, kept)
+        self.check_parameters(at)
         bad = _bad(_moments(self._session))
         if bad:
-            raise NonFiniteError(
-                f"{where}: the state of the optimizer is not usable: {_listed(bad)}. Lower the "
-                "learning rate or clip the gradients.",
-                advice=kept,
-                step=step,
-                parameters=[name for name, _, _ in bad],
+            raise at.error(
+                f"the state of the optimizer is not usable: {_listed(bad)}. Lower the learning "
+                "rate or clip the gradients.",
+                bad,
             )
 
     def explain_loss(
-        self, where: str, step: int, loss: float, batch: Batch, before: Sequence[float], kept: str
+        self, at: Moment, loss: float, batch: Batch, before: Sequence[float]
     ) -> NonFiniteError:
         """Return the error for a loss that is not finite: the data, or training itself."""
         names = self._session.input_names(True)
         cause = bad_data(names, batch)
         if cause:
-            return NonFiniteError(
-                f"{where}: the loss is {loss}, because {cause}.",
-                advice=kept,
-                step=step,
-                in_data=True,
-            )
+            return at.error(f"the loss is {loss}, because {cause}.", in_data=True)
         bad = self._bad_parameters()
-        parts = [f"{where}: the loss is {loss}, and the data of the batch are finite."]
+        parts = [f"the loss is {loss}, and the data of the batch are finite."]
         if bad:
             parts.append(f"Now {_listed(bad)}.")
-        parts.append(self._since(step).strip())
+        parts.append(self._since(at.step).strip())
         if before:
             parts.append(f"The last losses were {', '.join(f'{x:.4g}' for x in before[-3:])}.")
         parts.append(
@@ -122,15 +143,14 @@ class Guard:
             f"gradients, or look at the labels{_label_range(names, batch)}: one that is no class "
             "makes the loss NaN."
         )
-        text = " ".join(part for part in parts if part)
-        return NonFiniteError(text, advice=kept, step=step, parameters=[name for name, _, _ in bad])
+        return at.error(" ".join(part for part in parts if part), bad)
 
     def _since(self, step: int) -> str:
         if self._good_step is None or self._good_step >= step - 1:
             return ""
         return (
-            f"(The parameters were finite after step {self._good_step}; check_every=1 looks after "
-            "each step.) "
+            f"(The parameters were finite after step {self._good_step}; "
+            "callbacks=[CheckFinite()] looks after each step.) "
         )
 
 
@@ -142,14 +162,16 @@ def _gradients(session: TrainingSession) -> Iterator[tuple[str, Array]]:
 
 
 def _moments(session: TrainingSession) -> Iterator[tuple[str, Array]]:
-    for group in session.state.content(include_optimizer_state=True).optimizer_groups.values():
+    for group in session.module.training_state.content(
+        include_optimizer_state=True
+    ).optimizer_groups.values():
         for name, tensors in group.states.items():
             for number, tensor in enumerate(tensors):
                 if isinstance(tensor, np.ndarray):
                     yield f"{name}.momentum{number}", tensor
 
 
-def _bad(tensors: Iterable[tuple[str, Array]]) -> list[tuple[str, int, int]]:
+def _bad(tensors: Iterable[tuple[str, Array]]) -> list[Bad]:
     """Return name, number of bad elements and size of tensors that are not finite."""
     found = ((name, count_bad(array), array.size) for name, array in tensors)
     return [(name, count, size) for name, count, size in found if count]
@@ -162,7 +184,7 @@ def count_bad(array: Array) -> int:
     return int(array.size - np.count_nonzero(np.isfinite(array)))
 
 
-def _listed(bad: Sequence[tuple[str, int, int]], what: str = "") -> str:
+def _listed(bad: Sequence[Bad], what: str = "") -> str:
     shown = [
         f"{what}{name!r} has {count} of {size} elements that are infinite or not a number"
         for name, count, size in bad[:_SHOWN]

@@ -14,7 +14,7 @@ from onnxtrain.errors import ArgumentError
 _PAUSE = 0.1
 
 
-class Silent:
+class ProgressDisplay:
     """Shows nothing; the others tell the same events."""
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int | None, done: int = 0) -> None:
@@ -36,7 +36,7 @@ class Silent:
         """The run is over, in one way or another."""
 
 
-class Lines(Silent):
+class Lines(ProgressDisplay):
     """Writes a line for each epoch."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -175,13 +175,13 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def make_progress(
-    progress: bool | Literal["bar", "lines"] | Silent | None, stream: TextIO | None = None
-) -> Silent:
+    progress: bool | Literal["bar", "lines"] | ProgressDisplay | None, stream: TextIO | None = None
+) -> ProgressDisplay:
     """Return how to show progress: a bar on a terminal and lines elsewhere, unless told so."""
-    if isinstance(progress, Silent):
+    if isinstance(progress, ProgressDisplay):
         return progress
     if progress is False:
-        return Silent()
+        return ProgressDisplay()
     if progress == "bar":
         return Bar(stream)
     if progress == "lines":

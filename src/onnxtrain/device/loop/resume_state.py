@@ -1,18 +1,25 @@
-"""Where a run stands, so that it can go on from a checkpoint as if it had never stopped."""
+"""The position of a run, saved in its checkpoint: a resumed run goes on as if it never stopped."""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.device.loop.history import History
+from onnxtrain.device.random_state import process_seed
 from onnxtrain.errors import ArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    from onnxtrain.device.optimizer import Optimizer
+    from onnxtrain.device.session import TrainingSession
 
 # The entry of a checkpoint's private record that belongs to `fit`.
 KEY = "fit"
@@ -20,8 +27,8 @@ _FORMAT = 1
 
 
 @dataclass
-class Place:
-    """Where a run stands.
+class ResumeState:
+    """The position of a run.
 
     `epoch` epochs are over, and of the next one `batch` batches, with `samples` samples, whose
     losses add up to `loss_sum`, within `seconds`. `first_step` is the optimizer's step at which the
@@ -39,96 +46,126 @@ class Place:
     history: History = field(default_factory=History)
 
     def next_epoch(self) -> None:
-        """An epoch is over: stand at the beginning of the next."""
+        """Move on to the beginning of the next epoch."""
         self.epoch += 1
         self.batch = self.samples = 0
         self.loss_sum = self.seconds = 0.0
 
+    def to_record(
+        self, step: int, order: Mapping[str, Any], best: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the position as plain data for a checkpoint; `step` is the optimizer's."""
+        history = json.loads(self.history.to_json())
+        history |= {"losses": _pack(self.history.losses), "stopped": "", "interrupted": False}
+        return {
+            "format": _FORMAT,
+            "step": step,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "samples": self.samples,
+            "loss_sum": self.loss_sum,
+            "seconds": self.seconds,
+            "first_step": self.first_step,
+            "scheduler": self.scheduler,
+            "order": dict(order),
+            "best": None if best is None else dict(best),
+            "history": history,
+        }
 
-def write_place(
-    place: Place, step: int, order: Mapping[str, Any], best: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the place as plain data for a checkpoint; `step` is the optimizer's."""
-    history = json.loads(place.history.to_json())
-    history |= {"losses": _pack(place.history.losses), "stopped": "", "interrupted": False}
-    return {
-        "format": _FORMAT,
-        "step": step,
-        "seed": place.seed,
-        "epoch": place.epoch,
-        "batch": place.batch,
-        "samples": place.samples,
-        "loss_sum": place.loss_sum,
-        "seconds": place.seconds,
-        "first_step": place.first_step,
-        "scheduler": place.scheduler,
-        "order": dict(order),
-        "best": None if best is None else dict(best),
-        "history": history,
-    }
+    @classmethod
+    def from_record(cls, saved: Any, step: int) -> ResumeState:
+        """Read the record of a checkpoint, which may come from anywhere."""
+        try:
+            if saved["format"] != _FORMAT:
+                raise ValueError(f"it has the format {saved['format']!r}, not {_FORMAT}")
+            history = {**saved["history"], "losses": _unpack(saved["history"]["losses"])}
+            state = cls(
+                seed=int(saved["seed"]),
+                epoch=int(saved["epoch"]),
+                batch=int(saved["batch"]),
+                samples=int(saved["samples"]),
+                loss_sum=float(saved["loss_sum"]),
+                seconds=float(saved["seconds"]),
+                first_step=int(saved["first_step"]),
+                scheduler=None if saved["scheduler"] is None else dict(saved["scheduler"]),
+                history=History.from_plain(history),
+            )
+            saved_step = int(saved["step"])
+            counts = (state.seed, state.epoch, state.batch, state.samples, state.first_step)
+            if min(counts) < 0 or bool(state.batch) != bool(state.samples):
+                raise ValueError("its counts make no sense")
+            if not math.isfinite(state.loss_sum + state.seconds):
+                raise ValueError("its sums are not finite")
+        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
+            raise CheckpointError(
+                f"the checkpoint's record of the run's position cannot be read: {wrong!r}"
+            ) from None
+        if saved_step != step:
+            raise CheckpointError(
+                f"the checkpoint has a run's position at step {saved_step}, but its parameters are "
+                f"of step {step}: they were trained or saved outside of fit. Save with run.save() "
+                "in callbacks, or start a new run with resume=False"
+            )
+        return state
+
+    def check_order(self, saved: Any, order: Mapping[str, Any]) -> None:
+        """Refuse other batches than before in the middle of an epoch."""
+        if not self.batch:
+            return
+        before = saved if isinstance(saved, dict) else {}
+        changed = [key for key in order if before.get(key) != order[key]]
+        if changed:
+            details = ", ".join(
+                f"{key} {order[key]!r} (before: {before.get(key)!r})" for key in changed
+            )
+            raise ArgumentError(
+                f"the run stopped within epoch {self.epoch + 1}, after {self.batch} batches, and "
+                f"cannot continue there with other batches: {details}. Resume with the same "
+                "settings, or start a new run with resume=False"
+            )
+        batches = order.get("batches")
+        if batches is not None and self.batch > batches:
+            raise CheckpointError(
+                f"the checkpoint's record of the run's position has {self.batch} batches of an "
+                f"epoch done, which has {batches}"
+            )
 
 
-def read_place(saved: Any, step: int) -> Place:
-    """Return the place that a checkpoint holds, which may come from anywhere."""
-    try:
-        if saved["format"] != _FORMAT:
-            raise ValueError(f"it has the format {saved['format']!r}, not {_FORMAT}")
-        history = {**saved["history"], "losses": _unpack(saved["history"]["losses"])}
-        place = Place(
-            seed=int(saved["seed"]),
-            epoch=int(saved["epoch"]),
-            batch=int(saved["batch"]),
-            samples=int(saved["samples"]),
-            loss_sum=float(saved["loss_sum"]),
-            seconds=float(saved["seconds"]),
-            first_step=int(saved["first_step"]),
-            scheduler=None if saved["scheduler"] is None else dict(saved["scheduler"]),
-            history=History.from_plain(history),
-        )
-        at_step = int(saved["step"])
-        counts = (place.seed, place.epoch, place.batch, place.samples, place.first_step)
-        if min(counts) < 0 or bool(place.batch) != bool(place.samples):
-            raise ValueError("its counts make no sense")
-        if not math.isfinite(place.loss_sum + place.seconds):
-            raise ValueError("its sums are not finite")
-    except (KeyError, TypeError, ValueError, AttributeError) as wrong:
-        raise CheckpointError(
-            f"the checkpoint's record of where the run stood cannot be read: {wrong!r}"
-        ) from None
-    if at_step != step:
-        raise CheckpointError(
-            f"the checkpoint says where a run stood at step {at_step}, but its parameters are of "
-            f"step {step}: they were trained or saved outside of fit. Save with run.save() in "
-            "callbacks, or start a new run with resume=False"
-        )
-    return place
-
-
-def check_order(saved: Any, order: Mapping[str, Any], place: Place) -> None:
-    """Refuse other batches than before in the middle of an epoch."""
-    if not place.batch:
-        return
-    before = saved if isinstance(saved, dict) else {}
-    changed = [key for key in order if before.get(key) != order[key]]
-    if changed:
-        details = ", ".join(
-            f"{key} {order[key]!r} (before: {before.get(key)!r})" for key in changed
-        )
+def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] | None:
+    """Return the record of the run that the session was saved in; None if there is none."""
+    saved = session.module.training_state.private.get(KEY)
+    if saved is None and path is not None and path.exists():
         raise ArgumentError(
-            f"the run stopped within epoch {place.epoch + 1}, after {place.batch} batches, and "
-            f"cannot go on there with other batches: {details}. Resume with what it was, or start "
-            "a new run with resume=False"
+            f"resume=True, but the session was not loaded from {str(path)!r}, which holds a run: "
+            f"make it with TrainingSession.from_folder(..., checkpoint={str(path)!r}). To start "
+            "anew, delete the file or pass resume=False"
         )
-    batches = order.get("batches")
-    if batches is not None and place.batch > batches:
-        raise CheckpointError(
-            f"the checkpoint's record of where the run stood has {place.batch} batches of an epoch "
-            f"done, which has {batches}"
-        )
+    return saved if saved is None or isinstance(saved, dict) else {}
+
+
+def begin_or_resume(
+    session: TrainingSession,
+    optimizer: Optimizer,
+    saved: dict[str, Any] | None,
+    seed: int | None,
+) -> ResumeState:
+    """Return the position at which the run begins, or continues."""
+    if saved is not None:
+        state = ResumeState.from_record(saved, optimizer.step_count)
+        state.seed = state.seed if seed is None else seed
+        # The scheduler that is made next takes over from one of an earlier run in this process.
+        session.module.training_state.saved_scheduler = optimizer.scheduler_state()
+        return state
+    # A new run has a schedule of its own.
+    session.module.training_state.saved_scheduler = None
+    seed = process_seed() if seed is None else seed
+    seed = secrets.randbits(63) if seed is None else seed
+    return ResumeState(seed, first_step=optimizer.step_count)
 
 
 def _pack(losses: list[float]) -> dict[str, str]:
-    """Write many numbers in little room: losses usually are floats of 32 bits."""
+    """Write many numbers in little room: losses usually are 32-bit floats."""
     array = np.asarray(losses, np.float64)
     narrow = array.astype("<f4")
     kind = "<f4" if np.array_equal(narrow.astype(np.float64), array) else "<f8"

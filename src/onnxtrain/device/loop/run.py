@@ -6,21 +6,22 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.device.loop.accumulation import Accumulation
 from onnxtrain.device.loop.batches import Batch, Source, as_array
 from onnxtrain.device.loop.callbacks import Callbacks, Run
-from onnxtrain.device.loop.checkpoint_policy import Rule, Snapshot
+from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint, Snapshot
 from onnxtrain.device.loop.evaluation import Evaluation
 from onnxtrain.device.loop.history import EpochRecord, History
 from onnxtrain.device.loop.interrupt import Interrupts
 from onnxtrain.device.loop.monitor import Best, EarlyStopping
-from onnxtrain.device.loop.nan_guard import Guard
-from onnxtrain.device.loop.progress import Silent
-from onnxtrain.device.loop.resume_state import KEY, Place, write_place
-from onnxtrain.device.loop.schedule import Schedule
+from onnxtrain.device.loop.nan_guard import Moment, NanGuard
+from onnxtrain.device.loop.progress import ProgressDisplay
+from onnxtrain.device.loop.resume_state import KEY, ResumeState
+from onnxtrain.device.loop.schedule import RunSchedule
 from onnxtrain.errors import OnnxTrainError
 
 if TYPE_CHECKING:
@@ -28,45 +29,43 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Parts:
-    """What a run is put together from."""
+class Loop:
+    """Trains until all epochs are over, or something ends the run before.
+
+    `state` is the position of the run; `order` determines the order of its batches. Batches are
+    taken in parts of `micro_batch_size` samples.
+    """
 
     session: TrainingSession
     source: Source
-    place: Place
+    state: ResumeState
     order: dict[str, Any]
     epochs: int
     accumulation: Accumulation | None
+    micro_batch_size: int | None
     steps_in_epoch: int | None
     evaluation: Evaluation | None
     best: Best | None
     early_stopping: EarlyStopping | None
-    rule: Rule
-    schedule: Schedule
-    guard: Guard
+    checkpoint: SaveCheckpoint | None
+    schedule: RunSchedule
+    guard: NanGuard
     callbacks: Callbacks
-    progress: Silent
+    progress: ProgressDisplay
+    snapshot: Snapshot
 
-
-class Loop:
-    """Trains until all epochs are over, or something ends the run before."""
-
-    def __init__(self, parts: Parts, snapshot: Snapshot) -> None:
-        self._parts = parts
-        self._session = parts.session
-        self._place = parts.place
-        self._history = parts.place.history
-        self._snapshot = snapshot
+    def __post_init__(self) -> None:
+        self._history = self.state.history
         self._interrupts = Interrupts()
-        self._run = Run(parts.session, parts.epochs, self._history, self._save)
+        self._run = Run(self.session, self.epochs, self._history, self._save)
         self._began = 0.0
         self._steps_of_epoch = 0
         self._saved_at: tuple[int, int] | None = None
-        self._kept = "No checkpoint was saved" + (
-            ": pass checkpoint= to keep one." if parts.rule.path is None else " so far."
-        )
-        if self._history.losses and parts.rule.path is not None and parts.rule.path.exists():
-            self._note_kept(parts.rule.path)
+        self._kept = "No checkpoint was saved so far."
+        if self.checkpoint is None:
+            self._kept = "No checkpoint was saved: callbacks=[SaveCheckpoint(path)] keeps one."
+        elif self._history.losses and self.checkpoint.path.exists():
+            self._note_kept(self.checkpoint.path)
 
     def run(self) -> History:
         """Train, and return the history."""
@@ -75,40 +74,40 @@ class Loop:
                 self._train()
             except KeyboardInterrupt:
                 if self._interrupts.busy:
-                    # In the middle of a step: what is in memory may be half of one and half of
-                    # another state, so it is not saved.
+                    # In the middle of a step: memory may hold half of one state and half of
+                    # another, so it is not saved.
                     raise
                 self._end_interrupted()
             finally:
-                self._parts.progress.close()
-        self._parts.callbacks.call("on_train_end", self._run)
+                self.progress.close()
+        self.callbacks.call("on_train_end", self._run)
         return self._history
 
     # ---- the course of a run -------------------------------------------------------------------
 
     def _train(self) -> None:
-        self._parts.callbacks.call("on_train_begin", self._run)
-        while self._place.epoch < self._parts.epochs and not self._is_over():
+        self.callbacks.call("on_train_begin", self._run)
+        while self.state.epoch < self.epochs and not self._why_over():
             self._train_epoch()
             if self._run.stopped is None:
                 self._end_epoch()
-        self._history.stopped = self._run.stopped or self._is_over()
+        self._history.stopped = self._run.stopped or self._why_over()
         # From here on, an interrupt has nothing left to interrupt.
         self._interrupts.busy = True
-        if self._parts.rule.path is None:
-            self._remember()
+        if self.checkpoint is None:
+            self._record_position()
         elif self._saved_at != self._position():
-            self._save(self._parts.rule.path)
+            self._save(self.checkpoint.path)
         self._restore_best()
         self._history.interrupted = self._interrupts.asked
         if self._history.stopped:
-            self._parts.progress.say(self._history.stopped)
+            self.progress.say(self._history.stopped)
 
-    def _is_over(self) -> str:
-        """Say why training is over before its last epoch; nothing if it is not."""
+    def _why_over(self) -> str:
+        """Return why training is over before its last epoch; "" if it is not."""
         if self._run.stopped is not None:
             return self._run.stopped
-        early, best = self._parts.early_stopping, self._parts.best
+        early, best = self.early_stopping, self.best
         if early is None or best is None or best.waited < early.patience:
             return ""
         found = "" if best.value is None else f" (the best: {best.value:.4g} in epoch {best.epoch})"
@@ -118,42 +117,40 @@ class Loop:
         self._interrupts.busy = True
         self._history.interrupted = True
         self._history.stopped = "interrupted"
-        path = self._parts.rule.path
-        if path is None:
-            self._remember()
-            self._parts.progress.say("interrupted")
+        if self.checkpoint is None:
+            self._record_position()
+            self.progress.say("interrupted")
             return
-        self._save(path)
-        self._parts.progress.say(f"interrupted; saved to {path}")
+        self._save(self.checkpoint.path)
+        self.progress.say(f"interrupted; saved to {self.checkpoint.path}")
 
     def _restore_best(self) -> None:
-        early, best = self._parts.early_stopping, self._parts.best
+        early, best = self.early_stopping, self.best
         if early is None or not early.restore_best or best is None or best.epoch is None:
             return
-        if not self._snapshot.restore(self._session):
+        if not self.snapshot.restore(self.session):
             warnings.warn(
                 f"restore_best: the best epoch was {best.epoch}, before this run was resumed, and "
                 "its parameters were not kept; those of the last epoch remain",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
 
     # ---- steps ---------------------------------------------------------------------------------
 
     def _train_epoch(self) -> None:
-        parts, place = self._parts, self._place
-        accumulation = parts.accumulation
-        self._run.epoch = place.epoch + 1
-        self._began = time.monotonic() - place.seconds
-        self._steps_of_epoch = math.ceil(place.batch / (accumulation.size if accumulation else 1))
-        parts.progress.begin_epoch(
-            self._run.epoch, parts.epochs, parts.steps_in_epoch, self._steps_of_epoch
+        state, accumulation = self.state, self.accumulation
+        self._run.epoch = state.epoch + 1
+        self._began = time.monotonic() - state.seconds
+        self._steps_of_epoch = math.ceil(state.batch / (accumulation.size if accumulation else 1))
+        self.progress.begin_epoch(
+            self._run.epoch, self.epochs, self.steps_in_epoch, self._steps_of_epoch
         )
-        for batch in parts.source.epoch(place.epoch, place.batch):
+        for batch in self.source.epoch(state.epoch, state.batch):
             # With accumulation, all from the first batch to the update is one step.
             self._interrupts.busy = True
             if accumulation is None:
-                self._end_step(self._step(batch), 1, batch.samples)
+                self._end_step(self._loss(self._step, batch), 1, batch.samples)
             else:
                 self._accumulate(accumulation, batch)
             if self._run.stopped is not None:
@@ -161,145 +158,132 @@ class Loop:
         if accumulation is not None and accumulation.batches:
             self._update(accumulation)
 
-    def _step(self, batch: Batch) -> float:
-        try:
-            result = self._session.step(*batch.values)
-        except OnnxTrainError as error:
-            self._add_place(error, batch)
-            raise
-        return self._checked_loss(result, batch)
-
     def _accumulate(self, accumulation: Accumulation, batch: Batch) -> None:
-        try:
-            result = accumulation.add(batch)
-        except OnnxTrainError as error:
-            self._add_place(error, batch)
-            raise
-        accumulation.count(self._checked_loss(result, batch), batch.samples)
+        for part in batch.split(self.micro_batch_size):
+            accumulation.count(self._loss(accumulation.add, part), part.samples)
+        accumulation.batches += 1
         if accumulation.batches == accumulation.size:
             self._update(accumulation)
 
     def _update(self, accumulation: Accumulation) -> None:
-        step = self._run.step + 1
-        if step % self._parts.guard.every == 0:
-            self._parts.guard.check_gradients(self._where(1), step, self._kept)
+        if (self._run.step + 1) % self.guard.every == 0:
+            self.guard.check_gradients(self._moment(1))
         self._end_step(*accumulation.update())
 
-    def _checked_loss(self, result: Any, batch: Batch) -> float:
-        first = result[0] if isinstance(result, tuple) else result
-        loss = float(as_array(first))
-        if not math.isfinite(loss):
-            raise self._parts.guard.explain_loss(
-                self._where(1), self._run.step + 1, loss, batch, self._history.losses, self._kept
+    def _step(self, batch: Batch) -> Any:
+        return self.session.step(*batch.values)
+
+    def _loss(self, run: Callable[[Batch], Any], batch: Batch) -> float:
+        """Run a batch, and return its loss, which must be finite."""
+        try:
+            result = run(batch)
+        except OnnxTrainError as error:
+            error.add_note(
+                f"in epoch {self.state.epoch + 1}, batch {self.state.batch + 1}, of "
+                f"{batch.samples} samples (drop_last=True leaves out a last batch that is smaller "
+                "than the others)"
             )
+            raise
+        loss = float(as_array(result[0] if isinstance(result, tuple) else result))
+        if not math.isfinite(loss):
+            raise self.guard.explain_loss(self._moment(1), loss, batch, self._history.losses)
         return loss
 
     def _end_step(self, loss: float, batches: int, samples: int) -> None:
-        parts, place = self._parts, self._place
-        place.batch += batches
-        place.samples += samples
-        place.loss_sum += loss * samples
+        state = self.state
+        state.batch += batches
+        state.samples += samples
+        state.loss_sum += loss * samples
         self._history.losses.append(loss)
         self._run.loss = loss
         self._steps_of_epoch += 1
         step = self._run.step
-        if step % parts.guard.every == 0:
-            parts.guard.check_parameters(self._where(), step, self._kept)
-        parts.schedule.after_step()
-        if parts.rule.steps and step % parts.rule.steps == 0:
-            assert parts.rule.path is not None
-            self._save(parts.rule.path)
+        if step % self.guard.every == 0:
+            self.guard.check_parameters(self._moment())
+        self.schedule.after_step()
+        if self.checkpoint is not None and self.checkpoint.is_due(step):
+            self._save(self.checkpoint.path)
         self._interrupts.end()
-        parts.progress.step(self._steps_of_epoch, place.loss_sum / place.samples)
-        if parts.callbacks.wants("on_step_end"):
-            parts.callbacks.call("on_step_end", self._run)
+        self.progress.step(self._steps_of_epoch, state.loss_sum / state.samples)
+        if self.callbacks.wants("on_step_end"):
+            self.callbacks.call("on_step_end", self._run)
 
-    def _where(self, coming: int = 0) -> str:
-        """The step that was just taken, or is `coming` (1), in words."""
+    def _moment(self, coming: int = 0) -> Moment:
+        """The step that was just taken, or is `coming` (1)."""
         step, of_run = self._steps_of_epoch + coming, self._run.step + coming
-        return f"epoch {self._run.epoch}, step {step} (step {of_run} of the run)"
-
-    def _add_place(self, error: OnnxTrainError, batch: Batch) -> None:
-        error.add_note(
-            f"in epoch {self._place.epoch + 1}, batch {self._place.batch + 1}, of {batch.samples} "
-            "samples (drop_last=True leaves out a last batch that is smaller than the others)"
-        )
+        where = f"epoch {self._run.epoch}, step {step} (step {of_run} of the run)"
+        return Moment(where, of_run, self._kept)
 
     # ---- the end of an epoch -------------------------------------------------------------------
 
     def _end_epoch(self) -> None:
-        parts, place = self._parts, self._place
         values: dict[str, Any] = {}
-        if parts.evaluation is not None:
-            parts.progress.evaluating()
-            values = self._run.values = parts.evaluation.run(place.epoch)
-            parts.callbacks.call("on_evaluate", self._run)
+        if self.evaluation is not None:
+            self.progress.evaluating()
+            values = self._run.values = self.evaluation.run(self.state.epoch)
+            self.callbacks.call("on_evaluate", self._run)
         self._interrupts.busy = True
         record = self._make_record(values)
         self._history.epochs.append(record)
-        if parts.schedule.monitor is not None:
-            parts.schedule.after_epoch(record[parts.schedule.monitor])
-        is_best = parts.best is not None and parts.best.update(
-            record[parts.best.monitor], record.epoch
+        self.schedule.after_epoch(record)
+        is_best = self.best is not None and self.best.update(
+            record[self.best.monitor], record.epoch
         )
-        place.next_epoch()
+        self.state.next_epoch()
         self._keep(is_best)
-        parts.progress.end_epoch(record, parts.epochs)
+        self.progress.end_epoch(record, self.epochs)
         self._interrupts.end()
-        parts.callbacks.call("on_epoch_end", self._run)
+        self.callbacks.call("on_epoch_end", self._run)
 
     def _make_record(self, values: dict[str, Any]) -> EpochRecord:
-        place = self._place
+        state = self.state
         return EpochRecord(
-            epoch=place.epoch + 1,
+            epoch=state.epoch + 1,
             steps=self._run.step,
-            samples=place.samples,
-            loss=place.loss_sum / place.samples,
-            learning_rate=self._session.get_learning_rate(),
+            samples=state.samples,
+            loss=state.loss_sum / state.samples,
+            learning_rate=self.session.get_learning_rate(),
             seconds=time.monotonic() - self._began,
             values=values,
         )
 
     def _keep(self, is_best: bool) -> None:
-        """Save what is to be saved after an epoch."""
-        rule, early = self._parts.rule, self._parts.early_stopping
+        """Save the run after an epoch, and the best epoch apart."""
+        policy, early = self.checkpoint, self.early_stopping
         restores = early is not None and early.restore_best
         if is_best:
-            assert self._parts.best is not None
-            self._history.best_epoch = self._parts.best.epoch
+            assert self.best is not None
+            self._history.best_epoch = self.best.epoch
             if restores:
-                self._snapshot.take(self._session)
-            if rule.best_path is not None and (rule.best or restores):
-                self._save(rule.best_path)
-        if rule.path is not None and rule.epochs:
-            self._save(rule.path)
+                self.snapshot.take(self.session)
+            if policy is not None and (policy.best or restores):
+                self._save(policy.best_path)
+        if policy is not None and policy.epochs:
+            self._save(policy.path)
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def _position(self) -> tuple[int, int]:
-        return self._place.epoch, self._run.step
+        return self.state.epoch, self._run.step
 
     def _save(self, path: str | os.PathLike[str]) -> None:
-        """Save a checkpoint, unless what it would hold is not finite."""
-        self._parts.guard.check_state(self._where(), self._run.step, self._kept)
-        self._remember()
-        self._session.save_checkpoint(path)
-        if self._parts.rule.path is not None and os.fspath(path) == os.fspath(
-            self._parts.rule.path
-        ):
+        """Save a checkpoint, unless it would hold numbers that are not finite."""
+        self.guard.check_state(self._moment())
+        self._record_position()
+        self.session.save_checkpoint(path)
+        if self.checkpoint is not None and os.fspath(path) == os.fspath(self.checkpoint.path):
             self._saved_at = self._position()
         self._note_kept(path)
 
     def _note_kept(self, path: str | os.PathLike[str]) -> None:
         self._kept = f"The last good checkpoint is {os.fspath(path)}, of step {self._run.step}."
 
-    def _remember(self) -> None:
-        """Put a record of where the run stands into the state, which is saved with it."""
-        parts, place = self._parts, self._place
-        if place.batch:
-            place.seconds = time.monotonic() - self._began
-        assert self._session.optimizer is not None
-        best = None if parts.best is None else parts.best.saved()
-        self._session.state.private[KEY] = write_place(
-            place, self._session.optimizer.step_count, parts.order, best
+    def _record_position(self) -> None:
+        """Put the position of the run into the session's state, which is saved with it."""
+        if self.state.batch:
+            self.state.seconds = time.monotonic() - self._began
+        assert self.session.optimizer is not None
+        best = None if self.best is None else self.best.saved()
+        self.session.module.training_state.private[KEY] = self.state.to_record(
+            self.session.optimizer.step_count, self.order, best
         )

@@ -1,4 +1,4 @@
-"""Passes: the graphs of training, with the parameters of a state bound to them."""
+"""Executors: the graphs of training, with the parameters of a state bound to them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from onnxtrain.device.run.graph_signature import (
     check_belongs,
     check_trains,
     check_updates,
-    roles_of,
+    signature_of,
 )
 from onnxtrain.device.run.variables import Variable
-from onnxtrain.device.state import CheckpointState
+from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.element_types import ELEMENT_TYPES
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from onnxtrain.device.optimizer import Optimizer
 
 
-class Pass(ABC):
+class Executor(ABC):
     """A graph with the parameters bound to it; a call runs it on what the user gives."""
 
-    def __init__(self, graph: Graph, state: CheckpointState, *, fused: bool = False) -> None:
+    def __init__(self, graph: Graph, state: TrainingState, *, fused: bool = False) -> None:
         self.graph = graph
         self.state = state
-        self.roles = roles_of(graph.model, state, fused=fused)
+        self.signature = signature_of(graph.model, state, fused=fused)
         self._check()
         graph.note_constants()
         self._seed = Variable(np.zeros(2, np.uint32))
         self._binding: Binding | None = None
 
     def _check(self) -> None:
-        """Refuse a graph that does not belong to the state, or is not what the pass is for."""
-        check_belongs(self.graph.model, self.state, self.roles)
+        """Refuse a graph that does not belong to the state, or is not of the executor's kind."""
+        check_belongs(self.graph.model, self.state, self.signature)
 
     @abstractmethod
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Run the graph; return what it gives out to the user."""
+        """Run the graph; return its outputs for the user."""
 
     @abstractmethod
     def _bind(self) -> Binding:
@@ -55,17 +55,17 @@ class Pass(ABC):
     def _run(self, values: Sequence[Any]) -> list[Any]:
         if self._binding is None:
             self._binding = self._bind()
-        with self.state.random.drawn(self._seed.array if self.roles.has_seed else None):
+        with self.state.random.drawn(self._seed.array if self.signature.has_seed else None):
             return self._binding.run(values)
 
     def _parameters(self) -> dict[str, Variable]:
-        return {value.name: self.state.variable(value.name) for value in self.roles.parameters}
+        return {value.name: self.state.variable(value.name) for value in self.signature.parameters}
 
     def _seeds(self) -> dict[str, Variable]:
-        return {RANDOM_SEED: self._seed} if self.roles.has_seed else {}
+        return {RANDOM_SEED: self._seed} if self.signature.has_seed else {}
 
 
-class EvalPass(Pass):
+class EvalExecutor(Executor):
     """The evaluation graph."""
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
@@ -73,29 +73,29 @@ class EvalPass(Pass):
         return self._run(values)
 
     def _bind(self) -> Binding:
-        roles = self.roles
-        return Binding(self.graph, self._parameters(), {}, roles.inputs, roles.outputs)
+        signature = self.signature
+        return Binding(self.graph, self._parameters(), {}, signature.inputs, signature.outputs)
 
 
-class TrainPass(Pass):
+class TrainExecutor(Executor):
     """The training graph, which adds gradients to buffers."""
 
-    def __init__(self, graph: Graph, state: CheckpointState) -> None:
+    def __init__(self, graph: Graph, state: TrainingState) -> None:
         super().__init__(graph, state)
         self.reset = True
         self.input_gradients: dict[str, Array] = {}
         self._flag = Variable(np.array([True]))
-        inputs = {value.name for value in self.roles.inputs}
-        self._differentiated_inputs = [n for n in self.roles.trained if n in inputs]
-        self._trained = [n for n in self.roles.trained if n not in inputs]
+        inputs = {value.name for value in self.signature.inputs}
+        self._differentiated_inputs = [n for n in self.signature.trained if n in inputs]
+        self._trained = [n for n in self.signature.trained if n not in inputs]
 
     def _check(self) -> None:
         super()._check()
-        check_trains(self.graph.model, self.state, self.roles)
+        check_trains(self.graph.model, self.state, self.signature)
 
     def allocate(self) -> None:
         """Make the memory of parameters and gradients."""
-        for value in self.roles.parameters:
+        for value in self.signature.parameters:
             self.state.variable(value.name)
         self.state.make_gradients(self._trained)
 
@@ -105,7 +105,7 @@ class TrainPass(Pass):
         extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
         made = self._run([*values, *extra])
         self.reset = False
-        count = len(self.roles.outputs)
+        count = len(self.signature.outputs)
         for name, value in zip(self._differentiated_inputs, made[count:], strict=True):
             self.input_gradients[name] = as_array(value)
         return made[:count]
@@ -128,38 +128,38 @@ class TrainPass(Pass):
                 self.state.set_gradient(name, array)
 
     def _bind(self) -> Binding:
-        roles = self.roles
+        signature = self.signature
         gradients = self.state.make_gradients(self._trained)
         parameters = self._parameters()
         state = {**parameters, **{f"{n}{BUFFER}": g for n, g in gradients.items()}}
         state |= {LAZY_RESET: self._flag, **self._seeds()}
         results = {f"{n}{ACCUMULATED}": g for n, g in gradients.items()}
-        results.update((f"{n}{UPDATED}", parameters[n]) for n in roles.updated)
+        results.update((f"{n}{UPDATED}", parameters[n]) for n in signature.updated)
         asked = {v.name: v for v in (*self.graph.model.inputs, *self.graph.model.outputs)}
         of_inputs = self._differentiated_inputs
         return Binding(
             self.graph,
             state,
             results,
-            (*roles.inputs, *(asked[f"{n}{BUFFER}"] for n in of_inputs)),
-            (*roles.outputs, *(asked[f"{n}{ACCUMULATED}"] for n in of_inputs)),
+            (*signature.inputs, *(asked[f"{n}{BUFFER}"] for n in of_inputs)),
+            (*signature.outputs, *(asked[f"{n}{ACCUMULATED}"] for n in of_inputs)),
         )
 
     def _input_buffer(self, name: str, values: Sequence[Any]) -> Any:
         """Return what the gradient of an input is added to, in the shape that the input has."""
-        index = next(i for i, v in enumerate(self.roles.inputs) if v.name == name)
+        index = next(i for i, v in enumerate(self.signature.inputs) if v.name == name)
         shape = tuple(values[index].shape())
         earlier = self.input_gradients.get(name)
         if earlier is None or earlier.shape != shape:
-            dtype = ELEMENT_TYPES[self.roles.inputs[index].element_type].dtype
+            dtype = ELEMENT_TYPES[self.signature.inputs[index].element_type].dtype
             earlier = np.zeros(shape, dtype)
         return as_ortvalue(earlier)
 
 
-class FusedStep(Pass):
+class StepExecutor(Executor):
     """The graph that computes the loss and what the optimizer makes of the parameters."""
 
-    def __init__(self, graph: Graph, state: CheckpointState, optimizer: Optimizer) -> None:
+    def __init__(self, graph: Graph, state: TrainingState, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         super().__init__(graph, state, fused=True)
 
@@ -180,16 +180,16 @@ class FusedStep(Pass):
         require_values(self.state)
         state, results = self._optimizer.bound()
         state |= {**self._parameters(), **self._seeds()}
-        results |= {f"{name}{UPDATED}": state[name] for name in self.roles.updated}
-        return Binding(self.graph, state, results, self.roles.inputs, self.roles.outputs)
+        results |= {f"{name}{UPDATED}": state[name] for name in self.signature.updated}
+        return Binding(self.graph, state, results, self.signature.inputs, self.signature.outputs)
 
 
-def names_of(chosen: Pass | None, what: Literal["inputs", "outputs"]) -> list[str]:
-    """The names of the user's inputs or outputs of a pass; none where there is no pass."""
-    return [] if chosen is None else [value.name for value in getattr(chosen.roles, what)]
+def names_of(chosen: Executor | None, what: Literal["inputs", "outputs"]) -> list[str]:
+    """The names of the user's inputs or outputs of an executor; none where there is none."""
+    return [] if chosen is None else [value.name for value in getattr(chosen.signature, what)]
 
 
-def require_values(state: CheckpointState) -> None:
+def require_values(state: TrainingState) -> None:
     """Refuse to go on with a nominal state."""
     if state.nominal:
         raise StateError(

@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from onnxtrain.device.export.initializers import stored_data, with_initializers
 from onnxtrain.device.run.arena import use_lean_arena
-from onnxtrain.device.run.variables import Place
+from onnxtrain.device.run.variables import Device
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
 from onnxtrain.format.element_types import ELEMENT_TYPES, STRING
@@ -39,7 +39,7 @@ class Settings:
     """
 
     providers: Sequence[Any]
-    place: Place
+    device: Device
     options: Options = None
     batch: int | None = None
     automatic: bool = False

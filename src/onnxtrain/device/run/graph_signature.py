@@ -1,11 +1,11 @@
-"""Which input and output of a graph plays which part."""
+"""The inputs and outputs of a graph, by what they are for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from onnxtrain.device.state import CheckpointState
+from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import CheckpointError, ModelError
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.metadata import FORMAT
@@ -25,7 +25,7 @@ from onnxtrain.format.names import (
 
 
 @dataclass(frozen=True)
-class Roles:
+class GraphSignature:
     """The inputs and outputs of a graph by what they are for.
 
     `parameters` are inputs that the checkpoint has; `trained` are names whose gradient the graph
@@ -40,7 +40,7 @@ class Roles:
     has_seed: bool
 
 
-def roles_of(model: ModelFile, state: CheckpointState, *, fused: bool = False) -> Roles:
+def signature_of(model: ModelFile, state: TrainingState, *, fused: bool = False) -> GraphSignature:
     """Sort the inputs and outputs of a training or evaluation graph, or of a `fused` step."""
     names = {value.name for value in model.inputs}
     trained = tuple(
@@ -62,7 +62,7 @@ def roles_of(model: ModelFile, state: CheckpointState, *, fused: bool = False) -
         if v.name.endswith(UPDATED) and v.name.removesuffix(UPDATED) in known
     )
     results = {f"{n}{UPDATED}" for n in updated} | {f"{n}{ACCUMULATED}" for n in trained}
-    return Roles(
+    return GraphSignature(
         inputs=tuple(v for v in model.inputs if v.name not in known),
         outputs=tuple(v for v in model.outputs if v.name not in results),
         parameters=parameters,
@@ -92,7 +92,7 @@ def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
     return sorted(found, key=lambda value: int(value.name.removeprefix(prefix)))
 
 
-def check_belongs(model: ModelFile, state: CheckpointState, roles: Roles) -> None:
+def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
     """Refuse a graph and a checkpoint that were not made for each other."""
     if model.metadata.format != FORMAT:
         raise ModelError(
@@ -113,17 +113,17 @@ def check_belongs(model: ModelFile, state: CheckpointState, roles: Roles) -> Non
                 f"{name!r} is a constant in {model.source_name}, and the checkpoint has it as a "
                 "parameter that trains: they do not belong together"
             )
-    user_inputs = {value.name for value in roles.inputs}
-    _check_trainable(model, state, [n for n in roles.trained if n not in user_inputs])
-    for value in roles.parameters:
+    user_inputs = {value.name for value in signature.inputs}
+    _check_trainable(model, state, [n for n in signature.trained if n not in user_inputs])
+    for value in signature.parameters:
         _check_type(model, state, value.name, value.element_type, value.dims)
     for name, tensor in model.external.items():
         _check_type(model, state, name, tensor.element_type, tensor.dims)
 
 
-def check_trains(model: ModelFile, state: CheckpointState, roles: Roles) -> None:
+def check_trains(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
     """Refuse a training graph that does not train what the checkpoint says it should."""
-    absent = [n for n in state.trainable_names() if n not in set(roles.trained)]
+    absent = [n for n in state.trainable_names() if n not in set(signature.trained)]
     if absent:
         raise CheckpointError(
             f"the checkpoint has {absent[0]!r} as a parameter that trains, and "
@@ -131,7 +131,7 @@ def check_trains(model: ModelFile, state: CheckpointState, roles: Roles) -> None
         )
 
 
-def check_updates(model: ModelFile, state: CheckpointState) -> list[str]:
+def check_updates(model: ModelFile, state: TrainingState) -> list[str]:
     """Refuse a graph that does not update what trains, and that alone; return the names."""
     inputs = {value.name: value for value in model.inputs}
     outputs = {value.name for value in model.outputs}
@@ -153,7 +153,7 @@ def check_updates(model: ModelFile, state: CheckpointState) -> list[str]:
     return names
 
 
-def _check_trainable(model: ModelFile, state: CheckpointState, names: Sequence[str]) -> None:
+def _check_trainable(model: ModelFile, state: TrainingState, names: Sequence[str]) -> None:
     """Refuse a graph that trains what the checkpoint does not."""
     for name in (*names, *model.metadata.trainable):
         if not state.is_trainable(name):
@@ -166,7 +166,7 @@ def _check_trainable(model: ModelFile, state: CheckpointState, names: Sequence[s
 
 def _check_type(
     model: ModelFile,
-    state: CheckpointState,
+    state: TrainingState,
     name: str,
     code: int,
     dims: Sequence[int | str | None] | None,

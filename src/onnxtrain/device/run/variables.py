@@ -15,8 +15,8 @@ from onnxtrain.format.checkpoint.content import Array
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector registers
 
 
-class Place(NamedTuple):
-    """Where tensors are kept: the kind of a device, and which one of them."""
+class Device(NamedTuple):
+    """Where tensors are kept: the kind of a device, and its number."""
 
     kind: str = "cpu"
     number: int = 0
@@ -27,7 +27,7 @@ class Place(NamedTuple):
         return self.kind == "cpu"
 
 
-CPU = Place()
+CPU = Device()
 
 
 class Variable:
@@ -37,25 +37,25 @@ class Variable:
     into it, training goes on from. On another device it is a copy.
     """
 
-    def __init__(self, initial: Array, place: Place = CPU) -> None:
-        self.place = place
-        if place.is_cpu:
+    def __init__(self, initial: Array, device: Device = CPU) -> None:
+        self.device = device
+        if device.is_cpu:
             self._array = _aligned(initial.shape, initial.dtype)
             np.copyto(self._array, initial)
             self.value: Any = ort.OrtValue.ortvalue_from_numpy(self._array)
         else:
             contiguous = np.ascontiguousarray(initial).reshape(initial.shape)
-            self.value = ort.OrtValue.ortvalue_from_numpy(contiguous, place.kind, place.number)
+            self.value = ort.OrtValue.ortvalue_from_numpy(contiguous, device.kind, device.number)
         self.shape: tuple[int, ...] = tuple(initial.shape)
         self.dtype: np.dtype[Any] = initial.dtype
 
     @classmethod
-    def zeros(cls, shape: tuple[int, ...], dtype: np.dtype[Any], place: Place = CPU) -> Variable:
+    def zeros(cls, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device = CPU) -> Variable:
         """Make one that is all zero; on the CPU, its memory is not touched before it is used."""
-        if not place.is_cpu:
-            return cls(np.zeros(shape, dtype), place)
+        if not device.is_cpu:
+            return cls(np.zeros(shape, dtype), device)
         made = cls.__new__(cls)
-        made.place, made.shape, made.dtype = place, shape, dtype
+        made.device, made.shape, made.dtype = device, shape, dtype
         made._array = _aligned(shape, dtype)
         made.value = ort.OrtValue.ortvalue_from_numpy(made._array)
         return made
@@ -63,19 +63,19 @@ class Variable:
     @property
     def array(self) -> Array:
         """The elements: the memory itself on the CPU, a copy from elsewhere."""
-        return self._array if self.place.is_cpu else np.asarray(self.value.numpy())
+        return self._array if self.device.is_cpu else np.asarray(self.value.numpy())
 
     def in_shape(self, shape: tuple[int, ...]) -> Any:
         """Return the same memory as an OrtValue of another shape; None where that cannot be."""
         if shape == self.shape:
             return self.value
-        if not self.place.is_cpu or math.prod(shape) != math.prod(self.shape):
+        if not self.device.is_cpu or math.prod(shape) != math.prod(self.shape):
             return None
         return ort.OrtValue.ortvalue_from_numpy(self._array.reshape(shape))
 
     def assign(self, array: Array) -> None:
         """Replace the elements; shape and type have to be the same."""
-        if self.place.is_cpu:
+        if self.device.is_cpu:
             np.copyto(self._array, array)
         else:
             self.value.update_inplace(np.ascontiguousarray(array).reshape(self.shape))
@@ -90,7 +90,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return array
 
 
-def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Place]:
+def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Device]:
     """Return onnxruntime's providers for a device, and where its tensors are kept.
 
     `device` is "cpu", "cuda", "cuda:1", or a list of providers as onnxruntime takes it.
@@ -98,7 +98,7 @@ def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Place]:
     if isinstance(device, list | tuple) and device:
         named = list(device)
         _require([provider if isinstance(provider, str) else provider[0] for provider in named])
-        return named, _place_of(named[0])
+        return named, _device_of(named[0])
     kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
     valid = kind in ("cpu", "cuda") and (not index or index.isdecimal())
     if not valid or (kind == "cpu" and int(index or 0) > 0):
@@ -107,9 +107,9 @@ def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Place]:
         )
     if kind == "cpu":
         return ["CPUExecutionProvider"], CPU
-    place = Place("cuda", int(index or 0))
+    cuda = Device("cuda", int(index or 0))
     _require(["CUDAExecutionProvider"])
-    return [("CUDAExecutionProvider", {"device_id": place.number}), "CPUExecutionProvider"], place
+    return [("CUDAExecutionProvider", {"device_id": cuda.number}), "CPUExecutionProvider"], cuda
 
 
 def _require(wanted: list[str]) -> None:
@@ -121,8 +121,8 @@ def _require(wanted: list[str]) -> None:
             )
 
 
-def _place_of(provider: Any) -> Place:
+def _device_of(provider: Any) -> Device:
     name, settings = (provider, {}) if isinstance(provider, str) else provider
     if name == "CUDAExecutionProvider":
-        return Place("cuda", int(settings.get("device_id", 0)))
+        return Device("cuda", int(settings.get("device_id", 0)))
     return CPU

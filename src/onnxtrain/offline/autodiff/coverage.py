@@ -16,7 +16,7 @@ import onnx
 import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.offline.autodiff.definitions import defined
 from onnxtrain.offline.autodiff.registry import lookup, refusal, registered, zero_reason
-from onnxtrain.offline.frontend.upgrade import OLDEST_OPSET
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET
 
 RULED, EXPANDED, ZERO, REFUSED, UNKNOWN = "rule", "expanded", "zero", "refused", "unknown"
 REWRITTEN = "rewritten"
@@ -93,8 +93,8 @@ def page() -> str:
         "",
         f"The {len(rows)} operators of `ai.onnx` that onnx {onnx.__version__} knows "
         f"(opset {onnx.defs.onnx_opset_version()}), and what differentiation does with each. "
-        f"Models of opset {OLDEST_OPSET} and later are taken; what is older than opset 18 is "
-        "raised to it first.",
+        f"Models of opset {OLDEST_OPSET} and later are taken; what is older than opset "
+        f"{FLOOR_OPSET} is raised to it first.",
         "",
         "| how | operators | meaning |",
         "|---|---|---|",

@@ -13,19 +13,26 @@ operator declared zero lets nothing through, and a rule names the inputs at whic
 
 Three things keep rules short, and are seen to here: shapes of cotangents are known, broadcasting is
 undone (`broadcasts=True`), and rules compute what is easy to say; what nobody needs is swept away
-afterwards (`emit.py`).
+afterwards (`sweep.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import onnx_ir as ir
 
 from onnxtrain.errors import MissingGradientError, MissingRule, OnnxTrainError
 from onnxtrain.offline.autodiff.nan_safety import finite_cotangents
-from onnxtrain.offline.autodiff.registry import Cotangents, Rule, lookup, refusal, zero_reason
+from onnxtrain.offline.autodiff.registry import (
+    Cotangents,
+    Rule,
+    lookup,
+    refusal,
+    zero_reason,
+)
 from onnxtrain.offline.graph.error_context import blaming
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
@@ -38,8 +45,9 @@ def differentiate(
     nodes: Sequence[ir.Node],
     seeds: Mapping[ir.Value, ir.Value],
     wrt: Sequence[ir.Value],
-    straight_through: frozenset[str] = frozenset(),
+    straight_through: frozenset[str] | None = None,
     *,
+    rules: Mapping[ir.Node, Rule] | None = None,
     finite_seeds: bool = False,
 ) -> dict[ir.Value, ir.Value | None]:
     """Append the gradient of `nodes` to the graph that `op` writes into.
@@ -47,15 +55,16 @@ def differentiate(
     `nodes` are in topological order. `seeds` gives the cotangents of the outputs that are
     differentiated; `finite_seeds` says that none of them is infinite, whoever runs the graph. The
     result has an entry for each value of `wrt`: its cotangent, or None where no gradient flows to
-    it.
+    it. `straight_through` names operators to treat as the identity; it is None in training, where
+    users cannot name any. `rules` has nodes with a gradient of their own, found by a pass.
     """
-    path = ActivePath(nodes, wrt, seeds, op.opset, straight_through)
+    path = ActivePath(nodes, wrt, seeds, op.opset, straight_through, rules)
     path.require_rules()
-    path.finite_seeds = finite_seeds
-    around, op.path = (op.scope, op.path), path
+    around = op.scope, op.finite_cotangents
+    op.finite_cotangents = path.finite_cotangents(() if finite_seeds else seeds)
     pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
     complete: dict[ir.Value, ir.Value | None] = {}
-    with op.arithmetic():
+    with op.arithmetic(), _differentiating(path):
         for node in reversed(path.nodes):
             for output in node.outputs:
                 complete[output] = _total(op, output, pending.pop(output, []))
@@ -72,8 +81,25 @@ def differentiate(
         for value in wrt:
             if value not in complete:
                 complete[value] = _total(op, value, pending.pop(value, []))
-    op.scope, op.path = around
+    op.scope, op.finite_cotangents = around
     return {value: complete[value] for value in wrt}
+
+
+_current: ContextVar[ActivePath] = ContextVar("the path that is being differentiated")
+
+
+@contextmanager
+def _differentiating(path: ActivePath) -> Iterator[None]:
+    token = _current.set(path)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_path() -> ActivePath:
+    """Return the path that is being differentiated, for a rule that differentiates subgraphs."""
+    return _current.get()
 
 
 class ActivePath:
@@ -85,13 +111,14 @@ class ActivePath:
         wrt: Iterable[ir.Value],
         outputs: Iterable[ir.Value],
         opset: int,
-        straight_through: frozenset[str] = frozenset(),
+        straight_through: frozenset[str] | None = None,
+        rules: Mapping[ir.Node, Rule] | None = None,
     ) -> None:
         self._opset = opset
         self._outputs = tuple(outputs)
-        self.finite_seeds = False
         self.straight_through = straight_through
         self._wrt = dict.fromkeys(wrt)
+        self._given = rules or {}
         self._rules: dict[ir.Node, Rule | None] = {}
         # For each node the values it can pass a gradient to; zero operators have none.
         self._edges: dict[ir.Node, list[ir.Value]] = {n: list(self._flows(n)) for n in nodes}
@@ -121,11 +148,11 @@ class ActivePath:
         return [value for value in self._wrt if value not in connected]
 
     def _flows(self, node: ir.Node) -> Iterator[ir.Value]:
-        if operator_name(node) in self.straight_through:
+        if operator_name(node) in (self.straight_through or ()):
             self._rules[node] = STRAIGHT_THROUGH
             yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
             return
-        found = lookup(node.op_type, node.domain, self._opset)
+        found = self._given.get(node) or lookup(node.op_type, node.domain, self._opset)
         self._rules[node] = found
         if found is None and zero_reason(node.op_type, node.domain) is not None:
             return
@@ -157,19 +184,13 @@ class ActivePath:
             outputs = [inner for outer, inner in pairs if outer in matters]
             yield ActivePath(list(body), captured, outputs, self._opset, self.straight_through)
 
-    def is_asked_for(self, value: ir.Value) -> bool:
-        """Tell whether the gradient of a value is wanted, or its own is given."""
-        return value in self._wrt or value in self._outputs
-
     def reached(self) -> list[ir.Value]:
         """Return the values of interest that a gradient comes to."""
         return [value for value in self._wrt if value in self._matters]
 
-    @cached_property
-    def finite(self) -> set[ir.Value]:
-        """The values whose cotangents are finite as long as the forward pass is."""
-        doubtful = () if self.finite_seeds else self._outputs
-        return finite_cotangents(self.nodes, self._edges, doubtful)
+    def finite_cotangents(self, unsure: Iterable[ir.Value]) -> set[ir.Value]:
+        """Return the values whose cotangents are finite as long as the forward pass is."""
+        return finite_cotangents(self.nodes, self._edges, unsure)
 
     def rule_of(self, node: ir.Node) -> Rule:
         """Return the rule of an active node."""
@@ -185,7 +206,7 @@ class ActivePath:
         """Raise one error that lists every active node without a rule, in branches too."""
         missing = list(self._missing())
         if missing:
-            raise MissingGradientError(missing)
+            raise MissingGradientError(missing, training=self.straight_through is None)
 
     def _missing(self) -> Iterator[MissingRule]:
         yield from (

@@ -15,16 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-# Their gradient mixes all elements: what is infinite behind them is so for every weight as well.
-_MIXING = frozenset("Conv ConvTranspose Gemm MatMul".split())
-# Their gradient is at most a finite multiple of the cotangent.
-_BOUNDED = frozenset(
-    "Add AveragePool BatchNormalization Cast Clip Concat Dropout Elu Expand Flatten Gather Gelu "
-    "GlobalAveragePool HardSigmoid HardSwish Identity LayerNormalization LeakyRelu LogSoftmax "
-    "MaxPool Mean Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Reshape Sigmoid "
-    "Slice Softmax SoftmaxCrossEntropyLoss Softplus Split Squeeze Sub Sum Tanh Transpose "
-    "Unsqueeze".split()
-)
+from onnxtrain.offline.graph.op_facts import BOUNDED_GRADIENT, LINEAR
 
 
 def finite_cotangents(
@@ -49,6 +40,6 @@ def finite_cotangents(
 def _keeps_finite(node: ir.Node, doubtful: set[ir.Value]) -> bool:
     if node.domain != "":
         return False
-    if node.op_type in _MIXING:
+    if node.op_type in LINEAR:  # its gradient mixes all elements: an infinity reaches every weight
         return True
-    return node.op_type in _BOUNDED and not any(v in doubtful for v in node.outputs)
+    return node.op_type in BOUNDED_GRADIENT and not any(v in doubtful for v in node.outputs)

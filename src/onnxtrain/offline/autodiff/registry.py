@@ -44,7 +44,7 @@ class Rule:
         return self.function(op, node, *cotangents)
 
 
-_rules: dict[tuple[str, str], list[Rule]] = {}
+_rules: dict[tuple[str, str], list[Rule]] = {}  # newest opset first
 _zero: dict[tuple[str, str], str] = {}
 _refused: dict[tuple[str, str], str] = {}
 
@@ -69,6 +69,9 @@ def rule(
     there is none; a shorter tuple is padded with None. For a node that uses values of an outer
     graph it may return a mapping from value to cotangent instead.
 
+    The rule covers the opsets from `since` on, all of them by default, and takes the place of what
+    was registered for these before: a rule of your own goes before a built-in one.
+
     `reaches(node)` names values that the node does not use itself but that its gradient flows to:
     the float that was quantized, for an operator that sees only the integers made of it. They come
     before the node, and the function returns a mapping in which they have their place.
@@ -82,9 +85,8 @@ def rule(
             entry = Rule(
                 function, op_type, domain, since, broadcasts, frozenset(stops), notes, reaches
             )
-            versions = _rules.setdefault(_key(op_type, domain), [])
-            versions[:] = [r for r in versions if r.since != since] + [entry]
-            versions.sort(key=lambda r: -r.since)
+            older = _rules.get(_key(op_type, domain), ())
+            _rules[_key(op_type, domain)] = [entry, *(r for r in older if r.since < since)]
         return function
 
     return register

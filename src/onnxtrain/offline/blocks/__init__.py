@@ -1,1 +1,1 @@
-"""Blocks: pieces of models written in Python, as upstream's `onnxblock` has them."""
+"""Blocks: parts of models written in Python, as in ONNX Runtime's `onnxblock`."""

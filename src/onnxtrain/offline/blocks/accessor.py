@@ -1,8 +1,6 @@
-"""The model that blocks are written into.
+"""The model that blocks add to: that of the `base` or `empty_base` context around their calls.
 
-Blocks are called with names of values, and add nodes to "the" model: the one of the `base` or
-`empty_base` context around the call. The context belongs to the thread (or task) that entered it,
-so several threads can build at once.
+A context belongs to the thread (or task) that entered it, so several threads can build at once.
 """
 
 from __future__ import annotations
@@ -18,10 +16,20 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from onnxtrain.errors import BlockError, ModelError
-from onnxtrain.offline.blocks.values import drop_default_inputs, forget_traced_sizes, is_large
-from onnxtrain.offline.graph.emit import FLOOR_IR_VERSION, FLOOR_OPSET
-from onnxtrain.offline.graph.infer import root_cause
+from onnxtrain.errors import BlockError, ModelError, UnknownNameError
+from onnxtrain.offline.blocks.values import (
+    all_graphs,
+    defined_names,
+    drop_default_inputs,
+    forget_traced_sizes,
+    is_large,
+    known_type,
+    unknown,
+    without_weights,
+)
+from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
+from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.versions import FLOOR_IR_VERSION, FLOOR_OPSET
 
 
 class ModelAccessor:
@@ -33,7 +41,9 @@ class ModelAccessor:
         self._model = model
         self._path = model_path
         self.depth = 0  # of calls of blocks by blocks
-        self._taken = _names_like_ours(model) if model is not None else set()
+        self._given = set() if model is None else {t.name for t in model.graph.initializer}
+        self._names: Names | None = None
+        self._inferred: tuple[bytes, onnx.ModelProto] | None = None
         # Each model has its own numbers, so that the same blocks make the same model again.
         self._numbers = itertools.count(1)
 
@@ -42,20 +52,19 @@ class ModelAccessor:
         """The model as it is now."""
         if self._model is None:
             raise BlockError(
-                "there is no model: enter the context onnxblock.base(model) or "
-                "onnxblock.empty_base() first"
+                "there is no model: enter onnxblock.base(model) or onnxblock.empty_base() first"
             )
         return self._model
 
     @model.setter
     def model(self, model: onnx.ModelProto) -> None:
-        self._model = model
+        self._model, self._names = model, None
 
     @property
     def path(self) -> str | os.PathLike[str]:
         """The file that the model came from."""
         if self._path is None:
-            raise BlockError("the path of the model is not known: it was not given to base()")
+            raise BlockError("the path of the model is not known: give it to base(model, path)")
         return self._path
 
     @property
@@ -63,10 +72,61 @@ class ModelAccessor:
         """Whether the file that the model came from is known."""
         return self._path is not None
 
+    @property
+    def added_initializers(self) -> list[str]:
+        """The names of the initializers that blocks added: constants of a loss, for example."""
+        return [t.name for t in self.model.graph.initializer if t.name not in self._given]
+
+    # ---- names ---------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Names:
+        """The names that the model had when the first block asked, and those that blocks took."""
+        if self._names is None:
+            graphs = list(all_graphs(self.model.graph))
+            values = (name for graph in graphs for name in defined_names(graph))
+            self._names = Names({*values, *(node.name for graph in graphs for node in graph.node)})
+        return self._names
+
     def fresh_name(self, token: str) -> str:
         """Return a name that no value of the model has, such as `onnx::loss::7`."""
-        while (name := f"onnx::{token}::{next(self._numbers)}") in self._taken:
+        while (name := f"onnx::{token}::{next(self._numbers)}") in self.names:
             pass  # the model was built by blocks before
+        return name
+
+    def has(self, name: str) -> bool:
+        """Tell whether the model has a value of this name."""
+        return name in defined_names(self.model.graph)
+
+    # ---- types ---------------------------------------------------------------------------------
+
+    def type_of(self, name: str) -> onnx.TypeProto:
+        """Return type and shape of a value; the shape need not be known."""
+        graph = self.model.graph
+        is_computed = all(item.name != name for item in (*graph.input, *graph.initializer))
+        # Inference may know more than is declared, and notices shapes that are declared wrongly.
+        found = known_type(self.inferred() if is_computed else self.model, name)
+        if found is None:
+            raise UnknownNameError(unknown(self.model, name))
+        return found
+
+    def inferred(self, *, check: bool = False, shape_arithmetic: bool = True) -> onnx.ModelProto:
+        """Return the model without its weights, with every type that can be inferred.
+
+        Inference runs again only if the model has changed. With `check`, a model that is not valid
+        ONNX is an error.
+        """
+        bare = without_weights(self.model)
+        content = bare.SerializeToString(deterministic=True)
+        if check:
+            check_proto(onnx.ModelProto.FromString(content))
+        if self._inferred is None or self._inferred[0] != content:
+            self._inferred = content, infer_proto(bare, shape_arithmetic=shape_arithmetic)
+        return self._inferred[1]
+
+    def add_input(self, name: str, type_: onnx.TypeProto) -> str:
+        """Add an input behind those that the model has."""
+        self.model.graph.input.append(onnx.ValueInfoProto(name=name, type=type_))
         return name
 
 
@@ -93,20 +153,14 @@ def model_or_none() -> onnx.ModelProto | None:
     return None if accessor is None else accessor.model
 
 
-def fresh_name(token: str) -> str:
-    """Return a new name for a value of the model, `onnx::<token>::<number>`."""
-    return current().fresh_name(token)
-
-
 @contextmanager
 def base(
     model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None
 ) -> Iterator[ModelAccessor]:
-    """Let blocks that are called inside add to a copy of the model.
+    """Let the blocks called inside add to a copy of the model.
 
-    `model_path` says where the model came from. With it, the tensors of the model may still be in
-    files beside it (`onnx.load(path, load_external_data=False)`), which is the way for models over
-    2 GB.
+    `model_path` is the file that the model came from. With it, the tensors of the model may be in
+    files beside it (`onnx.load(path, load_external_data=False)`), as they are above 2 GB.
     """
     if not isinstance(model, onnx.ModelProto):
         raise BlockError(f"base() takes an onnx.ModelProto, not {type(model).__name__}")
@@ -125,10 +179,10 @@ def base(
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Let blocks that are called inside build a model from nothing.
+    """Let the blocks called inside build a model from nothing.
 
-    The opset is 18 by default, which is the lowest that onnxtrain writes: the model then runs on
-    older runtimes as well.
+    The opset is 18 by default, the lowest that onnxtrain writes, so that older runtimes can run the
+    model.
     """
     opset = helper.make_opsetid("", opset_version or FLOOR_OPSET)
     least_ir_version = helper.find_min_ir_version_for([opset], ignore_unknown=True)
@@ -145,9 +199,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 @contextmanager
 def _entered(make: Callable[[], ModelAccessor]) -> Iterator[ModelAccessor]:
     if _accessor.get() is not None:
-        raise BlockError(
-            "there is a base model already: the contexts base() and empty_base() cannot be nested"
-        )
+        raise BlockError("there is a base model already: base() and empty_base() cannot be nested")
     accessor = make()
     token = _accessor.set(accessor)
     try:
@@ -160,11 +212,10 @@ def _entered(make: Callable[[], ModelAccessor]) -> Iterator[ModelAccessor]:
 def custom_op_library(
     custom_op_library_path: str | os.PathLike[str],
 ) -> Iterator[str | os.PathLike[str]]:
-    """Name the shared library that has the custom operators of the model."""
+    """Set the shared library that has the custom operators of the model."""
     if _library.get() is not None:
         raise BlockError(
-            "there is a custom operator library already: contexts of custom_op_library() cannot be "
-            "nested"
+            "there is a custom operator library already: custom_op_library() cannot be nested"
         )
     if not Path(custom_op_library_path).exists():
         raise BlockError(f"there is no custom operator library at {str(custom_op_library_path)!r}")
@@ -193,12 +244,3 @@ def _read_small_tensors(model: onnx.ModelProto, folder: Path) -> None:
                 ) from None
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
-
-
-def _names_like_ours(model: onnx.ModelProto) -> set[str]:
-    graph = model.graph
-    names = [info.name for info in graph.input]
-    names.extend(tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        names.extend(node.output)
-    return {name for name in names if name.startswith("onnx::") and "::" in name[6:]}

@@ -1,4 +1,4 @@
-"""Block, and the two kinds of blocks that make whole models."""
+"""Block, and ForwardBlock, which makes a model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ import onnx
 from onnxtrain.errors import BlockError, UnknownNameError
 from onnxtrain.offline.blocks import values
 from onnxtrain.offline.blocks.accessor import current, model_or_none
-from onnxtrain.offline.blocks.external import locate, name_as_before
-from onnxtrain.offline.training_graph import TrainingGraphs, build_training_graphs
 
 
 class Block(ABC):
-    """A piece of a model, written in Python: `build` adds nodes and returns names of values.
+    """A part of a model, written in Python: `build` adds nodes and returns names of values.
 
-    Blocks are called inside `onnxblock.base(model)` or `onnxblock.empty_base()`. `build` gets the
-    names of the values that it starts from, adds to `self.base` (an onnx.ModelProto) by hand or by
-    calling other blocks, and returns the name of its output, or several of them. A subclass with an
-    `__init__` of its own need not call that of Block.
+    Blocks are called inside `onnxblock.base(model)` or `onnxblock.empty_base()`. `build` takes the
+    names of its inputs, adds to `self.base` (an onnx.ModelProto) by hand or by calling blocks, and
+    returns the name of its output, or a tuple of names. A subclass with an `__init__` of its own
+    need not call that of Block.
 
     Examples:
         >>> class Scaled(onnxblock.Block):
@@ -36,13 +34,13 @@ class Block(ABC):
     """
 
     def __init__(self, temp_file_name: str = "temp.onnx") -> None:
-        # Nothing is ever written to that file; the argument is there for scripts that give it.
+        # Nothing is written to that file; existing scripts pass the argument.
         if os.path.isabs(temp_file_name):
             raise BlockError(f"temp_file_name is a file name, not the path {temp_file_name!r}")
 
     @property
     def base(self) -> Any:
-        """The onnx.ModelProto of the context that the caller is in; None outside of contexts."""
+        """The onnx.ModelProto of the current context; None outside of contexts."""
         return model_or_none()
 
     @abstractmethod
@@ -56,15 +54,15 @@ class Block(ABC):
 
     def infer_shapes_on_base(self) -> onnx.ModelProto:
         """Add the types and shapes of all values to the model of the context, and return it."""
-        model = current().model
-        _adopt(model, values.inferred(model))
-        return model
+        accessor = current()
+        _adopt(accessor.model, accessor.inferred())
+        return accessor.model
 
     def _built(self, *args: Any, **kwargs: Any) -> tuple[Any, onnx.ModelProto | None]:
         """Return what `build` returned, and the model with types unless this call is nested.
 
-        A block that is called by another is checked together with that one: while the outer is not
-        done, the model need not be whole.
+        A nested block is checked together with the block that called it: until that one is done,
+        the model may be incomplete.
         """
         accessor = current()
         accessor.depth += 1
@@ -72,19 +70,18 @@ class Block(ABC):
             output = self.build(*args, **kwargs)
         finally:
             accessor.depth -= 1
-        return output, values.check(accessor.model) if accessor.depth == 0 else None
+        return output, accessor.inferred(check=True) if accessor.depth == 0 else None
 
 
 class ForwardBlock(Block):
-    """A block whose outputs become the outputs of the model, and nothing else does."""
+    """A block whose outputs become the only outputs of the model."""
 
     _model: onnx.ModelProto | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block, and make what it returns the outputs of the model."""
+        """Build the block, and make its results the outputs of the model."""
         output, typed = self._built(*args, **kwargs)
-        model = current().model
-        typed = typed or values.inferred(model)
+        model, typed = current().model, typed or current().inferred()
         _adopt(model, typed)
         set_outputs(model, names_of(output), typed)
         self._model = copy.deepcopy(model)
@@ -97,57 +94,6 @@ class ForwardBlock(Block):
         return self._model
 
 
-class TrainingBlock(Block):
-    """A block that returns a loss, from which the training and the evaluation model are made.
-
-    The first (or only) name that `build` returns is the loss; the others are outputs beside it.
-    Nothing trains until `requires_grad` says so.
-    """
-
-    _requires_grad: dict[str, bool] | None = None
-    _graphs: TrainingGraphs | None = None
-
-    def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Let a parameter train, or (False) be a frozen one that is in the checkpoint."""
-        if self._requires_grad is None:
-            self._requires_grad = {}
-        self._requires_grad[argument_name] = value
-
-    def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-        """Return the trainable and the frozen parameters, each in the order of the model."""
-        if self._graphs is None:
-            raise BlockError(
-                "Please build the training model first before trying to retrieve the parameters."
-            )
-        return self._graphs.trainable, self._graphs.frozen
-
-    def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-        """Return the training and the evaluation model."""
-        if self._graphs is None:
-            raise BlockError(
-                "Please build the training model first before trying to retrieve the models."
-            )
-        return self._graphs.training, self._graphs.evaluation
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block, and differentiate the loss that it returns."""
-        accessor = current()
-        output, typed = self._built(*args, **kwargs)
-        names = names_of(output)
-        set_outputs(accessor.model, names, typed or values.inferred(accessor.model))
-        chosen = self._requires_grad or {}
-        declared = locate(accessor.model, accessor.path) if accessor.has_path else {}
-        self._graphs = build_training_graphs(
-            accessor.model,
-            names,
-            [name for name, trains in chosen.items() if trains],
-            [name for name, trains in chosen.items() if not trains],
-        )
-        name_as_before((self._graphs.training, self._graphs.evaluation), declared)
-        accessor.model = self._graphs.training
-        return output
-
-
 def names_of(output: Any) -> list[str]:
     """Return what `build` returned as a list of names."""
     names = [output] if isinstance(output, str) else output
@@ -157,13 +103,13 @@ def names_of(output: Any) -> list[str]:
         or not all(isinstance(name, str) for name in names)
     ):
         raise BlockError(
-            f"build() returns the name of its output, or a tuple of names, not {output!r}"
+            f"build() has to return the name of its output or a tuple of names, not {output!r}"
         )
     return list(names)
 
 
 def set_outputs(model: onnx.ModelProto, names: Sequence[str], typed: onnx.ModelProto) -> None:
-    """Make values the outputs of the model, and nothing else."""
+    """Make the named values the only outputs of the model."""
     infos = []
     for name in names:
         type_ = values.known_type(typed, name) or values.known_type(model, name)

@@ -1,10 +1,10 @@
-"""Checkpoints of the parameters of a TrainingBlock, and their way into a model."""
+"""Checkpoints of the parameters of a TrainingBlock: save them, and load them into a model."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -39,55 +39,57 @@ def save_checkpoint(
     """
     if parameters is None:
         raise CheckpointError(
-            "there are no parameters to save: give what TrainingBlock.parameters() returns"
+            "there are no parameters to save: pass what TrainingBlock.parameters() returns"
         )
-    write_checkpoint(path, content_of(parameters, nominal_checkpoint), sort=False)
-
-
-def content_of(parameters: Parameters, nominal: bool = False) -> CheckpointContent:
-    """Return what a checkpoint of these parameters holds; names and types alone if nominal."""
     trainable, frozen = parameters
     counts = Counter(tensor.name for tensor in (*trainable, *frozen))
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise CheckpointError(
-            f"a checkpoint has each name once; these are there twice: {', '.join(repeated)}"
+            f"a checkpoint has each name once, but these are given twice: {', '.join(repeated)}"
         )
-    convert = _nominal if nominal else _from_proto
+    stored = [{t.name: ir.serde.deserialize_tensor(t) for t in kind} for kind in parameters]
+    write_checkpoint(path, content_of(*stored, nominal=nominal_checkpoint), sort=False)
+
+
+def content_of(
+    trainable: Mapping[str, ir.TensorProtocol],
+    frozen: Mapping[str, ir.TensorProtocol],
+    *,
+    nominal: bool = False,
+) -> CheckpointContent:
+    """Return what a checkpoint of these parameters holds; names and types alone if nominal."""
+    convert = _nominal if nominal else _stored
     return CheckpointContent(
-        trainable={tensor.name: convert(tensor) for tensor in trainable},
-        frozen={tensor.name: convert(tensor) for tensor in frozen},
+        trainable={name: convert(tensor) for name, tensor in trainable.items()},
+        frozen={name: convert(tensor) for name, tensor in frozen.items()},
         nominal=nominal,
     )
 
 
 def load_checkpoint_to_model(path: str | os.PathLike[str], model: onnx.ModelProto) -> None:
-    """Overwrite the initializers that a checkpoint has, in the given model; leave others alone."""
+    """Overwrite those initializers of a model that a checkpoint has."""
     content = read_checkpoint(path)
     if content.nominal:
-        raise CheckpointError(
-            f"the checkpoint {str(path)!r} is nominal: it has no data that could be loaded"
-        )
+        raise CheckpointError(f"the checkpoint {str(path)!r} is nominal: it has no data to load")
     stored = {**content.trainable, **content.frozen}
     for initializer in model.graph.initializer:
         if initializer.name in stored:
             _overwrite(initializer, stored[initializer.name])
 
 
-def _from_proto(proto: onnx.TensorProto) -> Tensor:
-    tensor = ir.serde.deserialize_tensor(proto)
-    if proto.data_type == STRING:
-        texts = [text.decode("utf-8") for text in proto.string_data]
-        return np.array(texts, dtype=object).reshape(tuple(proto.dims))
-    if ELEMENT_TYPES[proto.data_type].dtype is not None:
+def _stored(tensor: ir.TensorProtocol) -> Tensor:
+    code, dims = int(tensor.dtype), tuple(tensor.shape.numpy())
+    if code == STRING:
+        texts = [text.decode("utf-8") for text in tensor.numpy().flat]
+        return np.array(texts, dtype=object).reshape(dims)
+    if ELEMENT_TYPES[code].dtype is not None:
         return tensor.numpy()
-    return RawTensor(
-        proto.data_type, tuple(proto.dims), np.frombuffer(tensor.tobytes(), dtype=np.uint8)
-    )
+    return RawTensor(code, dims, np.frombuffer(tensor.tobytes(), dtype=np.uint8))
 
 
-def _nominal(proto: onnx.TensorProto) -> RawTensor:
-    return RawTensor(proto.data_type, (), np.empty(0, dtype=np.uint8))
+def _nominal(tensor: ir.TensorProtocol) -> RawTensor:
+    return RawTensor(int(tensor.dtype), (), np.empty(0, dtype=np.uint8))
 
 
 def _overwrite(initializer: onnx.TensorProto, tensor: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Weights in files beside the model: found by their full path while a model is being made."""
+"""Weights in files beside the model: named by their full path while a model is built."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from onnxtrain.offline.frontend.external_data import settle_tensors
 
 
 def locate(model: onnx.ModelProto, path: str | os.PathLike[str]) -> dict[str, str]:
-    """Name the files of external tensors by their full paths; return what named them before.
+    """Replace the locations of external tensors by full paths; return the old ones by the new.
 
-    Files that are not there, too short, or outside of the folder of the model are errors.
+    A file that is missing, too short, or outside of the folder of the model is an error.
     """
     if not any(True for _ in _external(model)):
         return {}
@@ -44,7 +44,7 @@ def locate(model: onnx.ModelProto, path: str | os.PathLike[str]) -> dict[str, st
 
 
 def name_as_before(models: Iterable[onnx.ModelProto], declared: Mapping[str, str]) -> None:
-    """Undo `locate` in models that were made from the located one."""
+    """Undo `locate` in models that were made from that model."""
     for model in models:
         for tensor in _external(model):
             entry = _entry(tensor)
@@ -63,4 +63,4 @@ def _entry(tensor: onnx.TensorProto) -> onnx.StringStringEntryProto:
     for entry in tensor.external_data:
         if entry.key == "location":
             return entry
-    raise ModelError(f"the tensor {tensor.name!r} is in an external file that it does not name")
+    raise ModelError(f"the external tensor {tensor.name!r} does not name its file")

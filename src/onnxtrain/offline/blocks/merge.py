@@ -14,10 +14,10 @@ from onnxtrain.offline.graph.infer import root_cause
 
 
 def merge(accessor: ModelAccessor, added: onnx.ModelProto, inputs: Mapping[str, str]) -> list[str]:
-    """Add nodes, constants and functions of a model; return the names that its outputs have now.
+    """Add nodes, constants and functions of a model; return the new names of its outputs.
 
-    `inputs` says which values of the base model the inputs are. Other names stay as they are where
-    the base model does not have them.
+    `inputs` maps inputs of the model to values of the base model. Other names change only if the
+    base model has them already.
     """
     base = accessor.model
     added = _of_the_opset_of(base, added)
@@ -51,8 +51,8 @@ def _of_the_opset_of(base: onnx.ModelProto, added: onnx.ModelProto) -> onnx.Mode
         return version_converter.convert_version(added, wanted)
     except Exception as error:  # the converter raises RuntimeError, and others by accident
         raise BlockError(
-            f"the loss model has opset {given} and the model {wanted}, and it cannot be converted: "
-            f"{root_cause(error)}. Export the loss model with opset {wanted}"
+            f"the loss model has opset {given} and cannot be converted to opset {wanted} of the "
+            f"model: {root_cause(error)}. Export the loss model with opset {wanted}"
         ) from None
 
 

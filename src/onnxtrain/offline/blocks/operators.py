@@ -1,7 +1,7 @@
-"""The building blocks: one operator each, as a rule.
+"""Elementary blocks, mostly of one operator each.
 
-A block is made once, with its settings, and called with names of values: `Add()("a", "b")` adds a
-node and returns the name of the sum.
+A block is made with its settings and called with names of values: `Add()("a", "b")` adds a node and
+returns the name of the sum.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from onnxtrain.errors import BlockError, UnknownNameError
-from onnxtrain.offline.blocks.accessor import fresh_name
+from onnxtrain.offline.blocks.accessor import current
+from onnxtrain.offline.blocks.append_graph import append_graph, append_node
 from onnxtrain.offline.blocks.block import Block
-from onnxtrain.offline.blocks.values import is_defined, type_of
-from onnxtrain.offline.blocks.writer import Writer
+from onnxtrain.offline.graph.ops import Ops
 
 _ML_DOMAIN, _ML_OPSET = "ai.onnx.ml", 3
 
@@ -55,8 +55,7 @@ class Operator(Block):
 
     def build(self, *input_names: str) -> str:
         """Add the node."""
-        written = Writer().call(self._op_type, input_names, domain=self._domain, **self._attributes)
-        return written[0]
+        return append_node(self._op_type, input_names, domain=self._domain, **self._attributes)
 
 
 # ---- of two values -----------------------------------------------------------------------------
@@ -71,7 +70,7 @@ class _BinaryOp(Block):
 
     def build(self, input_name1: str, input_name2: str) -> str:
         """Add the node."""
-        return Writer().call(self._op_name, [input_name1, input_name2])[0]
+        return append_node(self._op_name, [input_name1, input_name2])
 
 
 class Add(_BinaryOp):
@@ -114,7 +113,7 @@ class _UnaryOp(Block):
 
     def build(self, input_name: str) -> str:
         """Add the node."""
-        return Writer().call(self._op_name, [input_name], **self._attributes)[0]
+        return append_node(self._op_name, [input_name], **self._attributes)
 
 
 class ReduceMean(_UnaryOp):
@@ -175,9 +174,10 @@ class Pow(Block):
 
     def build(self, pow_input_name: str) -> str:
         """Add the node; the exponent is of shape [1]."""
-        op = Writer(_elem_type(pow_input_name))
-        exponent = op.constant([self._exponent], token="pow_exponent")
-        return op.Pow(pow_input_name, exponent)
+        exponent = _tensor([self._exponent], _elem_type(pow_input_name))
+        return append_graph(
+            [pow_input_name], lambda op, x: [op.Pow(x, exponent)], "pow_output", typed=False
+        )[0]
 
 
 class Clip(Block):
@@ -189,20 +189,20 @@ class Clip(Block):
 
     def build(self, clip_input_name: str) -> str:
         """Add the node; the bounds have the type of the input."""
-        op = Writer(_elem_type(clip_input_name))
-        bounds = [
-            None if bound is None else op.constant(bound, token=f"clip_{which}")
-            for which, bound in (("min", self._min), ("max", self._max))
-        ]
+        elem_type = _elem_type(clip_input_name)
+        bounds = [None if b is None else _tensor(b, elem_type) for b in (self._min, self._max)]
         while bounds and bounds[-1] is None:
             bounds.pop()
-        return op.Clip(clip_input_name, *bounds)
+        return append_graph(
+            [clip_input_name], lambda op, x: [op.Clip(x, *bounds)], "clip_output", typed=False
+        )[0]
 
 
 class Linear(Block):
-    """alpha · x w + beta · b, with new parameters w (in, out) and b (out), of normal numbers.
+    """alpha · x w + beta · b, with new parameters w (in, out) and b (out).
 
-    They are initializers of the model; `np.random.seed` makes them reproducible.
+    The parameters are initializers with normally distributed numbers; `np.random.seed` makes them
+    reproducible.
     """
 
     def __init__(
@@ -219,18 +219,16 @@ class Linear(Block):
 
     def build(self, linear_input_name: str) -> str:
         """Add the parameters and the node."""
-        op = Writer()
-        inputs = [linear_input_name]
-        inputs.append(op.constant(np.random.randn(*self._shape), token="linear.weight"))
+        inputs = [linear_input_name, _initializer(np.random.randn(*self._shape), "linear.weight")]
         if self._bias:
-            inputs.append(op.constant(np.random.randn(self._shape[1]), token="linear.bias"))
-        return op.call(
-            "Gemm", inputs, ["linear_output"], alpha=float(self._alpha), beta=float(self._beta)
-        )[0]
+            inputs.append(_initializer(np.random.randn(self._shape[1]), "linear.bias"))
+        return append_node(
+            "Gemm", inputs, token="linear_output", alpha=float(self._alpha), beta=float(self._beta)
+        )
 
 
 class LabelEncoder(Block):
-    """A map from keys to values, of which one kind each is given (ai.onnx.ml.LabelEncoder)."""
+    """A map from keys to values (ai.onnx.ml.LabelEncoder); give one kind of keys and of values."""
 
     def __init__(
         self,
@@ -259,12 +257,12 @@ class LabelEncoder(Block):
 
     def build(self, label_encoder_input_name: str) -> str:
         """Add the node, and import its operators if the model does not."""
-        op = Writer()
-        if all(opset.domain != _ML_DOMAIN for opset in op.model.opset_import):
-            op.model.opset_import.append(helper.make_opsetid(_ML_DOMAIN, _ML_OPSET))
-        return op.call(
+        model = current().model
+        if all(opset.domain != _ML_DOMAIN for opset in model.opset_import):
+            model.opset_import.append(helper.make_opsetid(_ML_DOMAIN, _ML_OPSET))
+        return append_node(
             "LabelEncoder", [label_encoder_input_name], domain=_ML_DOMAIN, **self._attributes
-        )[0]
+        )
 
 
 # ---- of no value, or of several ----------------------------------------------------------------
@@ -279,7 +277,7 @@ class Constant(Block):
 
     def build(self) -> str:
         """Add an initializer."""
-        return Writer(self._elem_type).constant([self._value], token="constant")
+        return _initializer([self._value], "constant", self._elem_type)
 
 
 class SequenceConstruct(Block):
@@ -287,25 +285,27 @@ class SequenceConstruct(Block):
 
     def build(self, *sequence_input_names: str) -> str:
         """Add the node."""
-        return Writer().SequenceConstruct(*sequence_input_names)
+        return append_node("SequenceConstruct", sequence_input_names)
 
 
 class ReduceAllL2(Block):
     """The L2 norm of all elements of all the given tensors, of shape [1] and type float."""
 
     def build(self, *reduce_input_names: str) -> str:
-        """Add a sum of squares for each tensor, and what makes one norm of them."""
-        op = Writer()
-        squares = [
-            op.Cast(op.ReduceSumSquare(name, keepdims=0), to=TensorProto.FLOAT)
-            for name in reduce_input_names
-        ]
-        norm = op.Sqrt(op.Sum(*squares))
-        return op.call("Reshape", [norm, [1]], ["reduce_all_l2_output"])[0]
+        """Add a sum of squares for each tensor, and the root of their sum."""
+
+        def norm(op: Ops, *tensors: ir.Value) -> list[ir.Value]:
+            squares = [
+                op.Cast(op.ReduceSumSquare(tensor, keepdims=0), to=ir.DataType.FLOAT)
+                for tensor in tensors
+            ]
+            return [op.Reshape(op.Sqrt(op.Sum(*squares)), [1])]
+
+        return append_graph(reduce_input_names, norm, "reduce_all_l2_output", typed=False)[0]
 
 
 class PassThrough(Block):
-    """The given names: for a model whose first output is the loss already."""
+    """The given names, unchanged: for a model whose first output is the loss."""
 
     def build(self, *input_names: str) -> tuple[str, ...]:
         """Return the names."""
@@ -321,17 +321,25 @@ class InputLike(Block):
 
     def build(self, input_name: str | None = None) -> str:
         """Add the input behind the others."""
-        op = Writer()
-        name = input_name or fresh_name("input")
-        if is_defined(op.model, name):
-            raise BlockError(f"the model has a value {name!r} already: it cannot become an input")
-        return op.input(name, type_of(op.model, self._like))
+        accessor = current()
+        name = input_name or accessor.fresh_name("input")
+        if accessor.has(name):
+            raise BlockError(f"the model has a value {name!r} already: choose another input name")
+        return accessor.add_input(name, accessor.type_of(self._like))
 
 
 def _elem_type(name: str) -> int:
     """Return the element type of a value; float where it is not known."""
-    model: onnx.ModelProto = Writer().model
     try:
-        return type_of(model, name).tensor_type.elem_type or TensorProto.FLOAT
-    except UnknownNameError:  # it may be added later: blocks that call blocks are checked as one
+        return current().type_of(name).tensor_type.elem_type or TensorProto.FLOAT
+    except UnknownNameError:  # the block that calls this one may add it later
         return TensorProto.FLOAT
+
+
+def _tensor(numbers: Any, elem_type: int = TensorProto.FLOAT) -> np.ndarray[Any, Any]:
+    return np.asarray(numbers).astype(ir.DataType(elem_type).numpy())
+
+
+def _initializer(numbers: Any, token: str, elem_type: int = TensorProto.FLOAT) -> str:
+    tensor = _tensor(numbers, elem_type)
+    return append_graph([], lambda op: [op.const(tensor)], token)[0]

@@ -1,8 +1,4 @@
-"""What is known of the values of a model: whether they exist, their types, that all is well.
-
-Weights are left out of whatever is computed here, so neither their size nor where they are stored
-matters.
-"""
+"""The values of an onnx.ModelProto: their names, their types, and the model without its weights."""
 
 from __future__ import annotations
 
@@ -14,36 +10,15 @@ from itertools import chain
 import onnx
 from onnx import helper
 
-from onnxtrain.errors import UnknownNameError
-from onnxtrain.offline.graph.infer import SMALL, check_proto, infer_proto
+from onnxtrain.offline.graph.infer import SMALL
 
 _OWN = ("", "ai.onnx")
 _INITIALIZERS_ALONE_SINCE = 4  # IR version
 _SMALL_COUNT = SMALL // 8  # numbers; shape arithmetic reads int64
 
 
-def is_defined(model: onnx.ModelProto, name: str) -> bool:
-    """Tell whether the model has a value of this name."""
-    return name in defined_names(model.graph)
-
-
-def type_of(model: onnx.ModelProto, name: str) -> onnx.TypeProto:
-    """Return type and shape of a value, as declared or else as they follow from its producer.
-
-    Only `elem_type` can be relied on: a shape need not be known.
-    """
-    found = _declared(model.graph, name)
-    is_computed = any(name in node.output for node in model.graph.node)
-    if is_computed or (found is None and is_defined(model, name)):
-        # Inference may know more than is declared, and notices shapes that are declared wrongly.
-        found = known_type(inferred(model), name) or found
-    if found is None:
-        raise UnknownNameError(unknown(model, name))
-    return found
-
-
 def known_type(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
-    """Return the type that the model states for a value, None where it states none."""
+    """Return the type that the model declares for a value; None where it declares none."""
     graph = model.graph
     infos: Iterable[onnx.ValueInfoProto] = chain(graph.output, graph.input, graph.value_info)
     for info in infos:
@@ -52,53 +27,40 @@ def known_type(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
     return next((_info(name, t).type for t in graph.initializer if t.name == name), None)
 
 
-def inferred(model: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
-    """Return the model without its weights, with the type of every value that one follows for."""
-    return infer_proto(skeleton(model), shape_arithmetic=shape_arithmetic)
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy in which large and external constants are inputs without data.
 
-
-def check(model: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
-    """Raise an error if the model is not valid ONNX; return what `inferred` returns."""
-    check_proto(skeleton(model))
-    return inferred(model, shape_arithmetic=shape_arithmetic)
-
-
-def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which large and external constants are inputs without data."""
+    `skeleton` of `graph/infer.py` does the same on the way from onnx_ir to a proto.
+    """
     graph = model.graph
-    copied = onnx.ModelProto(
+    large = {
+        node.output[0]: tensor
+        for node in graph.node
+        if (tensor := _constant_of(node)) is not None and _is_left_out(tensor)
+    }
+    nodes = [n for n in graph.node if large.keys().isdisjoint(n.output)] if large else graph.node
+    large |= {tensor.name: tensor for tensor in graph.initializer if _is_left_out(tensor)}
+    inputs = {info.name for info in graph.input}
+    bare = onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
-    target = copied.graph
+    target = bare.graph
     target.name = graph.name or "graph"
     target.input.extend(graph.input)
+    target.input.extend(_info(name, t) for name, t in large.items() if name not in inputs)
     target.output.extend(graph.output)
-    target.value_info.extend(graph.value_info)
+    target.value_info.extend(info for info in graph.value_info if info.name not in large)
+    target.initializer.extend(t for t in graph.initializer if t.name not in large)
     target.sparse_initializer.extend(graph.sparse_initializer)
-    inputs = {info.name for info in graph.input}
-    for tensor in graph.initializer:
-        if not _is_left_out(tensor):
-            target.initializer.append(tensor)
-        elif tensor.name not in inputs:
-            target.input.append(_info(tensor.name, tensor))
-    for node in graph.node:
-        constant = _constant_of(node)
-        if constant is not None and _is_left_out(constant):
-            target.input.append(_info(node.output[0], constant))
-        else:
-            target.node.append(node)
-    declared_again = {info.name for info in target.input} - inputs
-    kept = [info for info in target.value_info if info.name not in declared_again]
-    del target.value_info[:]
-    target.value_info.extend(kept)
-    return copied
+    target.node.extend(nodes)
+    return bare
 
 
 def drop_default_inputs(model: onnx.ModelProto) -> None:
-    """Let initializers that are inputs as well be initializers alone.
+    """Remove the inputs that are initializers as well.
 
-    Models of the first IR versions list every weight as an input, and some exporters do so still.
-    A weight is trained, not fed.
+    Models of the first IR versions list every weight as an input, and some exporters still do. A
+    weight is trained, not fed.
     """
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -110,11 +72,11 @@ def drop_default_inputs(model: onnx.ModelProto) -> None:
 
 
 def forget_traced_sizes(model: onnx.ModelProto) -> None:
-    """Forget the sizes that outputs are declared with, if inputs vary in size.
+    """Remove the sizes from the declared shapes of outputs, if inputs vary in size.
 
-    Exporters that trace write the sizes of the example where they lose track of a symbol. Labels
-    would be declared with them, and then nothing but that example could be fed. Shape inference
-    finds again what is true.
+    Exporters that trace declare the sizes of the example where they lose track of a symbol. Labels
+    would get these sizes too, and then accept nothing but that example. Shape inference finds the
+    sizes that are certain.
     """
     graph = model.graph
     dims = [dim for info in graph.input for dim in info.type.tensor_type.shape.dim]
@@ -129,7 +91,7 @@ def forget_traced_sizes(model: onnx.ModelProto) -> None:
 
 
 def is_large(tensor: onnx.TensorProto) -> bool:
-    """Tell whether a tensor is too large to say something of shapes."""
+    """Tell whether a tensor is too large to matter to shape inference."""
     return bool(math.prod(tensor.dims) > _SMALL_COUNT)
 
 
@@ -167,29 +129,12 @@ def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from node.output
 
 
-def _declared(graph: onnx.GraphProto, name: str) -> onnx.TypeProto | None:
-    infos: Iterable[onnx.ValueInfoProto] = chain(graph.input, graph.output, graph.value_info)
-    for info in infos:
-        if info.name == name and _is_complete(info.type):
-            return info.type
-    for tensor in graph.initializer:
-        if tensor.name == name:
-            return _info(name, tensor).type
-    return None
-
-
-def _is_complete(type_: onnx.TypeProto) -> bool:
-    if type_.WhichOneof("value") != "tensor_type":
-        return type_.WhichOneof("value") is not None
-    return bool(type_.tensor_type.elem_type) and type_.tensor_type.HasField("shape")
-
-
 def unknown(model: onnx.ModelProto, name: str) -> str:
-    """Say that a name is unknown, or its type."""
-    if is_defined(model, name):
+    """Return the message for a name that is unknown, or whose type is."""
+    if name in defined_names(model.graph):
         return (
-            f"the type of {name!r} is not known: it does not follow from the node that computes "
-            "it. Declare it in the value_info of the graph"
+            f"the type of {name!r} is not known, because shape inference does not know the node "
+            "that computes it. Declare it in the value_info of the graph"
         )
     similar = difflib.get_close_matches(name, set(defined_names(model.graph)), n=3)
     hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.frontend.split_shared_initializers import rename_initializer
 from onnxtrain.offline.graph.infer import RANK_FROM_USE, infer_shapes
+from onnxtrain.offline.graph.initializers import rename_initializer
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.shapes import constant_array, dims_of
 from onnxtrain.offline.graph.subgraphs import take_out, values_of

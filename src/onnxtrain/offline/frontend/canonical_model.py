@@ -1,21 +1,17 @@
-"""From whatever a user brings to a graph that rules can be written against.
+"""One canonical model from whatever a user brings: the graph that gradient rules are written for.
 
-`prepare` loads a model, inlines its functions, lifts its constants, expands fused operators of
-onnxruntime, raises it to the opset floor, unties parameters that an exporter shared, and infers
-every shape. Weights are never copied: they stay where they are (in the caller's proto, or mapped
-from disk), so models over 2 GB pass through.
+`canonical_model` is the recipe. It never copies weights: they stay in the caller's proto, or mapped
+from disk, so models over 2 GB pass through.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import ArgumentError
-from onnxtrain.offline.autodiff.rules.batch_norm import rewrite_training_batch_norm
+from onnxtrain.offline.autodiff.rules.batch_norm import complete_outputs
 from onnxtrain.offline.frontend.branches import take_known_branches
 from onnxtrain.offline.frontend.canonicalize import sort_nodes, trim
 from onnxtrain.offline.frontend.enum_attributes import check_choices
@@ -23,67 +19,49 @@ from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
 from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
 from onnxtrain.offline.frontend.sequences import dissolve_sequences
-from onnxtrain.offline.frontend.split_shared_initializers import (
-    rename_initializer,
-    replace_by_initializer,
-    untie,
-)
+from onnxtrain.offline.frontend.split_shared_initializers import split_shared_initializers
 from onnxtrain.offline.frontend.stale_value_info import forget_stale_shapes
 from onnxtrain.offline.frontend.upgrade import raise_to_floor, release_initializers
 from onnxtrain.offline.graph.error_context import blaming_model
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes
+from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_float
 from onnxtrain.offline.graph.subgraphs import values_of
 
-BatchNormMode = Literal["batch", "frozen"]
 FROM_CONSTANT = "from a Constant node"  # in the meta of an initializer
 
 
-def prepare(
-    model: ModelLike, bn: BatchNormMode | None = None, *, keep_statistics: bool = False
-) -> ir.Model:
+def canonical_model(model: ModelLike) -> ir.Model:
     """Return a model of plain operators at opset 18 or later, with every shape inferred.
 
-    `bn` sets the mode of every BatchNormalization: "batch" for the statistics of the batch,
-    "frozen" for the stored ones, None for what the model says. With `keep_statistics`, each running
-    statistic that a step updates is a further output `<name>.updated`.
+    BatchNormalization keeps the mode that the model gives it: `set_batch_norm_mode` decides.
     """
-    if bn not in (None, "batch", "frozen"):
-        raise ArgumentError(f"bn is 'batch', 'frozen' or None, not {bn!r}")
     with blaming_model("preparing"):
-        return _prepare(model, bn, keep_statistics)
-
-
-def _prepare(model: ModelLike, bn: BatchNormMode | None, keep_statistics: bool) -> ir.Model:
-    loaded = load(model)
-    check_opset(loaded)
-    release_initializers(loaded)
-    adopt_unofficial(loaded)
-    sort_nodes(loaded)
-    check_structure(loaded)
-    inline_functions(loaded)
-    trim(loaded)
-    check_choices(loaded)
-    lift_constants(loaded.graph)
-    loaded.graph.sort()
-    forget_stale_shapes(loaded)
-    untie(loaded.graph)
-    raise_to_floor(loaded)
-    state_defaults(loaded)
-    expand_fused(loaded)
-    if bn is not None:
-        set_batch_norm_mode(loaded, bn)
-    if keep_statistics:
-        expose_statistics(loaded)
-    rewrite_training_batch_norm(loaded)
-    infer_shapes(loaded)
-    if dissolve_sequences(loaded):
+        loaded = load(model)
+        check_opset(loaded)
+        release_initializers(loaded)
+        adopt_unofficial(loaded)
+        sort_nodes(loaded)
+        check_structure(loaded)
+        inline_functions(loaded)
+        trim(loaded)
+        check_choices(loaded)
+        lift_constants(loaded.graph)
+        loaded.graph.sort()
+        forget_stale_shapes(loaded)
+        split_shared_initializers(loaded.graph)
+        raise_to_floor(loaded)
+        state_defaults(loaded)
+        expand_fused(loaded)
+        complete_outputs(loaded)
         infer_shapes(loaded)
-    take_known_branches(loaded)
-    spell_out_pads(loaded)
-    return loaded
+        if dissolve_sequences(loaded):
+            infer_shapes(loaded)
+        take_known_branches(loaded)
+        spell_out_pads(loaded)
+        return loaded
 
 
 def lift_constants(graph: ir.Graph) -> None:
@@ -175,46 +153,3 @@ def spell_out_pads(model: ir.Model) -> None:
             full = picked.outputs[0]
         node.replace_input_with(1, full)
         node.resize_inputs(3)
-
-
-def expose_statistics(model: ir.Model) -> None:
-    """Make the updated running statistics of the top graph outputs of the model."""
-    graph, names = model.graph, Names.of(model.graph)
-    latest: dict[ir.Value, ir.Value] = {}
-    for node in graph:
-        if node.op_type != "BatchNormalization" or node.domain != "":
-            continue
-        if not node.attributes.get_int("training_mode", 0):
-            continue
-        given = [v.name for v in node.outputs]
-        node.resize_outputs(3)
-        for index, statistic in ((3, node.inputs[3]), (4, node.inputs[4])):
-            if statistic is None or not statistic.is_initializer():
-                continue
-            if statistic in latest:  # a layer that is used twice updates twice
-                node.replace_input_with(index, latest[statistic])
-            updated = node.outputs[index - 2]
-            if index - 2 >= len(given) or not given[index - 2]:
-                updated.name = names.fresh(f"{statistic.name}.updated")
-            latest[statistic] = updated
-    for statistic, updated in latest.items():
-        named = ir.node("Identity", [updated], name=names.fresh(f"{statistic.name}.update"))
-        named.outputs[0].name = f"{statistic.name}.updated"
-        if updated.name == named.outputs[0].name:
-            updated.name = names.fresh(f"{statistic.name}.latest")
-        output = named.outputs[0]
-        output.type, output.shape = statistic.type, statistic.shape
-        graph.append(named)
-        graph.outputs.append(output)
-
-
-def set_batch_norm_mode(model: ir.Model, bn: BatchNormMode) -> None:
-    """Make every BatchNormalization use the statistics of the batch, or the stored ones."""
-    for node in model.graph.all_nodes():
-        if node.op_type == "BatchNormalization" and node.domain == "":
-            node.attributes["training_mode"] = ir.AttrInt64("training_mode", int(bn == "batch"))
-            if bn == "frozen":
-                for output, stored in zip(node.outputs[1:3], node.inputs[3:5], strict=False):
-                    assert stored is not None
-                    ir.convenience.replace_all_uses_with(output, stored)
-                node.resize_outputs(1)

@@ -10,29 +10,28 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.frontend.external_data import settle_tensors
-from onnxtrain.offline.frontend.upgrade import OLDEST_OPSET
 from onnxtrain.offline.frontend.wellformed import require_well_formed
-from onnxtrain.offline.graph.emit import FLOOR_OPSET
 from onnxtrain.offline.graph.infer import root_cause
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET
 
+USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
 _OLDEST_IR_VERSION = 3  # the first that states opsets
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
 
 
 def load(model: ModelLike) -> ir.Model:
     """Load a model from a proto or a path, without reading external weights into memory."""
-    if isinstance(model, onnx.ModelProto):
-        loaded = _from_proto(model, "the given ModelProto")
-        settle_tensors(loaded, "the given ModelProto", "give the path of the model", None)
-        name_unknown_dims(loaded)
-        forget_traced_sizes(loaded)
-        return loaded
-    if isinstance(model, (str, os.PathLike)):
-        return _from_file(Path(os.fsdecode(os.fspath(model))))
-    raise ModelError(
-        "a model is an onnx.ModelProto or a path to a file, not "
-        f"{type(model).__name__}{_REMEDY_FOR.get(type(model).__name__, '')}"
-    )
+    proto, path = read_model(model)
+    origin = "the given ModelProto" if path is None else repr(str(path))
+    loaded = _from_proto(proto, origin)
+    if path is not None:
+        for graph in (loaded.graph, *(function.graph for function in loaded.functions.values())):
+            ir.external_data.set_base_dir(graph, path.parent)
+    remedy = "give the path of the model" if path is None else "put it beside the model"
+    settle_tensors(loaded, origin, remedy, path)
+    name_unknown_dims(loaded)
+    forget_traced_sizes(loaded)
+    return loaded
 
 
 _REMEDY_FOR = {
@@ -43,12 +42,23 @@ _REMEDY_FOR = {
 }
 
 
-def _from_file(path: Path) -> ir.Model:
+def read_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
+    """Return a model as a proto, and its path if it was given by one; external data stay there."""
+    if isinstance(model, onnx.ModelProto):
+        if model.ByteSize() > USE_PATH_THRESHOLD:
+            raise ModelError("the model is larger than 2 GB: give the path of its file instead")
+        return model, None
+    if not isinstance(model, (str, os.PathLike)):
+        raise ModelError(
+            "a model is an onnx.ModelProto or a path to a file, not "
+            f"{type(model).__name__}{_REMEDY_FOR.get(type(model).__name__, '')}"
+        )
+    path = Path(os.fsdecode(os.fspath(model)))
     if not path.is_file():
         kind = " (but a directory)" if path.is_dir() else ""
         raise ModelError(f"there is no model file at {str(path)!r}{kind}")
     try:
-        proto = onnx.load(path, load_external_data=False)
+        return onnx.load(path, load_external_data=False), path
     except OSError as error:
         raise ModelError(f"{str(path)!r} cannot be read: {error}") from None
     except Exception:  # each of the formats that onnx reads has errors of its own
@@ -56,13 +66,6 @@ def _from_file(path: Path) -> ir.Model:
             f"{str(path)!r} is not an ONNX model, or it is truncated ({path.stat().st_size} "
             f"bytes){_resembles(path)}"
         ) from None
-    loaded = _from_proto(proto, repr(str(path)))
-    for graph in (loaded.graph, *(function.graph for function in loaded.functions.values())):
-        ir.external_data.set_base_dir(graph, path.parent)
-    settle_tensors(loaded, repr(str(path)), "put it beside the model", path)
-    name_unknown_dims(loaded)
-    forget_traced_sizes(loaded)
-    return loaded
 
 
 _SIGNATURES = (

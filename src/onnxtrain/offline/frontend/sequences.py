@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.frontend.split_shared_initializers import replace_by_initializer
 from onnxtrain.offline.frontend.upgrade.rewrite import Rewriter
+from onnxtrain.offline.graph.initializers import replace_by_initializer
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.shapes import constant_array, dims_of
 from onnxtrain.offline.graph.subgraphs import take_out

@@ -13,17 +13,19 @@ import ast
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.initializers import initializer, replace_by_initializer
+
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _LARGEST_SHARED = 1024  # elements; the exporter leaves larger tensors alone
 
 
-def untie(graph: ir.Graph) -> None:
+def split_shared_initializers(graph: ir.Graph) -> None:
     """Give each parameter its own initializer where the exporter shared equal ones."""
-    _untie_identities(graph)
-    _untie_modules(graph)
+    _split_identities(graph)
+    _split_modules(graph)
 
 
-def _untie_identities(graph: ir.Graph) -> None:
+def _split_identities(graph: ir.Graph) -> None:
     """The torchscript exporter gives the others out through Identity nodes named after them."""
     for node in list(graph):
         if node.op_type != "Identity" or node.domain != "" or node.outputs[0].is_graph_output():
@@ -34,7 +36,7 @@ def _untie_identities(graph: ir.Graph) -> None:
             replace_by_initializer(graph, node, source.const_value)
 
 
-def _untie_modules(graph: ir.Graph) -> None:
+def _split_modules(graph: ir.Graph) -> None:
     """The dynamo exporter notes the module of each node: `layers.0.norm1` uses `norm.weight`.
 
     Only tensors of one number repeated are told apart. Parameters that were drawn at random are
@@ -77,44 +79,3 @@ def _module_of(node: ir.Node) -> str | None:
     if not isinstance(scopes, list) or len(scopes) < 2 or not isinstance(scopes[-2], str):
         return None
     return scopes[-2]
-
-
-# ---- initializers --------------------------------------------------------------------------------
-
-
-def replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> ir.Value:
-    """Put a constant in the place of a node, under the name of its output."""
-    old = node.outputs[0]
-    new = initializer(old.name or "", tensor)
-    ir.convenience.replace_all_uses_with(old, new)
-    graph.remove(node, safe=True)
-    graph.register_initializer(new)
-    return new
-
-
-def initializer(name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """Return a value that holds the same data under a name of its own."""
-    value = ir.Value(name=name, const_value=_renamed(tensor, name))
-    value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
-    return value
-
-
-def rename_initializer(value: ir.Value, name: str) -> None:
-    """Give an initializer another name; onnx_ir alone would rename the tensor of the caller too."""
-    if value.const_value is not None:
-        value.const_value = _renamed(value.const_value, name)
-    value.name = name
-
-
-def _renamed(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Return the same data under another name; the given tensor may belong to the caller."""
-    if isinstance(tensor, ir.ExternalTensor):
-        external = ir.ExternalTensor(
-            tensor.location, tensor.offset, tensor.length, tensor.dtype,
-            shape=tensor.shape, name=name or "", base_dir=tensor.base_dir,
-        )  # fmt: skip
-        external.meta.update(tensor.meta)
-        return external
-    if tensor.dtype == ir.DataType.STRING:
-        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)

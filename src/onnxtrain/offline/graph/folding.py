@@ -15,22 +15,13 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain.offline.frontend.split_shared_initializers import replace_by_initializer
+from onnxtrain.offline.graph.initializers import replace_by_initializer
+from onnxtrain.offline.graph.op_facts import FOLDS_INTEGERS, RANDOM
 from onnxtrain.offline.graph.shapes import constant_array
 
 Array = np.ndarray[Any, Any]
 _MOST = 64  # elements: axes, shapes and scalars
 _SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-_NOT_PURE = frozenset(
-    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
-)
-
-# Operators on integers whose result is no larger than what they read.
-_OF_INTEGERS = frozenset(
-    "Abs Add And Cast Concat Div Equal Flatten Gather Greater GreaterOrEqual Identity Less "
-    "LessOrEqual Max Min Mod Mul Neg Not Or ReduceMax ReduceMin ReduceProd ReduceSum Reshape Shape "
-    "Size Slice Squeeze Sub Transpose Unsqueeze Where Xor".split()
-)
 
 
 def fold_integers(graph: ir.Graph, opset: int) -> None:
@@ -51,7 +42,7 @@ def fold_integers(graph: ir.Graph, opset: int) -> None:
 def _integers_read(node: ir.Node) -> dict[str, Array] | None:
     """Return the inputs of a node by name, if all of them are small integer constants."""
     sized_by_input = node.op_type in ("ConstantOfShape", "Expand")
-    if node.domain != "" or not (sized_by_input or node.op_type in _OF_INTEGERS):
+    if node.domain != "" or not (sized_by_input or node.op_type in FOLDS_INTEGERS):
         return None
     known = {v.name or "": _small_integers(v) for v in node.inputs if v is not None}
     arrays = {name: array for name, array in known.items() if array is not None}
@@ -112,7 +103,7 @@ def _value_of(
     model: onnx.ModelProto,
 ) -> Array | None:
     """Return the value of a node with one output, if it is known."""
-    if node.domain or len(node.output) != 1 or node.op_type in _NOT_PURE or not node.input:
+    if node.domain or len(node.output) != 1 or node.op_type in RANDOM or not node.input:
         return None
     if any(attribute.type in _SUBGRAPHS for attribute in node.attribute):
         return None
@@ -123,7 +114,10 @@ def _value_of(
         return known[node.input[0]].astype(dtype)
     if any(name and name not in known for name in node.input):
         return None
-    return np.asarray(_evaluate(node, known, model.opset_import)[0])
+    try:
+        return np.asarray(_evaluate(node, known, model.opset_import)[0])
+    except Exception:  # it fails, or the evaluator lacks it: the node is left to the runtime
+        return None
 
 
 def _shape_or_size(node: onnx.NodeProto, kind: onnx.TypeProto.Tensor | None) -> Array | None:

@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.graph.folding import fold_integers
-from onnxtrain.offline.graph.shapes import SHAPE_KEEPING, constant_array
+from onnxtrain.offline.graph.op_facts import INPUT_RANK, KEEPS_SHAPE
+from onnxtrain.offline.graph.shapes import constant_array
 
 SMALL = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is no larger
 
@@ -139,7 +140,6 @@ def _infer(proto: onnx.ModelProto, follow_shape_arithmetic: bool) -> onnx.ModelP
 
 
 RANK_FROM_USE = "rank from use"  # in the meta of a value: no other rank would do
-_RANK_OF_FIRST_INPUT = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
 _RANK_OF_OUTPUT = {"STFT": 4}  # which onnx infers with static dimensions only
 
 
@@ -172,14 +172,14 @@ def _rank_of_first_input(node: ir.Node) -> int | None:
     if node.op_type in ("Conv", "ConvTranspose"):
         weight = node.inputs[1]
         return None if weight is None or weight.shape is None else len(weight.shape)
-    if node.op_type in _RANK_OF_FIRST_INPUT:
-        return _RANK_OF_FIRST_INPUT[node.op_type]
+    if node.op_type in INPUT_RANK:
+        return INPUT_RANK[node.op_type]
     # Ranks that were declared, not needed, may be wrong.
     rank: int | None = node.outputs[0].meta.get(RANK_FROM_USE) if node.outputs else None
     if rank is not None and node.op_type == "Unsqueeze":
         axes = constant_array(node.inputs[1])
         return None if axes is None else rank - axes.size
-    return rank if node.op_type in SHAPE_KEEPING else None
+    return rank if node.op_type in KEEPS_SHAPE else None
 
 
 def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:

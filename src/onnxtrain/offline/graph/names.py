@@ -25,6 +25,9 @@ class Names:
             taken.update(node.name for node in each if node.name)
         return cls(taken)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
+
     def fresh(self, wish: str) -> str:
         """Return `wish`, or `wish_1`, `wish_2` … if it is taken, and take it."""
         name = wish

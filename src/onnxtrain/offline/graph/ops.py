@@ -1,4 +1,4 @@
-"""Ops: what gradient rules write with.
+"""Ops: what gradient rules, losses and optimizers write with.
 
 A writer of nodes (see `writer.py`) with helpers that hide the difference between static and
 symbolic dimensions: what is known beforehand is folded into constants, the rest is computed at run
@@ -24,6 +24,11 @@ from onnxtrain.offline.graph.shapes import (
     working_type,
 )
 from onnxtrain.offline.graph.writer import Writer
+
+# Losses are written for models of any opset, gradients and optimizers for 18 and later.
+_SUM_AXES_SINCE, _MEAN_AXES_SINCE = 13, 18  # axes as an input instead of an attribute
+_ALLOWZERO_SINCE = 14  # of Reshape
+_SHAPE_SLICES_SINCE = 15  # start and end of Shape
 
 
 class Ops(Writer):
@@ -80,7 +85,7 @@ class Ops(Writer):
                 dims = dims_of(value) or ()
                 axis = next((a for a, d in enumerate(dims) if same_dim(d, dim)), None)
                 if axis is not None:
-                    self._symbols[name] = self.Shape(value, start=axis, end=axis + 1)
+                    self._symbols[name] = self._size(value, axis)
                     break
         return self._symbols.get(name)
 
@@ -92,7 +97,13 @@ class Ops(Writer):
         if isinstance(size, int):
             return self.int64([size])
         known = self._symbol(size)
-        return self.Shape(value, start=axis, end=axis + 1) if known is None else known
+        return self._size(value, axis) if known is None else known
+
+    def _size(self, value: ir.Value, axis: int) -> ir.Value:
+        """Return one dimension, at run time, as a vector of length one."""
+        if self.opset < _SHAPE_SLICES_SINCE:
+            return self.Gather(self.Shape(value), [axis], axis=0)
+        return self.Shape(value, start=axis, end=axis + 1)
 
     def dims_vector(self, *parts: int | ir.Value | Sequence[int]) -> ir.Value:
         """Concatenate numbers and int64 vectors into one shape vector, folding constants."""
@@ -136,7 +147,7 @@ class Ops(Writer):
         """Reshape to a shape vector; 0 in it means zero elements, as nowhere else in ONNX."""
         target = shape if isinstance(shape, ir.Value) else self.int64(list(shape))
         known = constant_array(target)
-        zero = known is None or 0 in known
+        zero = self.opset >= _ALLOWZERO_SINCE and (known is None or 0 in known)
         return self.Reshape(value, target, allowzero=1 if zero else None)
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
@@ -199,18 +210,26 @@ class Ops(Writer):
         """Sum over axes; summing over none changes nothing."""
         if not len(axes):
             return value
-        return self.ReduceSum(value, [a % self.rank(value) for a in axes], keepdims=int(keepdims))
+        return self._reduce("ReduceSum", value, axes, keepdims, self.opset >= _SUM_AXES_SINCE)
 
     def mean(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
         """Average over axes, kept with size one by default."""
-        return self.ReduceMean(value, [a % self.rank(value) for a in axes], keepdims=int(keepdims))
+        return self._reduce("ReduceMean", value, axes, keepdims, self.opset >= _MEAN_AXES_SINCE)
+
+    def _reduce(
+        self, op_type: str, value: ir.Value, axes: Sequence[int], keepdims: bool, as_input: bool
+    ) -> ir.Value:
+        """Reduce along axes, which older opsets have as an attribute."""
+        along = [a % self.rank(value) for a in axes]
+        inputs, attribute = ([value, along], None) if as_input else ([value], along)
+        return self.call(op_type, *inputs, axes=attribute, keepdims=int(keepdims))[0]
 
     def select(self, kept: ir.Value, dy: ir.Value, of: ir.Value) -> ir.Value:
         """Return the cotangent `dy` of the value `of` where `kept` is true, and 0 elsewhere.
 
-        That is a product with the mask where the cotangent cannot be infinite (see `finite.py`).
+        That is a product with the mask where the cotangent cannot be infinite (`nan_safety.py`).
         """
-        if self.nested or self.path is None or of not in self.path.finite:
+        if self.nested or of not in self.finite_cotangents:
             return self.Where(kept, dy, 0.0)
         return self.Mul(dy, self.cast(kept, dy.dtype))
 

@@ -8,11 +8,21 @@ onnxruntime refuse the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+
+from onnxtrain.offline.graph.op_facts import (
+    BROADCASTS,
+    DTYPE_INPUT,
+    KEEPS_SHAPE,
+    REDUCTIONS,
+    RETURNS_BOOL,
+    RETURNS_INT64,
+)
 
 Dim = int | ir.SymbolicDim
 Dims = tuple[Dim, ...]
@@ -109,6 +119,9 @@ def broadcast_dims(shapes: Sequence[Dims | None]) -> Dims | None:
     known = [s for s in shapes if s is not None]
     if len(known) != len(shapes):
         return None
+    wide = [s for s in known if s]
+    if wide and all(s == wide[0] for s in wide):
+        return wide[0]
     rank = max((len(s) for s in known), default=0)
     return tuple(
         _broadcast_dim([s[len(s) - rank + i] for s in known if len(s) - rank + i >= 0])
@@ -126,34 +139,19 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
     return symbols[0] if all(same_dim(symbols[0], s) for s in symbols) else UNKNOWN
 
 
-SHAPE_KEEPING = frozenset(
-    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Clip Cos Cosh CumSum Erf Exp Floor "
-    "Identity IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu Round ScatterElements ScatterND "
-    "Sigmoid Sign Sin Sinh Softmax LogSoftmax Softplus Sqrt Tan Tanh Trilu ReverseSequence".split()
-)
-BROADCASTS = frozenset(
-    "Add And BitShift BitwiseAnd BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max "
-    "Mean Min Mod Mul Or Pow Sub Sum Where Xor".split()
-)
-_TO_BOOL = frozenset(
-    "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split()
-)
-_TO_INT64 = frozenset("ArgMax ArgMin NonZero Shape Size".split())
-_TYPE_OF_INPUT = {"If": None, "OneHot": 2, "Where": 1}  # for others, it is that of the first
-
-
 def infer_dtype(
     op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> ir.DataType | None:
     """Return the element type of the first output of a node."""
-    if op_type in _TO_BOOL:
+    if op_type in RETURNS_BOOL:
         return ir.DataType.BOOL
-    if op_type in _TO_INT64:
+    if op_type in RETURNS_INT64:
         return ir.DataType.INT64
-    if op_type in ("Cast", "ConstantOfShape"):
-        to = attributes["to"] if op_type == "Cast" else attributes["value"].dtype
-        return ir.DataType(to)
-    place = _TYPE_OF_INPUT.get(op_type, 0)
+    if op_type == "Cast":
+        return ir.DataType(attributes["to"])
+    if op_type == "ConstantOfShape":
+        return attributes["value"].dtype if "value" in attributes else ir.DataType.FLOAT
+    place = DTYPE_INPUT.get(op_type, 0)
     source = inputs[place] if place is not None and place < len(inputs) else None
     return None if source is None else source.dtype
 
@@ -162,19 +160,13 @@ def infer_dims(
     op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Dims | None:
     """Return the shape of the first output of a node, or None where the table does not tell."""
-    shapes = [None if v is None else dims_of(v) for v in inputs]
-    if op_type in SHAPE_KEEPING:
-        return shapes[0]
     if op_type in BROADCASTS:
-        return broadcast_dims(shapes)
-    if op_type == "Shape":
-        rank = None if shapes[0] is None else len(shapes[0])
-        start, end = attributes.get("start", 0), attributes.get("end", rank)
-        return None if rank is None else (len(range(rank)[start:end]),)
-    if not shapes or shapes[0] is None:
-        return None
+        return broadcast_dims([None if v is None else dims_of(v) for v in inputs])
+    dims = None if not inputs or inputs[0] is None else dims_of(inputs[0])
+    if dims is None or op_type in KEEPS_SHAPE:
+        return dims
     special = _SPECIAL.get(op_type)
-    return None if special is None else special(inputs, shapes[0], attributes)
+    return None if special is None else special(inputs, dims, attributes)
 
 
 def _ints(value: ir.Value | None) -> list[int] | None:
@@ -182,11 +174,17 @@ def _ints(value: ir.Value | None) -> list[int] | None:
     return None if array is None else [int(i) for i in array.reshape(-1)]
 
 
+def _shape_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    return (len(dims[attributes.get("start", 0) : attributes.get("end", len(dims))]),)
+
+
 def _reduce_dims(
     inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
 ) -> Dims | None:
     if len(inputs) < 2 or inputs[1] is None:
-        axes: list[int] | None = list(range(len(dims)))
+        axes: list[int] | None = list(attributes.get("axes", range(len(dims))))
         if attributes.get("noop_with_empty_axes", 0):
             return dims
     else:
@@ -311,18 +309,31 @@ def _gather_dims(
     return None if indices is None else (*dims[:axis], *indices, *dims[axis + 1 :])
 
 
+def _flatten_dims(
+    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
+) -> Dims | None:
+    axis = attributes.get("axis", 1)
+    return _product(dims[:axis]), _product(dims[axis:])
+
+
+def _product(dims: Dims) -> Dim:
+    if len(dims) == 1:
+        return dims[0]
+    numbers = [d for d in dims if isinstance(d, int)]
+    return math.prod(numbers) if len(numbers) == len(dims) else UNKNOWN
+
+
 _SPECIAL = {
     "Concat": _concat_dims,
     "Expand": _expand_dims,
+    "Flatten": _flatten_dims,
     "Gather": _gather_dims,
     "MatMul": _matmul_dims,
     "Reshape": _reshape_dims,
+    "Shape": _shape_dims,
     "Slice": _slice_dims,
     "Squeeze": _squeeze_dims,
     "Transpose": _transpose_dims,
     "Unsqueeze": _unsqueeze_dims,
-    **{
-        f"Reduce{kind}": _reduce_dims
-        for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
-    },
+    **dict.fromkeys(REDUCTIONS, _reduce_dims),
 }

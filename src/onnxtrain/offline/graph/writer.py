@@ -8,17 +8,17 @@ lists of integers become int64 vectors. `a * b`, `a + b`, `-a` work on values wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.op_facts import BROADCASTS
 from onnxtrain.offline.graph.shapes import (
-    BROADCASTS,
     HIDDEN_DIMS,
     Dim,
     Dims,
@@ -28,9 +28,6 @@ from onnxtrain.offline.graph.shapes import (
     infer_dims,
     infer_dtype,
 )
-
-if TYPE_CHECKING:
-    from onnxtrain.offline.autodiff.engine import ActivePath
 
 Operand = ir.Value | float | int | bool | Sequence[int] | np.ndarray[Any, Any] | None
 _arithmetic_lock = threading.RLock()
@@ -43,11 +40,11 @@ class Writer:
         self.opset = opset
         self.names = names or Names.of(graph)
         self.scope = "grad"
-        self.path: ActivePath | None = None  # what is being differentiated, for nested graphs
+        self.finite_cotangents: Container[ir.Value] = ()  # set while a gradient is written
         self.lean = False  # whether a formulation that takes little memory goes before a fast one
         self._root = graph
         self._targets = [graph]
-        self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
+        self._constants: dict[tuple[np.dtype[Any], tuple[int, ...], bytes], ir.Value] = {}
         self._shapes: dict[ir.Value, ir.Value] = {}
         self._symbols: dict[str, ir.Value] = {}  # symbolic dimensions of the inputs
         self._wide: dict[tuple[ir.Value, int], ir.Value] = {}  # scalars, with more axes
@@ -81,18 +78,18 @@ class Writer:
         values = self._operands(inputs)
         dims: Dims | None = None
         if op_type in BROADCASTS:
-            values = self._with_equal_ranks(values)
-            dims = broadcast_dims([_dims_even_if_hidden(v) for v in values])
-        node = ir.node(
-            op_type, values, kept, domain=domain, num_outputs=outputs,
-            name=self.names.fresh(f"{self.scope}/{op_type}"),
-        )  # fmt: skip
+            shapes = [_dims_even_if_hidden(v) for v in values]
+            values = self._with_equal_ranks(values, shapes)
+            dims = broadcast_dims(shapes)
+        name = self.names.fresh(f"{self.scope}/{op_type}")
+        given = [_attribute(k, v) for k, v in kept.items()]
+        node = ir.Node(domain, op_type, values, given, num_outputs=outputs, name=name)
         for output in node.outputs:
-            output.name = self.names.fresh(f"{node.name}_out")
+            output.name = self.names.fresh(f"{name}_out")
         first = node.outputs[0]
         if like is not None:
             self.type_as(first, like)
-        else:
+        elif not domain:
             dtype = infer_dtype(op_type, values, kept)
             if dtype is not None:
                 first.dtype = dtype
@@ -102,6 +99,8 @@ class Writer:
         return tuple(node.outputs)
 
     def _operands(self, inputs: Sequence[Operand]) -> list[ir.Value | None]:
+        if all(v is None or isinstance(v, ir.Value) for v in inputs):
+            return list(inputs)  # type: ignore[arg-type]
         beside = next(
             (v.dtype for v in inputs if isinstance(v, ir.Value) and v.dtype != ir.DataType.BOOL),
             ir.DataType.FLOAT,
@@ -110,18 +109,21 @@ class Writer:
             v if v is None or isinstance(v, ir.Value) else self.const(v, beside) for v in inputs
         ]
 
-    def _with_equal_ranks(self, values: list[ir.Value | None]) -> list[ir.Value | None]:
+    def _with_equal_ranks(
+        self, values: list[ir.Value | None], shapes: Sequence[Dims | None]
+    ) -> list[ir.Value | None]:
         """Give scalars the rank of a tensor beside them whose last axis has the size one.
 
         onnxruntime computes such an operator element by element otherwise: a kernel of 1280×320×1×1
         times a scalar takes 2.0 ms, times a tensor of 1×1×1×1 it takes 0.025.
         """
-        shapes = [_dims_even_if_hidden(v) for v in values]
         rank = max(
             (len(s) for s in shapes if s is not None and _is_slow_with_scalars(s)), default=0
         )
+        if not rank:
+            return values
         return [
-            v if v is None or not rank or shape not in ((), (1,)) else self._widen(v, rank)
+            v if v is None or shape not in ((), (1,)) else self._widen(v, rank)
             for v, shape in zip(values, shapes, strict=True)
         ]
 
@@ -134,7 +136,9 @@ class Writer:
             self._wide[scalar, rank] = self.with_dims(wide, [1] * rank)
         return self._wide[scalar, rank]
 
-    def const(self, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
+    def const(
+        self, value: Any, dtype: ir.DataType | None = None, name: str | None = None
+    ) -> ir.Value:
         """Return a constant: equal ones are one initializer.
 
         An array keeps its own type, a list of integers becomes int64; a number takes `dtype`.
@@ -147,10 +151,10 @@ class Writer:
             array = np.array(value, dtype=np.int64)
         else:
             array = np.array(value, dtype=(dtype or ir.DataType.FLOAT).numpy())
-        tensor = ir.tensor(array)
-        key = (tensor.dtype, tuple(array.shape), array.tobytes())
+        key = (array.dtype, array.shape, array.tobytes())
         if key not in self._constants:
-            name = self.names.fresh(_constant_name(array))
+            tensor = ir.Tensor(array)
+            name = self.names.fresh(name or _constant_name(array))
             made = ir.Value(name=name, const_value=tensor)
             made.dtype, made.shape = tensor.dtype, ir.Shape(array.shape)
             self._root.register_initializer(made)
@@ -243,7 +247,19 @@ class Writer:
 
 
 def _dims_even_if_hidden(value: ir.Value | None) -> Dims | None:
-    return None if value is None else value.meta.get(HIDDEN_DIMS, dims_of(value))
+    if value is None or value.shape is not None:
+        return None if value is None else dims_of(value)
+    hidden: Dims | None = value.meta.get(HIDDEN_DIMS)
+    return hidden
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    """Do what onnx_ir does for any value, without its slow search among protocols."""
+    if isinstance(value, int):
+        return ir.AttrInt64(name, value)
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, int) for v in value):
+        return ir.AttrInt64s(name, value)
+    return ir.convenience.convert_attribute(name, value)
 
 
 def _is_slow_with_scalars(dims: Dims) -> bool:

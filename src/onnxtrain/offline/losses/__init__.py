@@ -1,7 +1,7 @@
-"""Losses.
+"""Losses, by the names of torch and ONNX Runtime's training API, and by short ones.
 
-Each is called with the name of what the model computes and, if that is not to be the default, the
-name of what it should have computed.
+Each takes what the model computes and what it should have computed: by their names as a block
+(`MSE()("output", "target")`), or as values of a graph (`MSE().write(op, output, target)`).
 """
 
 from onnxtrain.offline.losses.classes import CrossEntropyLoss, NLLLoss
@@ -14,16 +14,48 @@ from onnxtrain.offline.losses.elementwise import (
     MSELoss,
     SmoothL1Loss,
 )
+from onnxtrain.offline.losses.loss import ElementwiseLoss, Loss
+
+BCEWithLogits = BCEWithLogitsLoss
+CrossEntropy = CrossEntropyLoss
+Huber = HuberLoss
+KLDiv = KLDivLoss
+L1 = L1Loss
+MSE = MSELoss
+NLL = NLLLoss
+SmoothL1 = SmoothL1Loss
+
+BY_NAME: dict[str, type[Loss]] = {
+    "bce": BCEWithLogits,
+    "cross_entropy": CrossEntropy,
+    "huber": Huber,
+    "kl_div": KLDiv,
+    "l1": L1,
+    "mse": MSE,
+    "nll": NLL,
+    "smooth_l1": SmoothL1,
+}
 
 __all__ = [
+    "BY_NAME",
+    "L1",
+    "MSE",
+    "NLL",
+    "BCEWithLogits",
     "BCEWithLogitsLoss",
+    "CrossEntropy",
     "CrossEntropyLoss",
+    "ElementwiseLoss",
     "FunctionLoss",
+    "Huber",
     "HuberLoss",
+    "KLDiv",
     "KLDivLoss",
     "L1Loss",
+    "Loss",
     "MSELoss",
     "ModelLoss",
     "NLLLoss",
+    "SmoothL1",
     "SmoothL1Loss",
 ]

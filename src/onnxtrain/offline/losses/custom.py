@@ -1,4 +1,4 @@
-"""Losses that users bring: as a Python function over blocks, or as an ONNX model."""
+"""Custom losses: a Python function that calls blocks, or an ONNX model."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from typing import Any
 import onnx
 
 from onnxtrain.errors import BlockError
-from onnxtrain.offline.blocks.accessor import current
+from onnxtrain.offline.blocks.accessor import ModelAccessor, current
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.merge import merge
-from onnxtrain.offline.blocks.values import is_defined, type_of
-from onnxtrain.offline.blocks.writer import Writer
 
 
 class FunctionLoss(Block):
     """A loss written as a function of names, with blocks.
 
-    The function gets the names that the loss is called with (the outputs of the model, in
-    `generate_artifacts`) and returns the name of the loss, or a tuple that begins with it. Further
-    parameters without default are labels: the function gets their own names for them, and where
-    the model has no value of that name by the time it returns, an input like the first output is
-    added.
+    The function gets the names that the loss is called with (in `generate_artifacts`, the outputs
+    of the model) and returns the name of the loss, or a tuple that begins with it. Its further
+    parameters without default are labels, whose values are their own names. For a label that the
+    model does not have when the function returns, an input like the first output is added.
 
     Examples:
         >>> def loss(prediction, target):
@@ -41,23 +38,23 @@ class FunctionLoss(Block):
         self._function = function
 
     def build(self, *output_names: str) -> Any:
-        """Call the function, and add inputs for its labels."""
+        """Call the function, and add the inputs for its labels."""
         labels = self._labels(output_names)
-        op = Writer()
-        # Asked before the function writes nodes that read labels which are not there yet.
-        like = type_of(op.model, output_names[0]) if labels else None
+        accessor = current()
+        # Before the function adds nodes that read labels which are not there yet.
+        like = accessor.type_of(output_names[0]) if labels else None
         result = self._function(*output_names, **{label: label for label in labels})
         names_of(result)
         for label in labels:
-            if like is not None and not is_defined(op.model, label):
-                op.input(label, like)
+            if like is not None and not accessor.has(label):
+                accessor.add_input(label, like)
         return result
 
     def _labels(self, given: Sequence[str]) -> list[str]:
-        """Name the parameters beyond those that are given."""
+        """Return the names of the parameters that are labels."""
         try:
             signature = inspect.signature(self._function)
-        except ValueError:  # a function that does not tell its parameters, as some builtin ones
+        except ValueError:  # some builtin functions have no signature
             return []
         parameters = signature.parameters.values()
         by_position = [
@@ -74,27 +71,29 @@ class FunctionLoss(Block):
         labels = [p for p in rest if p.default is p.empty]
         for parameter in labels:
             if parameter.kind == parameter.POSITIONAL_ONLY:
-                raise BlockError(f"{name}(): a label is passed by its name: {parameter.name!r}")
+                raise BlockError(
+                    f"{name}() takes {parameter.name!r} by position only, but labels are passed by "
+                    "keyword: remove the '/' from its signature"
+                )
         if labels and not given:
-            raise BlockError(f"{name}() is to be called with the outputs of the model")
+            raise BlockError(f"{name}() is called without names: give the outputs of the model")
         return [p.name for p in labels]
 
 
 class ModelLoss(Block):
-    """A loss that is an ONNX model, whose inputs are outputs of the base model and labels.
+    """A loss that is an ONNX model, whose inputs are values of the base model and labels.
 
-    An input of the loss model is, in this order: what `inputs` says for it; the value of the base
-    model that has its name; the only name that the loss is called with, for the first input, if
-    that name matches none; otherwise a label, which becomes an input of the base model.
+    Each input of the loss model is bound to the first of these that there is: what `inputs` maps it
+    to; the value of the base model with its name; for the first input, the only name that the loss
+    is called with, if no input has that name. Any other input is a label, and becomes an input of
+    the base model. `by_position` binds inputs by their order instead.
 
-    `by_position` names all of them at once, in the order of the inputs of the loss model.
-
-    The outputs of the loss model are the loss and whatever else is to be given out. Its values keep
+    The first output of the loss model is the loss; the others are further outputs. Its values keep
     their names unless the base model has them already.
 
     Args:
         model: the loss model, or the path to its file.
-        inputs: names of values of the base model, by the names of inputs of the loss model.
+        inputs: maps inputs of the loss model to values of the base model, by their names.
 
     """
 
@@ -108,18 +107,18 @@ class ModelLoss(Block):
             try:
                 model = onnx.load(model)
             except Exception as error:  # each of the formats that onnx reads has its own errors
-                raise BlockError(f"no loss model can be read from {model!r}: {error}") from None
+                raise BlockError(f"{model!r} cannot be read as a loss model: {error}") from None
         if not isinstance(model, onnx.ModelProto):
             raise BlockError(f"a loss model is an onnx.ModelProto or a path, not {model!r}")
         if not model.graph.output:
-            raise BlockError("the loss model has no outputs; the first is to be the loss")
+            raise BlockError("the loss model has no outputs: its first output has to be the loss")
         self._loss, self._inputs = model, dict(inputs or {})
         self._labels: dict[str, str] = {}
 
     def by_position(self, names: Sequence[str]) -> ModelLoss:
-        """Return the loss with its first inputs given, in their order.
+        """Return the loss with its first inputs bound to names, in their order.
 
-        A name that the base model does not have becomes that of a label.
+        A name that the base model does not have becomes a label.
         """
         inputs = self._input_names()
         if len(names) > len(inputs):
@@ -133,35 +132,35 @@ class ModelLoss(Block):
 
     def build(self, *output_names: str) -> str | tuple[str, ...]:
         """Add the nodes of the loss model, and inputs for its labels."""
-        op = Writer()
-        bound = self._bindings(op.model, output_names)
+        accessor = current()
+        bound = self._bindings(accessor, output_names)
         types = {info.name: info.type for info in self._loss.graph.input}
         for name in self._input_names():
             if name not in bound:
-                bound[name] = op.input(self._labels.get(name, name), types[name])
-        outputs = tuple(merge(current(), self._loss, bound))
+                bound[name] = accessor.add_input(self._labels.get(name, name), types[name])
+        outputs = tuple(merge(accessor, self._loss, bound))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _input_names(self) -> list[str]:
         initializers = {tensor.name for tensor in self._loss.graph.initializer}
         return [i.name for i in self._loss.graph.input if i.name not in initializers]
 
-    def _bindings(self, base: onnx.ModelProto, given: Sequence[str]) -> dict[str, str]:
+    def _bindings(self, base: ModelAccessor, given: Sequence[str]) -> dict[str, str]:
         inputs = self._input_names()
         if self._labels:
-            by_position = {n: v for n, v in self._labels.items() if is_defined(base, v)}
+            by_position = {n: v for n, v in self._labels.items() if base.has(v)}
             if not by_position:
                 names = ", ".join(map(repr, self._labels.values()))
-                raise BlockError(f"the model has none of the values {names} to compute a loss from")
+                raise BlockError(f"the model has none of the values {names}: name its outputs")
             return {**self._inputs, **by_position}
         unknown = [name for name in self._inputs if name not in inputs]
         if unknown:
             raise BlockError(f"the loss model has no input {', '.join(map(repr, unknown))}")
         bound = dict(self._inputs)
         for name in bound.values():
-            type_of(base, name)  # an error where there is no such value
+            base.type_of(name)  # an error where there is no such value
         for name in inputs:
-            if name not in bound and is_defined(base, name):
+            if name not in bound and base.has(name):
                 bound[name] = name
         if not set(given) & set(bound.values()) and given and inputs:
             if len(given) > 1 or inputs[0] in bound:

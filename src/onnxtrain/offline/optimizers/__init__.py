@@ -1,7 +1,7 @@
 """Optimizers as plain ONNX graphs, gradient clipping and parameter groups.
 
-An optimizer is called in a context, as other blocks are, and makes a model of its own; or it writes
-its updates into a graph that has the gradients (`Optimizer.write`).
+Called as a block, an optimizer makes a model of its own; `write_update` writes it into a graph that
+computes the gradients. A new one is a subclass of `Optimizer` with a `formula`: see `rules.py`.
 """
 
 from onnxtrain.offline.optimizers.clip import ClipGradNorm, ClipGradValue, GradientClip
@@ -15,9 +15,28 @@ from onnxtrain.offline.optimizers.optimizer import (
 )
 from onnxtrain.offline.optimizers.proximal import add_proximal
 from onnxtrain.offline.optimizers.rules import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
-from onnxtrain.offline.optimizers.writing import Slot, Updated
+from onnxtrain.offline.optimizers.update_writer import Slot, Updated
+
+BY_NAME: dict[str, type[Optimizer]] = {
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "adamw": AdamW,
+    "lion": Lion,
+    "rmsprop": RMSprop,
+    "sgd": SGD,
+}
+
+BY_NAME = {
+    "adamw": AdamW,
+    "adam": Adam,
+    "sgd": SGD,
+    "rmsprop": RMSprop,
+    "adagrad": Adagrad,
+    "lion": Lion,
+}
 
 __all__ = [
+    "BY_NAME",
     "SGD",
     "Adagrad",
     "Adam",

@@ -1,9 +1,8 @@
-"""Updating a large tensor piece by piece, while the piece is in the cache.
+"""Chunked updates: all operators of an update run on one chunk of a large tensor, then on the next.
 
 onnxruntime runs one element-wise operator after the other, each over the whole tensor. The twelve
-of AdamW read and write a large table twelve times from memory. A Scan over pieces runs all twelve
-on one piece before it goes on to the next; it hands out views of its inputs and outputs, so nothing
-is copied to cut and join.
+of AdamW read and write a large table twelve times from memory. A Scan over chunks runs all twelve
+while a chunk is in the cache. Its slices are views of its inputs and outputs, so nothing is copied.
 
 AdamW in place, ms, median of 20 on 2 quiet cores (1 MiB of second-level cache each, one last-level
 cache), the tensors out of the caches before each:
@@ -20,8 +19,8 @@ cache), the tensors out of the caches before each:
 
 Below 131,072 elements onnxruntime leaves a second thread idle (benchmarks/optimizers.py).
 
-The Reshape to the shape of the parameter is a copy, since it makes an output of the graph; it costs
-what the pieces gain. So what comes out in pieces stays in pieces, in the same memory.
+A Reshape of the results to the shape of the parameter would be a copy, since it makes an output of
+the graph, and cost what chunking gains. So the results stay chunked; the memory is the same.
 """
 
 from __future__ import annotations
@@ -34,47 +33,47 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import static_dims
 
-PIECE = 262_144  # elements; see the table
+CHUNK = 262_144  # elements; see the table
 
 
-def update_in_pieces(
+def update_chunked(
     op: Ops,
     update: Callable[..., Sequence[ir.Value]],
     tensors: Sequence[ir.Value],
     flag: ir.Value | None = None,
 ) -> tuple[ir.Value, ...] | None:
-    """Write `update(parameter, gradient, *states)` as a Scan over pieces of all of them.
+    """Write `update(parameter, gradient, *states)` as a Scan over chunks of all of them.
 
-    The results have the shape [pieces, elements of a piece]. None for what is too small, or has a
-    size that cannot be cut into equal pieces. The Scan carries `flag` along, so that it waits for
-    it: a Reshape that waits would be merged with the one that cuts.
+    The results have the shape [chunks, elements of a chunk]. None for a tensor that is too small,
+    or whose size has no suitable divisor. The Scan carries `flag` along, so that it runs after it:
+    onnxruntime would merge a Reshape that depends on the flag with the one that makes the chunks.
     """
     dims = static_dims(tensors[0])
-    piece = None if dims is None else piece_of(math.prod(dims))
-    if dims is None or piece is None:
+    size = None if dims is None else chunk_size(math.prod(dims))
+    if dims is None or size is None:
         return None
-    count = math.prod(dims) // piece
+    count = math.prod(dims) // size
     carried = [] if flag is None else [flag]
-    cut = [op.reshape(tensor, [count, piece]) for tensor in tensors]
+    chunks = [op.reshape(tensor, [count, size]) for tensor in tensors]
     labels = ["parameter", "gradient", *(f"momentum{i}" for i in range(len(tensors) - 2))]
     inputs = [
-        *(("wait", ir.DataType.INT64, [1]) for _ in carried),
-        *((n, t.dtype or ir.DataType.FLOAT, [piece]) for n, t in zip(labels, tensors, strict=True)),
+        *(("flag", ir.DataType.INT64, [1]) for _ in carried),
+        *((n, t.dtype or ir.DataType.FLOAT, [size]) for n, t in zip(labels, tensors, strict=True)),
     ]
-    body = op.body(inputs, lambda *v: [*v[: len(carried)], *update(*v[len(carried) :])], "piece")
+    body = op.body(inputs, lambda *v: [*v[: len(carried)], *update(*v[len(carried) :])], "chunk")
     results = op.call(
-        "Scan", *carried, *cut, outputs=len(body.outputs), body=body, num_scan_inputs=len(cut)
+        "Scan", *carried, *chunks, outputs=len(body.outputs), body=body, num_scan_inputs=len(chunks)
     )[len(carried) :]
     for result, inner in zip(results, body.outputs[len(carried) :], strict=True):
         result.type = inner.type
-        op.with_dims(result, [count, piece])
+        op.with_dims(result, [count, size])
     return results
 
 
-def piece_of(elements: int) -> int | None:
-    """Return the size of a piece: the divisor that is nearest to PIECE, within a factor of two."""
-    if elements < 2 * PIECE:
+def chunk_size(elements: int) -> int | None:
+    """Return the divisor nearest to CHUNK, within a factor of two; None if there is none."""
+    if elements < 2 * CHUNK:
         return None
-    counts = range(math.ceil(elements / (2 * PIECE)), elements // (PIECE // 2) + 1)
+    counts = range(math.ceil(elements / (2 * CHUNK)), elements // (CHUNK // 2) + 1)
     fitting = [elements // count for count in counts if elements % count == 0]
-    return min(fitting, key=lambda size: abs(size - PIECE), default=None)
+    return min(fitting, key=lambda size: abs(size - CHUNK), default=None)

@@ -9,40 +9,39 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
+from onnxtrain.offline.blocks.append_graph import append_graph
 from onnxtrain.offline.blocks.block import Block
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims, working_type
-from onnxtrain.offline.optimizers.append_graph import graft
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 Clipped = tuple[list[ir.Value], ir.Value | None]
 
-# A sum of squares in one go loses digits: 4.7 million elements, 1e-4 of the norm. Row by row, then
-# over the rows, it is right to 1e-7, and the rows are shared among threads. Milliseconds with one
-# and two threads, best of 25 on a busy machine: one ReduceL2 0.6 and 0.6, rows of 4,096 by ReduceL2
-# 4.0 and 2.0, Mul and rows of 4,096 by ReduceSum 1.6 and 1.0.
+# One sum of 4.7 million squares is wrong by 1e-4 of the norm. By rows and then over the rows, it is
+# right to 1e-7, and threads share the rows. Milliseconds with one and two threads, best of 25 on a
+# busy machine: one ReduceL2 0.6 and 0.6; rows of 4,096 by ReduceL2 4.0 and 2.0, by ReduceSum of Mul
+# 1.6 and 1.0.
 _LONGEST_ROW = 8192
 
 
 class GradientClip(Block):
-    """What is done to all gradients before the update."""
+    """A transform of all gradients before the update."""
 
     @abstractmethod
     def write(self, op: Ops, gradients: Sequence[ir.Value]) -> Clipped:
-        """Return the gradients, and a float64 factor that they are still to be multiplied by.
+        """Return the gradients, and a float64 factor that the caller has to multiply them by.
 
-        Gradients of a short type may come back in float32.
-
-        Optimizers multiply gradients by numbers anyway, so a common factor costs no pass of its
-        own.
+        Optimizers multiply gradients by numbers anyway, so a common factor costs no extra pass.
+        Gradients of a half type may come back in float32.
         """
 
     def build(self, *gradient_names: str) -> tuple[str, ...]:
         """Add the clipping of the named gradients; return the names of the clipped ones."""
         if not gradient_names:
             raise BlockError("there are no gradients to clip: give their names")
-        return tuple(graft(gradient_names, self._scaled, "clip"))
+        return tuple(append_graph(gradient_names, self._scaled, "clip", least_opset=FLOOR_OPSET))
 
-    def _scaled(self, op: Ops, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+    def _scaled(self, op: Ops, *gradients: ir.Value) -> list[ir.Value]:
         clipped, factor = self.write(op, gradients)
         if factor is not None:
             working = [op.cast(g, working_type(g)) for g in clipped]

@@ -15,7 +15,7 @@ class ParameterGroup:
 
     Args:
         pattern: names with `*`, `?` and `[...]`, as in file names: `"*.bias"`.
-        weight_decay: instead of that of the optimizer; None leaves it.
+        weight_decay: overrides that of the optimizer; None keeps it.
         lr_scale: the learning rate of the group is this times that of the step.
 
     """

@@ -7,22 +7,19 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims
 from onnxtrain.offline.graph.subgraphs import ancestors, sources
 
-_VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())  # share memory
-# What only rearranges its input may be computed as a part of what reads it.
-_REARRANGING = _VIEWS | frozenset("Cast Expand Gather Slice Transpose".split())
 
+class ControlDependencies:
+    """What an update has to run after, so that nothing reads a parameter once it is overwritten.
 
-class Waits:
-    """What updates have to wait for, so that nobody reads a parameter that has been overwritten.
-
-    A gradient of a weight does not wait for the gradient of the layer's input, which still needs
-    the weight. It is made to: through a Reshape to its own shape, where the shape is computed from
-    one element of each of those results. No runtime can know that the element does not matter, and
-    no data are copied. What is updated with such a gradient may be written over the parameter.
+    The gradient of a weight does not depend on the gradient of the layer's input, which still reads
+    the weight. Such a dependency is added: a Reshape of the gradient to its own shape, where the
+    shape is computed from one element of each of those results. No runtime can know that the
+    element does not matter, and no data is copied. The update may then be written over the weight.
     """
 
     def __init__(self, graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]) -> None:
@@ -38,9 +35,9 @@ class Waits:
         self._before = _marks_before(graph, {n for nodes in self._ends.values() for n in nodes})
 
     def flag(self, op: Ops, parameters: Iterable[ir.Value]) -> ir.Value | None:
-        """Return a number, 0 or 1, that is there when all of the parameters may be overwritten.
+        """Return a number, 0 or 1, that is computed when the parameters may be overwritten.
 
-        None where their gradients are there only after that.
+        None where their gradients depend on every reader already.
         """
         late = self._late(list(parameters))
         if not late:
@@ -65,9 +62,9 @@ class Waits:
 def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
     """Put what is written into a graph behind a node of it.
 
-    Of two things that a node needs, onnxruntime runs the one that is later in the file first. So
-    the gradient of a weight, which is behind the nodes that it has to wait for, comes before them,
-    and what it is computed from is not needed any more when they run.
+    Of two inputs of a node, onnxruntime computes the one that is later in the file first. So the
+    gradient of a weight is computed before the nodes of its control dependencies, and what it is
+    computed from is released before they run.
     """
     graph = op.target
     last = graph[-1]
@@ -79,8 +76,8 @@ def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
     node.append(reversed(written))
 
 
-def waiting(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | None) -> ir.Value:
-    """Return the gradient of a parameter as a value that is there when the flag is."""
+def delayed(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | None) -> ir.Value:
+    """Return the gradient of a parameter as a value that depends on the flag."""
     dims = static_dims(parameter)
     assert dims is not None, "the shape of a parameter is known"
     if flag is None or 0 in dims:
@@ -90,8 +87,8 @@ def waiting(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | N
     with _written_behind(op, made_by):
         shape = op.Max(op.int64(list(dims)), flag)
     late = op.Reshape(gradient, shape)
-    # onnxruntime replaces a chain of Reshapes whose last shape it knows by one that waits for
-    # nothing. So this one's is not told.
+    # onnxruntime merges a chain of Reshapes whose last shape it knows, and with it the dependency
+    # would go. So this shape is hidden from it.
     late.type, late.shape = gradient.type, None
     late.meta[HIDDEN_DIMS] = dims
     return late
@@ -109,7 +106,7 @@ class _Marks:
 
 
 def _marks_before(graph: ir.Graph, marked: set[ir.Node]) -> dict[ir.Node | None, _Marks]:
-    """Tell for every node which of the marked ones it depends on, or is."""
+    """Find for every node the marked ones that it depends on, itself included."""
     place = {node: i for i, node in enumerate(marked)}
     bits: dict[ir.Node, int] = {}
     for node in graph:  # in topological order
@@ -130,12 +127,12 @@ def _flag(op: Ops, value: ir.Value) -> ir.Value:
 def _ends(readers: Iterable[ir.Node], owners: Mapping[ir.Node, ir.Node]) -> list[ir.Node]:
     """Return the nodes that compute with what the readers read or rearrange."""
     found: dict[ir.Node, None] = {}
-    waiting = list(readers)
-    while waiting:
-        node = waiting.pop()
+    pending = list(readers)
+    while pending:
+        node = pending.pop()
         users = [user for user, _ in node.outputs[0].uses()]
-        if node.op_type in _REARRANGING and node.domain == "" and users:
-            waiting.extend(users)
+        if node.op_type in REARRANGES and node.domain == "" and users:
+            pending.extend(users)
         else:
             found[owners.get(node, node)] = None
     return list(found)
@@ -144,9 +141,9 @@ def _ends(readers: Iterable[ir.Node], owners: Mapping[ir.Node, ir.Node]) -> list
 def late_readers(value: ir.Value, updated: ir.Value) -> list[ir.Node]:
     """Return the nodes that may read a value when `updated` has been written over it.
 
-    Those are all its readers, also through views of it, that neither write `updated` nor come
-    before the node that does. Where there are none, `updated` may be bound to the memory of `value`
-    in whatever order a runtime executes the graph.
+    Those are all its readers, also through views of it, that the node which writes `updated` does
+    not depend on. Where there are none, `updated` may be bound to the memory of `value`, whatever
+    order a runtime executes the graph in.
     """
     writer = updated.producer()
     assert writer is not None
@@ -165,7 +162,7 @@ def _owners(graph: Iterable[ir.Node]) -> dict[ir.Node, ir.Node]:
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
     for node, _ in value.uses():
         yield node
-        if node.op_type in _VIEWS and node.domain == "":
+        if node.op_type in VIEWS and node.domain == "":
             yield from _readers(node.outputs[0])
 
 

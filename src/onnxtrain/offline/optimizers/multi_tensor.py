@@ -1,15 +1,14 @@
-"""Updating many small tensors as one vector.
+"""Multi-tensor updates: many small tensors are updated as one vector.
 
-A network with normalizations has a hundred vectors of a hundred numbers. An update of a dozen
-operators for each is work for the device that has nothing to do with numbers: onnxruntime takes
-longer to read and optimise such a graph than to run it, and the time grows faster than the
-graph. Joined, they are one update. MobileNetV2 has 104 such vectors, and its step graph 4,100
-instead of 6,100 nodes.
+A network with normalizations has a hundred vectors of a hundred elements. With a dozen operators
+for each, onnxruntime takes longer to read and optimise the graph than to run it, and that time
+grows faster than the graph. MobileNetV2 has 104 such vectors; updated together, they bring its step
+graph from 6,100 nodes to 4,100.
 
-Not every small gradient may wait for the others. One that is computed from an activation, as that
-of a bias is, would keep the activation in memory until the end of the backward pass: onnxruntime
-runs a node when somebody needs its result. `needed_anyway` tells those that are there by then,
-because other gradients are computed from the same sums.
+Not every small gradient may wait for the others. One that is computed from an activation, such as
+the gradient of a bias, would keep the activation in memory until the end of the backward pass:
+onnxruntime runs a node when its result is needed. `combinable_parameters` finds the gradients that
+are computed early anyway, because other gradients are computed from the same sums.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import static_dims
 
-SMALL = 4096  # elements; the copies into the vector and back cost more than they save above
+SMALL = 4096  # elements; above, the copies into the vector and back cost more than they save
 Update = Callable[..., Sequence[ir.Value]]
 
 
@@ -32,23 +31,23 @@ def is_small(value: ir.Value) -> bool:
     return dims is not None and 0 < math.prod(dims) <= SMALL
 
 
-def update_joined(
+def update_multi_tensor(
     op: Ops, update: Update, tensors: Sequence[Sequence[ir.Value]]
 ) -> list[list[ir.Value]]:
-    """Write `update(parameter, gradient, *states)` once for many.
+    """Write `update(parameter, gradient, *states)` once for all.
 
-    `tensors` has parameter, gradient and states of each. Returns parameter and states of each.
+    `tensors` has a row (parameter, gradient, *states) for each; returns a row (parameter, *states).
     """
     shapes = [static_dims(own[0]) or () for own in tensors]
     sizes = [math.prod(shape) for shape in shapes]
-    made = update(*(_join(op, column) for column in zip(*tensors, strict=True)))
-    columns = [_part(op, vector, sizes, shapes) for vector in made]
+    made = update(*(_concatenate(op, column) for column in zip(*tensors, strict=True)))
+    columns = [_split(op, vector, sizes, shapes) for vector in made]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _join(op: Ops, tensors: Sequence[ir.Value]) -> ir.Value:
-    joined = op.Concat(*(_flat(op, tensor) for tensor in tensors), axis=0)
-    return op.with_dims(joined, [sum(math.prod(static_dims(t) or ()) for t in tensors)])
+def _concatenate(op: Ops, tensors: Sequence[ir.Value]) -> ir.Value:
+    vector = op.Concat(*(_flat(op, tensor) for tensor in tensors), axis=0)
+    return op.with_dims(vector, [sum(math.prod(static_dims(t) or ()) for t in tensors)])
 
 
 def _flat(op: Ops, tensor: ir.Value) -> ir.Value:
@@ -56,7 +55,7 @@ def _flat(op: Ops, tensor: ir.Value) -> ir.Value:
     return tensor if len(dims) == 1 else op.reshape(tensor, [math.prod(dims)])
 
 
-def _part(
+def _split(
     op: Ops, vector: ir.Value, sizes: Sequence[int], shapes: Sequence[Sequence[int]]
 ) -> list[ir.Value]:
     parts = op.call("Split", vector, list(sizes), outputs=len(sizes), axis=0)
@@ -69,7 +68,7 @@ def _part(
     ]
 
 
-def needed_anyway(
+def combinable_parameters(
     gradients: Mapping[ir.Value, ir.Value], live: Collection[ir.Node]
 ) -> set[ir.Value]:
     """Return the small parameters whose gradients may wait for each other."""
@@ -81,11 +80,11 @@ def needed_anyway(
 
 
 def _comes_from_shared_sums(gradient: ir.Value, live: Collection[ir.Node]) -> bool:
-    """Whether all that is large behind a gradient is read for the sake of other results too."""
+    """Whether every large tensor behind a gradient is read for other results as well."""
     own: set[ir.Node] = set()
-    waiting: list[ir.Value] = [gradient]
-    while waiting:
-        value = waiting.pop()
+    pending: list[ir.Value] = [gradient]
+    while pending:
+        value = pending.pop()
         node = value.producer()
         if node is None or node in own or _has_other_readers(value, own, live):
             continue
@@ -93,7 +92,7 @@ def _comes_from_shared_sums(gradient: ir.Value, live: Collection[ir.Node]) -> bo
         if not all(is_small(v) for v in inputs):
             return False
         own.add(node)
-        waiting.extend(inputs)
+        pending.extend(inputs)
     return True
 
 

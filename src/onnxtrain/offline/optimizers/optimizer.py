@@ -1,18 +1,19 @@
-"""Optimizer: how updates are written into a graph, whatever their formula.
+"""Optimizer: what all optimizers have in common, and how their updates get into a graph.
 
-In place. A runtime may bind the output `<x>.updated` to the memory of the input `<x>`, for
-parameters and states alike: nothing is allocated then, and nothing copied. What makes it right:
+Updates are in place. A runtime may bind the output `<x>.updated` to the memory of the input `<x>`,
+for parameters and states alike, so that nothing is allocated or copied. This is safe because
 
-1. every node that reads `<x>` is the one that writes `<x>.updated`, or comes before it because that
-   one depends on it (`late_readers` lists exceptions; there are none);
-2. a writer that reads `<x>` itself is element-wise on equal shapes, so it reads each element before
-   it writes it. A Scan over pieces does so piece by piece.
+1. the node that writes `<x>.updated` depends on every other node that reads `<x>` (`late_readers`
+   lists exceptions; there are none);
+2. where that node reads `<x>` itself, it is element-wise on equal shapes: it reads each element
+   before it writes it. A Scan over chunks does so chunk by chunk.
 
-A formula therefore reads a state once, and works with the updated one from there on.
+A formula therefore reads a state once, and continues with the updated one.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,20 +25,27 @@ import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
 from onnxtrain.format.names import GRADIENT, LEARNING_RATE, STEP
-from onnxtrain.offline.blocks.accessor import current, fresh_name
+from onnxtrain.offline.blocks.accessor import current
+from onnxtrain.offline.blocks.append_graph import append, writer
 from onnxtrain.offline.blocks.block import ForwardBlock
-from onnxtrain.offline.blocks.values import check
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
-from onnxtrain.offline.optimizers.append_graph import append, writer
+from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 from onnxtrain.offline.optimizers.clip import GradientClip
 from onnxtrain.offline.optimizers.groups import ParameterGroup, Settings, settings_of
-from onnxtrain.offline.optimizers.in_place import Waits
-from onnxtrain.offline.optimizers.multi_tensor import needed_anyway
+from onnxtrain.offline.optimizers.in_place import ControlDependencies
+from onnxtrain.offline.optimizers.multi_tensor import combinable_parameters
 from onnxtrain.offline.optimizers.proximal import add_proximal
-from onnxtrain.offline.optimizers.update_context import Now
-from onnxtrain.offline.optimizers.writing import Formula, Slot, Update, Updated, Writing, reserve
+from onnxtrain.offline.optimizers.update_context import UpdateContext
+from onnxtrain.offline.optimizers.update_writer import (
+    Formula,
+    Slot,
+    Update,
+    Updated,
+    UpdateWriter,
+    reserve,
+)
 
 
 @dataclass(frozen=True)
@@ -52,18 +60,18 @@ class State:
 class Optimizer(ForwardBlock):
     """An update rule, as a graph.
 
-    A subclass says what it keeps (`initial`) and how an update is computed (`formula`). The rest
-    is the same for all: clipping, groups, types, and the graph.
+    A subclass defines its states (`initial`) and its `formula`. Clipping, parameter groups, element
+    types and the graph are the same for all.
 
     Args:
-        weight_decay: what the formula is to do about large weights.
+        weight_decay: how strongly the formula shrinks the weights.
         clip_grad: `ClipGradNorm` or `ClipGradValue`, or None.
         groups: parameters with settings of their own; the first that matches a name counts.
 
     """
 
-    initial: tuple[float, ...] = ()  # one for each state that the formula keeps
-    in_pieces = True  # whether a graph of its own updates large tensors piece by piece
+    initial: tuple[float, ...] = ()  # the initial value of each state
+    chunked = True  # whether `build` updates large tensors in chunks
 
     def __init__(
         self,
@@ -81,7 +89,7 @@ class Optimizer(ForwardBlock):
         self.groups = tuple(groups)
 
     @abstractmethod
-    def formula(self, now: Now) -> Formula:
+    def formula(self, ctx: UpdateContext) -> Formula:
         """Return `update(parameter, gradient, *states)`, which returns what they become.
 
         Numbers are computed here, once; the update has element-wise operators only, and reads each
@@ -89,14 +97,14 @@ class Optimizer(ForwardBlock):
         """
 
     def states(self, dtype: ir.DataType) -> tuple[State, ...]:
-        """Return what is kept for a parameter of some type.
+        """Return the states of a parameter of some element type.
 
-        The short types are computed with in float32 and have one state more: what was lost when
-        the parameter was rounded. Parameter and rest together are exactly the float32 weight, which
-        small updates would otherwise never move; and it starts at zero, as other states do.
+        Half types are updated in float32 and have one more state: what was lost when the parameter
+        was rounded. Parameter and remainder together are exactly the float32 weight; small updates
+        would never change the rounded one. The remainder starts at zero, as other states do.
         """
         if dtype not in FLOATS:
-            raise BlockError(f"there is no optimizer for parameters of type {dtype}")
+            raise BlockError(f"a parameter is of type {dtype}: optimizers update floats only")
         working = _working(dtype)
         fills = (*self.initial, 0.0) if dtype != working else self.initial
         return tuple(State(f"momentum{i}", working, fill) for i, fill in enumerate(fills))
@@ -108,9 +116,9 @@ class Optimizer(ForwardBlock):
         learning_rate: ir.Value,
         step: ir.Value,
         *,
-        in_pieces: bool = False,
-        waits: Waits | None = None,
-        joinable: Container[ir.Value] | None = None,
+        chunked: bool = False,
+        dependencies: ControlDependencies | None = None,
+        combinable: Container[ir.Value] | None = None,
     ) -> list[Updated]:
         """Write the update of all parameters into a graph.
 
@@ -119,25 +127,25 @@ class Optimizer(ForwardBlock):
             slots: what to update; the shapes of parameters are static.
             learning_rate: FLOAT[1].
             step: INT64[1], the number of the step that is being taken; 1 is the first.
-            in_pieces: update large tensors piece by piece, while a piece is in the cache. What they
-                become has the shape [pieces, elements of a piece] then, with the elements in the
-                same order: to be bound by address.
-            waits: what updates have to wait for, where the graph reads the parameters.
-            joinable: small parameters that may be updated together; by default all that are small.
+            chunked: update large tensors chunk by chunk, while a chunk is in the cache. Their
+                results have the shape [chunks, elements of a chunk], with the elements in the same
+                order: bind them by address.
+            dependencies: what updates have to run after, where the graph reads the parameters.
+            combinable: small parameters that may be updated together; by default all small ones.
 
         """
         scope, op.scope = op.scope, "optimizer"
         try:
             with op.arithmetic():
                 updates = self._updates(op, slots, learning_rate, step)
-                return Writing(op, in_pieces, waits, joinable).write(updates)
+                return UpdateWriter(op, chunked, dependencies, combinable).write(updates)
         finally:
             op.scope = scope
 
     def _updates(
         self, op: Ops, slots: Sequence[Slot], learning_rate: ir.Value, step: ir.Value
     ) -> list[Update]:
-        """Return what is to be computed for each parameter: equal formulas are one object."""
+        """Return the update of each parameter; those with equal settings share one formula."""
         rate, number = (
             op.squeeze(op.cast(v, ir.DataType.DOUBLE), [0]) for v in (learning_rate, step)
         )
@@ -154,43 +162,45 @@ class Optimizer(ForwardBlock):
             assert dtype is not None
             if (settings, dtype) not in formulas:
                 working = _working(dtype)
-                formula = self.formula(Now.of(op, working, settings, rate, number, clip))
-                formulas[settings, dtype] = formula if dtype == working else _with_rest(op, formula)
+                formula = self.formula(UpdateContext.of(op, working, settings, rate, number, clip))
+                if dtype != working:
+                    formula = _with_remainder(op, formula)
+                formulas[settings, dtype] = formula
             updates.append(Update(slot, gradient, formulas[settings, dtype]))
         return updates
 
     # ---- as a block ----------------------------------------------------------------------------
 
     def build(self, parameters: Any, *, proximal: bool = False) -> str:
-        """Add the whole optimizer graph; return the name of the flag that says it has run.
+        """Add the whole optimizer graph; return the name of an output that is always true.
 
         `parameters` is what `TrainingBlock.parameters()` returns: the trainable and the frozen
-        ones, as tensors. With `proximal`, the graph has the proximal term of federated learning.
+        tensors. With `proximal`, the graph has the proximal term of federated learning.
         """
         trainable: Sequence[onnx.TensorProto] = parameters[0]
         if not trainable:
-            raise BlockError("there is nothing to optimize: no parameter requires a gradient")
-        model = current().model
-        op = writer(model, "optimizer")
-        flag_name = fresh_name(f"{type(self).__name__.lower()}.updated_flag")
+            raise BlockError(
+                "there is nothing to optimize: call requires_grad(name) for a parameter first"
+            )
+        accessor = current()
+        op = writer(accessor, "optimizer", FLOOR_OPSET)
+        flag_name = accessor.fresh_name(f"{type(self).__name__.lower()}.updated_flag")
         write_optimizer(
             op,
             self,
             [(t.name, ir.DataType(t.data_type), list(t.dims)) for t in trainable],
             flag_name,
-            in_pieces=self.in_pieces,
+            chunked=self.chunked,
             proximal=proximal,
         )
-        append(model, op.target)
+        append(accessor.model, op.target)
         return flag_name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the optimizer graph into the model of the context, and check it."""
         flag_name = self.build(*args, **kwargs)
-        model = current().model
-        check(model, shape_arithmetic=False)
-        self._model = onnx.ModelProto()
-        self._model.CopyFrom(model)
+        current().inferred(check=True, shape_arithmetic=False)
+        self._model = copy.deepcopy(current().model)
         return flag_name
 
 
@@ -200,7 +210,7 @@ def write_optimizer(
     parameters: Sequence[tuple[str, ir.DataType, Sequence[Dim]]],
     flag_name: str,
     *,
-    in_pieces: bool = False,
+    chunked: bool = False,
     proximal: bool = False,
 ) -> None:
     """Write an optimizer as a graph of its own.
@@ -220,7 +230,7 @@ def write_optimizer(
     if proximal:
         pulled = add_proximal(op, graph, {slot.parameter: slot.gradient for slot in slots})
         slots = [replace(slot, gradient=pulled[slot.parameter]) for slot in slots]
-    updates = optimizer.write(op, slots, learning_rate, step, in_pieces=in_pieces)
+    updates = optimizer.write(op, slots, learning_rate, step, chunked=chunked)
     flag = op.Identity(op.const(np.array([True])))
     flag.name = reserve(op, flag_name)
     graph.outputs.append(flag)
@@ -235,18 +245,18 @@ def write_update(
     parameters: Sequence[ir.Value],
     gradients: Mapping[ir.Value, ir.Value],
     *,
-    in_pieces: bool = False,
+    chunked: bool = False,
     in_place: bool = True,
 ) -> list[ir.Value]:
-    """Write the update behind the gradients that it uses, into the same graph.
+    """Write the updates behind the gradients that they use, into the same graph.
 
-    Adds the inputs `<p>.momentum<k>`, learning_rate and step. Returns what the graph is to give
-    out: for each parameter `<p>.updated` and `<p>.momentum<k>.updated`. With
-    `in_place` they may be written over what they replace, in whatever order nodes run. Updates are
-    written in the order of `gradients`: onnxruntime begins with the last one.
+    Adds the inputs `<p>.momentum<k>`, learning_rate and step. Returns the new outputs of the graph:
+    for each parameter `<p>.updated` and `<p>.momentum<k>.updated`. With `in_place` they may be
+    written over the values that they replace, in whatever order nodes run. Updates are written in
+    the order of `gradients`: onnxruntime begins with the last one.
     """
-    waits = Waits(graph, gradients)
-    joinable = needed_anyway(gradients, waits.live)
+    dependencies = ControlDependencies(graph, gradients)
+    combinable = combinable_parameters(gradients, dependencies.live)
     places = {p: place for place, p in enumerate(gradients)}
     slots = [Slot(p, gradients[p], _states(op, graph, optimizer, p), places[p]) for p in parameters]
     learning_rate = _input(op, graph, LEARNING_RATE, ir.DataType.FLOAT, [1])
@@ -256,9 +266,9 @@ def write_update(
         slots,
         learning_rate,
         step,
-        in_pieces=in_pieces,
-        waits=waits if in_place else None,
-        joinable=joinable,
+        chunked=chunked,
+        dependencies=dependencies if in_place else None,
+        combinable=combinable,
     )
     return [value for updated in updates for value in updated.values]
 
@@ -289,15 +299,15 @@ def _working(dtype: ir.DataType) -> ir.DataType:
     return working_type(value)
 
 
-def _with_rest(op: Ops, formula: Formula) -> Formula:
-    """Compute in float32, with what rounding took from the parameter as the last state."""
+def _with_remainder(op: Ops, formula: Formula) -> Formula:
+    """Compute in float32, where the last state is what rounding took from the parameter."""
 
     def update(parameter: ir.Value, gradient: ir.Value, *states: ir.Value) -> Sequence[ir.Value]:
-        *own, rest = states
-        weight = op.Add(op.Cast(parameter, to=rest.dtype), rest)
-        exact, *updated = formula(weight, op.cast(gradient, rest.dtype), *own)
+        *own, remainder = states
+        weight = op.Add(op.Cast(parameter, to=remainder.dtype), remainder)
+        exact, *updated = formula(weight, op.cast(gradient, remainder.dtype), *own)
         rounded = op.Cast(exact, to=parameter.dtype)
-        return rounded, *updated, op.Sub(exact, op.Cast(rounded, to=rest.dtype))
+        return rounded, *updated, op.Sub(exact, op.Cast(rounded, to=remainder.dtype))
 
     return update
 

@@ -1,8 +1,8 @@
-"""The proximal term of federated learning: what pulls a client's weights back to the server's.
+"""The proximal term of federated learning, which pulls a client's weights back to the server's.
 
-FedProx adds µ/2·‖w − w₀‖² to the loss, where w₀ are the weights that the round began with. What
-training needs of it is its gradient, µ(w − w₀), which is added to that of the loss before clipping
-and the formula of the optimizer. The loss that is reported stays the model's own.
+FedProx adds µ/2·‖w − w₀‖² to the loss, where w₀ are the weights that the round began with. Its
+gradient, µ(w − w₀), is added to that of the loss before clipping and the formula of the optimizer.
+The reported loss does not contain it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.format.names import PROXIMAL_MU, REFERENCE
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.optimizers.writing import reserve
+from onnxtrain.offline.optimizers.update_writer import reserve
 
 
 def add_proximal(

@@ -1,8 +1,9 @@
-"""The update rules: a formula each.
+"""The optimizers: a class with a formula each.
 
-p, g, m, v are the parameter, its gradient and what is kept for it. onnxruntime does not fuse
-element-wise operators, so every operator on a tensor is a pass over memory: numbers are multiplied
-with numbers first, and each formula says how few passes it needs.
+p, g, m, v are the parameter, its gradient and its states. onnxruntime does not fuse element-wise
+operators, so every operator on a tensor is a pass over memory. Numbers are therefore multiplied
+with numbers first: a chain of separate transforms (scale by Adam, decay, scale by the learning
+rate) would need more passes. Each class says how many it needs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from onnxtrain.errors import BlockError
 from onnxtrain.offline.optimizers.clip import GradientClip
 from onnxtrain.offline.optimizers.groups import ParameterGroup
 from onnxtrain.offline.optimizers.optimizer import Optimizer, at_least_zero, below_one
-from onnxtrain.offline.optimizers.update_context import Now, Number
-from onnxtrain.offline.optimizers.writing import Formula
+from onnxtrain.offline.optimizers.update_context import Number, UpdateContext
+from onnxtrain.offline.optimizers.update_writer import Formula
 
 Values = Sequence[ir.Value]
 Flavour = Literal["huggingface", "torch"]
@@ -34,11 +35,11 @@ class AdamW(Optimizer):
     - flavour "torch":
       p' = p·(1 − rate·decay) − rate·c2/c1 · m' / (√v' + eps·c2)
 
-    Without bias correction c1 = c2 = 1. `AdamW.torch()` has the default numbers of torch too.
+    Without bias correction c1 = c2 = 1. `AdamW.torch()` has torch's default settings as well.
 
     The states are the plain m and v, as in checkpoints of ONNX Runtime. Sums without the factors
-    (1−b1) and (1−b2) would save two passes. For 4.7 million parameters and one thread, median of 40
-    on a busy machine: 20.6 ms instead of 25.0, but 13.2 instead of 14.1 in pieces.
+    (1−b1) and (1−b2) would save two passes: for 4.7 million parameters and one thread (median of
+    40 on a busy machine) 20.6 ms instead of 25.0, but chunked only 13.2 instead of 14.1.
     """
 
     initial = (0.0, 0.0)
@@ -72,20 +73,20 @@ class AdamW(Optimizer):
         *,
         groups: Sequence[ParameterGroup] = (),
     ) -> AdamW:
-        """Return what torch.optim.AdamW does, by default with its numbers."""
+        """Return the equivalent of torch.optim.AdamW, with the same defaults."""
         return cls(True, betas, eps, weight_decay, clip_grad, groups=groups, flavour="torch")
 
-    def formula(self, now: Now) -> Formula:
-        """The formula of the class."""
+    def formula(self, ctx: UpdateContext) -> Formula:
+        """Return the update above."""
         torch = self.flavour == "torch"
-        adam = _adam(now, self.betas, self.eps, self.bias_correction, torch)
-        keep = _keep(now)
+        adam = _adam(ctx, self.betas, self.eps, self.bias_correction, torch)
+        keep = _keep(ctx)
 
         def update(p: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value) -> Values:
             change, m, v = adam(g, m, v)
             if torch:
-                return now.scaled(p, keep) - change, m, v
-            return now.scaled(p - change, keep), m, v
+                return ctx.scale(p, keep) - change, m, v
+            return ctx.scale(p - change, keep), m, v
 
         return update
 
@@ -111,10 +112,10 @@ class Adam(Optimizer):
         self.betas = below_one("betas", *betas)
         self.eps = at_least_zero("eps", eps)
 
-    def formula(self, now: Now) -> Formula:
-        """The formula of the class."""
-        decayed, now = _decayed(now)
-        adam = _adam(now, self.betas, self.eps, bias_correction=True, torch=True)
+    def formula(self, ctx: UpdateContext) -> Formula:
+        """Return the update above."""
+        decayed, ctx = _decayed(ctx)
+        adam = _adam(ctx, self.betas, self.eps, bias_correction=True, torch=True)
 
         def update(p: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value) -> Values:
             change, m, v = adam(decayed(p, g), m, v)
@@ -129,7 +130,7 @@ class SGD(Optimizer):
     g' = g + decay·p,  m' = momentum·m + (1−dampening)·g',  m' = g' in the first step,
     p' = p − rate·m';  with Nesterov's momentum p' = p − rate·(g' + momentum·m')
 
-    Nothing is kept where momentum is zero.
+    Without momentum there is no state.
     """
 
     def __init__(
@@ -149,34 +150,34 @@ class SGD(Optimizer):
             raise BlockError("Nesterov's momentum needs a momentum, and no dampening")
         self.initial = (0.0,) if momentum else ()
 
-    def formula(self, now: Now) -> Formula:
-        """The formula of the class."""
-        return self._with_momentum(now) if self.momentum else self._plain(now)
+    def formula(self, ctx: UpdateContext) -> Formula:
+        """Return the update above."""
+        return self._with_momentum(ctx) if self.momentum else self._plain(ctx)
 
-    def _plain(self, now: Now) -> Formula:
-        rate, keep = now.rounded(now.clipped(now.rate)), _keep(now)
-        return lambda p, g: (now.scaled(p, keep) - now.scaled(g, rate),)
+    def _plain(self, ctx: UpdateContext) -> Formula:
+        rate, keep = ctx.gradient_factor(ctx.rate), _keep(ctx)
+        return lambda p, g: (ctx.scale(p, keep) - ctx.scale(g, rate),)
 
-    def _with_momentum(self, now: Now) -> Formula:
+    def _with_momentum(self, ctx: UpdateContext) -> Formula:
         part: Number = 1.0
         if self.dampening:
-            # m is zero before the first step, so a factor makes m' = g'
+            # m is zero before the first step, where the factor 1 makes m' = g'
             double = ir.DataType.DOUBLE
-            first = now.op.Equal(now.step, 1.0)
-            part = now.op.Where(
-                first, now.op.const(1.0, double), now.op.const(1.0 - self.dampening, double)
+            first = ctx.op.Equal(ctx.step, 1.0)
+            part = ctx.op.Where(
+                first, ctx.op.const(1.0, double), ctx.op.const(1.0 - self.dampening, double)
             )
-        of_gradient = now.rounded(now.clipped(part))
-        of_weight = now.rounded(part * now.weight_decay) if now.weight_decay else None
-        rate = now.rounded(now.rate)
+        of_gradient = ctx.gradient_factor(part)
+        of_weight = ctx.number(part * ctx.weight_decay) if ctx.weight_decay else None
+        rate = ctx.number(ctx.rate)
 
         def update(p: ir.Value, g: ir.Value, m: ir.Value) -> Values:
-            g = now.scaled(g, of_gradient)
+            g = ctx.scale(g, of_gradient)
             if of_weight is not None:
-                g = g + now.scaled(p, of_weight)
-            m = now.scaled(m, self.momentum) + g
-            change = g + now.scaled(m, self.momentum) if self.nesterov else m
-            return p - now.scaled(change, rate), m
+                g = g + ctx.scale(p, of_weight)
+            m = ctx.scale(m, self.momentum) + g
+            change = g + ctx.scale(m, self.momentum) if self.nesterov else m
+            return p - ctx.scale(change, rate), m
 
         return update
 
@@ -189,7 +190,7 @@ class RMSprop(Optimizer):
     - centered: a' = alpha·a + (1−alpha)·g',  d = √(v' − a'²) + eps
     - with momentum: b' = momentum·b + g'/d,  p' = p − rate·b'
 
-    It keeps v, then b where there is a momentum, then a where it is centered.
+    The states are v, then b with momentum, then a if centered.
     """
 
     def __init__(
@@ -210,31 +211,31 @@ class RMSprop(Optimizer):
         self.centered = centered
         self.initial = (0.0,) * (1 + bool(momentum) + centered)
 
-    def formula(self, now: Now) -> Formula:
-        """The formula of the class."""
-        op, alpha = now.op, self.alpha
-        decayed, now = _decayed(now)
-        to_square = now.rounded(now.clipped((1 - alpha) ** 0.5))
-        to_mean = now.rounded(now.clipped(1 - alpha))
-        # The quotient g/d is clipped with the rate, unless it goes into the momentum before.
-        to_quotient = now.rounded(now.clipped(1.0))
-        rate = now.rounded(now.rate if self.momentum else now.clipped(now.rate))
+    def formula(self, ctx: UpdateContext) -> Formula:
+        """Return the update above."""
+        op, alpha = ctx.op, self.alpha
+        decayed, ctx = _decayed(ctx)
+        to_square = ctx.gradient_factor((1 - alpha) ** 0.5)
+        to_mean = ctx.gradient_factor(1 - alpha)
+        # The factor that clips is part of the rate, unless g/d is added to a momentum first.
+        to_quotient = ctx.gradient_factor(1.0)
+        rate = ctx.number(ctx.rate) if self.momentum else ctx.gradient_factor(ctx.rate)
 
         def update(p: ir.Value, g: ir.Value, v: ir.Value, *more: ir.Value) -> Values:
             others = list(more)
             g = decayed(p, g)
-            root = now.scaled(g, to_square)
-            v = now.scaled(v, alpha) + root * root
+            root = ctx.scale(g, to_square)
+            v = ctx.scale(v, alpha) + root * root
             spread, tail = v, []
             if self.centered:
-                mean = now.scaled(others.pop(), alpha) + now.scaled(g, to_mean)
-                # never below zero but for rounding, where torch gives nan
+                mean = ctx.scale(others.pop(), alpha) + ctx.scale(g, to_mean)
+                # below zero only by rounding, where torch returns nan
                 spread, tail = op.Max(v - mean * mean, 0.0), [mean]
             change = g / (op.Sqrt(spread) + self.eps)
             if self.momentum:
-                change = now.scaled(others.pop(), self.momentum) + now.scaled(change, to_quotient)
+                change = ctx.scale(others.pop(), self.momentum) + ctx.scale(change, to_quotient)
                 tail = [change, *tail]
-            return p - now.scaled(change, rate), v, *tail
+            return p - ctx.scale(change, rate), v, *tail
 
         return update
 
@@ -245,7 +246,7 @@ class Adagrad(Optimizer):
     g' = g + decay·p,  v' = v + g'²,
     p' = p − rate / (1 + (t−1)·lr_decay) · g' / (√(v' + initial) + eps)
 
-    The initial value is not in v, which therefore is zero before the first step, as all states are.
+    The initial value is not part of v, which is zero before the first step, as all states are.
     """
 
     initial = (0.0,)
@@ -267,20 +268,20 @@ class Adagrad(Optimizer):
             "initial_accumulator_value", initial_accumulator_value
         )
 
-    def formula(self, now: Now) -> Formula:
-        """The formula of the class."""
-        op = now.op
-        decayed, now = _decayed(now)
-        rate = now.rounded(
-            now.rate / (1.0 + (now.step - 1.0) * self.lr_decay) if self.lr_decay else now.rate
+    def formula(self, ctx: UpdateContext) -> Formula:
+        """Return the update above."""
+        op = ctx.op
+        decayed, ctx = _decayed(ctx)
+        rate = ctx.number(
+            ctx.rate / (1.0 + (ctx.step - 1.0) * self.lr_decay) if self.lr_decay else ctx.rate
         )
-        clip = now.rounded(now.clipped(1.0))
+        clip = ctx.gradient_factor(1.0)
 
         def update(p: ir.Value, g: ir.Value, v: ir.Value) -> Values:
-            g = now.scaled(decayed(p, g), clip)
+            g = ctx.scale(decayed(p, g), clip)
             v = v + g * g
             total = v + self.initial_accumulator_value if self.initial_accumulator_value else v
-            return p - now.scaled(g / (op.Sqrt(total) + self.eps), rate), v
+            return p - ctx.scale(g / (op.Sqrt(total) + self.eps), rate), v
 
         return update
 
@@ -306,59 +307,59 @@ class Lion(Optimizer):
         if 0.0 in self.betas:
             raise BlockError(f"betas is {betas}; Lion needs both above zero")
 
-    def formula(self, now: Now) -> Formula:
-        """The formula of the class.
+    def formula(self, ctx: UpdateContext) -> Formula:
+        """Return the update above.
 
-        The sign does not change when its argument is multiplied by b2/b1, which leaves b2·m in
-        common: m is read once.
+        The sign of b2/b1 times its argument is the same, and b2·m is then common to both results:
+        m is read once.
         """
         b1, b2 = self.betas
-        to_sign = now.rounded(now.clipped((1 - b1) * b2 / b1))
-        to_m = now.rounded(now.clipped(1 - b2))
-        rate, keep = now.rounded(now.rate), _keep(now)
+        to_sign = ctx.gradient_factor((1 - b1) * b2 / b1)
+        to_m = ctx.gradient_factor(1 - b2)
+        rate, keep = ctx.number(ctx.rate), _keep(ctx)
 
         def update(p: ir.Value, g: ir.Value, m: ir.Value) -> Values:
-            m = now.scaled(m, b2)
-            sign = now.op.Sign(m + now.scaled(g, to_sign))
-            return now.scaled(p, keep) - now.scaled(sign, rate), m + now.scaled(g, to_m)
+            m = ctx.scale(m, b2)
+            sign = ctx.op.Sign(m + ctx.scale(g, to_sign))
+            return ctx.scale(p, keep) - ctx.scale(sign, rate), m + ctx.scale(g, to_m)
 
         return update
 
 
 def _adam(
-    now: Now, betas: tuple[float, ...], eps: float, bias_correction: bool, torch: bool
+    ctx: UpdateContext, betas: tuple[float, ...], eps: float, bias_correction: bool, torch: bool
 ) -> Formula:
-    """Return `change, m', v'` of g, m, v; the change is to be subtracted from the parameter."""
-    op, (b1, b2) = now.op, betas
-    to_m = now.rounded(now.clipped(1 - b1))
-    to_v = now.rounded(now.clipped((1 - b2) ** 0.5))
-    rate, least = now.rounded(now.rate), now.rounded(eps)
+    """Return a function of g, m, v that returns `change, m', v'`, where p' = p − change."""
+    op, (b1, b2) = ctx.op, betas
+    to_m = ctx.gradient_factor(1 - b1)
+    to_v = ctx.gradient_factor((1 - b2) ** 0.5)
+    rate, least = ctx.number(ctx.rate), ctx.number(eps)
     if bias_correction:
-        c1, c2 = 1.0 - now.power(b1), op.Sqrt(1.0 - now.power(b2))
-        rate = now.rounded(now.rate * c2 / c1)
-        least = now.rounded(c2 * eps if torch else eps)
+        c1, c2 = 1.0 - ctx.power(b1), op.Sqrt(1.0 - ctx.power(b2))
+        rate = ctx.number(ctx.rate * c2 / c1)
+        least = ctx.number(c2 * eps if torch else eps)
 
     def update(g: ir.Value, m: ir.Value, v: ir.Value) -> Values:
-        m = now.scaled(m, b1) + now.scaled(g, to_m)
-        root = now.scaled(g, to_v)
-        v = now.scaled(v, b2) + root * root
-        return now.scaled(m / (op.Sqrt(v) + least), rate), m, v
+        m = ctx.scale(m, b1) + ctx.scale(g, to_m)
+        root = ctx.scale(g, to_v)
+        v = ctx.scale(v, b2) + root * root
+        return ctx.scale(m / (op.Sqrt(v) + least), rate), m, v
 
     return update
 
 
-def _keep(now: Now) -> Number:
-    """Return 1 − rate·decay, which weights are multiplied by."""
-    return now.rounded(1.0 - now.rate * now.weight_decay) if now.weight_decay else 1.0
+def _keep(ctx: UpdateContext) -> Number:
+    """Return 1 − rate·decay, the factor of decoupled weight decay."""
+    return ctx.number(1.0 - ctx.rate * ctx.weight_decay) if ctx.weight_decay else 1.0
 
 
-def _decayed(now: Now) -> tuple[Callable[[ir.Value, ir.Value], ir.Value], Now]:
-    """Return `g + decay·p` as a function of p and g, and the numbers for the rest of the formula.
+def _decayed(ctx: UpdateContext) -> tuple[Callable[[ir.Value, ir.Value], ir.Value], UpdateContext]:
+    """Return `g + decay·p` as a function of p and g, and the context for the rest of the formula.
 
-    The sum needs the clipped gradient; without decay, clipping is left to the numbers.
+    The sum needs the clipped gradient. Without decay, clipping is left to the numbers.
     """
-    if not now.weight_decay:
-        return (lambda p, g: g), now
-    clip = now.rounded(now.clipped(1.0))
-    decay = now.weight_decay
-    return (lambda p, g: now.scaled(g, clip) + now.scaled(p, decay)), replace(now, clip=None)
+    if not ctx.weight_decay:
+        return (lambda p, g: g), ctx
+    clip = ctx.gradient_factor(1.0)
+    decay = ctx.weight_decay
+    return (lambda p, g: ctx.scale(g, clip) + ctx.scale(p, decay)), replace(ctx, clip=None)

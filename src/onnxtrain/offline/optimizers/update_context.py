@@ -1,7 +1,7 @@
-"""Now: the numbers of the step that is being taken, for the parameters of one group.
+"""UpdateContext: the numbers of a step that a formula uses, for the parameters of one group.
 
-They are computed once for each group, in float64: 1 − 0.999^t of a small t has three good digits
-in float32. What a formula multiplies tensors by is then rounded once to their type.
+They are computed once for each group, in float64: for a small t, 1 − 0.999^t has three good digits
+in float32. What tensors are multiplied by is then rounded once, to their type.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Number = float | ir.Value  # known beforehand, or a float64 scalar at run time
 
 
 @dataclass(frozen=True)
-class Now:
-    """The numbers of a step: scalars of type float64."""
+class UpdateContext:
+    """The numbers of a step, as scalars of type float64, and how a formula uses them."""
 
     op: Ops
-    dtype: ir.DataType  # what the formula computes in
+    dtype: ir.DataType  # that the formula computes in
     rate: ir.Value  # the learning rate of the group
     step: ir.Value  # 1.0 in the first step
     weight_decay: float
-    clip: ir.Value | None  # what gradients are to be multiplied by
+    clip: ir.Value | None  # a factor that gradients still lack
 
     @classmethod
     def of(
@@ -36,7 +36,7 @@ class Now:
         rate: ir.Value,
         step: ir.Value,
         clip: ir.Value | None,
-    ) -> Now:
+    ) -> UpdateContext:
         """Apply the settings of a group."""
         own = rate if settings.lr_scale == 1.0 else op.Mul(rate, settings.lr_scale)
         return cls(op, dtype, own, step, settings.weight_decay, clip)
@@ -45,18 +45,17 @@ class Now:
         """Return base^step."""
         return self.op.Pow(self.op.const(base, ir.DataType.DOUBLE), self.step)
 
-    def clipped(self, number: Number) -> Number:
-        """Return a factor for gradients, times the one that clips them."""
-        if self.clip is None:
-            return number
-        return self.clip if number == 1.0 else self.op.Mul(self.clip, number)
-
-    def rounded(self, number: Number) -> Number:
+    def number(self, number: Number) -> Number:
         """Return a number in the type that the formula computes in."""
         return self.op.cast(number, self.dtype) if isinstance(number, ir.Value) else number
 
-    def scaled(self, tensor: ir.Value, number: Number) -> ir.Value:
-        """Return a tensor times a number that `rounded` gave; times one is nothing."""
-        if isinstance(number, ir.Value):
-            return self.op.Mul(tensor, number)
-        return tensor if number == 1.0 else self.op.Mul(tensor, number)
+    def gradient_factor(self, number: Number) -> Number:
+        """Return a number that gradients are multiplied by, with the clipping in it."""
+        if self.clip is not None:
+            number = self.clip if number == 1.0 else self.op.Mul(self.clip, number)
+        return self.number(number)
+
+    def scale(self, tensor: ir.Value, number: Number) -> ir.Value:
+        """Return a tensor times a number of this context; times one writes nothing."""
+        is_one = not isinstance(number, ir.Value) and number == 1.0
+        return tensor if is_one else self.op.Mul(tensor, number)

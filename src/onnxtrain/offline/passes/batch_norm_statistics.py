@@ -2,21 +2,20 @@
 
 Each layer has two of them, and each is updated by three operators on a few numbers. For the fifty
 layers of a MobileNetV2 that is a tenth of the training graph, which onnxruntime reads and optimises
-before the first step. What is small and alike is therefore joined; `onnxblock/optim/joined.py` does
-the same for parameters.
+before the first step. What is small and alike is therefore joined; `optimizers/multi_tensor.py`
+does the same for parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.format.names import UPDATED
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.optimizers.multi_tensor import is_small, update_joined
+from onnxtrain.offline.optimizers.multi_tensor import is_small, update_multi_tensor
 
 
 @dataclass(frozen=True)
@@ -30,38 +29,41 @@ class _Average:
     rest: float
 
 
-def join_statistics(op: Ops, graph: ir.Graph) -> None:
+def join_statistics(op: Ops, updates: Sequence[ir.Value]) -> list[ir.Value]:
     """Replace the updates of running statistics that are alike by one of all of them."""
     groups: dict[tuple[float, float, ir.DataType | None], list[_Average]] = {}
-    for output in graph.outputs:
-        found = _average(output)
+    joined: dict[ir.Value, ir.Value] = {}
+    for updated in updates:
+        found = _average(updated)
         if found is not None:
             key = found.keep, found.rest, found.stored.dtype
             groups.setdefault(key, []).append(found)
     for (keep, rest, _), averages in groups.items():
         if len(averages) > 1:
-            _join(op, graph, averages, keep, rest)
+            joined.update(_join(op, averages, keep, rest))
+    return [joined.get(updated, updated) for updated in updates]
 
 
-def _join(op: Ops, graph: ir.Graph, averages: Sequence[_Average], keep: float, rest: float) -> None:
+def _join(
+    op: Ops, averages: Sequence[_Average], keep: float, rest: float
+) -> Iterator[tuple[ir.Value, ir.Value]]:
     op.scope = "running_statistics"
     with op.arithmetic():
-        rows = update_joined(
+        rows = update_multi_tensor(
             op,
             lambda stored, now: [stored * keep + now * rest],
             [(average.stored, average.now) for average in averages],
         )
-    places = {output: place for place, output in enumerate(graph.outputs)}
     for average, (made,) in zip(averages, rows, strict=True):
         old = average.updated
         made.name, old.name = old.name, op.names.fresh(f"{old.name}_alone")
-        graph.outputs[places[old]] = op.type_as(made, average.stored)
+        yield old, op.type_as(made, average.stored)
 
 
 def _average(output: ir.Value) -> _Average | None:
     """Recognise the update of a stored statistic that nothing else uses."""
     total = _made_by(output, "Add")
-    if total is None or not str(output.name).endswith(UPDATED):
+    if total is None:
         return None
     products = [_made_by(value, "Mul") for value in total.inputs]
     if any(product is None for product in products):

@@ -1,219 +1,443 @@
-"""A new last layer: a model for other classes than those it was trained for."""
+"""Replace the last layer of a model, to train it for other classes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ModelError, UnknownNameError
+from onnxtrain.offline.frontend.canonicalize import sort_nodes
+from onnxtrain.offline.frontend.inline import inline_functions
+from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
+from onnxtrain.offline.frontend.upgrade import release_initializers
+from onnxtrain.offline.graph.folding import fold_constants
+from onnxtrain.offline.graph.infer import skeleton, without_declared_shapes
+from onnxtrain.offline.graph.initializers import initializer
+from onnxtrain.offline.graph.names import Names, label_of
+from onnxtrain.offline.graph.shapes import (
+    Dims,
+    constant_array,
+    dims_of,
+    is_float,
+    may_be_same,
+    static_dims,
+)
+from onnxtrain.offline.graph.subgraphs import ancestors, captured_values, values_of
+from onnxtrain.offline.graph.sweep import sweep
 
+# What may follow the last layer. A loss wants scores, so what turns them into probabilities goes,
+# and so does what quantizes them.
+_REMOVED = frozenset("Softmax LogSoftmax Sigmoid QuantizeLinear DequantizeLinear".split())
+_KEPT = frozenset(
+    "Identity Cast Dropout Relu LeakyRelu GlobalAveragePool GlobalMaxPool AveragePool MaxPool "
+    "ReduceMean ReduceMax ReduceSum Flatten Squeeze Unsqueeze Reshape Transpose Resize".split()
+)
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div")  # with a constant
+_LINEAR = ("Gemm", "MatMul", "Conv")
+_TARGET_SHAPE = {"Reshape": 1, "Resize": 3}  # the input that may state the number of classes
+_WAY_OUT = "Name the value that a new layer is to read: after='...'."
+_PRIMES = (104729, 104723, 104717, 104711)
 Array = np.ndarray[Any, Any]
 
-# What may stand between the last layer and the output of a model.
-_BEHIND = frozenset("Softmax LogSoftmax Sigmoid Identity Flatten Squeeze Cast Add".split())
-_LINEAR = ("Gemm", "MatMul", "Conv")
+
+@dataclass(frozen=True)
+class ReplacedClassifier:
+    """A model with a new last layer, and the names in it.
+
+    Attributes:
+        model: the new model.
+        weight: the name of the new layer's weight.
+        bias: the name of its bias.
+        output: the name of its output: scores, without a softmax.
+        removed_outputs: other outputs of the old model that were computed from the old layer.
+
+    """
+
+    model: onnx.ModelProto
+    weight: str
+    bias: str
+    output: str
+    removed_outputs: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the new weight and bias, as a list to train."""
+        return [self.weight, self.bias]
+
+
+def replace_classifier(
+    model: ModelLike,
+    classes: int,
+    *,
+    of: str | None = None,
+    after: str | None = None,
+    seed: int = 0,
+) -> ReplacedClassifier:
+    """Replace the last Gemm, MatMul or Conv of a model by a new one with `classes` outputs.
+
+    Pooling, reshaping and the like behind the layer stay. A final softmax or sigmoid is removed,
+    because losses take scores. The new parameters are called `head.weight` and `head.bias`, and the
+    output `scores`, unless the model has these names already. Other outputs do not change, except
+    that those computed from the old layer are removed.
+
+    Args:
+        model: the model, or the path to its file. It is not changed.
+        classes: the number of classes.
+        of: the output whose layer is replaced; the first one by default.
+        after: the value that the new layer reads, instead of the input of the old layer. Earlier
+            features often suit a task better that differs from the original one.
+        seed: the seed of the new weight.
+
+    Raises:
+        ModelError: the output does not come from such a layer; `after` is the way out.
+
+    Examples:
+        >>> replaced = replace_classifier("mobilenet.onnx", 5)
+        >>> replaced.parameters
+        ['head.weight', 'head.bias']
+
+    """
+    if classes < 1:
+        raise ArgumentError(f"classes must be at least 1, not {classes}")
+    loaded = load(model)
+    ir.external_data.load_to_model(loaded)
+    check_opset(loaded)
+    release_initializers(loaded)
+    sort_nodes(loaded)
+    inline_functions(loaded)
+    position = _output_position(loaded.graph, of)
+    rng = np.random.default_rng(seed)
+    if after is None:
+        return _replace(loaded, position, classes, rng)
+    return _append(loaded, position, after, classes, rng)
 
 
 def new_head(
-    model: str | onnx.ModelProto,
+    model: ModelLike,
     classes: int,
     *,
     of: str | None = None,
     after: str | None = None,
     seed: int = 0,
 ) -> onnx.ModelProto:
-    """Return a model whose last linear layer is replaced by a fresh one.
+    """Return `replace_classifier(...).model` with its one new output (deprecated)."""
+    warnings.warn(
+        "new_head is now replace_classifier, which returns the names of the new parameters too: "
+        "write replace_classifier(...).model",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    replaced = replace_classifier(model, classes, of=of, after=after, seed=seed)
+    alone = ir.from_proto(replaced.model)
+    alone.graph.outputs[:] = [v for v in alone.graph.outputs if v.name == replaced.output]
+    sweep(alone.graph)
+    return ir.to_proto(alone)
 
-    The new layer has the weights `head.weight` and `head.bias` and gives out scores without a
-    softmax, as a loss wants them, under the name `scores`, or `head.scores` where that is taken.
 
-    Args:
-        model: the model, or the path to its file. It is not changed.
-        classes: how many classes the new layer tells apart.
-        of: the output whose layer is replaced; the first one by default. The others go.
-        after: a value in the model to put the new layer behind, instead of what the last layer
-            reads: features from before are often better for what is unlike the first purpose.
-        seed: what the random first weights follow from.
+def _output_position(graph: ir.Graph, of: str | None) -> int:
+    names = [value.name or "" for value in graph.outputs]
+    if of is not None and of not in names:
+        raise UnknownNameError(f"the model has no output {of!r}; it has {', '.join(names)}")
+    return 0 if of is None else names.index(of)
 
-    Examples:
-        >>> personal = new_head("mobilenet.onnx", 5)
 
-    """
-    if classes < 1:
-        raise ArgumentError(f"classes is a positive number, not {classes}")
-    changed = onnx.ModelProto()
-    changed.CopyFrom(_load(model))
-    graph = changed.graph
-    output = _output(graph, of)
-    if after is not None:
-        features, width, flatten = after, _width_of(changed, after), True
+# ---- in the place of the old layer ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer: its node, which input is the weight, and how the weight is laid out."""
+
+    node: ir.Node
+    index: int  # of the weight among the inputs
+    weight: tuple[int, ...]
+    class_axis: int
+    fan_in: int
+    bias_axes: int  # how many axes of size 1 follow that of the classes in the bias
+
+    @property
+    def classes(self) -> int:
+        return self.weight[self.class_axis]
+
+
+def _replace(
+    model: ir.Model, position: int, classes: int, rng: np.random.Generator
+) -> ReplacedClassifier:
+    graph = model.graph
+    output = graph.outputs[position]
+    values = _inferred(model)
+    old_shape = dims_of(values[output.name or ""])
+    layer, behind = _find_layer(graph, output, values)
+    node, old_weight = layer.node, layer.node.inputs[layer.index]
+    group = node.attributes.get_int("group", 1)
+    if classes % group:
+        raise _no_layer(output, node, f"with {group} groups, which do not divide {classes} classes")
+    kept = [v for v in graph.outputs if v is output or not _depends_on(v, node)]
+    removed = tuple(v.name or "" for v in graph.outputs if v not in kept)
+    graph.outputs[:], position = kept, kept.index(output)
+    node.outputs[0].shape = None
+    for each, data in behind:
+        each.outputs[0].shape = None
+        _adapt(each, data, layer, output, classes, values)
+    node.resize_inputs(2)
+    node.replace_input_with(layer.index, None)
+    _sweep(graph)
+    assert old_weight is not None
+    head = _Head(graph, values[old_weight.name or ""].dtype)
+    shape = [classes if i == layer.class_axis else size for i, size in enumerate(layer.weight)]
+    node.replace_input_with(layer.index, head.weight(shape, layer.fan_in, rng))
+    bias = head.bias([classes, *[1] * layer.bias_axes])
+    if node.op_type == "MatMul":
+        addition = ir.Node("", "Add", [None, bias], num_outputs=1, name=f"{head.prefix}.Add")
+        addition.outputs[0].name = f"{head.prefix}.biased"
+        _bypass(node, addition.outputs[0])
+        addition.replace_input_with(0, node.outputs[0])
+        node.append(addition)
     else:
-        layer = _last_layer(graph, output)
-        features, width = _features(layer, _constants(graph))
-        flatten = layer.op_type == "Conv"
-    element_type = _element_type(graph)
-    del graph.output[:]
-    _sweep(graph, features)
-    _append(graph, flatten, features, (width, classes), element_type, seed)
-    _declare_shape(changed, classes)
-    return changed
+        node.resize_inputs(3)
+        node.replace_input_with(2, bias)
+    for factor in ("alpha", "beta"):
+        node.attributes.pop(factor, None)
+    scores = head.name_scores(graph.outputs[position])
+    _declare(model, scores, old_shape, layer.classes, classes)
+    return ReplacedClassifier(ir.to_proto(model), *head.names, scores.name or "", removed)
+
+
+def _depends_on(value: ir.Value, node: ir.Node) -> bool:
+    producer = value.producer()
+    return producer is not None and node in ancestors([producer])
+
+
+def _find_layer(
+    graph: ir.Graph, output: ir.Value, values: Mapping[str, ir.Value]
+) -> tuple[_Layer, list[tuple[ir.Node, ir.Value]]]:
+    """Return the layer behind an output, and the nodes on the way to it with what they read."""
+    varying = {v for v in graph.inputs if not v.is_initializer()}
+    for node in graph:
+        if any(v in varying for v in (*node.inputs, *captured_values(node))):
+            varying.update(node.outputs)
+    path: list[tuple[ir.Node, ir.Value]] = []
+    value = output
+    while (producer := value.producer()) is not None:
+        op = producer.op_type if producer.domain == "" else ""
+        computed = [i for i, v in enumerate(producer.inputs) if v in varying]
+        if op in _LINEAR:
+            return _layer(producer, computed, output, values), path
+        known = op in _KEPT | _REMOVED or (op in _ARITHMETIC and len(computed) == 1)
+        data = producer.inputs[computed[0]] if known and computed else None
+        if data is None or value is not producer.outputs[0]:
+            raise _no_layer(output, producer, "which cannot stay behind a new layer")
+        path.append((producer, data))
+        value = data
+    raise _no_layer(output, None, "")
+
+
+def _layer(
+    node: ir.Node, computed: Sequence[int], output: ir.Value, values: Mapping[str, ir.Value]
+) -> _Layer:
+    if len(computed) != 1 or computed[0] > 1 or (node.op_type == "Conv" and computed[0] == 1):
+        raise _no_layer(output, node, "whose weight or bias is computed from the model's inputs")
+    index = 1 - computed[0]
+    x, weight = (values[v.name or ""] for i in (1 - index, index) if (v := node.inputs[i]))
+    shape = static_dims(weight)
+    if shape is None or len(shape) < 2:
+        raise _no_layer(output, node, "whose weight is not known to be a matrix")
+    if node.op_type == "Conv":
+        return _Layer(node, index, shape, 0, math.prod(shape[1:]), 0)
+    last = len(shape) - 1
+    transposed = bool(node.attributes.get_int("transB" if index else "transA", 0))
+    class_axis, summed = (last - 1, last) if transposed == bool(index) else (last, last - 1)
+    of_columns = index == 0 and (x.shape is None or len(x.shape) > 1)
+    return _Layer(node, index, shape, class_axis, shape[summed], int(of_columns))
+
+
+def _adapt(
+    node: ir.Node, data: ir.Value, layer: _Layer, output: ir.Value, classes: int,
+    values: Mapping[str, ir.Value],
+) -> None:  # fmt: skip
+    """Let a node behind the layer take the new number of classes, or remove it."""
+    if node.op_type in _REMOVED:
+        _bypass(node, data)
+    elif node.op_type in _ARITHMETIC:
+        (constant,) = (v for v in node.inputs if v is not None and v is not data)
+        shape = static_dims(values[constant.name or ""])
+        elements = None if shape is None else math.prod(shape)
+        if node.op_type in ("Add", "Sub") and elements in (1, layer.classes):
+            _bypass(node, data)  # the new bias takes its place
+        elif elements != 1:
+            raise _no_layer(output, node, "with a constant for each of the old classes")
+    elif node.op_type in _TARGET_SHAPE and len(node.inputs) > _TARGET_SHAPE[node.op_type]:
+        found = list(_find_number(layer.classes, node, _TARGET_SHAPE[node.op_type]))
+        if len(found) > 1:
+            raise _no_layer(output, node, f"whose shape has {layer.classes} more than once")
+        for user, index, array in found:
+            assert user.graph is not None
+            changed = np.where(array == layer.classes, classes, array).astype(array.dtype)
+            name = Names.of(user.graph).fresh(f"{label_of(user)}.shape")
+            constant = initializer(name, ir.tensor(changed))
+            user.graph.register_initializer(constant)
+            user.replace_input_with(index, constant)
+
+
+def _bypass(node: ir.Node, value: ir.Value) -> None:
+    ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
+
+
+def _find_number(number: int, node: ir.Node, index: int) -> Iterator[tuple[ir.Node, int, Array]]:
+    """Yield the inputs that contribute a number to a shape, once for each time that they do."""
+    value = node.inputs[index]
+    array = constant_array(value)
+    producer = None if value is None else value.producer()
+    if array is not None:
+        yield from [(node, index, array)] * int(np.count_nonzero(array == number))
+    elif producer is not None and producer.op_type in ("Concat", "Unsqueeze", "Cast", "Identity"):
+        for i in range(len(producer.inputs) if producer.op_type == "Concat" else 1):
+            yield from _find_number(number, producer, i)
+
+
+# ---- behind any value ----------------------------------------------------------------------------
 
 
 def _append(
-    graph: onnx.GraphProto,
-    flatten: bool,
-    features: str,
-    shape: tuple[int, int],
-    element_type: int,
-    seed: int,
+    model: ir.Model, position: int, after: str, classes: int, rng: np.random.Generator
+) -> ReplacedClassifier:
+    graph = model.graph
+    here = {value.name or "": value for value in values_of(graph)}
+    if after not in here:
+        near = get_close_matches(after, here, n=3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise UnknownNameError(f"the model has no value {after!r}{hint}")
+    found = _inferred(model)[after]
+    batch, *sizes = dims_of(found) or (None,)
+    width = math.prod(size if isinstance(size, int) else 0 for size in sizes)
+    if not sizes or not width or not is_float(found):
+        raise ModelError(
+            f"a layer cannot read {after!r}, of type {found.dtype} and shape {found.shape}: it "
+            "takes floats whose sizes are known, except for the batch. Choose another value, such "
+            "as the output of a global pool."
+        )
+    features = here[after]
+    graph.outputs[position] = features
+    _sweep(graph)
+    head = _Head(graph, found.dtype)
+    if len(sizes) > 1:
+        features = head.node("Flatten", features)
+    product = head.node("MatMul", features, head.weight([width, classes], width, rng))
+    scores = head.name_scores(head.node("Add", product, head.bias([classes])))
+    scores.type, scores.shape = found.type, ir.Shape([batch, classes])
+    graph.outputs[position] = scores
+    return ReplacedClassifier(ir.to_proto(model), *head.names, scores.name or "")
+
+
+class _Head:
+    """Adds the new layer to a graph, under a prefix that the model does not use."""
+
+    def __init__(self, graph: ir.Graph, dtype: ir.DataType | None) -> None:
+        self.graph, self.dtype = graph, dtype or ir.DataType.FLOAT
+        taken = {v.name or "" for g in (graph, *graph.subgraphs()) for v in values_of(g)}
+        used = {name.split(".")[0] for name in taken if "." in name}
+        self.prefix = next(
+            p for p in ("head", *(f"head{i}" for i in range(1, len(used) + 2))) if p not in used
+        )
+        self.names = (f"{self.prefix}.weight", f"{self.prefix}.bias")
+        self._scores = f"{self.prefix}.scores" if "scores" in taken else "scores"
+
+    def weight(self, shape: Sequence[int], fan_in: int, rng: np.random.Generator) -> ir.Value:
+        bound = 1 / math.sqrt(fan_in)
+        return self._parameter(self.names[0], rng.uniform(-bound, bound, shape))
+
+    def bias(self, shape: Sequence[int]) -> ir.Value:
+        return self._parameter(self.names[1], np.zeros(shape))
+
+    def _parameter(self, name: str, array: Array) -> ir.Value:
+        tensor = ir.Tensor(array.astype(self.dtype.numpy()), dtype=self.dtype)
+        value = initializer(name, tensor)
+        self.graph.register_initializer(value)
+        return value
+
+    def node(self, op: str, *inputs: ir.Value) -> ir.Value:
+        node = ir.Node("", op, inputs, num_outputs=1, name=f"{self.prefix}.{op}")
+        node.outputs[0].name = f"{self.prefix}.{op.lower()}"
+        self.graph.append(node)
+        return node.outputs[0]
+
+    def name_scores(self, value: ir.Value) -> ir.Value:
+        if value.name != "scores":
+            value.name = self._scores
+        return value
+
+
+def _sweep(graph: ir.Graph) -> None:
+    """Remove what no output needs, and weights that are inputs too."""
+    sweep(graph)
+    for value in [v for v in graph.inputs if v.is_initializer() and not v.uses()]:
+        graph.inputs.remove(value)
+        del graph.initializers[value.name or ""]
+
+
+# ---- shapes and errors ---------------------------------------------------------------------------
+
+
+def _inferred(model: ir.Model) -> dict[str, ir.Value]:
+    """Return copies of a model's values by name, with types and shapes.
+
+    A prime number stands for each symbolic batch, because onnx infers more from numbers.
+    """
+    clone = model.clone()
+    primes: dict[str, int] = {}
+    for value in clone.graph.inputs:
+        first = value.shape[0] if value.shape else None
+        if isinstance(first, ir.SymbolicDim) and first.value and len(primes) < len(_PRIMES):
+            primes.setdefault(first.value, _PRIMES[len(primes)])
+    for value in clone.graph.inputs:
+        if value.shape:
+            value.shape = ir.Shape([primes.get(str(d), d) for d in value.shape])
+    folded = ir.from_proto(fold_constants(without_declared_shapes(skeleton(clone))))
+    batches = {number: symbol for symbol, number in primes.items()}
+    values = {value.name or "": value for value in values_of(folded.graph)}
+    for value in values.values():
+        if value.shape is not None:
+            value.shape = ir.Shape([_symbolic(d, batches) for d in value.shape])
+    return values
+
+
+def _symbolic(dim: int | ir.SymbolicDim, batches: Mapping[int, str]) -> int | str | None:
+    if not isinstance(dim, int):
+        return None if dim.value is None or dim.value.startswith("unk__") else dim.value
+    return batches.get(dim) if any(dim and dim % prime == 0 for prime in batches) else dim
+
+
+def _declare(
+    model: ir.Model, scores: ir.Value, old: Dims | None, before: int, classes: int
 ) -> None:
-    """Add the new layer behind the features, and its scores as the output."""
-    taken = {v for n in graph.node for v in n.output} | {t.name for t in graph.initializer}
-    prefixes = ("head", *(f"head{i}" for i in range(1, len(taken) + 2)))
-    prefix = next(p for p in prefixes if not any(name.startswith(f"{p}.") for name in taken))
-    scores = "scores" if "scores" not in taken else f"{prefix}.scores"
-    bound = 1 / math.sqrt(shape[0])
-    weight = np.random.default_rng(seed).uniform(-bound, bound, shape)
-    for name, value in (("weight", weight), ("bias", np.zeros(shape[1]))):
-        array = value.astype(helper.tensor_dtype_to_np_dtype(element_type))
-        graph.initializer.append(numpy_helper.from_array(array, f"{prefix}.{name}"))
-    if flatten:
-        graph.node.append(helper.make_node("Flatten", [features], [f"{prefix}.features"]))
-        features = f"{prefix}.features"
-    product = f"{prefix}.product"
-    graph.node.append(helper.make_node("MatMul", [features, f"{prefix}.weight"], [product]))
-    graph.node.append(helper.make_node("Add", [product, f"{prefix}.bias"], [scores]))
-    graph.output.append(helper.make_tensor_value_info(scores, element_type, None))
-
-
-def _declare_shape(model: onnx.ModelProto, classes: int) -> None:
-    """Say how many axes the scores have: two, unless the features are known to have more."""
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    found = inferred.graph.output[0].type.tensor_type
-    declared = model.graph.output[0].type.tensor_type.shape
-    if found.HasField("shape"):
-        declared.CopyFrom(found.shape)
+    """Give the scores their type and shape, which is the old one but for the classes."""
+    found = _inferred(model)[scores.name or ""]
+    scores.type, scores.shape = found.type, found.shape
+    new = dims_of(found)
+    if new is None and old is None:
         return
-    batch = model.graph.input[0].type.tensor_type.shape.dim
-    declared.dim.add().CopyFrom(batch[0] if batch else onnx.TensorShapeProto.Dimension())
-    declared.dim.add().dim_value = classes
-
-
-def _load(model: str | onnx.ModelProto) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        return model
-    try:
-        return onnx.load(model)
-    except FileNotFoundError:
-        raise ModelError(f"there is no model file at {str(model)!r}") from None
-    except OSError as error:
-        raise ModelError(f"{str(model)!r} cannot be read: {error}") from None
-    except Exception:  # each of the formats that onnx reads has its own errors
-        raise ModelError(f"{str(model)!r} is not an ONNX model, or it is truncated") from None
-
-
-def _output(graph: onnx.GraphProto, of: str | None) -> str:
-    names: list[str] = [value.name for value in graph.output]
-    if of is None:
-        return names[0]
-    if of not in names:
-        raise UnknownNameError(f"the model has no output {of!r}; it has {', '.join(names)}")
-    return of
-
-
-def _constants(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights, wherever they are kept."""
-    found = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            found[node.output[0]] = tuple(node.attribute[0].t.dims)
-    return found
-
-
-def _last_layer(graph: onnx.GraphProto, output: str) -> onnx.NodeProto:
-    producers: dict[str, onnx.NodeProto] = {
-        name: node for node in graph.node for name in node.output
-    }
-    constants = _constants(graph)
-    name = output
-    while name in producers:
-        node = producers[name]
-        computed = [i for i in node.input if i and i not in constants]
-        if node.op_type in _LINEAR and len(computed) == 1:
-            return node
-        if node.op_type == "Reshape" and node.input[0] in producers:
-            computed = [node.input[0]]
-        elif node.op_type not in _BEHIND:
-            break
-        if len(computed) != 1:
-            break
-        name = computed[0]
+    for axis, (was, size) in enumerate(zip(old or (), new or (), strict=False)):
+        others = [(*dims[:axis], *dims[axis + 1 :]) for dims in (old or (), new or ())]
+        if (was, size) == (before, classes) and may_be_same(*others):
+            return
     raise ModelError(
-        f"the output {output!r} is not made by a linear layer with weights of its own, so there is "
-        "nothing to replace: cut the model at its features and add a layer there"
+        f"with {classes} classes instead of {before}, the output would change from the shape "
+        f"{old and ir.Shape(old)} to {new and ir.Shape(new)}: a node behind the last layer depends "
+        f"on the number of classes. {_WAY_OUT}"
     )
 
 
-def _features(layer: onnx.NodeProto, constants: Mapping[str, tuple[int, ...]]) -> tuple[str, int]:
-    """Return what a linear layer reads, and how many numbers these are for a sample."""
-    shape = constants[layer.input[1]]
-    if layer.op_type == "Conv":
-        return layer.input[0], math.prod(shape[1:])
-    turned = any(a.name == "transB" and a.i for a in layer.attribute)
-    return layer.input[0], shape[1] if turned else shape[0]
-
-
-def _width_of(model: onnx.ModelProto, name: str) -> int:
-    """Return how many numbers a value has for a sample."""
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    known = {v.name: v for v in (*inferred.value_info, *inferred.output)}
-    made = {name for node in inferred.node for name in node.output}
-    if name not in made:
-        raise UnknownNameError(f"nothing in the model computes a value {name!r}")
-    dims = known[name].type.tensor_type.shape.dim[1:] if name in known else ()
-    if not dims or not all(dim.dim_value for dim in dims):
-        raise ModelError(
-            f"how many numbers {name!r} has for a sample is not known before the model runs: "
-            "choose a value whose axes but the first have fixed sizes, as a global pool has"
-        )
-    return math.prod(dim.dim_value for dim in dims)
-
-
-def _element_type(graph: onnx.GraphProto) -> int:
-    kinds = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
-    declared = graph.output[0].type.tensor_type.elem_type
-    return declared if declared in kinds else TensorProto.FLOAT
-
-
-def _sweep(graph: onnx.GraphProto, wanted: str) -> None:
-    """Remove what a value does not need."""
-    needed = {wanted}
-    kept = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed.update(node.input)
-            needed.update(_read_inside(node))
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
-    for field in (graph.initializer, graph.value_info):
-        made = {name for node in kept for name in node.output}
-        stay = [item for item in field if item.name in needed | made]
-        del field[:]
-        field.extend(stay)
-
-
-def _read_inside(node: onnx.NodeProto) -> set[str]:
-    """What the subgraphs of a node read."""
-    return {
-        name
-        for attribute in node.attribute
-        for graph in (attribute.g, *attribute.graphs)
-        for inner in graph.node
-        for name in (*inner.input, *_read_inside(inner))
-    }
+def _no_layer(output: ir.Value, node: ir.Node | None, why: str) -> ModelError:
+    found = f"{node.op_type} (node {label_of(node)!r}), {why}" if node else "an input or constant"
+    return ModelError(
+        f"the last layer of output {output.name!r} cannot be replaced: that takes a Gemm, MatMul "
+        f"or Conv with weights of its own, and the model has {found}. {_WAY_OUT}"
+    )

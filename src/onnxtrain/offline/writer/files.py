@@ -4,64 +4,108 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
-from onnx import TensorProto
+import onnx_ir as ir
 
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.format.checkpoint.content import CheckpointContent
 from onnxtrain.format.checkpoint.file import WrittenCheckpoint, write_checkpoint
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
+from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
+from onnxtrain.offline.graph.shapes import FLOATS
 from onnxtrain.offline.passes.remat.budget import StepMemory
-from onnxtrain.offline.training_graph import Target, TrainingGraphs
+from onnxtrain.offline.passes.webgpu import Uncovered
+from onnxtrain.offline.training_graph import LossGradients, Target, Tensors
 from onnxtrain.offline.writer.folder import Folder
-from onnxtrain.offline.writer.shorten_names import compact
+from onnxtrain.offline.writer.shorten_names import names_in, shorten_names
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_ORDER = ["training_model", "eval_model", "optimizer_model", "step_model"]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The tensors of the checkpoint: what trains, what does not, and running statistics."""
+
+    trainable: Tensors
+    frozen: Tensors
+    statistics: Tensors
+
+    @staticmethod
+    def of(source: LossGradients, trains: Collection[str]) -> Parameters:
+        """Sort the tensors of a differentiated model."""
+        tensors, wanted = source.tensors, set(trains)
+        rest = {n: t for n, t in tensors.items() if n not in wanted}
+        return Parameters(
+            {n: t for n, t in tensors.items() if n in wanted},
+            {n: t for n, t in rest.items() if n not in source.updates},
+            {n: t for n, t in rest.items() if n in source.updates},
+        )
+
+    def counts(self, kind: Literal["trainable", "frozen", "statistics"]) -> dict[str, int]:
+        """Return the number of elements of each tensor of a kind."""
+        tensors: Tensors = getattr(self, kind)
+        return {name: tensor.size for name, tensor in tensors.items()}
 
 
 def write_files(
     folder: Folder,
-    models: Mapping[str, onnx.ModelProto],
-    graphs: TrainingGraphs,
+    models: Mapping[str, ir.Model],
+    parameters: Parameters,
     outputs: Sequence[str],
     nominal: bool,
+    *,
     memory: StepMemory | None = None,
     target: Target = "cpu",
-    on_cpu: Mapping[str, Sequence[str]] | None = None,
-) -> None:
+    on_cpu: Mapping[str, Sequence[Uncovered]] | None = None,
+) -> onnx.ModelProto:
     """Write the checkpoint, then the graphs that point into it for what is frozen.
 
-    `on_cpu` says of each graph which nodes its target has no kernel for.
+    `on_cpu` lists the nodes of each graph that its target has no kernel for. Returns the training
+    graph as it was before the file lost names and shapes that no runtime needs.
     """
-    parameters = (graphs.trainable, graphs.frozen)
-    written = write_checkpoint(folder.file("checkpoint"), content_of(parameters), sort=False)
+    written = write_checkpoint(folder.file("checkpoint"), _content(parameters), sort=False)
     if written.data_path is not None:
         folder.file("checkpoint.data")
     if nominal:
-        content = content_of(parameters, nominal=True)
+        content = _content(parameters, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    metadata = _metadata(graphs, outputs, written, target, memory)
-    for name, model in models.items():
+    metadata = _metadata(parameters, outputs, written, target, memory)
+    forward = names_in(models["eval_model"].graph)
+    training = onnx.ModelProto()
+    for name in sorted(models, key=_ORDER.index):
+        model = models[name]
         _point_to_checkpoint(model, written)
-        if model is not graphs.evaluation:
-            compact(model, graphs.evaluation)
-        del model.metadata_props[:]
-        about = replace(metadata, on_cpu=tuple((on_cpu or {}).get(name, ())))
-        model.metadata_props.add(key=METADATA_KEY, value=about.to_json())
+        proto: onnx.ModelProto = ir.to_proto(model)
+        if name == "training_model":
+            training.CopyFrom(proto)
+        if name != "eval_model":
+            shorten_names(proto, forward)
+        del proto.metadata_props[:]
+        left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
+        about = replace(metadata, on_cpu=tuple(left))
+        proto.metadata_props.add(key=METADATA_KEY, value=about.to_json())
         file = folder.file(f"{name}.onnx")
         try:
-            file.write_bytes(model.SerializeToString())
+            file.write_bytes(proto.SerializeToString())
         except OSError as error:
             raise OnnxTrainError(f"{file.name!r} cannot be written: {error}") from None
+    return training
+
+
+def _content(parameters: Parameters, *, nominal: bool = False) -> CheckpointContent:
+    return content_of(
+        parameters.trainable, {**parameters.frozen, **parameters.statistics}, nominal=nominal
+    )
 
 
 def _metadata(
-    graphs: TrainingGraphs,
+    parameters: Parameters,
     outputs: Sequence[str],
     written: WrittenCheckpoint,
     target: Target,
@@ -71,44 +115,42 @@ def _metadata(
         checkpoint=written.path.name,
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
-        trainable=tuple(t.name for t in graphs.trainable),
-        frozen=tuple(t.name for t in graphs.frozen if t.name not in graphs.statistics),
-        statistics=tuple(graphs.statistics),
+        trainable=tuple(parameters.trainable),
+        frozen=tuple(parameters.frozen),
+        statistics=tuple(parameters.statistics),
         target=target,
         memory=None if memory is None else memory.notes(),
     )
 
 
-def _point_to_checkpoint(model: onnx.ModelProto, written: WrittenCheckpoint) -> None:
+def _point_to_checkpoint(model: ir.Model, written: WrittenCheckpoint) -> None:
     """Let the graph take frozen parameters from the checkpoint file, where they are stored once."""
-    for tensor in model.graph.initializer:
-        place = written.locations.get(tensor.name)
-        if place is None or _is_read_by_shape_inference(tensor, place.length):
-            _take_in(tensor)
-            continue
-        stub = TensorProto(
-            name=tensor.name,
-            dims=tensor.dims,
-            data_type=tensor.data_type,
-            data_location=TensorProto.EXTERNAL,
-        )
-        entries = {"location": place.path.name, "offset": place.offset, "length": place.length}
-        for key, entry in entries.items():
-            stub.external_data.add(key=key, value=str(entry))
-        tensor.CopyFrom(stub)
+    for name, value in model.graph.initializers.items():
+        tensor, place = value.const_value, written.locations.get(name)
+        assert tensor is not None
+        if place is not None and not _is_read_by_shape_inference(tensor):
+            value.const_value = ir.ExternalTensor(
+                place.path.name, place.offset, place.length, tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=place.path.parent,
+            )  # fmt: skip
+        elif isinstance(tensor, ir.ExternalTensor):  # in a file beside the given model
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
 
 
-def _is_read_by_shape_inference(tensor: onnx.TensorProto, size: int) -> bool:
+def _is_read_by_shape_inference(tensor: ir.TensorProtocol) -> bool:
     """Tell small ones, such as shapes and scales, which onnxruntime wants in the graph itself."""
-    return size <= (64 if tensor.data_type in _FLOATS else 1024)
+    return tensor.nbytes <= (64 if tensor.dtype in FLOATS else 1024)
 
 
-def _take_in(tensor: onnx.TensorProto) -> None:
-    """Read what is in a file beside the given model, which stays where it is."""
-    if tensor.data_location == TensorProto.EXTERNAL:
-        onnx.external_data_helper.load_external_data_for_tensor(tensor, "")
-        tensor.data_location = TensorProto.DEFAULT
-        del tensor.external_data[:]
+def find_library(given: str | bytes | os.PathLike[Any] | None) -> str | None:
+    """Return the library of custom operators: the given one, or that of the context."""
+    library = current_library() if given is None else given
+    if library is None:
+        return None
+    path = os.fsdecode(library)
+    if not Path(path).exists():
+        raise OnnxTrainError(f"there is no custom_op_library at {path!r}")
+    return path
 
 
 def write_ort(folder: Folder, models: Iterable[str], custom_op_library: Any | None) -> None:

@@ -8,21 +8,29 @@ forward pass. Nodes keep their names too, which is what errors and profiles of a
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.offline.blocks.values import all_graphs, defined_names
+from onnxtrain.offline.graph.subgraphs import values_of
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def compact(model: onnx.ModelProto, forward: onnx.ModelProto) -> None:
+def names_in(graph: ir.Graph) -> set[str]:
+    """Return the names of all values of a graph and its subgraphs."""
+    graphs = (graph, *graph.subgraphs())
+    return {str(value.name) for each in graphs for value in values_of(each)}
+
+
+def shorten_names(model: onnx.ModelProto, forward: Collection[str]) -> None:
     """Shorten the names of values that the forward pass does not have, and state no shape of them.
 
     A runtime infers shapes from what is left.
     """
-    kept = {name for graph in all_graphs(forward.graph) for name in defined_names(graph)}
+    kept = set(forward)
     kept |= {value.name for value in (*model.graph.input, *model.graph.output)}
     kept |= {t.name for t in model.graph.initializer if t.external_data}
     taken = kept | {name for graph in all_graphs(model.graph) for name in defined_names(graph)}

@@ -14,8 +14,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OnnxTrainError, ShapeInferenceError
 from onnxtrain.offline.autodiff.definitions import Definition, wanted, write_definition
 from onnxtrain.offline.autodiff.registry import Cotangents, rule
-from onnxtrain.offline.graph.infer import infer_shapes
-from onnxtrain.offline.graph.names import label_of
+from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, working_type
 
@@ -130,34 +129,33 @@ def _reduced_axes(node: ir.Node, rank: int) -> list[int] | None:
 
 
 def rewrite_training_batch_norm(model: ir.Model) -> None:
-    """Replace every BatchNormalization in training mode, in place; names of values survive.
+    """Replace every BatchNormalization in training mode, in place; names of values survive."""
+    complete_outputs(model)
+    op = Ops(model.graph, model.opset_imports[""])
+    with op.arithmetic():
+        for node in _in_training_mode(model):
+            _require_rank(node)
+            write_definition(op, node, _BATCH_STATISTICS)
 
-    Shapes are inferred on the way where there is such a node, as its number of axes must be known.
-    onnx's inference insists on all three outputs, so they are completed before.
-    """
-    found = [
+
+def complete_outputs(model: ir.Model) -> None:
+    """Give nodes in training mode all three outputs: onnx's shape inference insists on them."""
+    found = _in_training_mode(model)
+    names = Names.of(model.graph) if found else Names(())
+    for node in found:
+        node.resize_outputs(3)
+        for output in node.outputs:
+            output.name = output.name or names.fresh(f"{node.outputs[0].name}_statistic")
+
+
+def _in_training_mode(model: ir.Model) -> list[ir.Node]:
+    return [
         node
         for node in model.graph.all_nodes()
         if node.op_type == "BatchNormalization"
         and node.domain == ""
         and node.attributes.get_int("training_mode", 0) == 1
     ]
-    if not found:
-        return
-    op = Ops(model.graph, model.opset_imports[""])
-    for node in found:
-        _complete_outputs(op, node)
-    infer_shapes(model)
-    with op.arithmetic():
-        for node in found:
-            _require_rank(node)
-            write_definition(op, node, _BATCH_STATISTICS)
-
-
-def _complete_outputs(op: Ops, node: ir.Node) -> None:
-    node.resize_outputs(3)
-    for output in node.outputs:
-        output.name = output.name or op.names.fresh(f"{node.outputs[0].name}_statistic")
 
 
 def _require_rank(node: ir.Node) -> None:

@@ -7,17 +7,13 @@ from collections.abc import MutableMapping, Sequence
 import onnx_ir as ir
 
 from onnxtrain.errors import NotDifferentiableError
-from onnxtrain.offline.autodiff.engine import differentiate
+from onnxtrain.offline.autodiff.engine import current_path, differentiate
 from onnxtrain.offline.autodiff.registry import Cotangents, rule
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.op_facts import RANDOM
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
-
-_RANDOM = frozenset(
-    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform "
-    "RandomUniformLike".split()
-)
+from onnxtrain.offline.graph.sweep import sweep
 
 
 @rule("If", notes="to the values that its branches use; what they need is computed again")
@@ -27,8 +23,8 @@ def if_(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
     An If has no data inputs: its branches use values of the graphs around them. Each branch of the
     gradient returns a cotangent for all of these, zero for those that only the other one uses.
     """
-    assert op.path is not None
-    wanted = list(dict.fromkeys(v for inside in op.path.inside(node) for v in inside.reached()))
+    inside = current_path().inside(node)
+    wanted = list(dict.fromkeys(v for branch in inside for v in branch.reached()))
     if not wanted:
         return {}
     then_branch, else_branch = (
@@ -48,8 +44,7 @@ def _gradient_branch(
     dys: Sequence[ir.Value | None],
     wanted: Sequence[ir.Value],
 ) -> ir.Graph:
-    assert op.path is not None
-    through = op.path.straight_through
+    through = current_path().straight_through
 
     def write() -> Sequence[ir.Value]:
         copies: dict[ir.Value, ir.Value] = {}
@@ -84,7 +79,7 @@ def _as_in_branch(op: Ops, dy: ir.Value, inner: ir.Value) -> ir.Value:
 def _require_certainty(node: ir.Node, written: ir.Graph) -> None:
     """Refuse what would draw other numbers when it is computed again."""
     for inner in written.all_nodes():
-        if inner.op_type in _RANDOM and inner.domain == "" and not _inference_dropout(inner):
+        if inner.op_type in RANDOM and inner.domain == "" and not _inference_dropout(inner):
             raise NotDifferentiableError(
                 f"a branch of If (node {node.name!r}) draws random numbers with {inner.op_type} "
                 f"(node {inner.name!r}), and its gradient depends on them. The gradient computes "

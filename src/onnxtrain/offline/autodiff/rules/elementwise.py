@@ -11,7 +11,6 @@ import math
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, rule
-from onnxtrain.offline.autodiff.rules.gelu import argument_of_gelu, gelu_cotangent
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_float, is_half, working_type
 
@@ -32,11 +31,8 @@ def sub(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 
 @rule("Mul", broadcasts=True)
 def mul(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d(a b) = b da + a db; the last of the nodes of a Gelu answers for all of them."""
+    """d(a b) = b da + a db."""
     a, b = node.inputs
-    x = argument_of_gelu(op, node)
-    if x is not None:
-        return {x: gelu_cotangent(op, x, dy)}
     return dy * b, dy * a
 
 

@@ -17,14 +17,12 @@ from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.frontend.upgrade.adapters import ADAPTERS
 from onnxtrain.offline.frontend.upgrade.defaults import release_initializers
 from onnxtrain.offline.frontend.upgrade.rewrite import Rewriter
-from onnxtrain.offline.graph.emit import FLOOR_OPSET, least_ir_version
 from onnxtrain.offline.graph.error_context import blaming
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.names import Names, label_of
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET, least_ir_version
 
-__all__ = ["OLDEST_OPSET", "raise_to_floor", "release_initializers"]
-
-OLDEST_OPSET = 7
+__all__ = ["raise_to_floor", "release_initializers"]
 
 
 def raise_to_floor(model: ir.Model) -> None:

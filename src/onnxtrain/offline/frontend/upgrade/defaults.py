@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-_DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not be an input
+from onnxtrain.offline.graph.op_facts import SHAPE_INPUTS
 
-# Where operators read the shape of their result.
-_SHAPE_INPUTS = {
-    1: "CenterCropPad Col2Im CumSum Expand OneHot Pad ReduceL1 ReduceL2 ReduceLogSum "
-    "ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Reshape "
-    "Resize Slice Split Squeeze Tile TopK Trilu Unsqueeze Upsample",
-    0: "ConstantOfShape",
-    2: "Col2Im MaxUnpool Resize Slice",
-    3: "Pad Resize Slice",
-    4: "Slice",
-}
-_READS_SHAPE = frozenset((op, index) for index, ops in _SHAPE_INPUTS.items() for op in ops.split())
+_DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not be an input
 
 
 def release_initializers(model: ir.Model) -> None:
@@ -36,5 +26,6 @@ def release_initializers(model: ir.Model) -> None:
 def _decides_shapes(value: ir.Value) -> bool:
     """Tell whether nodes use a value for nothing but the shape of their result."""
     return bool(value.uses()) and all(
-        node.domain == "" and (node.op_type, index) in _READS_SHAPE for node, index in value.uses()
+        node.domain == "" and index in SHAPE_INPUTS.get(node.op_type, ())
+        for node, index in value.uses()
     )

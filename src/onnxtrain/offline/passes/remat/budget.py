@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from typing import TYPE_CHECKING
 
-import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, MemoryBudgetError
-from onnxtrain.offline.blocks.values import skeleton
+from onnxtrain.offline.graph.infer import skeleton
+from onnxtrain.offline.graph.subgraphs import values_of
 from onnxtrain.offline.memory import Tensor, likely_sizes, require_symbols, shapes_of, sizes_of
 from onnxtrain.offline.passes.remat.arena import resident_bytes
 from onnxtrain.offline.passes.remat.flow import Flow, execution_order
 from onnxtrain.offline.passes.remat.layers import Layers
 from onnxtrain.offline.passes.remat.plan import Plan, Planner
 from onnxtrain.offline.passes.remat.rewrite import Recomputation
-from onnxtrain.offline.training_graph import TrainingGraphs
 
-Budget = int | float
-Build = Callable[..., TrainingGraphs]
+if TYPE_CHECKING:
+    from onnxtrain.offline.training_graph import LossGradients
+
+MemoryBudget = int | float | str
+Models = dict[str, ir.Model]
 _LIKELY_BATCH = 32
 _ROUNDS = 8
 _INSIDE_OPERATORS = 1.05  # what operators take for themselves while they run; measured
@@ -77,8 +80,26 @@ def megabytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MB"
 
 
-def check_budget(budget: object) -> None:
-    """Refuse what cannot be a budget."""
+_SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?")
+_UNITS = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30}
+
+
+def parse_budget(budget: object) -> int | float:
+    """Return a budget as a number of bytes (an integer), or as a fraction of at most 1.
+
+    Takes bytes, a fraction, or a text such as "300MB", "50%" or "0.5".
+    """
+    if isinstance(budget, str):
+        found = _SIZE.fullmatch(budget.strip().lower())
+        if found is None:
+            raise ArgumentError(
+                f"memory_budget is a size such as 300MB, or a part such as 50%, not {budget!r}"
+            )
+        number, unit = float(found[1]), found[2]
+        if unit is not None:
+            budget = number / 100 if unit == "%" else int(number * _UNITS[unit])
+        else:
+            budget = number
     if isinstance(budget, bool) or not isinstance(budget, int | float):
         raise ArgumentTypeError(
             "memory_budget is a number of bytes, or a fraction of what a step takes without one, "
@@ -86,63 +107,65 @@ def check_budget(budget: object) -> None:
         )
     if not budget > 0:
         raise ArgumentError(f"memory_budget is {budget}; it has to be above zero")
+    return int(budget) if budget > 1 else budget
 
 
 def fit_into(
-    budget: Budget,
-    graphs: TrainingGraphs,
-    build: Build,
+    budget: MemoryBudget,
+    differentiate: Callable[[bool], LossGradients],
+    build: Callable[[LossGradients], Models],
     sizes: Mapping[str, int] | None = None,
     inputs: Collection[str] | None = None,
-) -> tuple[TrainingGraphs, StepMemory]:
-    """Return graphs whose activations fit into a budget, and what they take.
+) -> tuple[LossGradients, Models, StepMemory]:
+    """Return gradients and graphs whose activations fit into a budget, and what they take.
 
     Args:
-        budget: bytes, or a fraction (at most 1) of what the given graphs take.
-        graphs: the graphs that keep everything.
-        build: builds them anew, with `recompute` and `lean` of `build_training_graphs`.
+        budget: bytes, or a fraction of what a step takes otherwise; see `parse_budget`.
+        differentiate: returns the gradients; if its argument is True, those that take little memory
+            and more time.
+        build: makes the training and the step graph of gradients.
         sizes: numbers for symbolic dimensions, by their names.
         inputs: the inputs whose symbolic dimensions can be chosen.
 
     """
-    check_budget(budget)
-    numbers, assumed = _numbers(graphs.training.graph, budget, sizes, inputs)
-    weigher = _Weigher(graphs, numbers)
-    without = weigher.peak(graphs)
-    limit = int(budget) if _is_bytes(budget) else int(budget * without)
+    wanted = parse_budget(budget)
+    source = differentiate(False)
+    models = build(source)
+    numbers, assumed = _numbers(models["training_model"].graph, wanted, sizes, inputs)
+    scale = _Scale(models, numbers)
+    without = scale.weigh(models)
+    limit = wanted if isinstance(wanted, int) else int(wanted * without)
     if without <= limit:
-        return graphs, StepMemory(limit, without, without, numbers, assumed)
-    found, plan, peak = _search(weigher, build, limit)
-    lean = graphs if peak <= limit else build(lean=True)
-    if lean.training != graphs.training:
-        # Only now: so far the numbers are the same to the bit, these differ by rounding.
-        weigher = _Weigher(lean, numbers)
-        found, plan, peak = _search(weigher, partial(build, lean=True), limit)
-    if peak > limit:
-        raise MemoryBudgetError(_out_of_reach(limit, peak, without, numbers))
-    return found, StepMemory(
-        limit, without, peak, numbers, assumed, plan.copies, weigher.more_time(plan)
+        return source, models, StepMemory(limit, without, without, numbers, assumed)
+    found = _search(source, models, scale, build, limit)
+    if found.peak > limit:
+        # Only now: so far the numbers are the same to the bit, lean gradients differ by rounding.
+        lean = differentiate(True)
+        if len(lean.model.graph) != len(source.model.graph):
+            models = build(lean)
+            found = _search(lean, models, _Scale(models, numbers), build, limit)
+    if found.peak > limit:
+        raise MemoryBudgetError(_out_of_reach(limit, found.peak, without, numbers))
+    memory = StepMemory(
+        limit, without, found.peak, numbers, assumed, found.plan.copies, found.more_time
     )
-
-
-def _is_bytes(budget: Budget) -> bool:
-    return isinstance(budget, int) or budget > 1
+    return found.source, found.models, memory
 
 
 def _numbers(
-    graph: onnx.GraphProto,
-    budget: Budget,
+    graph: ir.Graph,
+    budget: float,
     sizes: Mapping[str, int] | None,
     inputs: Collection[str] | None,
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return a number for each symbolic dimension of the inputs, and which were assumed."""
-    symbols, given = likely_sizes(graph, inputs), dict(sizes or {})
+    symbols, given = likely_sizes(graph.inputs, inputs), dict(sizes or {})
     require_symbols(given, symbols)
     batch = next(iter(symbols), None)
     if batch is not None:
         symbols[batch] = _LIKELY_BATCH
     assumed = tuple(name for name in symbols if name not in given)
-    if assumed and _is_bytes(budget):
+    if assumed and isinstance(budget, int):
         raise ArgumentError(
             f"how many bytes a step takes depends on {', '.join(map(repr, assumed))}: say for "
             f"which sizes memory_budget is meant, such as sizes={{{assumed[0]!r}: 32}} (on the "
@@ -151,74 +174,84 @@ def _numbers(
     return {**symbols, **given}, assumed
 
 
-class _Weigher:
-    """Tells what graphs take: all are made from one model, so their values have the same names."""
+class _Scale:
+    """Weighs graphs: all are made from one model, so their values have the same names."""
 
-    def __init__(self, graphs: TrainingGraphs, numbers: Mapping[str, int]) -> None:
-        self._graphs = graphs
-        self._numbers = numbers
-        self._tensors: dict[str, Tensor] = shapes_of(skeleton(graphs.training), numbers)
-        if graphs.step is not None:
+    def __init__(self, models: Models, numbers: Mapping[str, int]) -> None:
+        training, step = models["training_model"], models.get("step_model")
+        self.tensors: dict[str, Tensor] = shapes_of(skeleton(training), numbers)
+        if step is not None:
             # Inference over the optimizer takes long, and its shapes are declared.
-            self._tensors = declared(graphs.step.graph, numbers) | self._tensors
-        self.sizes = sizes_of(self._tensors)
+            self.tensors = declared(step.graph, numbers) | self.tensors
+        self.sizes = sizes_of(self.tensors)
 
-    def peak(self, graphs: TrainingGraphs, copies: Mapping[str, str] | None = None) -> int:
+    def weigh(self, models: Models, copies: Mapping[str, str] | None = None) -> int:
         """Return what the largest of the graphs takes, gaps between values included."""
         sizes = {**self.sizes, **{n: self.sizes.get(o, 0) for n, o in (copies or {}).items()}}
-        models = [m for m in (graphs.training, graphs.step) if m is not None]
-        flows = (Flow.of(model.graph) for model in models)
+        flows = (Flow.of(model.graph) for model in models.values())
         taken = max(resident_bytes(flow, execution_order(flow.steps), sizes) for flow in flows)
         return int(taken * _INSIDE_OPERATORS)
 
-    def planner(self) -> Planner:
-        """Return a planner for the graph that runs."""
-        graphs = self._graphs
-        model = graphs.training if graphs.step is None else graphs.step
-        flow = Flow.of(model.graph).without_shapes()
-        layers = Layers(flow, graphs.forward, graphs.data, self.sizes)
-        shapes = {name: tensor.dims for name, tensor in self._tensors.items()}
-        self._planner = Planner(flow, layers, shapes, self.sizes)
-        return self._planner
 
-    def more_time(self, plan: Plan) -> float:
-        """Return by which part a step takes longer."""
-        return plan.seconds / self._planner.seconds
-
-
-def declared(graph: onnx.GraphProto, numbers: Mapping[str, int]) -> dict[str, Tensor]:
+def declared(graph: ir.Graph, numbers: Mapping[str, int]) -> dict[str, Tensor]:
     """Return the values whose shape the graph tells, with numbers for symbolic dimensions."""
     found = {}
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        kind = info.type.tensor_type
-        dims = [
-            d.dim_value if d.HasField("dim_value") else numbers.get(d.dim_param, -1)
-            for d in kind.shape.dim
-        ]
-        if kind.elem_type and kind.HasField("shape") and -1 not in dims:
-            found[info.name] = Tensor(tuple(dims), ir.DataType(kind.elem_type).itemsize)
+    for value in values_of(graph):
+        if value.dtype is not None and value.shape is not None:
+            dims = [d if isinstance(d, int) else numbers.get(str(d.value), -1) for d in value.shape]
+            if -1 not in dims:
+                found[str(value.name)] = Tensor(tuple(dims), value.dtype.itemsize)
     return found
 
 
-def _search(weigher: _Weigher, build: Build, limit: int) -> tuple[TrainingGraphs, Plan, int]:
+@dataclass(frozen=True)
+class _Found:
+    source: LossGradients
+    models: Models
+    plan: Plan
+    peak: int
+    more_time: float
+
+
+def _search(
+    source: LossGradients,
+    models: Models,
+    scale: _Scale,
+    build: Callable[[LossGradients], Models],
+    limit: int,
+) -> _Found:
     """Plan, build and weigh, until what was built fits; or return the leanest that was built."""
     limit = int(limit * _MARGIN)
-    planner, target = weigher.planner(), limit
-    best: tuple[TrainingGraphs, Plan, int] | None = None
+    flow = Flow.of(models.get("step_model", models["training_model"]).graph).without_shapes()
+    layers = Layers(flow, source.forward, source.data, scale.sizes)
+    shapes = {name: tensor.dims for name, tensor in scale.tensors.items()}
+    planner, target = Planner(flow, layers, shapes, scale.sizes), limit
+    best: _Found | None = None
     misses = 0
-    for _ in range(_ROUNDS):
-        plan = planner.search(target)
+    kept: frozenset[str] | None = None
+    for left in reversed(range(_ROUNDS)):
+        plan = planner.search(target, kept)
         misses += plan.peak_bytes > target
-        recompute = Recomputation(plan.kept, weigher.sizes)
-        graphs = build(recompute=recompute)
-        peak = weigher.peak(graphs, recompute.copies)
-        if best is None or peak < best[2]:
-            best = graphs, plan, peak
+        kept, peak = plan.kept, int(planner.resident(plan.kept) * _INSIDE_OPERATORS)
+        if peak > limit and not misses and left:
+            target = _lower(target, plan, peak, limit)
+            continue  # it would not fit: that is known before it is built
+        remat = Recomputation(plan.kept, scale.sizes)
+        smaller = source.rematerialized(remat)
+        built = build(smaller)
+        peak = scale.weigh(built, remat.copies)
+        if best is None or peak < best.peak:
+            best = _Found(smaller, built, plan, peak, plan.seconds / planner.seconds)
         if peak <= limit or misses > 1:
             break
-        target = min(target, plan.peak_bytes) - max((peak - limit) // 2, limit // 50)
+        target = _lower(target, plan, peak, limit)
     assert best is not None
     return best
+
+
+def _lower(target: int, plan: Plan, peak: int, limit: int) -> int:
+    """Return what to aim at next, where a plan takes more than the limit."""
+    return min(target, plan.peak_bytes) - max((peak - limit) // 2, limit // 50)
 
 
 def _out_of_reach(limit: int, peak: int, without: int, numbers: Mapping[str, int]) -> str:
@@ -228,5 +261,5 @@ def _out_of_reach(limit: int, peak: int, without: int, numbers: Mapping[str, int
         f"{f' for {sizes}' if sizes else ''}: with all that helps computed again, a step takes "
         f"about {megabytes(peak)} beside its parameters ({megabytes(without)} if nothing is "
         f"computed again). Give memory_budget={peak + (1 << 20)} or more, or train with smaller "
-        "batches: fit(..., micro_batch=k) makes the same update from k smaller passes"
+        "batches: fit(..., micro_batch_size=n) makes the same update in smaller passes"
     )

@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from onnxtrain.offline.graph.op_facts import COSTLY, ELEMENT_COST
 from onnxtrain.offline.passes.remat.flow import Step
 
-# What takes nearly all of the time of a network.
-COSTLY = frozenset(
-    "Attention Conv ConvInteger ConvTranspose DeformConv Einsum GRU Gemm If LSTM Loop MatMul "
-    "MatMulInteger QLinearConv QLinearMatMul RNN Scan".split()
-)
 _PRODUCTS_PER_SECOND = 3e10  # of two numbers, added up: on two cores of these days
 _NUMBERS_PER_SECOND = 1e9  # read or written
-_SLOW = {"Erf": 3, "Exp": 3, "Gelu": 4, "Log": 3, "Pow": 4, "Sigmoid": 3, "Softmax": 4, "Tanh": 3}
 Shape = Sequence[int]
 
 
@@ -22,7 +17,7 @@ def seconds(step: Step, shapes: Mapping[str, Shape]) -> float:
     """Estimate how long a node takes on a small machine."""
     made = sum(math.prod(shapes.get(name, ())) for name in step.makes)
     read = sum(math.prod(shapes.get(name, ())) for name in step.reads)
-    moved = (made + read) * _SLOW.get(step.op_type, 1) / _NUMBERS_PER_SECOND
+    moved = (made + read) * ELEMENT_COST.get(step.op_type, 1) / _NUMBERS_PER_SECOND
     return 0.0 if step.is_view else moved + _products(step, shapes) / _PRODUCTS_PER_SECOND
 
 

@@ -8,14 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx
+import onnx_ir as ir
 
-# Operators that hand their input on under another shape, in the same memory.
-VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
-RANDOM = frozenset(
-    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform "
-    "RandomUniformLike".split()
-)
+from onnxtrain.offline.graph.op_facts import RANDOM, VIEWS
+from onnxtrain.offline.graph.subgraphs import bodies_of
 
 
 @dataclass(frozen=True)
@@ -42,18 +38,17 @@ class Flow:
     outputs: frozenset[str]
 
     @staticmethod
-    def of(graph: onnx.GraphProto) -> Flow:
+    def of(graph: ir.Graph) -> Flow:
         """Take over a graph."""
-        fixed = _of_fixed_shape(graph)
-        is_fixed = all(info.name in fixed for info in graph.input)
+        is_fixed = all(_has_fixed_shape(value) for value in graph.inputs)
         steps = []
-        for node in graph.node:
+        for node in graph:
             reads = tuple(_reads(node))
-            if node.op_type == "Shape" and (is_fixed or reads[0] in fixed):
+            if node.op_type == "Shape" and (is_fixed or _has_fixed_shape(node.inputs[0])):
                 reads = ()  # onnxruntime knows it beforehand
-            made = tuple(name for name in node.output if name)
+            made = tuple(v.name for v in node.outputs if v.name)
             steps.append(Step(node.op_type, reads, made, _is_pure(node)))
-        return Flow(steps, frozenset(info.name for info in graph.output))
+        return Flow(steps, frozenset(str(value.name) for value in graph.outputs))
 
     def without_shapes(self) -> Flow:
         """Return the graph as if the shape of a value could be told without the value."""
@@ -68,35 +63,22 @@ class Flow:
         return max(bytes_alive(self, execution_order(self.steps), sizes)[0], default=0)
 
 
-def _of_fixed_shape(graph: onnx.GraphProto) -> set[str]:
-    """Return the values whose shape is declared in numbers."""
-    infos = (*graph.input, *graph.value_info, *graph.output)
-    return {
-        info.name
-        for info in infos
-        if info.type.tensor_type.HasField("shape")
-        and all(dim.HasField("dim_value") for dim in info.type.tensor_type.shape.dim)
-    }
+def _has_fixed_shape(value: ir.Value | None) -> bool:
+    return value is not None and value.shape is not None and value.shape.is_static()
 
 
-def _is_pure(node: onnx.NodeProto) -> bool:
+def _is_pure(node: ir.Node) -> bool:
     """Whether a node can run twice. What has a body is left alone, as are other people's nodes."""
-    bodies = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-    return (
-        node.domain == ""
-        and node.op_type not in RANDOM
-        and not any(attribute.type in bodies for attribute in node.attribute)
-    )
+    return node.domain == "" and node.op_type not in RANDOM and not any(bodies_of(node))
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def _reads(node: ir.Node) -> Iterator[str]:
     """Yield what a node reads, its subgraphs included."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            for inner in attribute.g.node:
-                yield from _reads(inner)
-            yield from (info.name for info in attribute.g.output)
+    yield from (v.name for v in node.inputs if v is not None and v.name)
+    for body in bodies_of(node):
+        for inner in body:
+            yield from _reads(inner)
+        yield from (str(value.name) for value in body.outputs)
 
 
 def execution_order(steps: Sequence[Step]) -> list[int]:

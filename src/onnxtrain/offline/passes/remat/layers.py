@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cache, cached_property
 
-from onnxtrain.offline.passes.remat.cost import COSTLY
+from onnxtrain.offline.graph.op_facts import COSTLY
 from onnxtrain.offline.passes.remat.flow import Flow, Step, homes
 
 SMALL = 1 << 15  # bytes: values that are not worth a thought
@@ -32,7 +32,6 @@ class Layers:
     ) -> None:
         steps = self.steps = flow.steps
         self._data = set(data)
-        self._followed: dict[int, tuple[str, ...]] = {}
         self.maker = {name: i for i, step in enumerate(steps) for name in step.makes}
         self.home = homes(steps)
         self.forward = self._ancestors(forward)
@@ -132,39 +131,47 @@ class Layers:
         """Return the nodes that run again, or late only, because of what is not kept."""
         found: set[int] = set()
         for i in self._on_demand:
-            if any(not self.is_there(n, kept, found) for n in self._follow(i)):
+            if any(m in found if h is None else h not in kept for m, h in self._needs[i]):
                 found.add(i)
-        waiting = [*found]
-        waiting += [self.maker[n] for n in self._asked_for if not self.is_there(n, kept, found)]
+        waiting = [*found, *(m for m, h in self._asked_for if h is not None and h not in kept)]
         seen = set(waiting)
         while waiting:
-            for name in self._follow(waiting.pop()):
-                maker = self.maker[name]
-                if maker not in seen and not self.is_there(name, kept, found):
+            for maker, home in self._needs[waiting.pop()]:
+                if maker not in seen and (maker in found if home is None else home not in kept):
                     seen.add(maker)
                     waiting.append(maker)
         return seen
 
     @cached_property
     def _on_demand(self) -> list[int]:
-        """What was written with the gradients, but depends on single layers."""
-        return [i for i in range(len(self.steps)) if i not in self.forward and i not in self.late]
+        """What was written with the gradients, but depends on single layers that may be dropped."""
+        rest = (i for i in range(len(self.steps)) if i not in self.forward and i not in self.late)
+        return [i for i in rest if self._needs[i]]
 
     @cached_property
-    def _asked_for(self) -> set[str]:
-        return {name for i in self.late for name in self._follow(i)}
+    def _asked_for(self) -> set[tuple[int, str | None]]:
+        return {need for i in self.late for need in self._needs[i]}
 
-    def _follow(self, place: int) -> tuple[str, ...]:
-        """Return what a node reads that might not be there."""
-        if place not in self._followed:
-            self._followed[place] = tuple(
-                name
-                for name in self.steps[place].reads
-                if name in self.maker
-                and name not in self.fixed
-                and self.maker[name] not in self.late
-            )
-        return self._followed[place]
+    @cached_property
+    def _needs(self) -> list[tuple[tuple[int, str | None], ...]]:
+        """For each node, the makers of what it reads and may not be there.
+
+        A value of the forward pass is there if the large one in whose memory it is, is kept; others
+        (None) are if their maker does not run again.
+        """
+        needs = []
+        for step in self.steps:
+            found: dict[tuple[int, str | None], None] = {}
+            for name in step.reads:
+                place = self.maker.get(name)
+                if place is None or name in self.fixed or place in self.late:
+                    continue
+                if place not in self.forward:
+                    found[place, None] = None
+                elif self.home[name] in self.can_copy:
+                    found[place, self.home[name]] = None
+            needs.append(tuple(found))
+        return needs
 
     @cache  # noqa: B019  (lives as long as a plan is made)
     def cheap_after(self, name: str) -> tuple[int, ...]:

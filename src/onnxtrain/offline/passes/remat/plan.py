@@ -19,6 +19,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxtrain.offline.passes.remat.arena import resident_bytes
 from onnxtrain.offline.passes.remat.copies import AGAIN, with_copies
 from onnxtrain.offline.passes.remat.cost import Shape, seconds
 from onnxtrain.offline.passes.remat.flow import Flow, Step, bytes_alive, execution_order
@@ -81,10 +82,14 @@ class Planner:
         kept = frozenset(self._layers.read_late)
         return Plan(kept, self._try(kept, math.inf).peak)
 
-    def search(self, budget: int) -> Plan:
-        """Return a plan that fits, or the one that comes nearest to it."""
+    def search(self, budget: int, start: frozenset[str] | None = None) -> Plan:
+        """Return a plan that fits, or the one that comes nearest to it.
+
+        `start` is what a plan for a larger budget keeps; all that is read late by default.
+        """
         self.tries = 0
-        now = self._drop_all(self._try(frozenset(self._layers.read_late), budget), budget)
+        kept = frozenset(self._layers.read_late) if start is None else start
+        now = self._drop_all(self._try(kept, budget), budget)
         while now.over > 0:
             better = self._keep_one(now, budget)
             if better is None:
@@ -96,16 +101,36 @@ class Planner:
     def _drop_all(self, now: _Trial, budget: int, held: str = "") -> _Trial:
         """Drop values as long as that helps."""
         while now.over > 0:
-            better = self._drop_one(now, budget, held)
+            moves = sorted(self._moves(now), key=lambda move: -move.worth)
+            moves = [move for move in moves if held not in move.drop]
+            better = self._drop_some(now, moves, budget) or self._drop_one(now, moves, budget)
             if better is None:
                 break
             now = better
         return now
 
-    def _drop_one(self, now: _Trial, budget: int, held: str) -> _Trial | None:
+    def _drop_some(self, now: _Trial, moves: Sequence[_Move], budget: int) -> _Trial | None:
+        """Take the best choices together, up to half of what is over the budget at the peak.
+
+        Most of what is far over a budget goes in a few trials that way; the last of it is chosen
+        value by value.
+        """
+        wanted, kept, taken = (now.peak - budget) / 2, now.kept, 0
+        for move in moves:
+            if move.gain > wanted:
+                break
+            if not (move.drop <= kept and move.add.isdisjoint(kept)):
+                continue  # another choice has touched the same values
+            kept, wanted, taken = (kept - move.drop) | move.add, wanted - move.gain, taken + 1
+        if taken < 2:
+            return None
+        trial = self._try(kept, budget)
+        return trial if trial.over < now.over else None
+
+    def _drop_one(self, now: _Trial, moves: Sequence[_Move], budget: int) -> _Trial | None:
         """Take the first choice that helps, from the one that saves most for the time."""
-        for move in sorted(self._moves(now), key=lambda move: -move.worth):
-            if held not in move.drop and self.tries < _TRIES:
+        for move in moves:
+            if self.tries < _TRIES:
                 trial = self._try((now.kept - move.drop) | move.add, budget)
                 if trial.over < now.over:
                     return trial
@@ -121,6 +146,11 @@ class Planner:
             if trial.over < now.over:
                 return trial
         return None
+
+    def resident(self, kept: frozenset[str]) -> int:
+        """Return what a step takes from the system if these values are kept."""
+        flow = with_copies(self._flow, self._layers, kept)
+        return resident_bytes(flow, execution_order(flow.steps), self._sizes)
 
     def _try(self, kept: frozenset[str], budget: float) -> _Trial:
         self.tries += 1

@@ -8,15 +8,15 @@ due: no optimiser can know that the element does not matter, and a Reshape copie
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.emit import sweep
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import bodies_of, move_before
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.remat.flow import Flow
 from onnxtrain.offline.passes.remat.layers import Layers
 
@@ -37,42 +37,26 @@ class Recomputation:
         self,
         op: Ops,
         graph: ir.Graph,
-        gradients: Mapping[ir.Value, ir.Value],
+        results: Sequence[ir.Value],
         forward: Collection[str],
         data: Collection[str],
-    ) -> Ops:
+    ) -> None:
         """Let the gradients in a graph compute again what is not kept.
 
         Args:
-            op: the writer of the graph; the returned one takes its place.
+            op: the writer of the graph.
             graph: forward pass and gradients; nothing comes behind them.
-            gradients: the parameters and their gradients.
+            results: the gradients, and what else is not to be swept.
             forward: the names of the values of the forward pass.
             data: the names of the inputs that are not parameters.
 
         """
-        _sweep_all_but(graph, gradients.values())
+        sweep(graph, keep=results)
         op = Ops(graph, op.opset, op.names)
         forward = {*forward, *_shapes_early(op, graph, set(forward), self.sizes)}
-        flow = _flow(graph)
-        layers = Layers(flow, forward, data, self.sizes)
+        layers = Layers(Flow.of(graph), forward, data, self.sizes)
         self.copies.update(_Rewriting(op, graph, layers, layers.copied(self.kept)).run())
-        _sweep_all_but(graph, gradients.values())
-        return op
-
-
-def _sweep_all_but(graph: ir.Graph, values: Collection[ir.Value]) -> None:
-    """Remove what neither the outputs nor these values need."""
-    count = len(graph.outputs)
-    graph.outputs.extend(v for v in values if not v.is_graph_output())
-    sweep(graph)
-    while len(graph.outputs) > count:
-        graph.outputs.pop()
-
-
-def _flow(graph: ir.Graph) -> Flow:
-    proto = ir.serde.serialize_graph(graph)
-    return Flow.of(proto)
+        sweep(graph, keep=results)
 
 
 class _Rewriting:

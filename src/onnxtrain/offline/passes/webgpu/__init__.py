@@ -4,7 +4,12 @@
 with `uncovered` which nodes on floats onnxruntime-web would still run on the CPU.
 """
 
-from onnxtrain.offline.passes.webgpu.kernels import ONNXRUNTIME_WEB, Uncovered, uncovered
+from onnxtrain.offline.passes.webgpu.kernels import (
+    ONNXRUNTIME_WEB,
+    Uncovered,
+    uncovered,
+    warn_of_uncovered,
+)
 from onnxtrain.offline.passes.webgpu.rewrite import rewrite_for_webgpu
 
-__all__ = ["ONNXRUNTIME_WEB", "Uncovered", "rewrite_for_webgpu", "uncovered"]
+__all__ = ["ONNXRUNTIME_WEB", "Uncovered", "rewrite_for_webgpu", "uncovered", "warn_of_uncovered"]

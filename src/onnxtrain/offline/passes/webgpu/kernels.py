@@ -12,7 +12,8 @@ small: onnxruntime keeps them on the CPU, and that is where they belong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -21,6 +22,7 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.subgraphs import bodies_of
 
 ONNXRUNTIME_WEB = "1.30.0"
+_log = logging.getLogger(__name__)
 
 _F = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
 _N = _F | {ir.DataType.INT32, ir.DataType.UINT32}
@@ -92,6 +94,20 @@ def uncovered(model: onnx.ModelProto | ir.Model, graph: str = "the graph") -> li
         for node in _nodes(made.graph)
         if computes_with_floats(node) and not is_covered(node, opset)
     ]
+
+
+def warn_of_uncovered(models: Mapping[str, ir.Model]) -> dict[str, list[Uncovered]]:
+    """Return the nodes of each graph that onnxruntime-web runs on the CPU, and log a warning."""
+    found = {name: uncovered(model, name) for name, model in models.items()}
+    everything = [str(node) for nodes in found.values() for node in nodes]
+    if everything:
+        more = [f"and {len(everything) - 8} more"] if len(everything) > 8 else []
+        _log.warning(
+            "onnxruntime-web %s has no WebGPU kernel for %d nodes on floats and runs them on the "
+            "CPU: %s",
+            ONNXRUNTIME_WEB, len(everything), "; ".join([*everything[:8], *more]),
+        )  # fmt: skip
+    return found
 
 
 def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:

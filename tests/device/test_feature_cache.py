@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain.api import TrainingSession
 from onnxtrain.device.loop.feature_cache import FrozenFeatures
-from onnxtrain.errors import ArgumentError
+from onnxtrain.errors import ArgumentError, InputError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -59,7 +59,7 @@ def test_the_session_is_as_before() -> None:
 def test_evaluation_takes_samples() -> None:
     session = TrainingSession.from_folder(GOLDEN / "head")
     history = onnxtrain.fit(
-        session, data(), evaluate=data(9), metrics="accuracy", cache_features=True, progress=False
+        session, data(), validation=data(9), metrics="accuracy", cache_features=True, progress=False
     )
     assert 0 <= history.epochs[-1]["accuracy"] <= 1
 
@@ -81,9 +81,9 @@ def test_nothing_frozen(folder: str) -> None:
     ("given", "message"),
     [
         ([data()], "as arrays"),
-        ((data()[0],), "1 arrays for the inputs input, labels"),
-        ({"input": data()[0]}, "no array for the input 'labels'"),
-        ((data()[0], data(5)[1]), "different numbers of samples: input 22, labels 5"),
+        ((data()[0],), "data has 1 arrays, and the model has 2 inputs: input, labels"),
+        ({"input": data()[0]}, "data lacks 'labels'"),
+        ((data()[0], data(5)[1]), "'input' has 22, 'labels' has 5"),
     ],
 )
 def test_bad_data(given: Any, message: str) -> None:
@@ -92,27 +92,75 @@ def test_bad_data(given: Any, message: str) -> None:
         onnxtrain.fit(session, given, cache_features=True, progress=False)
 
 
-# ---- passes --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((data()[0].astype(np.float64) + 1e-12, data()[1]), "'input' is float32, but the array is"),
+        ((data()[0], data()[1].astype(np.float32) + 0.5), "'labels' is int64, but the array is"),
+        ((data()[0][:, :7], data()[1]), "'input' has the shape"),
+    ],
+)
+def test_inputs_that_training_refuses_are_refused_alike(given: Any, message: str) -> None:
+    said = []
+    for cache in (False, True):
+        session = TrainingSession.from_folder(GOLDEN / "head")
+        with pytest.raises(InputError, match=message) as caught:
+            onnxtrain.fit(session, given, cache_features=cache, shuffle=False, progress=False)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
 
 
-def test_micro_batches_make_the_same_update() -> None:
+# ---- micro-batches -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize("count", [24, 21])
+@pytest.mark.parametrize("others", [{}, {"drop_last": True}, {"accumulate": 2}], ids=str)
+def test_micro_batches_make_the_same_update(size: int, count: int, others: dict[str, Any]) -> None:
     sessions = [TrainingSession.from_folder(GOLDEN / "mlp") for _ in range(2)]
-    for session, passes in zip(sessions, (1, 4), strict=True):
+    losses = [
         onnxtrain.fit(
-            session, data(24), epochs=2, batch_size=8, micro_batch=passes, seed=1, progress=False
-        )
-    assert sessions[0].optimizer.step_count == sessions[1].optimizer.step_count == 6
+            session,
+            data(count),
+            epochs=2,
+            batch_size=8,
+            micro_batch_size=one,
+            seed=1,
+            progress=False,
+            **others,
+        ).losses
+        for session, one in zip(sessions, (None, size), strict=True)
+    ]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     for name, parameter in sessions[0].state.parameters:
         np.testing.assert_allclose(
             sessions[1].state.parameters[name].data, parameter.data, rtol=1e-4, atol=1e-5
         )
 
 
-@pytest.mark.parametrize(
-    ("given", "passes", "message"),
-    [(data(), 3, "cannot be divided"), ([data()], 2, "batches of arrays"), (data(), 0, "micro")],
-)
-def test_bad_passes(given: Any, passes: int, message: str) -> None:
+def test_a_micro_batch_is_what_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     session = TrainingSession.from_folder(GOLDEN / "mlp")
-    with pytest.raises(ArgumentError, match=message):
-        onnxtrain.fit(session, given, batch_size=8, micro_batch=passes, progress=False)
+    sizes = []
+    train_step = session.train_step
+
+    def noted(x: np.ndarray, labels: np.ndarray) -> Any:
+        sizes.append(len(x))
+        return train_step(x, labels)
+
+    monkeypatch.setattr(session, "train_step", noted)
+    onnxtrain.fit(session, data(21), batch_size=8, micro_batch_size=3, progress=False)
+    assert sizes == [3, 3, 2, 3, 3, 2, 3, 2]
+    assert session.optimizer.step_count == 3
+
+
+def test_micro_batches_of_an_iterable() -> None:
+    one, other = (TrainingSession.from_folder(GOLDEN / "mlp") for _ in range(2))
+    x, labels = data(8)
+    onnxtrain.fit(one, [(x, labels)], progress=False)
+    onnxtrain.fit(other, [(x, labels)], micro_batch_size=3, progress=False)
+    for name, parameter in one.state.parameters:
+        np.testing.assert_allclose(
+            other.state.parameters[name].data, parameter.data, rtol=1e-4, atol=1e-5
+        )
+    with pytest.raises(ArgumentError, match="splits batches whose inputs all are arrays"):
+        onnxtrain.fit(one, [(x.tolist(), labels)], micro_batch_size=3, progress=False)

@@ -15,8 +15,10 @@ import onnxruntime as ort
 import pytest
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.graph import opset_downgrade as lowering
-from onnxtrain.offline.graph.emit import FLOOR_OPSET, least_ir_version, stamp, sweep
+from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, least_ir_version
+from onnxtrain.offline.writer import opset_downgrade
+from onnxtrain.offline.writer.opset_stamp import stamp
 
 NEWEST = onnx.defs.onnx_opset_version()
 F, F16, BF16, F64 = (
@@ -56,7 +58,11 @@ def changes() -> dict[tuple[str, int], tuple[onnx.defs.OpSchema, onnx.defs.OpSch
 
 
 def test_every_change_is_classified_once() -> None:
-    tables = [lowering.WIDENED, lowering.GUARDED.keys(), lowering.CLOSED.keys()]
+    tables = [
+        opset_downgrade.WIDENED,
+        opset_downgrade.GUARDED.keys(),
+        opset_downgrade.CLOSED.keys(),
+    ]
     classified = [step for table in tables for step in table]
     assert len(classified) == len(set(classified)), "a change is in two tables"
     missing = changes().keys() - set(classified)
@@ -65,7 +71,7 @@ def test_every_change_is_classified_once() -> None:
     assert not stale, f"no such change: {sorted(stale)}"
 
 
-@pytest.mark.parametrize("step", sorted(lowering.WIDENED), ids=lambda s: f"{s[0]}-{s[1]}")
+@pytest.mark.parametrize("step", sorted(opset_downgrade.WIDENED), ids=lambda s: f"{s[0]}-{s[1]}")
 def test_widened_operators_keep_their_signature(step: tuple[str, int]) -> None:
     if step not in changes():
         pytest.skip("newer than the installed onnx")

@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.offline.frontend.canonical_model import prepare
-from onnxtrain.offline.graph.emit import sweep
+from onnxtrain.offline.frontend.canonical_model import canonical_model
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 
 
@@ -43,7 +43,7 @@ def layer(
 
 
 def joined(model: onnx.ModelProto) -> onnx.ModelProto:
-    made = prepare(model)
+    made = canonical_model(model)
     join_linear_layers(made)
     sweep(made.graph)
     return ir.to_proto(made)

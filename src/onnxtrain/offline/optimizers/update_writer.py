@@ -1,6 +1,6 @@
-"""How updates are written into a graph: joined, whole or in pieces.
+"""How updates are written into a graph: many tensors at once, one at a time, or in chunks.
 
-`<x>.updated` may be bound to the memory of `<x>` then; `optimizer.py` says what makes that right.
+`<x>.updated` may be bound to the memory of `<x>`; `optimizer.py` says why that is safe.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import onnx_ir as ir
 from onnxtrain.errors import BlockError
 from onnxtrain.format.names import UPDATED
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.optimizers.chunked import update_in_pieces
-from onnxtrain.offline.optimizers.in_place import Waits, waiting
-from onnxtrain.offline.optimizers.multi_tensor import is_small, update_joined
+from onnxtrain.offline.optimizers.chunked import update_chunked
+from onnxtrain.offline.optimizers.in_place import ControlDependencies, delayed
+from onnxtrain.offline.optimizers.multi_tensor import is_small, update_multi_tensor
 
 Formula = Callable[..., Sequence[ir.Value]]
 
@@ -35,7 +35,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Updated:
-    """What a slot becomes; named `<x>.updated` each."""
+    """The updated values of a slot, each named `<x>.updated`."""
 
     parameter: ir.Value
     states: tuple[ir.Value, ...] = ()
@@ -61,23 +61,23 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Writing:
-    """How updates are written: joined, whole or in pieces."""
+class UpdateWriter:
+    """Writes updates: of many tensors at once, of one at a time, or in chunks."""
 
     op: Ops
-    in_pieces: bool
-    waits: Waits | None
-    joinable: Container[ir.Value] | None
+    chunked: bool
+    dependencies: ControlDependencies | None
+    combinable: Container[ir.Value] | None
 
     def write(self, updates: Sequence[Update]) -> list[Updated]:
-        """Write all updates; the joined ones first.
+        """Write all updates, those of many tensors first.
 
-        onnxruntime begins with what stands last, and a joined update needs every gradient.
+        onnxruntime begins with the last node, and an update of many tensors needs many gradients.
         """
         made: dict[ir.Value, Updated] = {}
         together, alone = self._sorted(updates)
         for group in together:
-            made.update(self._joined(group))
+            made.update(self._multi_tensor(group))
         for update in sorted(alone, key=lambda each: each.slot.place):
             made[update.slot.parameter] = self._single(update)
         return [made[update.slot.parameter] for update in updates]
@@ -86,24 +86,24 @@ class Writing:
         groups: dict[Formula, list[Update]] = {}
         for update in updates:
             parameter = update.slot.parameter
-            if is_small(parameter) and (self.joinable is None or parameter in self.joinable):
+            if is_small(parameter) and (self.combinable is None or parameter in self.combinable):
                 groups.setdefault(update.formula, []).append(update)
         together = [group for group in groups.values() if len(group) > 1]
-        joined = {update.slot.parameter for group in together for update in group}
-        return together, [u for u in updates if u.slot.parameter not in joined]
+        combined = {update.slot.parameter for group in together for update in group}
+        return together, [u for u in updates if u.slot.parameter not in combined]
 
-    def _joined(self, group: Sequence[Update]) -> Iterator[tuple[ir.Value, Updated]]:
+    def _multi_tensor(self, group: Sequence[Update]) -> Iterator[tuple[ir.Value, Updated]]:
         op = self.op
-        op.scope = "optimizer/joined"
+        op.scope = "optimizer/multi_tensor"
         flag = self._flag([update.slot.parameter for update in group])
         formula = group[0].formula
 
         def update(
             parameter: ir.Value, gradient: ir.Value, *states: ir.Value
         ) -> Sequence[ir.Value]:
-            return formula(parameter, waiting(op, gradient, parameter, flag), *states)
+            return formula(parameter, delayed(op, gradient, parameter, flag), *states)
 
-        rows = update_joined(op, update, [each.tensors for each in group])
+        rows = update_multi_tensor(op, update, [each.tensors for each in group])
         for each, made in zip(group, rows, strict=True):
             yield each.slot.parameter, self._named(each.slot, made)
 
@@ -111,15 +111,15 @@ class Writing:
         op, slot = self.op, update.slot
         op.scope = f"optimizer/{slot.parameter.name}"
         flag = self._flag([slot.parameter])
-        if self.in_pieces:
-            cut = update_in_pieces(op, update.formula, update.tensors, flag)
-            if cut is not None:
-                return self._named(slot, cut, shaped=False)
-        gradient = waiting(op, update.gradient, slot.parameter, flag)
+        if self.chunked:
+            made = update_chunked(op, update.formula, update.tensors, flag)
+            if made is not None:
+                return self._named(slot, made, shaped=False)
+        gradient = delayed(op, update.gradient, slot.parameter, flag)
         return self._named(slot, update.formula(slot.parameter, gradient, *slot.states))
 
     def _flag(self, parameters: Sequence[ir.Value]) -> ir.Value | None:
-        return None if self.waits is None else self.waits.flag(self.op, parameters)
+        return None if self.dependencies is None else self.dependencies.flag(self.op, parameters)
 
     def _named(self, slot: Slot, made: Sequence[ir.Value], *, shaped: bool = True) -> Updated:
         for old, new in zip((slot.parameter, *slot.states), made, strict=True):
@@ -133,11 +133,11 @@ def reserve(
     op: Ops,
     name: str,
     adds: str = "optimizer",
-    advice: str = "An optimizer of its own is built in onnxblock.empty_base()",
+    advice: str = "Build the optimizer in onnxblock.empty_base()",
 ) -> str:
-    """Take a name that is part of the interface, so nothing else will do."""
+    """Take a name that is part of the interface of the graph; it is an error if it is in use."""
     if op.names.fresh(name) != name:
         raise BlockError(
-            f"there is a value {name!r} in the model already, which the {adds} is to add. {advice}"
+            f"the {adds} adds a value {name!r}, but the model has one already. {advice}"
         )
     return name

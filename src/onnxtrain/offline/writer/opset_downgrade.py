@@ -18,8 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.shapes import dims_of, same_dim
-
-FLOOR_OPSET = 18
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 _ANY_TENSOR = (
     "Cast CastLike Constant ConstantOfShape Flatten Identity If Loop Pad Reshape Scan Shape Size "
@@ -162,7 +161,7 @@ def move(node: ir.Node, opset: int, target: int) -> None:
     if node.op_type == "GridSample" and target < 20 <= opset:
         mode = node.attributes.get_string("mode", "linear")
         node.attributes.add(ir.AttrString("mode", _OLD_GRID_SAMPLE_MODES.get(mode, mode)))
-    version = _at(_versions(node.op_type), target)
+    version = _at(_versions(node.op_type), target) if node.attributes else None
     if version is not None:
         for name in [n for n in node.attributes if n not in version.attributes]:
             del node.attributes[name]  # it has its default, or the node would not go here
@@ -183,6 +182,11 @@ def _upwards(node: ir.Node, versions: Sequence[_Version], home: _Version) -> Ite
 
 
 # ---- what a version of an operator accepts -------------------------------------------------------
+
+
+# For each value its type; None for one that is left out.
+_Types = tuple["ir.DataType | str | None", ...]
+_UNKNOWN = ""
 
 
 @dataclass(frozen=True)
@@ -254,49 +258,53 @@ def _accepts(
     one that the version does not accept, unless it accepts all that `home` does.
     """
     home = home or version
-    if not all(
+    if node.attributes and not all(
         name in version.attributes or _is_default(attribute, home.attributes.get(name))
         for name, attribute in node.attributes.items()
     ):
         return False
-    inputs = _strip(node.inputs)
-    outputs = _strip([v if v.name else None for v in node.outputs])
+    inputs = _types(node.inputs)
+    outputs = _types([v if v.name else None for v in node.outputs])
+    return _types_fit(node.op_type, version.since, home.since, inputs, outputs, strict)
+
+
+@cache
+def _types_fit(
+    op_type: str, since: int, home_since: int, inputs: _Types, outputs: _Types, strict: bool
+) -> bool:
+    """Tell whether a version accepts these numbers and types of inputs and outputs."""
+    versions = _versions(op_type)
+    version, home = (next(v for v in versions if v.since == s) for s in (since, home_since))
     counts = ((inputs, version.input_count), (outputs, version.output_count))
-    if not all(low <= len(values) <= high for values, (low, high) in counts):
+    if not all(low <= len(types) <= high for types, (low, high) in counts):
         return False
-    return _types_fit(
-        [
-            *_with_parameters(inputs, version.inputs, home.inputs),
-            *_with_parameters(outputs, version.outputs, home.outputs),
-        ],
-        strict,
-    )
-
-
-def _with_parameters(
-    values: Sequence[ir.Value | None], now: Sequence[_Parameter], home: Sequence[_Parameter]
-) -> Iterator[tuple[ir.Value, _Parameter, _Parameter]]:
-    """Pair values with their parameters; the last parameter may stand for any number of them."""
-    for index, value in enumerate(values):
-        if value is not None:
-            yield value, now[min(index, len(now) - 1)], home[min(index, len(home) - 1)]
-
-
-def _types_fit(pairs: Sequence[tuple[ir.Value, _Parameter, _Parameter]], strict: bool) -> bool:
     bound: dict[str | None, str] = {}
     open_ = []
-    for value, parameter, home in pairs:
-        name = _type_name(value.type)
-        if name is None:
-            open_.append((parameter, home))
+    for kind, parameter, home_parameter in (
+        *_with_parameters(inputs, version.inputs, home.inputs),
+        *_with_parameters(outputs, version.outputs, home.outputs),
+    ):
+        name = f"tensor({kind.name.lower()})" if isinstance(kind, ir.DataType) else kind
+        if name == _UNKNOWN:
+            open_.append((parameter, home_parameter))
             continue
         if name not in parameter.types:
             return False
         if parameter.variable and bound.setdefault(parameter.variable, name) != name:
             return False
     return not strict or all(
-        parameter.variable in bound or home.types <= parameter.types for parameter, home in open_
+        parameter.variable in bound or at_home.types <= parameter.types
+        for parameter, at_home in open_
     )
+
+
+def _with_parameters(
+    types: _Types, now: Sequence[_Parameter], home: Sequence[_Parameter]
+) -> Iterator[tuple[ir.DataType | str, _Parameter, _Parameter]]:
+    """Pair types with their parameters; the last parameter may stand for any number of them."""
+    for index, kind in enumerate(types):
+        if kind is not None:
+            yield kind, now[min(index, len(now) - 1)], home[min(index, len(home) - 1)]
 
 
 def _is_default(attribute: ir.Attr, default: Any) -> bool:
@@ -307,21 +315,21 @@ def _is_default(attribute: ir.Attr, default: Any) -> bool:
     return default is not None and bool(attribute.value == default)
 
 
-def _strip(values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-    kept = list(values)
+def _types(values: Sequence[ir.Value | None]) -> _Types:
+    """Return the types of values, without those that are left out at the end."""
+    kept = [None if v is None else _type_of(v.type) for v in values]
     while kept and kept[-1] is None:
         kept.pop()
-    return kept
+    return tuple(kept)
 
 
-def _type_name(kind: ir.TypeProtocol | None) -> str | None:
-    """Return a type as schemas call it, such as seq(tensor(float))."""
-    if isinstance(kind, ir.SequenceType):
-        inner = _type_name(kind.elem_type)
-        return None if inner is None else f"seq({inner})"
-    if isinstance(kind, ir.OptionalType):
-        inner = _type_name(kind.elem_type)
-        return None if inner is None else f"optional({inner})"
-    if isinstance(kind, ir.TensorType):
-        return None if kind.dtype.name == "UNDEFINED" else f"tensor({kind.dtype.name.lower()})"
-    return None
+def _type_of(kind: ir.TypeProtocol | None) -> ir.DataType | str:
+    """Return the element type of a tensor, or another type as schemas call it."""
+    if type(kind) is ir.TensorType:
+        return _UNKNOWN if kind.dtype == ir.DataType.UNDEFINED else kind.dtype
+    for cls, name in ((ir.SequenceType, "seq"), (ir.OptionalType, "optional")):
+        if isinstance(kind, cls):
+            inner = _type_of(kind.elem_type)
+            inner = f"tensor({inner.name.lower()})" if isinstance(inner, ir.DataType) else inner
+            return inner and f"{name}({inner})"
+    return _UNKNOWN

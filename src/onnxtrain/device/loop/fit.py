@@ -1,0 +1,195 @@
+"""`fit`: trains a session with data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from onnxtrain.device.checks import at_least, choice
+from onnxtrain.device.loop.accumulation import Accumulation
+from onnxtrain.device.loop.batches import make_source, require_repeatable, steps_in_epoch
+from onnxtrain.device.loop.callbacks import Callbacks, as_callbacks, take
+from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint, Snapshot
+from onnxtrain.device.loop.evaluation import Evaluation
+from onnxtrain.device.loop.feature_cache import cached_features
+from onnxtrain.device.loop.history import History
+from onnxtrain.device.loop.metrics import Metric, MetricLike, make_metrics
+from onnxtrain.device.loop.monitor import Best, EarlyStopping, find_monitor
+from onnxtrain.device.loop.nan_guard import CheckFinite, NanGuard
+from onnxtrain.device.loop.old_keywords import accepts_old_keywords
+from onnxtrain.device.loop.progress import ProgressDisplay, make_progress
+from onnxtrain.device.loop.resume_state import begin_or_resume, saved_record
+from onnxtrain.device.loop.run import Loop
+from onnxtrain.device.loop.schedule import make_schedule
+from onnxtrain.device.schedules import Plateau
+from onnxtrain.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from onnxtrain.device.session import TrainingSession
+
+
+@accepts_old_keywords
+def fit(
+    session: TrainingSession,
+    data: Any,
+    epochs: int = 1,
+    *,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    validation: Any = None,
+    metrics: MetricLike | Iterable[MetricLike] | Mapping[str, MetricLike] = (),
+    schedule: Any = None,
+    accumulate: int | tuple[int, Literal["mean", "sum"]] = 1,
+    micro_batch_size: int | None = None,
+    callbacks: Any = (),
+    resume: bool = False,
+    progress: bool | Literal["bar", "lines"] | ProgressDisplay | None = None,
+    seed: int | None = None,
+    drop_last: bool = False,
+    cache_features: bool | str | os.PathLike[str] = False,
+) -> History:
+    """Train for some epochs, and return the history of the run.
+
+    Args:
+        session: a `TrainingSession` with an optimizer.
+        data: a tuple of arrays in the order of `session.input_names()`, or a dictionary by these
+            names, with samples on the first axis; or an iterable of batches, each a tuple or a
+            dictionary; or a function that returns an iterator of batches for each epoch.
+        epochs: the number of passes over the data. A resumed run counts those that are over.
+        batch_size: samples in a batch, if data are arrays.
+        shuffle: take samples of arrays in another order each epoch, determined by the seed.
+        validation: data to evaluate after each epoch, of the same kinds.
+        metrics: what to measure on the validation data beside the loss: names ("accuracy", "top5",
+            "mae"), metrics, functions of outputs and labels; or a dictionary with names for them.
+        schedule: the learning rate: a function from step to rate, such as
+            `onnxtrain.schedules.cosine(0.01, steps=500)`; a name ("linear", "cosine", "constant",
+            "step", "multistep", "exponential", "onecycle", "plateau"), or a dictionary of the name
+            and settings, where the rest follows from the data and the learning rate;
+            `schedules.Plateau(...)`; or a scheduler of `onnxtrain.api`.
+        accumulate: the number of batches to an update with their mean gradient, as one batch of
+            all their samples would make it. `(n, "sum")` updates with the sum of the gradients, as
+            n calls of `train_step` before `optimizer_step` do.
+        micro_batch_size: take each batch in passes of so many samples: the same update with a
+            fraction of the memory.
+        callbacks: `EarlyStopping(...)`, `SaveCheckpoint(path)`, `CheckFinite(...)`; functions that
+            are called with a `Run` after each epoch; or objects with methods `on_train_begin`,
+            `on_step_end`, `on_epoch_end`, `on_evaluate`, `on_train_end`.
+        resume: continue the run that the checkpoint of the session was saved in, if it was.
+        progress: None shows a bar on a terminal and lines elsewhere; False shows nothing.
+        seed: determines the order of samples; that of `onnxtrain.set_seed` by default.
+        drop_last: leave out a last batch that is smaller than the others.
+        cache_features: if everything that trains follows frozen layers, run those once over the
+            data and keep their outputs: in memory (True), or in files in a folder (its path).
+
+    """
+    # The arguments, one by one.
+    epochs = at_least(0, "epochs", epochs)
+    batch_size = at_least(1, "batch_size", batch_size)
+    seed = None if seed is None else at_least(0, "seed", seed)
+    accumulate, average = _accumulate(accumulate)
+    if micro_batch_size is not None:
+        at_least(1, "micro_batch_size", micro_batch_size)
+        if not average:
+            raise ArgumentError("micro_batch_size cannot be combined with accumulate=(n, 'sum')")
+    measured = make_metrics(metrics)
+    others = as_callbacks(callbacks)
+    early = take(others, EarlyStopping)
+    checkpoint = take(others, SaveCheckpoint)
+    check = take(others, CheckFinite)
+    plateau = take(others, Plateau)
+    if plateau is not None and schedule is not None:
+        raise ArgumentError("Plateau is a schedule: a run takes one, in schedule= or in callbacks=")
+    called = Callbacks(others)
+    shown = make_progress(progress)
+
+    # What belongs to the session.
+    optimizer = session.optimizer
+    if optimizer is None:
+        raise ArgumentError(
+            "the session has no optimizer: make it with optimizer_model, or with "
+            "TrainingSession.from_folder if the folder has optimizer_model.onnx"
+        )
+    evaluation = None
+    if validation is not None:
+        evaluation = Evaluation(session, validation, measured, batch_size, "validation")
+    elif measured:
+        raise ArgumentError("metrics are measured on validation data: pass validation=")
+    best = _watched(early, checkpoint, measured, evaluation is not None)
+
+    with cached_features(session, data, micro_batch_size or batch_size, cache_features) as data:
+        # A new run, or the position of the one that was saved.
+        saved = None
+        if resume:
+            saved = saved_record(session, None if checkpoint is None else checkpoint.path)
+        state = begin_or_resume(session, optimizer, saved, seed)
+        source = make_source(
+            data,
+            session.input_names(),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=state.seed,
+        )
+        order = source.order | {"accumulate": accumulate}
+        require_repeatable(source, epochs - state.epoch, "data")
+        if evaluation is not None:
+            require_repeatable(evaluation.source, epochs - state.epoch, "validation")
+        snapshot = Snapshot()
+        if saved is not None:
+            state.check_order(saved.get("order"), order)
+            if best is not None and saved.get("best") is not None:
+                best.restore(saved["best"])
+                restores = early is not None and early.restore_best and best.epoch is not None
+                if restores and checkpoint is not None and checkpoint.best_path.exists():
+                    snapshot.read(checkpoint.best_path, session)
+
+        # How it updates.
+        steps = steps_in_epoch(source, accumulate)
+        rate = make_schedule(
+            schedule or plateau, optimizer, state, steps, epochs, measured, evaluation is not None
+        )
+        accumulation = None
+        if accumulate > 1 or micro_batch_size is not None:
+            accumulation = Accumulation(session, accumulate, average)
+
+        return Loop(
+            session=session,
+            source=source,
+            state=state,
+            order=order,
+            epochs=epochs,
+            accumulation=accumulation,
+            micro_batch_size=micro_batch_size,
+            steps_in_epoch=steps,
+            evaluation=evaluation,
+            best=best,
+            early_stopping=early,
+            checkpoint=checkpoint,
+            schedule=rate,
+            guard=NanGuard(session, check),
+            callbacks=called,
+            progress=shown,
+            snapshot=snapshot,
+        ).run()
+
+
+def _accumulate(given: Any) -> tuple[int, bool]:
+    """Return the number of batches to an update, and whether their gradients are averaged."""
+    count, how = given if isinstance(given, tuple) and len(given) == 2 else (given, "mean")
+    return at_least(1, "accumulate", count), choice("accumulate", how, ("mean", "sum")) == "mean"
+
+
+def _watched(
+    early: EarlyStopping | None,
+    checkpoint: SaveCheckpoint | None,
+    metrics: Mapping[str, Metric],
+    evaluates: bool,
+) -> Best | None:
+    """Return the value whose best epoch early stopping or checkpoints ask for."""
+    if early is not None:
+        monitor, mode = find_monitor(early.monitor, early.mode, metrics, evaluates, "EarlyStopping")
+        return Best(monitor, mode, early.min_delta)
+    if checkpoint is not None and checkpoint.best:
+        return Best(*find_monitor(None, "auto", metrics, evaluates, "SaveCheckpoint"))
+    return None

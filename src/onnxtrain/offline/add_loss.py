@@ -1,0 +1,127 @@
+"""The loss behind a model: made from what the user gave, and called with the right values."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxtrain.errors import ArgumentTypeError, OnnxTrainError
+from onnxtrain.offline import losses
+from onnxtrain.offline.blocks.accessor import base
+from onnxtrain.offline.blocks.block import Block, names_of
+from onnxtrain.offline.blocks.external import locate
+from onnxtrain.offline.blocks.operators import PassThrough
+from onnxtrain.offline.named import make_named
+from onnxtrain.offline.selection import list_of_names
+
+Loss = Block | Callable[..., Any] | onnx.ModelProto | str | os.PathLike[str]
+# What turns scores into probabilities, where a loss does that itself.
+_INSIDE_LOSS = {losses.CrossEntropyLoss: "Softmax", losses.BCEWithLogitsLoss: "Sigmoid"}
+
+
+def add_loss(
+    forward: onnx.ModelProto,
+    path: Path | None,
+    loss: Loss | None,
+    of: str | Iterable[str] | None,
+    outputs: str | Iterable[str] | None,
+) -> tuple[onnx.ModelProto, list[str], tuple[str, ...]]:
+    """Add the loss to a copy of a model.
+
+    Args:
+        forward: the model.
+        path: where it came from, if its tensors may be in files beside it.
+        loss: what `prepare` takes.
+        of: the values that the loss is called with; the outputs of the model by default.
+        outputs: values to return beside the loss; the outputs of the model by default.
+
+    Returns:
+        The model with the loss, the names of its outputs (the loss first), and notes for the user.
+
+    """
+    own = [output.name for output in forward.graph.output]
+    block = _make_block(loss)
+    names, notes = list_of_names(listed(of), "of") or own, tuple[str, ...]()
+    if is_built_in(block) and not of and len(own) > 1:
+        raise OnnxTrainError(
+            f"the model has {len(own)} outputs ({', '.join(map(repr, own))}) and "
+            f"{type(block).__name__} takes one: say which with of=... (loss_input_names=[...] in "
+            "generate_artifacts)"
+        )
+    if isinstance(loss, str) and is_built_in(block):
+        names, notes = _before_activation(forward, names, block)
+    _require_taken(block, names)
+    if of and isinstance(block, losses.ModelLoss):
+        block = block.by_position(names)
+    with base(forward, path) as accessor:
+        returned = names_of(block(*names))
+        model = accessor.model
+    if path is not None:
+        locate(model, path)
+    beside = own if outputs is None else list_of_names(listed(outputs), "outputs") or []
+    if notes and isinstance(block, losses.BCEWithLogitsLoss) and outputs is None:
+        beside = [*beside, *names]
+    return model, list(dict.fromkeys([*returned, *beside])), notes
+
+
+def is_built_in(block: Block) -> bool:
+    """Tell whether a block is one of the losses that have a name."""
+    return type(block) in losses.BY_NAME.values()
+
+
+def listed(names: str | Iterable[str] | None) -> Iterable[str] | None:
+    """Return one name as a list of one; None stays None."""
+    return [names] if isinstance(names, str) else names
+
+
+def _make_block(loss: Loss | None) -> Block:
+    if loss is None:
+        return PassThrough()
+    if isinstance(loss, Block):
+        return loss
+    if isinstance(loss, onnx.ModelProto | os.PathLike):
+        return losses.ModelLoss(loss)
+    if isinstance(loss, str):
+        if Path(loss).is_file():
+            return losses.ModelLoss(loss)
+        made: Block = make_named(loss, losses.BY_NAME, "loss")
+        return made
+    if callable(loss) and not isinstance(loss, type):
+        return losses.FunctionLoss(loss)
+    raise ArgumentTypeError(
+        f"loss is a name ({', '.join(losses.BY_NAME)}), an instance of a loss or onnxblock.Block, "
+        f"a function, an ONNX model or the path of one, not {loss!r}"
+    )
+
+
+def _before_activation(
+    model: onnx.ModelProto, names: list[str], block: Block
+) -> tuple[list[str], tuple[str, ...]]:
+    """Skip a final Softmax or Sigmoid that the loss contains itself."""
+    activation = _INSIDE_LOSS.get(type(block))
+    maker = next((node for node in model.graph.node if names[0] in node.output), None)
+    if activation is None or maker is None or maker.op_type != activation:
+        return names, ()
+    before = maker.input[0]
+    note = (
+        f"{names[0]!r} comes out of a {activation}, which {type(block).__name__} contains: the "
+        f"loss is computed from {before!r}."
+    )
+    return [before, *names[1:]], (note,)
+
+
+def _require_taken(block: Block, names: Sequence[str]) -> None:
+    """Refuse names that the loss has no parameters for, or lacks."""
+    try:
+        inspect.signature(block.build).bind(*names)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"the loss {type(block).__name__} cannot be called with {', '.join(map(repr, names))} "
+            f"({error}): say what to call it with in of=[...] (loss_input_names in "
+            "generate_artifacts)"
+        ) from None

@@ -1,0 +1,98 @@
+"""What `prepare` wrote, as a description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+
+from onnxtrain.offline.memory import Activations, estimate_proto
+from onnxtrain.offline.passes.remat.budget import StepMemory
+from onnxtrain.offline.passes.webgpu import Uncovered
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The artifacts of a model.
+
+    Attributes:
+        directory: the folder.
+        files: the size of each file, in bytes.
+        trainable: the number of elements of each parameter that trains.
+        frozen: the same for parameters in the checkpoint that never change.
+        statistics: the same for running statistics, which training updates.
+        unreached: what looks like a weight, but receives no gradient.
+        without_gradient: operators that would block the gradient if more parameters trained.
+        loss: the name of the loss.
+        outputs: the names of the outputs beside it.
+        memory: what a step takes, where a budget was given.
+        on_cpu: with `target="webgpu"`, the nodes on floats that WebGPU has no kernel for.
+        notes: what was decided in the caller's place, in sentences.
+
+    """
+
+    directory: Path
+    files: dict[str, int]
+    trainable: dict[str, int]
+    frozen: dict[str, int]
+    statistics: dict[str, int]
+    unreached: tuple[str, ...]
+    without_gradient: tuple[str, ...]
+    loss: str
+    outputs: tuple[str, ...]
+    memory: StepMemory | None
+    on_cpu: tuple[Uncovered, ...]
+    notes: tuple[str, ...]
+    _graph: onnx.ModelProto = field(repr=False, compare=False)
+    _inputs: frozenset[str] = field(repr=False, compare=False)
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of parameters that train."""
+        return sum(self.trainable.values())
+
+    @cached_property
+    def activations(self) -> Activations:
+        """The memory of a training step beside the parameters, estimated from the graph."""
+        return self.estimate_memory()
+
+    @property
+    def activation_bytes_per_sample(self) -> int:
+        """The memory of each sample of a batch at the peak, as far as can be told."""
+        return self.activations.bytes_per_sample
+
+    def estimate_memory(self, sizes: Mapping[str, int] | None = None) -> Activations:
+        """Estimate the memory of a step; `sizes` gives numbers for symbolic dimensions."""
+        return estimate_proto(self._graph, sizes, self._inputs)
+
+    def __str__(self) -> str:
+        """Return the summary as a few lines of text."""
+        size = sum(self.files.values())
+        frozen = sum(self.frozen.values())
+        lines = [
+            f"{self.directory}: {len(self.files)} files, {size:,} bytes",
+            *(f"  {name}  {bytes_:,}" for name, bytes_ in self.files.items()),
+            f"trains        {len(self.trainable)} tensors, {self.parameter_count:,} parameters",
+            f"frozen        {len(self.frozen)} tensors, {frozen:,} parameters",
+            f"statistics    {len(self.statistics)} tensors (BatchNormalization)",
+            f"activations   {self.activations}",
+            f"loss          {self.loss}",
+        ]
+        more = (
+            ("budget", str(self.memory or "")),
+            ("outputs", ", ".join(self.outputs)),
+            ("not reached", ", ".join(self.unreached)),
+            ("no gradient", "; ".join(self.without_gradient)),
+            ("not on WebGPU", shortened(self.on_cpu)),
+            ("note", " ".join(self.notes)),
+        )
+        return "\n".join([*lines, *(f"{name:14}{text}" for name, text in more if text)])
+
+
+def shortened(found: Sequence[Uncovered]) -> str:
+    """List the first of the nodes, and count the others."""
+    more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
+    return "; ".join([*map(str, found[:8]), *more])

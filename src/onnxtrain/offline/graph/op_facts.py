@@ -1,0 +1,95 @@
+"""What the operators of ai.onnx are: one table, which every pass reads.
+
+A node of another domain may have the name of one of these operators, so ask for its domain as well.
+What a gradient rule, an adapter or a kernel does with an operator is not here, but beside it.
+"""
+
+from __future__ import annotations
+
+
+def _ops(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# ---- families ------------------------------------------------------------------------------------
+
+COMPARISONS = _ops("Equal Greater GreaterOrEqual Less LessOrEqual")
+LOGIC = _ops("And Not Or Xor")
+REDUCTIONS = _ops(
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+    "ReduceSum ReduceSumSquare"
+)
+LINEAR = _ops("Conv ConvTranspose Gemm MatMul")  # a product that sums over many elements
+RECURRENT = _ops("GRU LSTM RNN")
+RANDOM = _ops(
+    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike"
+)
+
+# ---- memory and time -----------------------------------------------------------------------------
+
+# The output is the input under another shape, in the same memory.
+VIEWS = _ops("Flatten Identity Reshape Squeeze Unsqueeze")
+# The output only rearranges the input, so a runtime may fuse it into what reads it.
+REARRANGES = VIEWS | _ops("Cast Expand Gather Slice Transpose")
+# Nearly all of the time of a network is spent here.
+COSTLY = LINEAR | RECURRENT | _ops(
+    "Attention ConvInteger DeformConv Einsum If Loop MatMulInteger QLinearConv QLinearMatMul Scan"
+)  # fmt: skip
+# Time for each element, relative to an addition; 1 for the others.
+ELEMENT_COST = {
+    "Erf": 3, "Exp": 3, "Gelu": 4, "Log": 3, "Pow": 4, "Sigmoid": 3, "Softmax": 4, "Tanh": 3,
+}  # fmt: skip
+
+# ---- shapes and types of the first output --------------------------------------------------------
+
+KEEPS_SHAPE = _ops(  # of the first input
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Clip Cos Cosh CumSum Erf Exp Floor "
+    "Identity IsInf IsNaN LeakyRelu Log LogSoftmax Neg Not Reciprocal Relu ReverseSequence Round "
+    "ScatterElements ScatterND Sigmoid Sign Sin Sinh Softmax Softplus Sqrt Tan Tanh Trilu"
+)
+BROADCASTS = COMPARISONS | _ops(
+    "Add And BitShift BitwiseAnd BitwiseXor Div Max Mean Min Mod Mul Or Pow Sub Sum Where Xor"
+)
+RETURNS_BOOL = COMPARISONS | LOGIC | _ops("IsInf IsNaN")
+RETURNS_INT64 = _ops("ArgMax ArgMin NonZero Shape Size")
+# The input whose element type the output has, where that is not the first.
+DTYPE_INPUT = {"If": None, "OneHot": 2, "Where": 1}
+# The rank of the first input, where the operator takes no other.
+INPUT_RANK = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
+
+# ---- what inputs are for -------------------------------------------------------------------------
+
+# Positions that hold weights and nothing else: even a single number there is a weight.
+PARAMETER_INPUTS = {
+    "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gather": (0,),
+    "Gemm": (1, 2), "GroupNormalization": (1, 2), "GRU": (1, 2, 3), "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2), "LSTM": (1, 2, 3, 7), "MatMul": (0, 1), "PRelu": (1,),
+    "RMSNormalization": (1,), "RNN": (1, 2, 3),
+}  # fmt: skip
+# Positions that decide the shape of the output.
+SHAPE_INPUTS = {
+    "ConstantOfShape": (0,), "Col2Im": (1, 2), "MaxUnpool": (2,), "Pad": (1, 3),
+    "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4),
+    **dict.fromkeys(
+        REDUCTIONS | _ops(
+            "CenterCropPad CumSum Expand OneHot Reshape Split Squeeze Tile TopK Trilu Unsqueeze "
+            "Upsample"
+        ),
+        (1,),
+    ),
+}  # fmt: skip
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+# On integers, the result is no larger than the inputs: cheap to compute before run time.
+FOLDS_INTEGERS = VIEWS | COMPARISONS | LOGIC | _ops(
+    "Abs Add Cast Concat Div Gather Max Min Mod Mul Neg ReduceMax ReduceMin ReduceProd ReduceSum "
+    "Shape Size Slice Sub Transpose Where"
+)  # fmt: skip
+# The gradient is at most a finite multiple of the cotangent.
+BOUNDED_GRADIENT = VIEWS | _ops(
+    "Add AveragePool BatchNormalization Cast Clip Concat Dropout Elu Expand Gather Gelu "
+    "GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax MaxPool Mean "
+    "Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice Softmax "
+    "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
+)

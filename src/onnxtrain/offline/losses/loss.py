@@ -1,0 +1,153 @@
+"""Loss: what all losses have in common.
+
+A loss is used in two ways. As a block it is called with names inside `onnxblock.base(model)`:
+`MSELoss()("output", "target")`. And it writes into a graph of onnx_ir: `MSELoss().write(op, x)`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import BlockError
+from onnxtrain.offline.blocks.accessor import current
+from onnxtrain.offline.blocks.append_graph import append_graph
+from onnxtrain.offline.blocks.block import Block
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import Dims, dims_of, is_float, working_type
+from onnxtrain.offline.graph.subgraphs import values_of
+
+Array = np.ndarray[Any, Any] | Sequence[float]
+
+
+class Loss(Block):
+    """A loss of what the model computes and of what it should have computed.
+
+    A subclass has a `formula`, and says what labels it takes (`label_type`).
+
+    Args:
+        reduction: "mean" and "sum" make one number; "none" leaves one for each element or label.
+
+    """
+
+    default_labels = "labels"  # the name of the labels, where the caller gives none
+    reductions: tuple[str, ...] = ("mean", "sum", "none")
+    least_opset = 1
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        if reduction not in self.reductions:
+            raise BlockError(f"reduction is one of {', '.join(self.reductions)}, not {reduction!r}")
+        self.reduction = reduction
+
+    @abstractmethod
+    def formula(self, op: Ops, scores: ir.Value, labels: ir.Value) -> ir.Value:
+        """Write the reduced loss. The scores are float32 or float64; `op.arithmetic` is on."""
+
+    @abstractmethod
+    def label_type(self, scores: ir.Value) -> tuple[ir.DataType, Dims | None]:
+        """Return element type and shape of the labels that are added for some scores."""
+
+    def write(
+        self,
+        op: Ops,
+        scores: ir.Value,
+        labels: ir.Value | None = None,
+        labels_name: str | None = None,
+    ) -> ir.Value:
+        """Write the loss into the graph of `op`, and return it.
+
+        The loss has the element type of the scores. Half types are computed with in float32.
+
+        Args:
+            op: writes into the graph that has the scores, at its end.
+            scores: what the model computes; a float tensor of known type.
+            labels: what the model should have computed.
+            labels_name: the name of the labels, if `labels` is None; "labels" or "target" by
+                default, as the loss calls them. The value of the graph that has this name is taken.
+                If there is none, an input of this name is added behind the other inputs.
+
+        """
+        name = type(self).__name__
+        if op.opset < self.least_opset:
+            raise BlockError(
+                f"{name} needs opset {self.least_opset}, but the model has opset {op.opset}: "
+                "convert the model"
+            )
+        if not is_float(scores):
+            raise BlockError(
+                f"{name} takes floats, but {scores.name!r} is of type {scores.dtype}: name another "
+                "output of the model"
+            )
+        if labels is None:
+            labels = self._labels(op, scores, labels_name or self.default_labels)
+        outer, op.scope = op.scope, "loss"
+        try:
+            with op.arithmetic():
+                loss = self.formula(op, op.cast(scores, working_type(scores)), labels)
+                loss = op.cast(loss, scores.dtype)
+        finally:
+            op.scope = outer
+        loss.name = op.names.fresh("loss")
+        return loss
+
+    def _labels(self, op: Ops, scores: ir.Value, name: str) -> ir.Value:
+        graph = op.target
+        found = next((value for value in values_of(graph) if value.name == name), None)
+        if found is None:
+            found = ir.Value(name=op.names.fresh(name))
+            dtype, dims = self.label_type(scores)
+            found.dtype, found.shape = dtype, None if dims is None else ir.Shape(dims)
+            graph.inputs.append(found)
+        return found
+
+    def _append(self, scores_name: str, labels_name: str) -> str:
+        """Append the loss of named values to the model of the context; return its name."""
+        names = [scores_name, labels_name] if current().has(labels_name) else [scores_name]
+
+        def write(op: Ops, scores: ir.Value, labels: ir.Value | None = None) -> list[ir.Value]:
+            return [self.write(op, scores, labels, labels_name)]
+
+        return append_graph(names, write, "loss")[0]
+
+
+class ElementwiseLoss(Loss):
+    """A loss that compares each element with one of a target of the same shape."""
+
+    default_labels = "target"
+
+    def build(self, loss_input_name: str, target_name: str = "target") -> str:
+        """Add the loss, and the target as an input if the model has no value of that name."""
+        return self._append(loss_input_name, target_name)
+
+    def label_type(self, scores: ir.Value) -> tuple[ir.DataType, Dims | None]:
+        """A target is like the scores."""
+        assert scores.dtype is not None
+        return scores.dtype, dims_of(scores)
+
+    @abstractmethod
+    def terms(self, op: Ops, x: ir.Value, target: ir.Value) -> ir.Value:
+        """Write the loss of each element."""
+
+    def formula(self, op: Ops, scores: ir.Value, labels: ir.Value) -> ir.Value:
+        """Reduce the terms."""
+        terms = self.terms(op, scores, op.cast(labels, scores.dtype))
+        if self.reduction == "none":
+            return terms
+        if self.reduction == "mean":
+            return op.ReduceMean(terms, keepdims=0)
+        total = op.ReduceSum(terms, keepdims=0)
+        if self.reduction == "sum":
+            return total
+        batch = op.Gather(op.Shape(terms), 0, axis=0)
+        return total / op.cast(batch, terms.dtype)
+
+
+def weights(op: Ops, numbers: Array, like: ir.Value, name: str = "weight") -> ir.Value:
+    """Return the weights of terms as a constant of the element type of another value."""
+    assert like.dtype is not None
+    return op.const(np.asarray(numbers).astype(like.dtype.numpy()), name=f"loss/{name}")

@@ -1,0 +1,60 @@
+"""Losses and optimizers by name: "huber", or with settings "huber:delta=0.5"."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from onnxtrain.errors import ArgumentError, ArgumentTypeError
+from onnxtrain.offline.optimizers import BY_NAME, ClipGradNorm, Optimizer
+
+
+def make_named(text: str, table: Mapping[str, type], argument: str) -> Any:
+    """Make what a text names, such as "sgd:momentum=0.9,nesterov=True".
+
+    Args:
+        text: the name, in lower case with underscores or hyphens, and settings behind a colon.
+        table: the classes by name.
+        argument: what the text was given as, for errors.
+
+    """
+    name, _, settings = text.partition(":")
+    kind = table.get(name.strip().lower().replace("-", "_"))
+    if kind is None:
+        near = difflib.get_close_matches(name, table, 1)
+        raise ArgumentError(
+            f"{argument} is {text!r}, which is none of {', '.join(table)}"
+            f"{f': did you mean {near[0]!r}?' if near else ''}"
+        )
+    given = dict(_setting(item, text) for item in settings.split(",") if item.strip())
+    if "clip_norm" in given:
+        given["clip_grad"] = ClipGradNorm(given.pop("clip_norm"))
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise ArgumentError(f"{argument} is {text!r}: {error}") from None
+
+
+def _setting(item: str, text: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in item.partition("="))
+    if not equals or not key.isidentifier():
+        raise ArgumentError(f"{text!r}: settings are written name=value, not {item.strip()!r}")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def make_optimizer(optimizer: str | Optimizer | None) -> Optimizer | None:
+    """Return an optimizer that was given by name or as an object; None stays None."""
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        return optimizer
+    if isinstance(optimizer, str):
+        made: Optimizer = make_named(optimizer, BY_NAME, "optimizer")
+        return made
+    raise ArgumentTypeError(
+        f"optimizer is a name ({', '.join(BY_NAME)}) or an optimizer of onnxtrain.optim, not "
+        f"{optimizer!r}"
+    )

@@ -1,0 +1,64 @@
+"""`--quick`: what `make check` runs, without torch, other environments, or slow tests.
+
+A test that touches torch is skipped, wherever it does: in a helper, a fixture, or when its file is
+imported. Tests need no mark for that, and those beside them run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+TESTS = str(Path(__file__).parent)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="no torch, no slow tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        sys.meta_path.insert(0, _WithoutTorch())
+        for name in [n for n in os.environ if n.startswith("ONNXTRAIN_")]:
+            del os.environ[name]  # where other environments are
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
+class _WithoutTorch(MetaPathFinder, Loader):
+    """Puts an empty module in the place of torch and of each module in it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        inside = name == "torch" or name.startswith("torch.")
+        return ModuleSpec(name, self, is_package=True) if inside else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Torch(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == "torch":  # for `from torch import nn`
+            __import__("torch.nn")
+
+
+class _Torch(ModuleType):
+    """Ends the test that takes something out of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        caller = sys._getframe(1).f_code.co_filename
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if caller.startswith(TESTS):
+            pytest.skip("--quick does without torch", allow_module_level=True)
+        return type(name, (), {})  # another package asks whether an array is one of torch's
