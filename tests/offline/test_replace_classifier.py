@@ -13,6 +13,7 @@ from onnxtrain import TrainingSession
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
 from onnxtrain.errors import ArgumentError, ModelError, UnknownNameError
 from onnxtrain.offline.passes.replace_classifier import new_head, replace_classifier
+from onnxtrain.offline.prepare import prepare
 
 OLD, NEW = 4, 3
 SHAPES = {
@@ -293,6 +294,13 @@ def test_outputs_stay_unless_they_come_from_the_old_layer() -> None:
     after = run(replaced.model, feeds, "features", "other")
     for name in ("features", "other"):
         np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_prepare_computes_the_loss_from_the_new_scores(tmp_path: Path) -> None:
+    given = model(node("Gemm", "h", "w", "b"), outputs=("h", "y"))
+    made = prepare(given, tmp_path, classes=NEW, of="y")
+    assert set(made.trainable) == {"head.weight", "head.bias"}
+    assert {"h", "scores"} <= set(made.outputs)
 
 
 def test_a_sum_inside_the_model_is_no_bias() -> None:

@@ -1,4 +1,4 @@
-"""Completion for shells, written from the parser itself."""
+"""Shell completion, generated from the parser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Command = tuple[tuple[str, ...], argparse.ArgumentParser]
 
 
 def completion_command(options: argparse.Namespace, console: Console) -> int:
-    """Write the script of a shell to standard output."""
+    """Print the completion script of a shell."""
     write = {"bash": bash, "zsh": zsh, "fish": fish}[options.shell]
     script = write()
     if console.as_json:
@@ -23,7 +23,7 @@ def completion_command(options: argparse.Namespace, console: Console) -> int:
 
 
 def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[Command]:
-    """Yield every command with the words that lead to it."""
+    """Yield every command and its path of words."""
     yield path, parser
     for name, (inner, _) in _subcommands(parser).items():
         yield from _commands(inner, (*path, name))
@@ -32,7 +32,7 @@ def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> It
 def _subcommands(
     parser: argparse.ArgumentParser,
 ) -> dict[str, tuple[argparse.ArgumentParser, str]]:
-    """Return the commands below a command, with what each does."""
+    """Return the subcommands of a command and their help."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             does = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -45,7 +45,7 @@ def _options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the words, if there are but a few, that can be an argument of a command."""
+    """Return the choices of the positional arguments."""
     found = [a.choices for a in parser._actions if not a.option_strings and a.choices is not None]
     return [str(word) for choices in found for word in choices]
 
@@ -55,7 +55,7 @@ def _takes_files(parser: argparse.ArgumentParser) -> bool:
 
 
 def _cases() -> tuple[list[str], list[str]]:
-    """Return what bash and zsh offer: by command, and by command and option before."""
+    """Return the case branches for bash and zsh: by command, and by command and last option."""
     words, values = [], []
     for path, parser in _commands(make_parser()):
         key = " ".join(path)
@@ -72,7 +72,7 @@ def _cases() -> tuple[list[str], list[str]]:
 
 
 def bash() -> str:
-    """Return the script for bash: commands, options, the words that options take, file names."""
+    """Return the script for bash."""
     words, values = _cases()
     return "\n".join(
         [
@@ -89,7 +89,7 @@ def bash() -> str:
             *values,
             "  esac",
             '  COMPREPLY=($(compgen -W "$offer" -- "$word"))',
-            "  IFS=$'\\n'  # names of files may have spaces",
+            "  IFS=$'\\n'  # file names may have spaces",
             '  [ -z "$files" ] || COMPREPLY+=($(compgen -f -- "$word"))',
             "}",
             "complete -o filenames -F _onnxtrain onnxtrain",
@@ -99,7 +99,7 @@ def bash() -> str:
 
 
 def zsh() -> str:
-    """Return the script for zsh, which offers the same."""
+    """Return the script for zsh."""
     words, values = _cases()
     return "\n".join(
         [
@@ -124,7 +124,7 @@ def zsh() -> str:
 
 
 def fish() -> str:
-    """Return the script for fish, which also says what each word does."""
+    """Return the script for fish, with descriptions."""
     lines = []
     for path, parser in _commands(make_parser()):
         begin = f"complete -c onnxtrain -n {_quoted(_condition(path, parser))}"
@@ -146,7 +146,7 @@ def fish() -> str:
 
 
 def _condition(path: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
-    """Return when fish is to offer what may follow a command."""
+    """Return the condition under which fish offers the words of a command."""
     if not path:
         return "__fish_use_subcommand"
     parts = [f"__fish_seen_subcommand_from {word}" for word in path]
@@ -161,6 +161,6 @@ def _said(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as fish writes it between single quotes."""
+    """Quote a text for fish."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

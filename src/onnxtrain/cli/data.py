@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
     from onnxtrain.format.model.file import ValueType
 
-_LOOKED_AT = 10**7  # larger arrays are checked as they are fed
-# What people call features and labels, where the names are not those of the model.
+_LOOKED_AT = 10**7  # elements; larger arrays are checked batch by batch
+# Common names of features and labels, for arrays that are not named after the inputs.
 _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"), ("arr_0", "arr_1"),
           ("x_train", "y_train"), ("x_test", "y_test"))  # fmt: skip
 
 
 def load(paths: Sequence[str], session: TrainingSession, reading: Reading, option: str) -> Data:
-    """Read the data of an option and check it against the model."""
+    """Read the files of an option and check the arrays against the model's inputs."""
     inputs = session.module.training_executor.signature.inputs
     files = [_named(text) for text in paths]
     for _, path in files:
         if not path.exists():
-            raise InputError(f"{option}: {str(path)!r} is not there: give a file or a folder")
+            raise InputError(f"{option}: {str(path)!r} does not exist")
     first = files[0][1]
     many = len(files) > 1 or files[0][0] is not None or first.suffix == ".npy"
     if many:
@@ -62,12 +62,12 @@ def load(paths: Sequence[str], session: TrainingSession, reading: Reading, optio
 def _read_npy(
     files: Sequence[tuple[str | None, Path]], inputs: Sequence[ValueType], option: str
 ) -> dict[str, Array]:
-    """Map arrays, one a file; only the rows of a batch are ever read."""
+    """Memory-map one array per file; only the rows of a batch are read."""
     names = [value.name for value in inputs]
     if len(files) != len(inputs):
         raise InputError(
-            f"{option}: there are {len(files)} files and the model has the inputs "
-            f"{', '.join(names)}: give one .npy for each"
+            f"{option}: the model has the inputs {', '.join(names)}: give one .npy for each, not "
+            f"{len(files)}"
         )
     given = [name for name, _ in files if name is not None]
     if given and sorted(given) != sorted(names):
@@ -92,7 +92,7 @@ def _read_npz(
     path: Path, inputs: Sequence[ValueType], given: Mapping[str, str], option: str
 ) -> dict[str, Array]:
     try:
-        # numpy leaves a file open that it opened itself and could not read.
+        # numpy does not close a file that it opened and could not read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except PermissionError:
@@ -127,7 +127,7 @@ def _read_npz(
 
 
 def _usual(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, str] | None:
-    """Return which array is which, where both have usual names."""
+    """Match two arrays with common names to the two inputs."""
     if len(names) != 2:
         return None
     lower = {name.lower(): name for name in arrays}
@@ -146,13 +146,13 @@ def _named(text: str) -> tuple[str | None, Path]:
 
 
 def fitting(array: Array, value: ValueType, where: str) -> Array:
-    """Return an array in the shape of an input, if it has as many numbers for a sample."""
+    """Return an array in the shape of an input, if a sample has the same number of elements."""
     if array.ndim == 0:
         raise InputError(
-            f"{where}: the array for {value.name!r} is a single number: give one row a sample"
+            f"{where}: the array for {value.name!r} is a scalar: give one row per sample"
         )
     if not len(array):
-        raise InputError(f"{where}: the array for {value.name!r} has no samples: give some")
+        raise InputError(f"{where}: the array for {value.name!r} is empty")
     dims = value.dims
     if dims is None or _matches(array.shape, dims):
         return array
@@ -166,14 +166,14 @@ def fitting(array: Array, value: ValueType, where: str) -> Array:
 
 
 def _hint(array: Array, dims: Sequence[int | str | None]) -> str:
-    """Say what to do about labels that are given as rows of zeros and ones."""
+    """Advise on one-hot labels."""
     if len(dims) == 1 and array.ndim == 2:
-        return ": give the number of the class of each sample, such as array.argmax(axis=1)"
-    return ", the first axis being samples: give it so"
+        return ": give the class index of each sample, such as array.argmax(axis=1)"
+    return "; the first axis is the samples"
 
 
 def _check_type(array: Array, value: ValueType, where: str) -> None:
-    """Refuse what no conversion makes into the numbers that an input takes."""
+    """Refuse elements that cannot be converted to the type of an input."""
     element = ELEMENT_TYPES.get(value.element_type)
     wanted = None if element is None else element.dtype
     if wanted is None or wanted.kind not in "fiub":
@@ -182,8 +182,8 @@ def _check_type(array: Array, value: ValueType, where: str) -> None:
         what = {"U": "text", "S": "text", "c": "complex numbers", "M": "dates", "m": "durations"}
         found = what.get(array.dtype.kind, f"{array.dtype}")
         raise InputError(
-            f"{where}: the array for {value.name!r} holds {found}, and the model takes {wanted}: "
-            "write numbers; words can be the labels of a CSV file"
+            f"{where}: the array for {value.name!r} holds {found}, and the model takes {wanted}; "
+            "only the labels of a CSV file may be words"
         )
     if wanted.kind in "iu" and array.dtype.kind == "f" and array.size < _LOOKED_AT:
         whole = np.isfinite(array) & (array == np.trunc(array))
@@ -191,7 +191,7 @@ def _check_type(array: Array, value: ValueType, where: str) -> None:
             sample = int(np.argwhere(~whole)[0][0])
             raise InputError(
                 f"{where}: the array for {value.name!r} has {array[sample]!s} for sample {sample}, "
-                f"and the model takes whole numbers ({wanted})"
+                f"and the model takes integers ({wanted})"
             )
 
 
@@ -206,7 +206,7 @@ def _shape(dims: Sequence[Any]) -> str:
 
 
 def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option: str) -> None:
-    """Refuse labels that are no class of the model, where it says how many it has."""
+    """Refuse labels outside the classes of the model, if their number is known."""
     name, labels = list(arrays.items())[-1]
     declared = session.module.training_executor.signature.inputs[-1]
     element = ELEMENT_TYPES.get(declared.element_type)
@@ -219,8 +219,8 @@ def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option:
     if low < 0 or high >= count:
         more = f"prepare it with --classes {int(high) + 1}, or " if 0 <= low < high < 10**6 else ""
         raise InputError(
-            f"{option}: the labels {name!r} go from {low:g} to {high:g}, and the model has {count} "
-            f"classes, 0 to {count - 1}: {more}number the labels from 0"
+            f"{option}: the labels {name!r} range from {low:g} to {high:g}, and the model has "
+            f"{count} classes, 0 to {count - 1}: {more}number the labels from 0"
         )
 
 

@@ -1,4 +1,4 @@
-"""Data out of a folder that has a folder of images for each class."""
+"""Images as data: a folder with one subfolder for each class."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from onnxtrain.format.model.file import ValueType
 
 _ENDINGS = frozenset(".png .jpg .jpeg .bmp .gif .webp .tif .tiff".split())
-_IN_MEMORY = 2**28  # bytes; more images than that are kept in a file and mapped
+_IN_MEMORY = 2**28  # bytes; more than that is memory-mapped from a temporary file
 
 
 class Layout(NamedTuple):
-    """How a model takes an image; channels come first or last."""
+    """The layout of an image in a model's input; `first` means channels first."""
 
     channels: int
     height: int
@@ -39,11 +39,11 @@ class Layout(NamedTuple):
 
 
 def read_images(folder: Path, inputs: Sequence[ValueType], reading: Reading, option: str) -> Data:
-    """Read all images; the names of their folders are the classes."""
+    """Read all images; the names of the subfolders are the classes."""
     where = f"{option}: {folder}"
     if len(inputs) != 2:
         names = ", ".join(value.name for value in inputs)
-        raise InputError(f"{where}: the model has the inputs {names}: use an .npz for these")
+        raise InputError(f"{where}: the model has the inputs {names}: use an .npz file")
     files = _files(folder, where)
     layout = layout_of(inputs[0], reading.size, where)
     labels, classes = numbered([name for name, _ in files], reading.classes, where)
@@ -63,18 +63,20 @@ def _files(folder: Path, where: str) -> list[tuple[str, Path]]:
     ]
     if not found:
         raise InputError(
-            f"{where}: there are no images: put them into a folder for each class, such as "
+            f"{where}: no images found: put them into one folder for each class, such as "
             f"{folder.name}/cat/1.jpg"
         )
     return found
 
 
 def layout_of(value: ValueType, size: int | None, where: str) -> Layout:
-    """Read from the shape of an input how it takes images."""
+    """Derive the layout of images from the shape of an input."""
     dims = value.dims
     if dims is None or len(dims) != 4:
         shape = "of unknown shape" if dims is None else f"of rank {len(dims)}"
-        raise InputError(f"{where}: the input {value.name!r} is {shape}, and images have 4 axes")
+        raise InputError(
+            f"{where}: the input {value.name!r} is {shape}; for images, it must have 4 axes"
+        )
     for first, (channels, height, width) in ((True, dims[1:]), (False, (dims[3], *dims[1:3]))):
         if channels in (1, 3, 4):
             sides = [side if isinstance(side, int) else size for side in (height, width)]
@@ -116,7 +118,7 @@ def _per_channel(given: Sequence[float] | None, layout: Layout, where: str) -> A
         return None
     if len(given) not in (1, layout.channels):
         raise InputError(
-            f"{where}: --mean and --std have one number, or {layout.channels} for the channels"
+            f"{where}: --mean and --std take one number, or one per channel ({layout.channels})"
         )
     return np.array(given, np.float32)
 
@@ -130,16 +132,13 @@ def _open(path: Path, where: str) -> Image:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         # What Pillow raises depends on the format.
         raise InputError(
-            f"{where}: {str(path)!r} is not an image that can be read: remove or replace it"
+            f"{where}: {str(path)!r} cannot be read as an image: remove or replace it"
         ) from None
     return image
 
 
 def pixels_of(image: Image, layout: Layout) -> Array:
-    """Return an image in the size of the model: height × width × channels, from 0 to 1.
-
-    It keeps its proportions: the middle is cut out.
-    """
+    """Return an image as height × width × channels, from 0 to 1, scaled and center-cropped."""
     from PIL import ImageOps
 
     mode = {1: "L", 3: "RGB", 4: "RGBA"}[layout.channels]

@@ -6,29 +6,23 @@ import argparse
 import math
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from onnxtrain import __version__
 from onnxtrain.cli.interrupt import ends_at_once
 
-LOSSES = {
-    "cross-entropy": "CrossEntropyLoss",
-    "mse": "MSELoss",
-    "l1": "L1Loss",
-    "bce": "BCEWithLogitsLoss",
-    "huber": "HuberLoss",
-    "smooth-l1": "SmoothL1Loss",
-    "nll": "NLLLoss",
-    "kl": "KLDivLoss",
-}
-OPTIMIZERS = {
-    "adamw": "AdamW",
-    "adam": "Adam",
-    "sgd": "SGD",
-    "rmsprop": "RMSprop",
-    "adagrad": "Adagrad",
-    "lion": "Lion",
-}
+
+class Named(tuple[str, ...]):
+    """Names that settings may follow, "huber:delta=0.5"; "none" and files are taken as well."""
+
+    def __contains__(self, text: object) -> bool:
+        name = str(text).partition(":")[0]
+        return name == "none" or name in tuple(self) or Path(str(text)).is_file()
+
+
+LOSSES = Named(("cross-entropy", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl"))
+OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion"))
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")
 
@@ -120,12 +114,14 @@ def _command(
 def _inspect(commands: Any) -> None:
     add = _command(
         commands, "inspect", "workstation",
-        "what of a model would train, what has no gradient, sizes and memory",
+        "show what can train, what has no gradient, and the memory of a step",
     ).add_argument  # fmt: skip
     add("model", type=_file, help="an .onnx file")
-    add("--of", metavar="OUTPUT", help="the output that the loss will be computed from")
+    add("--of", metavar="OUTPUT", help="the output that the loss reads")
     add("--weights", action="store_true", help="list every weight by name")
-    add("--size", action="append", default=[], metavar="NAME=N", help="a symbolic dimension")
+    add(
+        "--size", action="append", default=[], metavar="NAME=N", help="size of a symbolic dimension"
+    )
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
 
 
@@ -134,22 +130,33 @@ def _prepare(commands: Any) -> None:
         commands, "prepare", "workstation", "write the artifacts that a device trains from"
     ).add_argument
     add("model", type=_file, help="an .onnx file")
-    add("--output", "-o", type=_file, required=True, metavar="FOLDER", help="where to write them")
-    add("--loss", choices=LOSSES, default="cross-entropy", help="cross-entropy unless given")
-    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="adamw unless given")
-    add("--train", action="append", metavar="PATTERN", help="what trains, such as 'head.*'")
-    add("--freeze", action="append", metavar="PATTERN", help="what does not train")
-    add("--classes", type=_count, metavar="N", help="replace the last layer by one for N classes")
-    add("--after", metavar="NAME", help="the value to put that new layer behind")
-    add("--of", metavar="NAME", help="the value that the loss is computed from")
+    add("--output", "-o", type=_file, required=True, metavar="FOLDER", help="the folder to write")
+    add(
+        "--loss", choices=LOSSES, default="cross-entropy",
+        help="default: cross-entropy; with settings huber:delta=0.5; none: the output is the loss",
+    )  # fmt: skip
+    add(
+        "--optimizer", choices=OPTIMIZERS, default="adamw",
+        help="default: adamw; with settings sgd:nesterov=True,momentum=0.9; or none",
+    )  # fmt: skip
+    add("--train", action="append", metavar="PATTERN", help="weights to train, such as 'head.*'")
+    add("--freeze", action="append", metavar="PATTERN", help="weights to freeze")
+    add("--classes", type=_count, metavar="N", help="replace the last layer for N classes")
+    add("--after", metavar="NAME", help="the value that the new layer reads")
+    add("--of", action="append", metavar="NAME", help="a value that the loss reads")
+    add("--outputs", action="append", metavar="NAME", help="a value to return beside the loss")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
-    add("--target", choices=("cpu", "webgpu"), default="cpu", help="what the graphs are to run on")
-    add("--weight-decay", type=_rate, default=0.0, metavar="X")
+    add("--target", choices=("cpu", "webgpu"), default="cpu", help="where the graphs run")
+    add("--weight-decay", type=_rate, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")
-    add("--memory-budget", metavar="X", help="what a step may take: 300MB, or 50%% of what it does")
-    add("--size", action="append", default=[], metavar="NAME=N", help="a dimension it is meant for")
+    add("--memory-budget", metavar="X", help="memory of a step: 300MB, or 50%% of the default")
+    add("--size", action="append", default=[], metavar="NAME=N", help="a dimension, for the budget")
+    add("--proximal", action="store_true", help="updates have FedProx's proximal term")
+    add("--prefix", default="", metavar="TEXT", help="what the names of the files begin with")
+    add("--nominal-checkpoint", action="store_true", help="write a checkpoint without data too")
     add("--ort-format", action="store_true", help="write .ort files too")
+    add("--custom-op-library", type=_file, metavar="FILE", help="the model's own operators")
 
 
 def _train(commands: Any) -> None:
@@ -221,40 +228,49 @@ def _checkpoint(commands: Any) -> None:
 
 def _gradient(commands: Any) -> None:
     add = _command(
-        commands, "gradient", "workstation", "extend a model by the gradient of an output"
+        commands, "gradient", "workstation", "add gradients to a model, as further outputs"
     ).add_argument
     add("model", type=_file, help="an .onnx file")
-    add("--wrt", action="append", required=True, metavar="NAME", help="an input or a weight")
-    add("--of", metavar="OUTPUT", help="the output to differentiate; the first unless given")
-    add("--straight-through", action="append", default=[], metavar="OP", help="such as Round")
+    add("--wrt", action="append", required=True, metavar="NAME", help="input or weight")
+    add("--of", metavar="OUTPUT", help="the output to differentiate; default: the first")
+    add(
+        "--straight-through",
+        action="append",
+        default=[],
+        metavar="OP",
+        help="an operator to treat as the identity, such as Round",
+    )
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--output", "-o", type=_file, required=True, metavar="FILE", help="the model to write")
 
 
 def _ops(commands: Any) -> None:
     add = _command(
-        commands, "ops", "workstation", "how each operator of ONNX is differentiated"
+        commands, "ops", "workstation", "list the ONNX operators and how each is differentiated"
     ).add_argument
-    add("op", nargs="*", help="these operators alone")
+    add("op", nargs="*", help="only these operators")
     add("--how", choices=("rule", "expanded", "rewritten", "zero", "refused"))
 
 
 def _demo(commands: Any) -> None:
     add = _command(
-        commands, "demo", "demo.command", "the whole story on handwritten digits"
+        commands,
+        "demo",
+        "demo.command",
+        "pretrain, personalize on a device, export: handwritten digits",
     ).add_argument
     add(
         "--output", "-o", type=_file, default="onnxtrain-demo", metavar="FOLDER",
-        help="where files go",
+        help="the folder to write",
     )  # fmt: skip
     add("--seed", type=_seed, default=0, metavar="N")
 
 
 def _completion(commands: Any) -> None:
     parser = _command(
-        commands, "completion", "completion", "the completion of these commands for a shell",
-        text='Write the completion for a shell: eval "$(onnxtrain completion bash)" in ~/.bashrc, '
-        "the same with zsh in ~/.zshrc; onnxtrain completion fish | source.",
+        commands, "completion", "completion", "print the completion script of a shell",
+        text='Print the completion script of a shell. bash: eval "$(onnxtrain completion bash)" in '
+        "~/.bashrc; zsh: the same in ~/.zshrc; fish: onnxtrain completion fish | source.",
     )  # fmt: skip
     parser.add_argument("shell", choices=SHELLS)
 

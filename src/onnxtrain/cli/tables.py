@@ -1,4 +1,4 @@
-"""Data out of CSV files: a column of labels, the others are numbers for the model."""
+"""CSV files as data: a column of labels, and columns of features."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _INTEGERS = (3, 5, 6, 7)
 
 
 def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, option: str) -> Data:
-    """Read a CSV file with a header; one input of the model is fed, and the labels."""
+    """Read a CSV file with a header, for a model with one input and labels."""
     where = f"{option}: {path}"
     if len(inputs) != 2:
         names = ", ".join(value.name for value in inputs)
-        raise InputError(f"{where}: the model has the inputs {names}: use an .npz for these")
+        raise InputError(f"{where}: the model has the inputs {names}: use an .npz file")
     header, rows = _read(path, where)
     label = _label(header, reading.label, where)
     columns = reading.columns or [name for name in header if name not in label]
@@ -42,9 +42,7 @@ def _read(path: Path, where: str) -> tuple[list[str], list[list[str]]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header, *rows = [row for row in csv.reader(file, delimiter=separator) if row]
     except (UnicodeDecodeError, csv.Error, ValueError):
-        raise InputError(
-            f"{where}: this is not a CSV file, in UTF-8, with a header and rows"
-        ) from None
+        raise InputError(f"{where}: this is not a CSV file with a header, in UTF-8") from None
     if not rows:
         raise InputError(f"{where}: there are no rows under the header")
     for number, row in enumerate(rows):
@@ -63,14 +61,14 @@ def _label(header: Sequence[str], given: str | None, where: str) -> list[str]:
     usual = [name for name in header if name.lower() in _USUAL]
     if len(usual) != 1:
         raise InputError(
-            f"{where}: say with --label which column has the labels; the first line has the "
-            f"columns {_some(header)}{_separated(header)}"
+            f"{where}: choose the column of the labels with --label; the header has "
+            f"{_some(header)}{_separated(header)}"
         )
     return usual
 
 
 def _separated(header: Sequence[str]) -> str:
-    """Say so if cells look separated by something else than commas, or tabs in a .tsv."""
+    """Point out a separator that is not the expected one."""
     odd = next((s for s in ";\t|" if len(header) == 1 and s in header[0]), None)
     return "" if odd is None else f" (cells are separated by commas in .csv, not by {odd!r})"
 
@@ -79,7 +77,7 @@ def _require(header: Sequence[str], wanted: Sequence[str], where: str, option: s
     missing = next((name for name in wanted if name not in header), None)
     if missing is not None:
         raise InputError(
-            f"{where}: there is no column {missing!r} for {option}; there are {_some(header)}"
+            f"{where}: there is no column {missing!r} for {option}; the header has {_some(header)}"
         )
 
 
@@ -123,7 +121,7 @@ def _labels(
     reading: Reading,
     where: str,
 ) -> tuple[Array, list[str] | None]:
-    """Return labels: numbers as they are; words as the numbers of classes."""
+    """Return integers as they are, and words as class indices."""
     if element_type not in _INTEGERS:
         return _floats(header, rows, label, where), reading.classes
     words = [row[header.index(label[0])].strip() for row in rows]

@@ -118,7 +118,7 @@ def prepare(
     if classes is not None:
         (last,) = listed(of) or (None,)
         replaced = replace_classifier(model, classes, of=last, after=after)
-        model, of, train = replaced.model, None, train or replaced.parameters
+        model, of, train = replaced.model, replaced.output, train or replaced.parameters
     elif after is not None:
         raise ArgumentError("after says where a new layer goes: give classes too")
     forward, path = read_model(model)

@@ -167,7 +167,7 @@ def _elements(value: ir.Value) -> int:
 
 
 def choose(
-    found: Survey, requires_grad: Iterable[str] | None, frozen_params: Iterable[str] | None
+    found: Survey, train: Iterable[str] | None, freeze: Iterable[str] | None
 ) -> tuple[list[str], list[str]]:
     """Return the names of what trains and of what is frozen, that is, stored in the checkpoint.
 
@@ -175,19 +175,14 @@ def choose(
     constants.
     """
     roles = found.roles
-    listed = _frozen(list_of_names(frozen_params, "frozen_params") or (), found)
-    wanted = list_of_names(requires_grad, "requires_grad")
-    if wanted is None:
-        trains = [n for n in found.names(Role.WEIGHT) if n not in set(listed)]
+    kept = set(_frozen(list(freeze or ()), found))
+    if train is None:
+        trains = [n for n in found.names(Role.WEIGHT) if n not in kept]
     else:
-        trains = _listed(wanted, found)
-    both = sorted(set(trains) & set(listed))
+        trains = _trained(train, found)
+    both = sorted(kept.intersection(trains))
     if both:
-        raise OnnxTrainError(
-            f"{_some(both)} cannot both train and be frozen: requires_grad and frozen_params "
-            "overlap"
-        )
-    kept = set(listed)
+        raise OnnxTrainError(f"{_some(both)} cannot both train and be frozen")
     kept.update(n for n, role in roles.items() if role is not Role.CONSTANT)
     kept.update(n for n, v in found.model.graph.initializers.items() if _is_stored_once(v))
     chosen = set(trains)
@@ -210,32 +205,30 @@ def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | Non
     raise ArgumentTypeError(f"{argument} is a list of names, not {names!r}")
 
 
-def _frozen(frozen_params: Sequence[str], found: Survey) -> list[str]:
+def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:
     """Return what is frozen by name or pattern.
 
     A pattern without a match is an error: the user would train what should be frozen. A missing
     name is only a warning, because upstream's scripts list names that its exporter drops.
     """
     missing = []
-    for name in frozen_params:
+    for name in freeze:
         if _matching([name], found.roles):
             continue
         if _is_pattern(name):
             raise UnknownNameError(
-                f"frozen_params has the pattern {name!r}, which matches no initializer of the "
-                f"model. {_similar(name, found)}"
+                f"nothing to freeze: {name!r} matches no initializer of the model. "
+                f"{_similar(name, found)}"
             )
         missing.append(name)
     if missing:
         warnings.warn(
-            f"frozen_params names {_some(missing)}: the model has no such initializer, so nothing "
-            "is frozen by that name",
-            stacklevel=4,
+            f"nothing to freeze: the model has no initializer {_some(missing)}", stacklevel=5
         )
-    return _matching(frozen_params, found.roles)
+    return _matching(freeze, found.roles)
 
 
-def _listed(requires_grad: Sequence[str], found: Survey) -> list[str]:
+def _trained(train: Iterable[str], found: Survey) -> list[str]:
     """Return what trains by name or pattern; either without a match is an error.
 
     A pattern selects the weights among its matches, or the other floats with a gradient if none of
@@ -243,23 +236,23 @@ def _listed(requires_grad: Sequence[str], found: Survey) -> list[str]:
     """
     inputs = [value.name or "" for value in found.model.graph.inputs]
     chosen: set[str] = set()
-    for name in requires_grad:
+    for name in train:
         if found.roles.get(name) is Role.STATISTIC:
             raise NotDifferentiableError(
-                f"requires_grad names {name!r}, which is a running statistic of "
-                "BatchNormalization: it is updated, never trained"
+                f"{name!r} cannot train: it is a running statistic of BatchNormalization, which "
+                "each step updates"
             )
         if name in found.roles or name in inputs:
             chosen.add(name)
             continue
         matches = _matching([name], found.roles)
         if not matches:
-            raise UnknownNameError(f"requires_grad names {name!r}, {_what_it_is(name, found)}")
+            raise UnknownNameError(f"{name!r} cannot train: {_what_it_is(name, found)}")
         weights = [n for n in matches if found.roles[n] is Role.WEIGHT]
         weights = weights or [n for n in matches if n in found.reached]
         if not weights:
             raise NotDifferentiableError(
-                f"requires_grad names {name!r}, which matches {_some(matches)}: none of these is a "
+                f"{name!r} cannot train: it matches {_some(matches)}, and none of these is a "
                 "weight that the loss depends on"
             )
         chosen.update(weights)
@@ -270,10 +263,10 @@ def _what_it_is(name: str, found: Survey) -> str:
     for node in found.model.graph.all_nodes():
         if any(value.name == name for value in node.outputs):
             return (
-                f"which is computed by {operator_name(node)} (node {node.name!r}): only "
-                f"initializers and inputs of the model can train. {_similar(name, found)}"
+                f"it is computed by {operator_name(node)} (node {node.name!r}), and only "
+                f"initializers and inputs can. {_similar(name, found)}"
             )
-    return f"and the model has no such initializer or input. {_similar(name, found)}"
+    return f"the model has no such initializer or input. {_similar(name, found)}"
 
 
 def _similar(name: str, found: Survey) -> str:

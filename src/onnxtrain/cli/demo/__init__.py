@@ -1,1 +1,1 @@
-"""The whole story in a minute: pretrain, prepare, personalise on a device, export, infer."""
+"""The demo: pretrain, prepare, personalize on a device, export and infer, in a minute."""

@@ -1,4 +1,4 @@
-"""The command demo."""
+"""The demo command."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onnxtrain.errors import ArgumentError
 
 
 def demo_command(options: argparse.Namespace, console: Console) -> int:
-    """Tell the whole story, from pretraining to inference."""
+    """Run the demo, from pretraining to inference."""
     folder = Path(options.output)
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"{options.output!r} is a file: give the name of a folder to --output")
-    import matplotlib  # noqa: F401  (what is missing is to be said before, not after)
+        raise ArgumentError(f"{options.output!r} is a file: --output takes a folder")
+    import matplotlib  # noqa: F401  (fail early if one is missing)
     import onnx_ir  # noqa: F401
     import sklearn  # noqa: F401
 
@@ -24,7 +24,7 @@ def demo_command(options: argparse.Namespace, console: Console) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError(
-            f"{options.output!r} cannot be made ({error.strerror}): give another folder to --output"
+            f"{options.output!r} cannot be created ({error.strerror}): give another --output"
         ) from None
     values = tell(folder, options.seed, console)
     console.result(values, summary(values))

@@ -1,8 +1,8 @@
-"""What runs on the device of the demo, in a process of its own: numpy and onnxruntime, no onnx.
+"""The device of the demo: a separate process with numpy and onnxruntime, without onnx.
 
     python -m onnxtrain.cli.demo.device_program FOLDER EPOCHS
 
-The folder has the artifacts and `user.npz`. Each start goes on where the last one ended.
+The folder has the artifacts and `user.npz`. Each run continues the last one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EPOCHS = 12
 
 
 def main(folder: Path, epochs: int, quiet: bool) -> dict[str, Any]:
-    """Train up to an epoch, and tell what came of it."""
+    """Train up to an epoch; return the metrics before and after."""
     data = np.load(folder / "user.npz")
     own, unseen = (data["image"], data["labels"]), (data["image_test"], data["labels_test"])
     others = data["image_people"], data["labels_people"]
@@ -62,7 +62,7 @@ def main(folder: Path, epochs: int, quiet: bool) -> dict[str, Any]:
 
 
 def _milliseconds(session: onnxtrain.TrainingSession, data: Any) -> float:
-    """Return the median time of a step; what it changes is saved and exported already."""
+    """Return the median time of a step; the trained state is saved already."""
     batch = [array[:32] for array in data]
     times = []
     for _ in range(50):

@@ -1,8 +1,7 @@
-"""Handwritten digits of many people, and of one who writes unlike them.
+"""Handwritten digits of many people, and of one user with another style.
 
-scikit-learn's digits are real, but do not say who wrote which. So the one user is made up: digits
-that nothing else in the demo has seen are all turned, slanted and pressed harder in the same way,
-as one hand would.
+scikit-learn's digits are real, but their writers are not recorded. So the user is simulated: held
+out digits are all rotated, slanted and darkened in the same way.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ _SLANT, _TURN, _PRESSURE = 0.45, 5.0, 1.2
 
 
 class Samples(NamedTuple):
-    """Images of shape (N, 1, 8, 8) with values from 0 to 1, and which digits they are."""
+    """Images of shape (N, 1, 8, 8) with values from 0 to 1, and their labels."""
 
     images: Array
     labels: Array
 
 
 class Digits(NamedTuple):
-    """Digits of many people and of one user, each to learn from and to test with."""
+    """Training and test digits of many people and of one user."""
 
     people: Samples
     people_test: Samples
@@ -34,7 +33,7 @@ class Digits(NamedTuple):
 
 
 def load(seed: int = 0) -> Digits:
-    """Return the digits; nothing is in two parts."""
+    """Return the digits; the four parts are disjoint."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -47,12 +46,12 @@ def load(seed: int = 0) -> Digits:
 
 
 def _by_hand(samples: Samples) -> Samples:
-    """Write digits as the user does."""
+    """Apply the style of the user."""
     return Samples(slanted(samples.images, _SLANT, _TURN, _PRESSURE), samples.labels)
 
 
 def slanted(images: Array, slant: float, turn: float, pressure: float) -> Array:
-    """Slant and turn images about their middle, and make strokes darker."""
+    """Slant and rotate images about their center, and darken the strokes."""
     angle = np.deg2rad(turn)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrix = rotation @ np.array([[1.0, 0.0], [slant, 1.0]])
@@ -63,7 +62,7 @@ def slanted(images: Array, slant: float, turn: float, pressure: float) -> Array:
 
 
 def _sampled(images: Array, at: Array) -> Array:
-    """Return images at points between their pixels; outside there is paper."""
+    """Sample images bilinearly; outside they are 0."""
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     rows, columns = np.clip(np.moveaxis(at, -1, 0) + 1, 0, _SIDE + 0.999)
     top, left = rows.astype(int), columns.astype(int)

@@ -1,4 +1,4 @@
-"""A small convolutional network, written with onnx alone."""
+"""A small convolutional network, built with onnx."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAYERS = {
 
 
 def network(seed: int = 0) -> onnx.ModelProto:
-    """Return the network: two convolutions, two linear layers, scores for ten digits."""
+    """Return a network of two convolutions and two linear layers, with ten scores."""
     nodes = [
         _node("Conv", "conv1", ["image", "conv1.weight", "conv1.bias"], pads=[1, 1, 1, 1]),
         _node("Relu", "relu1", ["conv1"]),
@@ -45,7 +45,7 @@ def _node(op: str, output: str, inputs: list[str], **attributes: Any) -> onnx.No
 
 
 def _weights(seed: int) -> list[onnx.TensorProto]:
-    """Draw the first weights as torch does: uniform, narrower for wide layers."""
+    """Initialize the weights as torch does: uniform in ±1/sqrt(fan_in)."""
     rng = np.random.default_rng(seed)
     tensors = []
     for name, shape in _LAYERS.items():

@@ -1,4 +1,4 @@
-"""The picture of the demo: the loss, and confusion before and after."""
+"""The figure of the demo: the loss, and confusion matrices before and after."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtrain.device.loop.history import History
 
 
 def draw(path: Path, digits: Digits, history: History, before: Any, after: Any) -> None:
-    """Draw digits, loss and the two matrices side by side."""
+    """Draw the digits, the loss and the two matrices."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 6.4), layout="constrained")
@@ -22,7 +22,7 @@ def draw(path: Path, digits: Digits, history: History, before: Any, after: Any) 
     loss, first, second = bottom.subplots(1, 3, width_ratios=[1.25, 1, 1])
     _draw_loss(loss, history)
     for axes, title, values in ((first, "before", before), (second, "after", after)):
-        _draw_matrix(axes, f"{title}: {values['accuracy']:.1%} right", values["confusion"])
+        _draw_matrix(axes, f"accuracy {title}: {values['accuracy']:.1%}", values["confusion"])
     figure.savefig(path, dpi=110)
 
 
@@ -39,8 +39,8 @@ def _draw_digits(figure: Any, digits: Digits) -> None:
 
 
 def _draw_loss(axes: Any, history: History) -> None:
-    axes.plot(history.losses, color="0.8", label="loss of a step")
-    axes.plot(history["steps"], history["eval_loss"], marker="o", markersize=4, label="unseen")
+    axes.plot(history.losses, color="0.8", label="training step")
+    axes.plot(history["steps"], history["eval_loss"], marker="o", markersize=4, label="test data")
     axes.set(title="training on the device", xlabel="step", ylabel="loss", ylim=(0, None))
     axes.legend(frameon=False)
 
@@ -53,6 +53,6 @@ def _draw_matrix(axes: Any, title: str, rows: Any) -> None:
             light = count > matrix.max() / 2
             axes.text(column, row, int(count), ha="center", va="center", fontsize=7,
                       color="white" if light else "black")  # fmt: skip
-    axes.set(title=title, xlabel="taken for", ylabel="digit")
+    axes.set(title=title, xlabel="predicted", ylabel="digit")
     axes.set_xticks(range(10))
     axes.set_yticks(range(10))

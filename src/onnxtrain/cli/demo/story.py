@@ -1,4 +1,4 @@
-"""The story of the demo, chapter by chapter."""
+"""The steps of the demo."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _HALFWAY, _ALL = 6, 12
 
 
 def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
-    """Run all of it; return the numbers."""
+    """Run the demo; return its figures."""
     from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
 
     began = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     device = folder / "device"
     for stale in device.glob("trained*"):
-        stale.unlink()  # a demo begins at its beginning
+        stale.unlink()  # left by an earlier demo
     digits = load(seed)
 
     console.note("\n1. On the workstation: pretrain a small CNN on digits of many people")
     pretrained, accuracy = _pretrain(folder, digits, seed, console)
 
-    console.note("\n2. On the workstation: write the artifacts; the last two layers will train")
+    console.note("\n2. On the workstation: write the artifacts that train the last two layers")
     started = time.perf_counter()
     made = generate_artifacts(
         str(pretrained),
@@ -51,14 +51,14 @@ def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     _give_data(device, digits)
 
     console.note(
-        "\n3. On the device, a process with numpy and onnxruntime alone: learn the user's hand"
-        "\n   (made up: digits held back until now, all slanted, turned and darkened alike)"
+        "\n3. On the device, with only numpy and onnxruntime: learn the user's handwriting"
+        "\n   (simulated: held-out digits, all slanted, rotated and darkened in the same way)"
     )
     first = _run_device(device, _HALFWAY, console)
-    console.note("\n4. The device was switched off. It goes on where it was")
+    console.note("\n4. The device was switched off. Training continues from the checkpoint")
     second = _run_device(device, _ALL, console)
 
-    console.note("\n5. The exported model, in a plain onnxruntime.InferenceSession")
+    console.note("\n5. Run the exported model in a plain onnxruntime.InferenceSession")
     agreement = _infer(device / "personal.onnx", digits, console)
     history = History.from_plain(second["history"])
     picture = folder / "demo.png"
@@ -137,28 +137,28 @@ def _infer(model: Path, digits: Digits, console: Console) -> float:
     images, labels = digits.user_test
     (scores,) = session.run(None, {"image": images})
     found = scores.argmax(axis=1)
-    console.note(f"   it reads  {' '.join(map(str, found[:12]))}")
-    console.note(f"   it should {' '.join(map(str, labels[:12]))}")
+    console.note(f"   predicted {' '.join(map(str, found[:12]))}")
+    console.note(f"   labels    {' '.join(map(str, labels[:12]))}")
     return float((found == labels).mean())
 
 
 def summary(values: dict[str, Any]) -> str:
-    """Return the numbers that matter as text."""
+    """Return the main figures as text."""
     lines = [
         "",
-        f"right on the user's digits    {values['user_before']:.1%} before, "
+        f"accuracy, the user's digits   {values['user_before']:.1%} before, "
         f"{values['user_after']:.1%} after",
-        f"right on other people's       {values['people_before']:.1%} before, "
+        f"accuracy, other people        {values['people_before']:.1%} before, "
         f"{values['people_after']:.1%} after",
-        f"exported model, onnxruntime   {values['exported_accuracy']:.1%}",
+        f"accuracy, exported model      {values['exported_accuracy']:.1%}",
         f"a training step               {values['milliseconds_per_step']:.2f} ms "
-        f"for 32 digits, {values['numbers_trained']:,} numbers",
+        f"for 32 digits, {values['numbers_trained']:,} parameters",
         f"artifacts                     {megabytes(values['artifact_bytes'])}, "
         f"written in {values['artifact_seconds']:.1f} s",
         f"checkpoint, model             {megabytes(values['checkpoint_bytes'])}, "
         f"{megabytes(values['model_bytes'])}",
         f"onnx imported on the device   {'yes' if values['onnx_imported_on_device'] else 'no'}",
-        f"all of it                     {values['seconds']:.0f} s",
+        f"total                         {values['seconds']:.0f} s",
         f"picture                       {values['picture']}",
     ]
     return "\n".join(lines)

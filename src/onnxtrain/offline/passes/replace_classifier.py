@@ -113,40 +113,28 @@ def replace_classifier(
     release_initializers(loaded)
     sort_nodes(loaded)
     inline_functions(loaded)
-    position = _output_position(loaded.graph, of)
+    outputs = [value.name or "" for value in loaded.graph.outputs]
+    if of is not None and of not in outputs:
+        raise UnknownNameError(f"the model has no output {of!r}; it has {', '.join(outputs)}")
+    position = 0 if of is None else outputs.index(of)
     rng = np.random.default_rng(seed)
     if after is None:
         return _replace(loaded, position, classes, rng)
     return _append(loaded, position, after, classes, rng)
 
 
-def new_head(
-    model: ModelLike,
-    classes: int,
-    *,
-    of: str | None = None,
-    after: str | None = None,
-    seed: int = 0,
-) -> onnx.ModelProto:
-    """Return `replace_classifier(...).model` with its one new output (deprecated)."""
+def new_head(model: ModelLike, classes: int, **options: Any) -> onnx.ModelProto:
+    """Return the model of `replace_classifier` with only its new output (deprecated)."""
     warnings.warn(
-        "new_head is now replace_classifier, which returns the names of the new parameters too: "
-        "write replace_classifier(...).model",
+        "new_head is deprecated: use replace_classifier(...).model",
         DeprecationWarning,
         stacklevel=2,
     )
-    replaced = replace_classifier(model, classes, of=of, after=after, seed=seed)
+    replaced = replace_classifier(model, classes, **options)
     alone = ir.from_proto(replaced.model)
     alone.graph.outputs[:] = [v for v in alone.graph.outputs if v.name == replaced.output]
     sweep(alone.graph)
     return ir.to_proto(alone)
-
-
-def _output_position(graph: ir.Graph, of: str | None) -> int:
-    names = [value.name or "" for value in graph.outputs]
-    if of is not None and of not in names:
-        raise UnknownNameError(f"the model has no output {of!r}; it has {', '.join(names)}")
-    return 0 if of is None else names.index(of)
 
 
 # ---- in the place of the old layer ---------------------------------------------------------------
