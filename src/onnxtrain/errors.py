@@ -42,6 +42,10 @@ class UnknownNameError(OnnxTrainError, LookupError):
     """A name that was asked for is not in the model."""
 
 
+class UnknownNameWarning(UserWarning):
+    """A name that is to be frozen is not in the model."""
+
+
 class MemoryBudgetError(OnnxTrainError):
     """A training step cannot be made to fit into the memory that it may take."""
 

@@ -1,6 +1,7 @@
 """The commands do what they say, on real files."""
 
 import csv
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.cli.demo.network import network
+from onnxtrain.cli.parser import LOSSES, OPTIMIZERS, make_parser
+from onnxtrain.offline import losses, optimizers
+from onnxtrain.offline.prepare import prepare
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -230,7 +234,7 @@ def test_the_loss_is_computed_before_a_final_softmax(model, capsys) -> None:
     whole.graph.output[0].name = "p"
     onnx.save(whole, "softmax.onnx")
     assert main(["prepare", "softmax.onnx", "-o", "a"]) == 0
-    assert "the loss reads 'scores' instead" in capsys.readouterr().err
+    assert "the loss is computed from 'scores'" in capsys.readouterr().err
     run(capsys, "prepare", "model.onnx", "-o", "b", "-q")
     images = np.random.default_rng(0).random((4, 1, 8, 8), np.float32)
     labels = np.arange(4)
@@ -238,6 +242,31 @@ def test_the_loss_is_computed_before_a_final_softmax(model, capsys) -> None:
         onnxtrain.TrainingSession.from_folder(f).eval_step(images, labels)[0] for f in "ab"
     )
     assert one == pytest.approx(float(other))
+
+
+def test_a_command_has_the_losses_and_optimizers_of_the_function() -> None:
+    names = {name.replace("_", "-") for name in losses.BY_NAME}
+    assert (set(LOSSES), set(OPTIMIZERS)) == (names, set(optimizers.BY_NAME))
+
+
+def test_a_command_has_the_options_of_the_function(model, capsys) -> None:
+    """`prepare` the command and `prepare` the function name the same things."""
+    options = make_parser().parse_args(["prepare", "m", "-o", "a"])
+    arguments = set(inspect.signature(prepare).parameters) - {"sizes"}
+    assert arguments <= {name for name, _ in options._get_kwargs()}
+    run(
+        capsys, "prepare", "model.onnx", "-o", "a", "--prefix", "x_", "--outputs", "relu3", "-q",
+        "--loss", "nll", "--optimizer", "sgd:momentum=0.9", "--weight-decay", "0.1",
+        "--nominal-checkpoint", "--proximal",
+    )  # fmt: skip
+    assert {path.name for path in Path("a").iterdir()} >= {"x_checkpoint", "x_nominal_checkpoint"}
+    step = onnx.load("a/x_optimizer_model.onnx")
+    assert any("proximal" in value.name for value in step.graph.input)
+    assert "relu3" in [v.name for v in onnx.load("a/x_eval_model.onnx").graph.output]
+
+
+def test_the_old_name_of_a_loss(model, capsys) -> None:
+    run(capsys, "prepare", "model.onnx", "-o", "a", "--loss", "kl", "-q")
 
 
 def test_a_new_head_for_other_classes_and_a_folder_of_images(model, capsys) -> None:

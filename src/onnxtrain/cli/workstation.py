@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Sequence
+import warnings
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir  # noqa: F401  (here, where Ctrl-C is taken care of)
 
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.files import check_target
-from onnxtrain.cli.parser import LOSSES, OPTIMIZERS
-from onnxtrain.errors import ArgumentError, ModelError
-
-# Losses that include a softmax or sigmoid.
-_SQUASH = {"cross-entropy": ("Softmax",), "bce": ("Sigmoid",)}
+from onnxtrain.errors import ArgumentError, ModelError, UnknownNameWarning
 
 
 def inspect_command(options: argparse.Namespace, console: Console) -> int:
@@ -43,43 +36,24 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
 
 def prepare_command(options: argparse.Namespace, console: Console) -> int:
     """Write the artifacts of a model."""
-    from onnxtrain import onnxblock
-    from onnxtrain.offline.generate_artifacts import generate_artifacts
+    from onnxtrain.offline.prepare import prepare
 
-    model: Path | onnx.ModelProto = _model_file(options.model)
-    optimizer = _optimizer(options)
-    train = options.train
-    if options.classes is not None:
-        from onnxtrain.offline.passes.replace_classifier import replace_classifier
-
-        replaced = replace_classifier(model, options.classes, of=options.of, after=options.after)
-        model, options.of = replaced.model, replaced.output
-        train = train or replaced.parameters
-    elif options.after is not None:
+    if options.after is not None and options.classes is None:
         raise ArgumentError("--after places a new last layer: give --classes too")
-    shown = _load_graph(model)
-    _check_patterns(shown, options.freeze or ())
-    scores, note = _scores(shown, options)
-    outputs = [value.name for value in shown.graph.output]
-    if scores not in outputs and options.loss == "bce":
-        outputs.append(scores)
-    made = generate_artifacts(
-        model,
-        requires_grad=train,
-        frozen_params=options.freeze,
-        loss=getattr(onnxblock.loss, LOSSES[options.loss])(),
-        optimizer=optimizer,
-        artifact_directory=options.output,
-        ort_format=options.ort_format,
-        additional_output_names=outputs,
-        loss_input_names=[scores],
-        bn=options.bn,
-        target=options.target,
-        memory_budget=_budget(options.memory_budget),
-        sizes=_sizes(options.size) or None,
+    same = (
+        "train freeze loss of outputs classes after bn memory_budget target proximal prefix "
+        "nominal_checkpoint ort_format custom_op_library"
     )
-    if note:
-        console.note(note)
+    given = {name: getattr(options, name) for name in same.split()}
+    given |= {"optimizer": _optimizer(options), "sizes": _sizes(options.size) or None}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UnknownNameWarning)  # what it names would train
+            made = prepare(_model_file(options.model), options.output, **given)
+    except UnknownNameWarning as warning:
+        raise ArgumentError(f"--freeze: {warning}") from None
+    for note in made.notes:
+        console.note(f"note: {note}")
     content = {
         "directory": str(made.directory),
         "files": made.files,
@@ -151,34 +125,6 @@ def _model_file(name: str) -> Path:
     return path
 
 
-def _load_graph(model: Path | onnx.ModelProto) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        return model
-    try:
-        loaded = onnx.load(model, load_external_data=False)
-    except OSError:
-        raise  # main() says why it cannot be read
-    except Exception:  # each of the formats that onnx reads has its own errors
-        loaded = None
-    if loaded is None or not loaded.graph.output:
-        raise ModelError(
-            f"{str(model)!r} is not an ONNX model, or it is truncated: export it again"
-        )
-    return loaded
-
-
-def _check_patterns(model: onnx.ModelProto, patterns: Sequence[str]) -> None:
-    """Refuse a --freeze without a match: its weights would train."""
-    names = [tensor.name for tensor in model.graph.initializer]
-    names += [n.output[0] for n in model.graph.node if n.op_type == "Constant"]
-    for pattern in patterns:
-        if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
-            raise ArgumentError(
-                f"--freeze {pattern!r} matches no weight of the model; "
-                "onnxtrain inspect --weights lists them"
-            )
-
-
 def _sizes(given: list[str]) -> dict[str, int]:
     sizes = {}
     for item in given:
@@ -189,56 +135,13 @@ def _sizes(given: list[str]) -> dict[str, int]:
     return sizes
 
 
-def _budget(given: str | None) -> float | None:
-    """Parse a fraction (50%, 0.5) or a size (300MB)."""
-    if given is None:
-        return None
-    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?", given.strip().lower())
-    if found is None:
-        raise ArgumentError(
-            f"--memory-budget takes a size such as 300MB or a fraction such as 50%, not {given!r}"
-        )
-    number, unit = float(found[1]), found[2]
-    if unit == "%":
-        return number / 100
-    if unit is None:
-        return number if number <= 1 else int(number)
-    return int(number * {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30}[unit])
-
-
-def _optimizer(options: argparse.Namespace) -> Any:
-    from onnxtrain.offline import optimizers as optim
-
-    settings: dict[str, Any] = {"weight_decay": options.weight_decay}
-    if options.momentum is not None:
-        if options.optimizer not in ("sgd", "rmsprop"):
-            raise ArgumentError(f"--momentum is for sgd and rmsprop, not for {options.optimizer}")
-        settings["momentum"] = options.momentum
-    if options.clip_norm is not None:
-        settings["clip_grad"] = optim.ClipGradNorm(options.clip_norm)
-    return getattr(optim, OPTIMIZERS[options.optimizer])(**settings)
-
-
-def _scores(model: onnx.ModelProto, options: argparse.Namespace) -> tuple[str, str]:
-    """Return the value that the loss reads, and a note for the user.
-
-    A loss that includes the softmax or sigmoid reads the value in front of it.
-    """
-    outputs = [value.name for value in model.graph.output]
-    if options.of is not None:
-        chosen: str = options.of
-    elif len(outputs) == 1:
-        chosen = outputs[0]
-    else:
-        raise ArgumentError(
-            f"the model has {len(outputs)} outputs ({', '.join(outputs)}): choose with --of which "
-            "the loss reads"
-        )
-    maker = next((node for node in model.graph.node if chosen in node.output), None)
-    if maker is None or maker.op_type not in _SQUASH.get(options.loss, ()):
-        return chosen, ""
-    before: str = maker.input[0]
-    return before, (
-        f"note: {chosen!r} is the output of a {maker.op_type}, which the loss {options.loss} "
-        f"includes: the loss reads {before!r} instead"
-    )
+def _optimizer(options: argparse.Namespace) -> str:
+    """Return the optimizer with its settings, as `prepare` takes it."""
+    settings = {key: getattr(options, key) for key in ("weight_decay", "momentum", "clip_norm")}
+    name = options.optimizer.partition(":")[0]
+    if options.momentum is not None and name not in ("sgd", "rmsprop"):
+        raise ArgumentError(f"--momentum is for sgd and rmsprop, not for {name}")
+    given = ",".join(f"{key}={x}" for key, x in settings.items() if x is not None)
+    if not given:
+        return str(options.optimizer)
+    return f"{options.optimizer}{',' if ':' in options.optimizer else ':'}{given}"
