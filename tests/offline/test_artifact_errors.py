@@ -222,6 +222,7 @@ def test_old_artifacts_survive_a_failure(tmp_path: Path, monkeypatch: pytest.Mon
     assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_any_file(tmp_path: Path) -> None:
     """No file may grow beyond a limit, which is set to meet one file after the other."""
     program = Path(__file__).with_name("disk_full.py")

@@ -153,6 +153,7 @@ def each(table: dict[str, list[Spec]]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "spec", "symbolic"), each(WEIGHT_FORMULATIONS))
 def test_every_weight_formulation(
     monkeypatch: pytest.MonkeyPatch, name: str, spec: Spec, symbolic: bool
