@@ -62,9 +62,10 @@ def main() -> None:
         f"| sum of their local training | {alone['training']:.2f} s |",
         f"| ratio | {ratio:.3f} |",
         f"| round of 10 clients, two at a time: onnxtrain | {ours:.2f} s "
-        f"(training {local['onnxtrain']:.2f} s in all) |",
-        f"| the same with torch clients | {torch:.2f} s (training {local['torch']:.2f} s in all) |",
-        f"| ours / torch | {ours / torch:.2f} |",
+        f"(training {local['onnxtrain']:.2f} s in total) |",
+        f"| the same with torch clients | {torch:.2f} s "
+        f"(training {local['torch']:.2f} s in total) |",
+        f"| onnxtrain / torch | {ours / torch:.2f} |",
         f"| 100 clients: peak memory of all processes | {many['memory'] / 1e9:.2f} GB |",
         f"| 100 clients: a round | {many['round']:.1f} s |",
     ]

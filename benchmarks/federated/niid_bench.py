@@ -160,11 +160,11 @@ def publish(folder: Path) -> None:
     """Write the table to the page, and keep the log beside this script."""
     import page
 
-    words = "Ours is one seed; the figures are those of the test set, in per cent."
+    words = "Test accuracy in per cent; our runs use one seed."
     if any(rounds < ROUNDS for rounds in done(folder).values()):
         words += (
-            f" A round of a row takes 45 s of processor time, {ROUNDS} rounds of all six almost "
-            "two hours of both cores: where the column says fewer, the time was not there."
+            " A round of one row takes 45 s of processor time, so some rows have fewer than "
+            f"{ROUNDS} rounds."
         )
     page.write("niid", f"{words}\n\n{table(folder)}")
     log = "".join(json.dumps(line) + "\n" for line in read_log(folder))

@@ -1,4 +1,4 @@
-"""Puts figures into docs/federated.md, between marks."""
+"""Write figures into docs/federated.md, between markers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "federated.md"
 
 
 def write(mark: str, text: str) -> None:
-    """Replace what stands between the marks of a part of the page."""
+    """Replace the text between the markers of a section."""
     page = PAGE.read_text(encoding="utf-8")
     begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
     found = re.search(f"{begin}.*{end}", page, re.DOTALL)
@@ -22,9 +22,9 @@ def write(mark: str, text: str) -> None:
 
 
 def machine(load: float) -> str:
-    """Say when and where something was measured, and whether the machine was quiet."""
+    """Return date, machine and load of a measurement."""
     quiet = "" if load < 0.5 else (
-        f" **The machine was not quiet** (load {load:.1f} before the run): ratios within the run "
-        "mean something, times little."
+        f" The machine had other load ({load:.1f} before the run), so ratios are more reliable "
+        "than times."
     )  # fmt: skip
     return f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.system()}.{quiet}"

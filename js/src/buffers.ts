@@ -1,8 +1,8 @@
 /**
- * All parameters in one buffer, one behind the other: how federated learning passes them on.
+ * All parameters in one buffer, one after the other, as federated learning sends them.
  *
- * The order is that of the training graph's inputs for what trains, then running statistics in the
- * same order, then frozen parameters as the graph's notes list them.
+ * The order is: trainable parameters as the training graph's inputs, running statistics in the
+ * same order, then frozen parameters as the graph's metadata lists them.
  */
 
 import { elementsOf, stored, type Stored } from "./checkpoint-file.js";
@@ -10,7 +10,7 @@ import { countOf, FLOAT, typeName } from "./elements.js";
 import { ArgumentError, quoted, StateError } from "./errors.js";
 import { isTensor } from "./inputs.js";
 import type { ModelFile } from "./model-file.js";
-import type { Roles } from "./roles.js";
+import type { GraphSignature } from "./graph-signature.js";
 import type { OrtTensor } from "./runtime.js";
 import type { CheckpointState } from "./state.js";
 import { byCodePoints } from "./text.js";
@@ -24,9 +24,9 @@ export class Buffers {
   constructor(
     private readonly _state: CheckpointState,
     model: ModelFile,
-    roles: Roles,
+    signature: GraphSignature,
   ) {
-    const inputs = new Map(roles.parameters.map(({ name, dims }) => [name, dims]));
+    const inputs = new Map(signature.parameters.map(({ name, dims }) => [name, dims]));
     this._trainable = [...inputs.keys()].filter((name) => _state.isTrainable(name));
     const rest = [...inputs.keys()].filter((name) => !_state.isTrainable(name));
     const noted = (model.notes.frozen ?? []).filter((n) => _state.has(n) && !inputs.has(n));
@@ -77,7 +77,7 @@ export class Buffers {
     return buffer;
   }
 
-  /** Set the parameters from a buffer; nothing is changed if it does not fit. */
+  /** Set the parameters from a buffer; if it does not fit, none is changed. */
   write(buffer: Uint8Array | Float32Array | OrtTensor, trainableOnly: boolean): void {
     if (trainableOnly) this._state.requireValues();
     const values = floatsOf(buffer);

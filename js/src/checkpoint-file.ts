@@ -1,8 +1,8 @@
 /**
- * Read and write checkpoint files: FlatBuffers, identifier `ODTC`, as ONNX Runtime has them.
+ * Read and write checkpoint files in ONNX Runtime's format: FlatBuffers, identifier `ODTC`.
  *
- * `docs/format.md` of the project describes the file field by field. Versions 1 and 2 are read,
- * version 2 is written.
+ * `docs/format.md` of the project describes the fields. It reads versions 1 and 2, and writes
+ * version 2.
  */
 
 import { CHECKSUM_SIZE, isChecksumRight, writeChecksum } from "./checksum.js";
@@ -26,7 +26,7 @@ import {
 import type { TypedArray } from "./runtime.js";
 import { byCodePoints, decoded, encoded } from "./text.js";
 
-/** A tensor as it is stored: bytes, little-endian, row by row; or strings. */
+/** A stored tensor: little-endian bytes in row-major order, or strings. */
 export interface Stored {
   readonly code: number;
   readonly dims: readonly number[];
@@ -40,11 +40,11 @@ export type StoredProperty = bigint | number | string;
 export interface OptimizerGroup {
   step: bigint;
   initialLearningRate: number;
-  /** The k-th tensor of a parameter is called `momentum<k>` in the file. */
+  /** The k-th tensor of a parameter is `momentum<k>` in the file. */
   states: Map<string, Stored[]>;
 }
 
-/** All that a checkpoint file holds. The maps are in the order of the file. */
+/** Everything in a checkpoint file, in the order of the file. */
 export interface CheckpointContent {
   trainable: Map<string, Stored>;
   frozen: Map<string, Stored>;
@@ -67,7 +67,7 @@ export function stored(code: number, dims: readonly number[], array: TypedArray)
   return { code, dims: [...dims], data: bytesOf(array) };
 }
 
-/** The elements of a stored tensor; those of types without an array of their own as bytes. */
+/** The elements of a stored tensor; as bytes if JavaScript has no array for the type. */
 export function elementsOf(tensor: Stored): TypedArray {
   return arrayOf(tensor.code, tensor.data);
 }
@@ -209,7 +209,7 @@ class CheckpointReader {
     return { code, dims, data };
   }
 
-  /** The elements, after checking that there are `size` bytes of them. */
+  /** The elements, which must have `size` bytes. */
   private _bytes(table: FlatTable, size: number): Uint8Array {
     const offset = table.i64(6, -1n);
     if (offset === -1n) {
@@ -231,7 +231,7 @@ class CheckpointReader {
   }
 }
 
-/** The name of a table, which no other one has. */
+/** The name of a table, which must be unique. */
 function named(table: FlatTable, ...taken: readonly ReadonlyMap<string, unknown>[]): string {
   const name = table.text(0);
   if (!name) table.fail("its name is missing");
@@ -254,7 +254,7 @@ function dimsOf(table: FlatTable): number[] {
 
 // ---- writing -------------------------------------------------------------------------------------
 
-/** Write a checkpoint, sorted by name as a saved training state is. */
+/** Write a checkpoint, sorted by name. */
 export function writeCheckpoint(content: CheckpointContent): Uint8Array {
   const { trainable, frozen, nominal, groups, properties } = content;
   for (const name of trainable.keys()) {

@@ -1,4 +1,4 @@
-/** CRC-32, with which a checkpoint file ends. */
+/** The CRC-32 at the end of a checkpoint file. */
 
 const MARK = "ODTCCRC=";
 export const CHECKSUM_SIZE = MARK.length + 8;
@@ -47,7 +47,7 @@ export function crc32(bytes: Uint8Array): number {
   return ~sum >>> 0;
 }
 
-/** Write the checksum of a file, whose last bytes are left for it. */
+/** Write the checksum into the last bytes of a file. */
 export function writeChecksum(file: Uint8Array): Uint8Array {
   const start = file.length - CHECKSUM_SIZE;
   const text = MARK + crc32(file.subarray(0, start)).toString(16).padStart(8, "0");
@@ -55,7 +55,7 @@ export function writeChecksum(file: Uint8Array): Uint8Array {
   return file;
 }
 
-/** Whether the checksum of a file is right, or it has none: ONNX Runtime writes none. */
+/** Whether the checksum of a file matches or is absent: ONNX Runtime writes none. */
 export function isChecksumRight(file: Uint8Array): boolean {
   const start = Math.max(0, file.length - CHECKSUM_SIZE);
   const found = String.fromCharCode(...file.subarray(start));

@@ -1,4 +1,4 @@
-/** What it takes to train step by step: sessions, checkpoints, parameters, errors. */
+/** Everything for training step by step: sessions, checkpoints, parameters, errors. */
 
 export * from "./errors.js";
 export type {

@@ -1,4 +1,4 @@
-/** Types of tensor elements: ONNX's numbers, widths, and what JavaScript holds them in. */
+/** Element types of tensors: ONNX's numbers, widths, and JavaScript arrays. */
 
 import type { TypedArray } from "./runtime.js";
 
@@ -8,11 +8,11 @@ interface ArrayType {
   readonly BYTES_PER_ELEMENT: number;
 }
 
-/** A type of elements. `array` is null where elements have no array of their own. */
+/** An element type. `array` is null if JavaScript has no array for it. */
 export interface ElementType {
   readonly name: string;
   readonly bits: number;
-  /** What onnxruntime calls it in JavaScript; null where it has no such tensors. */
+  /** Its name in onnxruntime; null if that has no such tensors. */
   readonly ort: string | null;
   readonly array: ArrayType | null;
 }
@@ -31,7 +31,7 @@ uint64 64 BigUint64*,complex64 64 ,complex128 128 ,bfloat16 16 Uint16,float8e4m3
 float8e4m3fnuz 8 Uint8,float8e5m2 8 Uint8,float8e5m2fnuz 8 Uint8,uint4 4 ,int4 4 ,float4e2m1 4 ,
 float8e8m0 8 Uint8,uint2 2 ,int2 2 `;
 
-/** ONNX's numbers for element types, which count from 1. Of strings, the width is of no meaning. */
+/** Element types by ONNX's number, from 1. A string has no width. */
 export const ELEMENT_TYPES: ReadonlyMap<number, ElementType> = new Map(
   TABLE.split(",").map((row, index) => {
     const [name, bits, kind] = row.trimStart().split(" ") as [string, string, string];
@@ -53,22 +53,22 @@ const CODES = new Map(
   [...ELEMENT_TYPES].flatMap(([code, { ort }]) => (ort === null ? [] : [[ort, code] as const])),
 );
 
-/** ONNX's number of what onnxruntime calls a type; 0 if there is none. */
+/** ONNX's number of onnxruntime's name of a type; 0 if there is none. */
 export function codeOf(ortType: string): number {
   return CODES.get(ortType) ?? 0;
 }
 
-/** What messages call a type. */
+/** The name of a type in messages. */
 export function typeName(code: number): string {
   return ELEMENT_TYPES.get(code)?.name ?? `type ${code}`;
 }
 
-/** How many elements a shape has. */
+/** The number of elements of a shape. */
 export function countOf(dims: readonly number[]): number {
   return dims.reduce((product, dim) => product * dim, 1);
 }
 
-/** How many bytes the elements take; narrow types are packed without gaps. */
+/** The size of the elements in bytes; types narrower than a byte are packed. */
 export function dataSize(code: number, dims: readonly number[]): number {
   return Math.ceil((countOf(dims) * (ELEMENT_TYPES.get(code)?.bits ?? 0)) / 8);
 }
@@ -78,7 +78,7 @@ export function bytesOf(array: ArrayBufferView): Uint8Array {
   return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
 }
 
-/** Bytes as an array of their type: a view where they are aligned, else a copy. */
+/** Bytes as an array of their type: a view if they are aligned, else a copy. */
 export function arrayOf(code: number, bytes: Uint8Array): TypedArray {
   const make = ELEMENT_TYPES.get(code)?.array ?? (Uint8Array as unknown as ArrayType);
   const width = make.BYTES_PER_ELEMENT;

@@ -1,31 +1,31 @@
-/** Every error that onnxtrain raises on purpose, on one page. */
+/** All errors of onnxtrain. */
 
-/** The base of every error of this package. */
+/** The base class of all errors of onnxtrain. */
 export class OnnxTrainError extends Error {
   override name = "OnnxTrainError";
 }
 
-/** The model cannot be read, is inconsistent, or lies outside what onnxtrain accepts. */
+/** The model cannot be read, is inconsistent, or is not supported. */
 export class ModelError extends OnnxTrainError {
   override name = "ModelError";
 }
 
-/** An argument is not of a kind, or not one of the choices, that the function takes. */
+/** An argument has a value that the function does not accept. */
 export class ArgumentError extends OnnxTrainError {
   override name = "ArgumentError";
 }
 
-/** A name that was asked for is not in the model. */
+/** A name is not in the model. */
 export class UnknownNameError extends OnnxTrainError {
   override name = "UnknownNameError";
 }
 
-/** A checkpoint cannot be read or written, or its content is not consistent. */
+/** A checkpoint cannot be read or written, or its content is inconsistent. */
 export class CheckpointError extends OnnxTrainError {
   override name = "CheckpointError";
 }
 
-/** What was fed to a graph has the wrong number, shape or type, or does not fit the graph. */
+/** The inputs of a graph have a wrong number, shape or type. */
 export class InputError extends OnnxTrainError {
   override name = "InputError";
 }
@@ -35,12 +35,12 @@ export class RunError extends OnnxTrainError {
   override name = "RunError";
 }
 
-/** Something was asked for before, or after, it could be given. */
+/** A call came too early or too late, or the object lacks what it needs. */
 export class StateError extends OnnxTrainError {
   override name = "StateError";
 }
 
-/** Training or evaluation came to a number that is infinite or not a number. */
+/** Training or evaluation produced a value that is infinite or NaN. */
 export class NonFiniteError extends OnnxTrainError {
   override name = "NonFiniteError";
 }
@@ -50,12 +50,12 @@ export class LoadError extends OnnxTrainError {
   override name = "LoadError";
 }
 
-/** The browser's storage refused to read or write; what was stored before is as it was. */
+/** The browser's storage failed; what was stored before is unchanged. */
 export class StorageError extends OnnxTrainError {
   override name = "StorageError";
 }
 
-/** The worker that trains has ended, or was never reached. */
+/** The worker has ended, or could not be reached. */
 export class WorkerError extends OnnxTrainError {
   override name = "WorkerError";
 }
@@ -75,19 +75,19 @@ const CLASSES: Record<string, new (message: string) => OnnxTrainError> = {
   WorkerError,
 };
 
-/** Make the error anew that another thread has told by name and message. */
+/** Recreate an error of another thread from its name and message. */
 export function revived(name: string, message: string): Error {
   if (name === "AbortError") return new DOMException(message, name);
   const known = CLASSES[name];
   return known ? new known(message) : new OnnxTrainError(`${name}: ${message}`);
 }
 
-/** The words of whatever was thrown. */
+/** The message of anything that was thrown. */
 export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
-/** A text as messages show it. */
+/** A string as messages show it. */
 export function quoted(text: unknown): string {
   return typeof text === "string" ? `'${text}'` : String(text);
 }

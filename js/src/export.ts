@@ -1,9 +1,9 @@
 /**
  * Export a trained model for inference.
  *
- * The evaluation graph is cut down to what the asked outputs need, and the parameters, which are
+ * The evaluation graph is reduced to what the outputs need, and the parameters, which are
  * inputs of that graph, become initializers with their current values. Nodes are copied byte for
- * byte, so that the exported model computes what evaluation computes.
+ * byte, so the exported model computes the same as evaluation.
  */
 
 import type { Stored } from "./checkpoint-file.js";
@@ -49,9 +49,9 @@ type Values = ReadonlyMap<string, Stored>;
 const MAX_FILE_SIZE = 2 ** 31 - 1;
 
 /**
- * The bytes of an evaluation model as one for inference, with its parameters inside.
+ * The bytes of an inference model, from an evaluation model and its parameters.
  *
- * @param names which values of the graph to give out, in this order.
+ * @param names the values of the graph to output, in this order.
  */
 export async function exportModel(
   model: ModelFile,
@@ -177,7 +177,7 @@ class Cut {
 
   // ---- types of outputs --------------------------------------------------------------------------
 
-  /** The types of the outputs: as the model states them, else as onnxruntime infers them. */
+  /** The types of the outputs: as the model declares them, else as onnxruntime infers them. */
   private async _outputTypes(): Promise<Uint8Array[]> {
     const unsure = this._names.filter((name) => !this._statedType(name)?.[1]);
     const inferred = await this._infer(unsure);
@@ -193,7 +193,7 @@ class Cut {
     });
   }
 
-  /** The type that the model states for a value, and whether that has its shape. */
+  /** The declared type of a value, and whether it includes the shape. */
   private _statedType(name: string): [data: Uint8Array, hasShape: boolean] | null {
     const { outputs, valueInfos, inputs, initializers } = this._parts;
     for (const pieces of [outputs, valueInfos, inputs]) {
@@ -210,7 +210,7 @@ class Cut {
     return valueInfo(name, code, dims).join();
   }
 
-  /** Let onnxruntime find types; parameters stay inputs, so that no data are needed. */
+  /** Let onnxruntime infer types; parameters stay inputs, so no data is needed. */
   private async _infer(names: readonly string[]): Promise<Map<string, Uint8Array>> {
     const found = new Map<string, Uint8Array>();
     if (!names.length) return found;
@@ -240,7 +240,7 @@ class Cut {
       }
     }
     for (const { name, isTensor, type, shape } of metadata) {
-      // An empty shape may be that of a scalar, or one that is not known: then it is left out.
+      // An empty shape may be a scalar or unknown, so it is omitted.
       if (isTensor && codeOf(type ?? "")) {
         const dims = shape?.length ? shape.map((dim) => (dim === "" ? null : dim)) : null;
         found.set(name, valueInfo(name, codeOf(type ?? ""), dims).join());
@@ -272,7 +272,7 @@ function valueInfo(name: string, code: number, dims: readonly Dim[] | null): Chu
   return new Chunks().text(1, name).message(2, new Chunks().message(1, tensor));
 }
 
-/** The value of a parameter, which must be of the type that the model wants. */
+/** The value of a parameter, which must have the type of the model. */
 function checkedTensor(
   name: string,
   value: Stored,

@@ -1,4 +1,4 @@
-/** Where batches come from: arrays, an iterable, or a function that gives one each epoch. */
+/** Batches from arrays, an iterable, or a function that returns an iterable for each epoch. */
 
 import { countOf } from "./elements.js";
 import { ArgumentError, quoted } from "./errors.js";
@@ -13,15 +13,15 @@ import { elementsOfTensor } from "./variables.js";
 export type Batches = Iterable<Feeds> | AsyncIterable<Feeds>;
 
 /**
- * What to train with: arrays of all samples, by name or in the order of the inputs, with samples on
- * the first axis; batches that can be gone through again each epoch; or a function that returns
- * batches for each epoch, which are counted from 0.
+ * Training data: arrays of all samples, by name or in the order of the inputs, with samples on
+ * the first axis; batches that can be iterated in each epoch; or a function that returns
+ * the batches of an epoch, counted from 0.
  */
 export type FitData =
   | { readonly arrays: Feeds }
   | { readonly batches: Batches | ((epoch: number) => Batches) };
 
-/** One batch, and how many samples it has. */
+/** A batch and its number of samples. */
 export interface Batch {
   readonly feeds: Feeds;
   readonly samples: number;
@@ -29,9 +29,9 @@ export interface Batch {
 
 /** Gives the batches of an epoch, without the first `skip`. */
 export interface BatchSource {
-  /** Their number, if it is known before. */
+  /** Their number, if known in advance. */
   readonly batches: number | null;
-  /** What decides which batch comes when. */
+  /** Everything that determines the order of batches. */
   readonly order: ReadonlyMap<string, Json>;
   epoch(number: number, skip: number): AsyncIterable<Batch>;
 }
@@ -61,7 +61,7 @@ interface Column {
   readonly stride: number;
 }
 
-/** Batches of arrays, in an order that follows from the seed and the number of the epoch. */
+/** Batches of arrays, in an order derived from the seed and the epoch. */
 class ArraySource implements BatchSource {
   readonly batches: number;
   private readonly _columns: readonly Column[];
@@ -158,7 +158,7 @@ function gathered(array: TypedArray, stride: number, rows: Uint32Array): TypedAr
   return result;
 }
 
-/** Batches that somebody else makes. */
+/** Batches from an iterable. */
 class IterableSource implements BatchSource {
   readonly batches: number | null;
   readonly order: ReadonlyMap<string, Json>;
@@ -189,7 +189,7 @@ class IterableSource implements BatchSource {
   }
 }
 
-/** How many samples a batch has: the last input, usually labels, has one entry for each. */
+/** The number of samples of a batch: the last input, usually labels, has one entry each. */
 function samplesOf(feeds: Feeds): number {
   const values = Object.values(feeds) as Input[];
   for (const value of values) {

@@ -1,4 +1,4 @@
-/** Evaluation of a session over data: the loss, and what else is measured. */
+/** Evaluation of a session over data: loss and metrics. */
 
 import { ArgumentError, NonFiniteError, quoted } from "./errors.js";
 import { type BatchSource, type FitData, makeSource } from "./fit-data.js";
@@ -6,20 +6,20 @@ import { arranged, type Input, isShaped, isTensor, type Numbers } from "./inputs
 import type { OrtTensor } from "./runtime.js";
 import type { TrainingSession } from "./session.js";
 
-/** A measure of an output against the labels of a batch: its mean over the samples. */
+/** A metric of an output and the labels of a batch: its mean over the samples. */
 export type Metric = (output: OrtTensor, labels: Numbers) => number;
 
 export interface EvaluationOptions {
-  /** Samples in a batch, if data are arrays. */
+  /** The batch size for arrays. */
   readonly batchSize?: number | undefined;
-  /** What to measure in evaluation beside the loss, by name; "accuracy" is known. */
+  /** Metrics beside the loss, by name; "accuracy" is built in. */
   readonly metrics?:
     | readonly "accuracy"[]
     | Readonly<Record<string, Metric | "accuracy">>
     | undefined;
 }
 
-/** Evaluation over the same data again and again. */
+/** Repeated evaluation over the same data. */
 export class Evaluation {
   readonly names: readonly string[];
   private readonly _source: BatchSource;
@@ -33,7 +33,7 @@ export class Evaluation {
     const pass = _session.module.evalPass;
     if (!pass)
       throw new ArgumentError("the session has no evaluation model: make it with evalModel");
-    this._source = makeSource(data, pass.roles.inputs, {
+    this._source = makeSource(data, pass.signature.inputs, {
       batchSize: whole("batchSize", options.batchSize ?? 32, 1),
       shuffle: false,
       dropLast: false,
@@ -61,7 +61,7 @@ export class Evaluation {
 
   async run(epoch: number): Promise<Record<string, number>> {
     const sums: Record<string, number> = { evalLoss: 0 };
-    const inputs = this._session.module.evalPass!.roles.inputs;
+    const inputs = this._session.module.evalPass!.signature.inputs;
     const output = this._session.outputNames(false)[1]!;
     let samples = 0;
     for await (const batch of this._source.epoch(epoch, 0)) {
@@ -87,7 +87,7 @@ function numbersOf(input: Input): Numbers {
       : (input as Numbers);
 }
 
-/** How many samples have their highest output at the label. */
+/** The number of samples with the highest output at the label. */
 export function accuracy(output: OrtTensor, labels: Numbers): number {
   const scores = output.data as Float32Array;
   const classes = output.dims[output.dims.length - 1]!;

@@ -1,4 +1,4 @@
-/** The training loop: batches, epochs, evaluation, saving, and the ways in which a run ends. */
+/** The training loop: batches, epochs, evaluation, saving, early stopping, abort. */
 
 import { ArgumentError, NonFiniteError, OnnxTrainError, quoted } from "./errors.js";
 import { type Batch, type BatchSource, type FitData, makeSource } from "./fit-data.js";
@@ -9,11 +9,11 @@ import {
   type EpochRecord,
   type History,
   KEY,
-  newPlace,
-  type Place,
-  readPlace,
-  writePlace,
-} from "./fit-place.js";
+  newResumeState,
+  type ResumeState,
+  readResumeState,
+  writeResumeState,
+} from "./resume-state.js";
 import { numberOf } from "./module.js";
 import type { Json } from "./json.js";
 import { startingSeed } from "./random.js";
@@ -23,7 +23,7 @@ import type { TrainingSession } from "./session.js";
 
 export { accuracy } from "./fit-evaluation.js";
 
-/** What a run tells while it goes on. */
+/** A progress event of a run. */
 export type ProgressEvent =
   | {
       readonly type: "step";
@@ -41,11 +41,11 @@ export type ProgressEvent =
 export interface EarlyStopping {
   /** "loss", "evalLoss" or the name of a metric; the loss of evaluation by default. */
   readonly monitor?: string | undefined;
-  /** How many epochs to wait for a better value. */
+  /** The number of epochs to wait for a better value. */
   readonly patience?: number | undefined;
   readonly minDelta?: number | undefined;
   readonly mode?: "min" | "max" | undefined;
-  /** Whether to end with the parameters of the best epoch. */
+  /** Whether to restore the parameters of the best epoch at the end. */
   readonly restoreBest?: boolean | undefined;
 }
 
@@ -58,17 +58,17 @@ interface Early {
 }
 
 export interface FitOptions extends EvaluationOptions {
-  /** How often to go through the data. A resumed run counts those that are over. */
+  /** The number of epochs; a resumed run counts those that are done. */
   readonly epochs?: number | undefined;
-  /** Take samples of arrays in another order each epoch, which follows from the seed. */
+  /** Shuffle the samples of arrays in each epoch, depending on the seed. */
   readonly shuffle?: boolean | undefined;
   readonly seed?: number | bigint | undefined;
   readonly dropLast?: boolean | undefined;
-  /** How many batches there are to one update. */
+  /** The number of batches per update. */
   readonly accumulate?: number | undefined;
-  /** Data to evaluate with after each epoch. */
+  /** Data for evaluation after each epoch. */
   readonly evaluate?: FitData | undefined;
-  /** A scheduler, or the name of one with its settings; what is left out follows from the data. */
+  /** A scheduler, or its name and settings; missing ones are derived from the data. */
   readonly scheduler?:
     | LRScheduler
     | string
@@ -79,14 +79,14 @@ export interface FitOptions extends EvaluationOptions {
   readonly save?: ((checkpoint: Uint8Array) => unknown) | undefined;
   /** "epoch", or a number of steps. */
   readonly saveEvery?: "epoch" | number | undefined;
-  /** Go on with the run that the checkpoint of the session was saved in, if it was. */
+  /** Resume the run of the session's checkpoint, if there is one. */
   readonly resume?: boolean | undefined;
   readonly onProgress?: ((event: ProgressEvent) => void) | undefined;
-  /** Ends the run after the step that is being taken; what was trained stays, and is saved. */
+  /** Ends the run after the current step; the result is kept and saved. */
   readonly signal?: AbortSignal | undefined;
 }
 
-/** Train with data for some epochs. Resolves when the run is over, also after an abort. */
+/** Train for some epochs. Resolves at the end of the run, also after an abort. */
 export async function fit(
   session: TrainingSession,
   data: FitData,
@@ -104,12 +104,12 @@ export async function evaluate(
   return new Evaluation(session, data, options).run(0);
 }
 
-/** Longer than this no other work of the thread has to wait, if steps are shorter. */
+/** The longest time without yielding to other work of the thread, if steps are shorter. */
 const TURN = 20; // milliseconds
 
 class Run {
   private readonly _source: BatchSource;
-  private readonly _place: Place;
+  private readonly _resumeState: ResumeState;
   private readonly _history: History;
   private readonly _evaluation: Evaluation | null;
   private readonly _scheduler: LRScheduler | null;
@@ -119,7 +119,7 @@ class Run {
   private _snapshot: Map<string, TypedArray> | null = null;
   private readonly _epochs: number;
   private readonly _accumulate: number;
-  /** What was accumulated: the sum of the gradients, each times its samples, divided by `unit`. */
+  /** The sum of accumulated gradients, each times its samples, divided by `unit`. */
   private _pending: { batches: number; samples: number; lossSum: number; unit: number } | null =
     null;
   private _began = 0;
@@ -141,22 +141,22 @@ class Run {
     }
     this._early = this._earlyStopping();
     const record = _options.resume ? _session.state.privateRecord.get(KEY) : undefined;
-    const saved = record === undefined ? null : readPlace(record, optimizer.stepCount);
+    const saved = record === undefined ? null : readResumeState(record, optimizer.stepCount);
     const seed = _options.seed === undefined ? null : BigInt(_options.seed);
-    this._place =
-      saved?.place ?? newPlace(seed ?? startingSeed() & ((1n << 63n) - 1n), optimizer.stepCount);
-    if (saved && seed !== null) this._place.seed = seed;
+    this._resumeState =
+      saved?.position ?? newResumeState(seed ?? startingSeed() & ((1n << 63n) - 1n), optimizer.stepCount);
+    if (saved && seed !== null) this._resumeState.seed = seed;
     // A new run has a schedule of its own.
     _session.state.savedScheduler = saved ? optimizer.schedulerState() : null;
-    this._history = this._place.history;
-    this._source = makeSource(data, _session.module.trainPass.roles.inputs, {
+    this._history = this._resumeState.history;
+    this._source = makeSource(data, _session.module.trainPass.signature.inputs, {
       batchSize: whole("batchSize", _options.batchSize ?? 32, 1),
       shuffle: _options.shuffle ?? true,
       dropLast: _options.dropLast ?? false,
-      seed: this._place.seed,
+      seed: this._resumeState.seed,
     });
     this._order = new Map([...this._source.order, ["accumulate", BigInt(this._accumulate)]]);
-    if (saved) checkOrder(saved.order, this._order, this._place);
+    if (saved) checkOrder(saved.order, this._order, this._resumeState);
     if (this._early) {
       const { monitor } = this._early;
       const earlier = saved?.best ?? null;
@@ -167,7 +167,7 @@ class Run {
   }
 
   async run(): Promise<History> {
-    while (this._place.epoch < this._epochs && !this._reasonToStop()) {
+    while (this._resumeState.epoch < this._epochs && !this._reasonToStop()) {
       await this._trainEpoch();
       if (!this._isAborted()) await this._endEpoch();
     }
@@ -194,9 +194,9 @@ class Run {
   // ---- steps -------------------------------------------------------------------------------------
 
   private async _trainEpoch(): Promise<void> {
-    const { _place: place } = this;
-    this._began = performance.now() - 1000 * place.seconds;
-    for await (const batch of this._source.epoch(place.epoch, place.batch)) {
+    const { _resumeState: position } = this;
+    this._began = performance.now() - 1000 * position.seconds;
+    for await (const batch of this._source.epoch(position.epoch, position.batch)) {
       try {
         if (this._accumulate === 1) {
           const { loss } = await this._session.step(batch.feeds);
@@ -204,7 +204,7 @@ class Run {
         } else await this._addBatch(batch);
       } catch (error) {
         if (error instanceof OnnxTrainError && !(error instanceof NonFiniteError)) {
-          error.message += ` (epoch ${place.epoch + 1}, batch ${place.batch + 1}, ${batch.samples} samples)`;
+          error.message += ` (epoch ${position.epoch + 1}, batch ${position.batch + 1}, ${batch.samples} samples)`;
         }
         throw error;
       }
@@ -214,7 +214,7 @@ class Run {
     if (this._pending) await this._update();
   }
 
-  /** Add the gradients of a batch to those of others, so that their mean is over samples. */
+  /** Accumulate the gradients of a batch, so that their mean is over samples. */
   private async _addBatch(batch: Batch): Promise<void> {
     if (!this._pending) this._session.module.lazyResetGrad();
     else if (this._pending.unit !== batch.samples) {
@@ -251,7 +251,7 @@ class Run {
   private _checked(loss: number): number {
     if (!Number.isFinite(loss)) {
       throw new NonFiniteError(
-        `epoch ${this._place.epoch + 1}, step ${this._history.losses.length + 1} of the run: the loss ` +
+        `epoch ${this._resumeState.epoch + 1}, step ${this._history.losses.length + 1} of the run: the loss ` +
           `is ${loss}. A lower learning rate usually helps; what was saved before is not touched`,
       );
     }
@@ -259,10 +259,10 @@ class Run {
   }
 
   private async _endStep(loss: number, batches: number, samples: number): Promise<void> {
-    const { _place: place, _history: history, _options: options } = this;
-    place.batch += batches;
-    place.samples += samples;
-    place.lossSum += loss * samples;
+    const { _resumeState: position, _history: history, _options: options } = this;
+    position.batch += batches;
+    position.samples += samples;
+    position.lossSum += loss * samples;
     history.losses.push(loss);
     if (this._scheduler && !(this._scheduler instanceof PlateauLRScheduler)) this._scheduler.step();
     if (typeof options.saveEvery === "number" && history.losses.length % options.saveEvery === 0) {
@@ -270,17 +270,17 @@ class Run {
     }
     options.onProgress?.({
       type: "step",
-      epoch: place.epoch + 1,
+      epoch: position.epoch + 1,
       epochs: this._epochs,
       step: history.losses.length,
-      batch: place.batch,
+      batch: position.batch,
       batches: this._source.batches,
       loss,
       learningRate: this._session.getLearningRate(),
     });
   }
 
-  /** Let the thread do other things from time to time: draw, hear of an abort. */
+  /** Yield to other work of the thread now and then, such as rendering or an abort. */
   private async _takeTurns(): Promise<void> {
     if (performance.now() - this._paused < TURN) return;
     await new Promise((resolve) => setTimeout(resolve));
@@ -290,13 +290,13 @@ class Run {
   // ---- the end of an epoch -----------------------------------------------------------------------
 
   private async _endEpoch(): Promise<void> {
-    const { _place: place, _history: history } = this;
-    const values = this._evaluation ? await this._evaluation.run(place.epoch) : {};
+    const { _resumeState: position, _history: history } = this;
+    const values = this._evaluation ? await this._evaluation.run(position.epoch) : {};
     const record: EpochRecord = {
-      epoch: place.epoch + 1,
+      epoch: position.epoch + 1,
       steps: history.losses.length,
-      samples: place.samples,
-      loss: place.lossSum / place.samples,
+      samples: position.samples,
+      loss: position.lossSum / position.samples,
       learningRate: this._session.getLearningRate(),
       seconds: (performance.now() - this._began) / 1000,
       values,
@@ -306,8 +306,8 @@ class Run {
       this._scheduler.step(values["evalLoss"] ?? record.loss);
     }
     if (this._best && this._early) this._judge(values[this._best.monitor] ?? record.loss, record.epoch);
-    place.epoch += 1;
-    place.batch = place.samples = place.lossSum = place.seconds = 0;
+    position.epoch += 1;
+    position.batch = position.samples = position.lossSum = position.seconds = 0;
     if (this._options.save && typeof this._options.saveEvery !== "number") await this._save();
     this._options.onProgress?.({ type: "epoch", epochs: this._epochs, record });
   }
@@ -322,7 +322,7 @@ class Run {
       if (restoreBest) {
         const { state } = this._session;
         this._snapshot = new Map(
-          this._session.module.trainPass.roles.parameters.map(({ name }) => [
+          this._session.module.trainPass.signature.parameters.map(({ name }) => [
             name,
             state.valueOf(name).slice(),
           ]),
@@ -334,14 +334,14 @@ class Run {
   // ---- saving ------------------------------------------------------------------------------------
 
   private _position(): string {
-    return `${this._place.epoch}/${this._history.losses.length}`;
+    return `${this._resumeState.epoch}/${this._history.losses.length}`;
   }
 
   private _remember(): void {
-    const { _place: place, _session: session } = this;
-    if (place.batch) place.seconds = (performance.now() - this._began) / 1000;
+    const { _resumeState: position, _session: session } = this;
+    if (position.batch) position.seconds = (performance.now() - this._began) / 1000;
     const step = session.requireOptimizer().stepCount;
-    session.state.privateRecord.set(KEY, writePlace(place, step, this._order, this._best));
+    session.state.privateRecord.set(KEY, writeResumeState(position, step, this._order, this._best));
   }
 
   private async _save(): Promise<void> {
@@ -421,13 +421,13 @@ class Run {
       }
       settings["totalStepCount"] = this._epochs * Math.ceil(this._source.batches / this._accumulate);
     }
-    settings["firstStep"] ??= this._place.firstStep;
+    settings["firstStep"] ??= this._resumeState.firstStep;
     const [rate, pythonRate] =
       kind === "onecycle" ? ["maxLr", "max_lr"] : ["initialLr", "initial_lr"];
     const saved =
-      this._place.scheduler?.get("name") === name ? this._place.scheduler.get(pythonRate) : undefined;
+      this._resumeState.scheduler?.get("name") === name ? this._resumeState.scheduler.get(pythonRate) : undefined;
     settings[rate] ??= typeof saved === "number" ? saved : this._session.getLearningRate();
-    this._place.scheduler = new Map<string, Json>([
+    this._resumeState.scheduler = new Map<string, Json>([
       ["name", name],
       [pythonRate, settings[rate] as number],
     ]);

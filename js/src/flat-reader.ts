@@ -1,9 +1,9 @@
 /**
- * Read FlatBuffers that may be broken or hostile.
+ * Read FlatBuffers files that may be broken or hostile.
  *
  * Each offset, length and string is checked before it is followed, and the whole walk is bounded by
  * the size of the file, so that a file can neither crash the reader nor keep it busy or fill the
- * memory. Whatever is wrong is a `CheckpointError` that names the object and the byte.
+ * memory. Every error is a `CheckpointError` that names the object and the byte.
  */
 
 import { CheckpointError } from "./errors.js";
@@ -12,7 +12,7 @@ import { decoded } from "./text.js";
 /** The same bound as FlatBuffers' verifier, which ONNX Runtime runs over checkpoints. */
 const MAX_TABLES = 1_000_000;
 
-/** The bytes of one file and the account of what was read of them. */
+/** The bytes of a file, and how many of them were read. */
 interface File {
   readonly data: Uint8Array;
   readonly view: DataView;
@@ -22,7 +22,7 @@ interface File {
   tables: number;
 }
 
-/** One table of the file. Fields are asked for by their number in the schema; absent ones are 0. */
+/** A table of the file, with fields by their number in the schema; absent ones are 0. */
 export class FlatTable {
   private readonly _vtable: number;
   private readonly _size: number;
@@ -62,7 +62,7 @@ export class FlatTable {
     throw new CheckpointError(`${this._file.source}: ${this.where} at byte ${position}: ${what}`);
   }
 
-  /** Check that `size` bytes from `position` on lie within the file. */
+  /** Check that `size` bytes at `position` lie within the file. */
   private _need(position: number, size: number): void {
     const { length } = this._file.data;
     if (position < 0 || position + size > length) {
@@ -74,7 +74,7 @@ export class FlatTable {
   }
 
   /**
-   * Take note that an object of `size` bytes is read. Objects of a proper file do not overlap, so
+   * Count the bytes of an object. Objects of a valid file do not overlap, so
    * the sum of their sizes cannot exceed that of the file.
    */
   private _claim(position: number, size: number): void {
@@ -88,7 +88,7 @@ export class FlatTable {
     return this._file.view.getUint16(position, true);
   }
 
-  /** Where a field is, or 0. */
+  /** The position of a field, or 0. */
   private _field(slot: number, size: number): number {
     const place = this._vtable + 4 + 2 * slot;
     const offset = place < this._end ? this._u16(place) : 0;
@@ -128,7 +128,7 @@ export class FlatTable {
     return position + offset;
   }
 
-  /** Where the items of a vector begin, and how many there are; several objects may share a text. */
+  /** The start and number of a vector's items; objects may share a string. */
   vector(slot: number, width: number): [start: number, count: number] {
     const at = this._field(slot, 4);
     return at ? this._items(this._follow(at), width) : [0, 0];

@@ -1,23 +1,23 @@
 /**
  * Lay out FlatBuffers files from front to back: tables, strings and short vectors come first, bulk
- * data follows, aligned. It is the layout that the Python package writes, byte for byte.
+ * data follows, aligned, as in the Python package.
  */
 
 import { CheckpointError } from "./errors.js";
 
-/** FlatBuffers' limit: ONNX Runtime does not read a file that is larger. */
+/** FlatBuffers' limit; ONNX Runtime does not read larger files. */
 const MAX_SIZE = 2 ** 31 - 2;
 
-/** A vector of bytes, which comes behind everything else. */
+/** A vector of bytes, which follows everything else. */
 interface Bulk {
   readonly data: Uint8Array;
   readonly alignment: number;
 }
 
-/** An object of the file: bulk data, or what appends it to the front and returns its position. */
+/** An object of the file: bulk data, or a function that appends it and returns its position. */
 export type Node = Bulk | ((front: Front) => number);
 
-/** A field of a table: a number, which is left out where it is the default, or a reference. */
+/** A field of a table: a number, omitted if it is the default, or a reference. */
 type Field = readonly [slot: number, width: number, content: Node | Write] | null;
 type Write = (view: DataView, at: number) => void;
 
@@ -81,7 +81,7 @@ export const table = (...given: readonly Field[]): Node => (front) => {
 /** The part of the file before bulk data; bytes that grow at the end. */
 class Front {
   length = 0;
-  /** Where an offset is to be filled in, and what it refers to. */
+  /** Positions of offsets that are not known yet, and what they refer to. */
   readonly open: [reference: number, node: Node][] = [];
   bytes = new Uint8Array(1024);
   view = new DataView(this.bytes.buffer);
@@ -111,7 +111,7 @@ class Front {
     if (over) this.extend(alignment - over);
   }
 
-  /** Begin a vector; its length stands in front. */
+  /** Begin a vector with its length. */
   head(count: number, alignment = 4, ahead = 0): number {
     this.pad(alignment, ahead);
     const position = this.extend(4);
@@ -134,9 +134,9 @@ class Front {
 }
 
 /**
- * Give each object of the tree its place; an object is always behind its owner.
+ * Assign offsets to all objects of the tree; an object always follows its owner.
  *
- * @param tail how many zeros to leave behind all of them.
+ * @param tail the number of zero bytes at the end.
  */
 export function layOut(root: Node, identifier: string, tail: number): Uint8Array {
   const front = new Front();

@@ -1,7 +1,7 @@
 /**
  * A graph of the artifacts, and the onnxruntime session that runs it.
  *
- * The session is made when the graph runs for the first time: a program that takes fused steps never
+ * The session is made when the graph first runs, so a program that takes fused steps never
  * pays for the graphs that it does not use.
  */
 
@@ -32,7 +32,7 @@ export class Graph {
     readonly model: ModelFile,
     private readonly _settings: Settings,
     private readonly _frozen: Frozen,
-    /** The outputs that are read by graphs alone, and may stay on the device. */
+    /** Outputs that only graphs read, which may stay on the device. */
     private readonly _kept: ReadonlySet<string> = new Set(),
   ) {}
 
@@ -40,7 +40,7 @@ export class Graph {
     return this.model.source;
   }
 
-  /** Run the graph, and return the outputs that are asked for. */
+  /** Run the graph and return the requested outputs. */
   async run(
     feeds: Tensors,
     fetches: readonly string[],
@@ -65,7 +65,7 @@ export class Graph {
     await session?.release?.();
   }
 
-  /** The session, made anew where a constant or the size of the batch has changed. */
+  /** The session, recreated if a constant or the batch size has changed. */
   private async _current(): Promise<OrtSession> {
     if (this._released) throw new StateError("the session was released");
     const { batch } = this._settings;
@@ -110,7 +110,7 @@ export class Graph {
     }
   }
 
-  /** On a GPU, what the next step reads again stays there. */
+  /** On a GPU, values that the next step reads stay there. */
   private _outputLocations(options: SessionOptions): SessionOptions {
     if (!asksForGpu(options) || "preferredOutputLocation" in options) return {};
     return {
@@ -120,7 +120,7 @@ export class Graph {
     };
   }
 
-  /** The files that the graph takes frozen parameters from, laid out as it expects them. */
+  /** The external files of frozen parameters, in the layout that the graph expects. */
   private _externalData(): { path: string; data: Uint8Array }[] {
     const files = new Map<string, { size: number; tensors: [number, Stored][] }>();
     for (const [name, tensor] of this.model.external) {
@@ -147,7 +147,7 @@ export class Graph {
     });
   }
 
-  /** The small constants that are in the graph itself, with a value that no longer holds. */
+  /** Small constants inside the graph whose value has changed. */
   private _inlineChanges(): Map<string, Stored> {
     const { values } = this._frozen;
     const shared = new Set(this.model.initializers.filter((name) => values.has(name)));
@@ -161,7 +161,7 @@ export class Graph {
 }
 
 const DEFAULTS: SessionOptions = {
-  // Memory is used again at once: training needs much of it.
+  // Reuse memory at once: training needs much of it.
   enableMemPattern: false,
   logSeverityLevel: 3,
 };

@@ -1,4 +1,4 @@
-/** What a user feeds: matched with the inputs of a graph, converted where nothing is lost. */
+/** Inputs from the user: matched with those of a graph, and converted if that is exact. */
 
 import { codeOf, countOf, ELEMENT_TYPES, typeName, zerosOf } from "./elements.js";
 import { InputError, quoted } from "./errors.js";
@@ -10,8 +10,8 @@ import { isOnCpu, ortType } from "./variables.js";
 export type Numbers = TypedArray | readonly number[] | readonly bigint[] | readonly boolean[];
 
 /**
- * What an input can be given as: a tensor of onnxruntime; numbers with their shape; or numbers
- * alone, whose shape follows from what the graph declares and from how many they are.
+ * An input: an onnxruntime tensor; numbers with their shape; or numbers
+ * alone, whose shape follows from the graph and their count.
  */
 export type Input =
   | OrtTensor
@@ -48,7 +48,7 @@ export function arranged(inputs: readonly ValueType[], given: Feeds): Input[] {
   return names.map((name) => named[name]!);
 }
 
-/** Tensors for what was given, checked and converted. */
+/** Tensors for the given inputs, checked and converted. */
 export function prepared(ort: Ort, inputs: readonly ValueType[], given: Feeds): OrtTensor[] {
   const symbols = new Map<string, number>();
   const values = arranged(inputs, given);
@@ -96,7 +96,7 @@ function isNumbers(given: unknown): given is Numbers {
   return Array.isArray(given) || (ArrayBuffer.isView(given) && !(given instanceof DataView));
 }
 
-/** The shape of so many numbers, as far as the graph leaves one dimension open. */
+/** The shape of a number of elements, if the graph leaves at most one dimension open. */
 function shapeOf(
   value: ValueType,
   count: number,
@@ -134,7 +134,7 @@ function make(
   return new ort.Tensor(ortType(value.code), converted(value, data, inputs), [...dims]);
 }
 
-/** Numbers in the array that an input takes, if every one of them survives that. */
+/** Numbers in the array type of an input, if the conversion is exact. */
 export function converted(
   value: ValueType,
   data: Numbers,
@@ -163,7 +163,7 @@ export function converted(
     } else {
       const number = Number(item);
       result[i] = number;
-      // Plain numbers are doubles without meaning it; only integers must stay what they are.
+      // Plain numbers are always doubles, so only integers need to be exact.
       const isSame = isFloat
         ? !Number.isNaN(number) || typeof item === "number"
         : result[i] === number;

@@ -1,11 +1,11 @@
-/** Bytes from wherever they are: memory, an address, or in Node a file. */
+/** Bytes from memory, a URL or, in Node, a file. */
 
 import { ArgumentError, LoadError, messageOf } from "./errors.js";
 
-/** The bytes of a file, or where it is: an address, or in Node a path. */
+/** The bytes of a file, its URL or, in Node, its path. */
 export type Source = Uint8Array | ArrayBuffer | string | URL;
 
-/** Load bytes. Those in memory are used where they are, and must not change. */
+/** Load bytes. Those in memory are not copied, and must not change. */
 export async function loadBytes(source: Source, what: string): Promise<Uint8Array> {
   if (source instanceof Uint8Array) return source;
   if (source instanceof ArrayBuffer) return new Uint8Array(source);
@@ -79,7 +79,7 @@ async function fetchBytes(source: string | URL, what: string): Promise<Uint8Arra
     );
   }
   const size = response.headers.get("content-length");
-  // A compressed answer tells the compressed size.
+  // The header of a compressed response has the compressed size.
   if (size !== null && !response.headers.has("content-encoding") && bytes.length < Number(size)) {
     throw new LoadError(
       `the download of ${what} from ${source} is cut off after ${bytes.length} of ${size} bytes. ` +

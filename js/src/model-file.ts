@@ -1,7 +1,7 @@
 /**
- * What training needs to know of a graph file: its interface, its notes, its external tensors.
+ * What training needs to know of a graph file: interface, metadata, external tensors.
  *
- * The file is walked once at the level of the graph. Nodes and weights are stepped over.
+ * The file is read once at the level of the graph; nodes and weights are skipped.
  */
 
 import { dataSize, ELEMENT_TYPES, STRING } from "./elements.js";
@@ -28,14 +28,14 @@ const TENSOR_LOCATION = 14;
 /** A dimension is a number, the name of a symbolic one, or null. */
 export type Dim = number | string | null;
 
-/** The type of an input or output; `code` is 0 for what is not a tensor. */
+/** The type of an input or output; `code` is 0 if it is not a tensor. */
 export interface ValueType {
   readonly name: string;
   readonly code: number;
   readonly dims: readonly Dim[] | null;
 }
 
-/** An initializer whose elements are in another file of the same folder. */
+/** An initializer with its elements in another file of the folder. */
 export interface ExternalTensor {
   readonly name: string;
   readonly code: number;
@@ -68,7 +68,7 @@ export interface ModelFile {
   readonly initializers: readonly string[];
 }
 
-/** Read a graph file; `source` is what messages call it. */
+/** Read a graph file, which messages call `source`. */
 export function readModel(data: Uint8Array, source: string): ModelFile {
   const model = Message.of(data, source);
   if (!data.length) model.fail("the file is empty");
@@ -97,25 +97,25 @@ export function readModel(data: Uint8Array, source: string): ModelFile {
   };
 }
 
-/** FlatBuffers with the mark of the ORT format: in ONNX, no offset stands before the letters. */
+/** Whether the file is FlatBuffers with the identifier of the ORT format. */
 function isOrtFormat(data: Uint8Array): boolean {
   if (String.fromCharCode(...data.subarray(4, 8)) !== "ORTM") return false;
   const offset = new DataView(data.buffer, data.byteOffset).getUint32(0, true);
   return offset >= 8 && offset <= data.length - 4;
 }
 
-/** Check that all have names, each another one. */
+/** Check that all have unique names. */
 function named<T extends { readonly name: string }>(items: T[], graph: Message, what: string): T[] {
   const seen = new Set<string>();
   for (const { name } of items) {
     if (!name) graph.fail(`an ${what} has no name`);
-    if (seen.has(name)) graph.fail(`there are two of the name ${quoted(name)} (${what})`);
+    if (seen.has(name)) graph.fail(`the name ${quoted(name)} occurs twice (${what})`);
     seen.add(name);
   }
   return items;
 }
 
-// ---- notes ---------------------------------------------------------------------------------------
+// ---- metadata ------------------------------------------------------------------------------------
 
 function readNotes(model: Message, text: string): Notes {
   let notes: Record<string, unknown> | null = null;
@@ -125,11 +125,11 @@ function readNotes(model: Message, text: string): Notes {
     // It is none.
   }
   if (typeof notes !== "object" || !notes || Array.isArray(notes)) {
-    return model.fail("the note of onnxtrain is not a JSON object");
+    return model.fail("the metadata of onnxtrain is not a JSON object");
   }
   for (const [key, isRight] of Object.entries(NOTES)) {
     if (notes[key] !== undefined && !isRight(notes[key])) {
-      model.fail(`${quoted(key)} in the note of onnxtrain is not what it should be`);
+      model.fail(`${quoted(key)} in the metadata of onnxtrain has a wrong type or value`);
     }
   }
   return notes;
@@ -169,7 +169,7 @@ export function readValueType(value: Message): ValueType {
   return { name, code: tensor?.int(1) ?? 0, dims };
 }
 
-/** Exporters write a negative number for a dimension that they do not know. */
+/** Exporters write a negative number for an unknown dimension. */
 function readDim(dim: Message): Dim {
   const last = dim.fields[dim.fields.length - 1]?.number;
   if (last === 2) return dim.text(2) || null;
@@ -177,7 +177,7 @@ function readDim(dim: Message): Dim {
   return last === 1 && size >= 0 ? size : null;
 }
 
-/** Whether a ValueInfoProto says of which type the value is; and whether its shape too. */
+/** Whether a ValueInfoProto has a type, and whether it has a shape. */
 export function isTyped(value: Message): { readonly type: boolean; readonly shape: boolean } {
   const declared = value.only(2);
   if (!declared?.data.length) return { type: false, shape: false };
@@ -198,7 +198,7 @@ export function readTensorType(tensor: Message): TensorType {
   return { code: tensor.int(TENSOR_TYPE), dims: tensor.ints(TENSOR_DIMS) };
 }
 
-/** The name of an initializer and, if its data are in another file, where they are. */
+/** The name of an initializer and, if its data are external, their location. */
 export function readInitializer(tensor: Message): {
   readonly name: string;
   readonly external: ExternalTensor | null;
@@ -230,7 +230,7 @@ function readExternal(name: string, tensor: Message): ExternalTensor {
   return { name, ...type, location, offset: position("offset", 0), length };
 }
 
-/** The type of a tensor, and how many bytes its elements take. */
+/** The type of a tensor, and the size of its elements in bytes. */
 function checkedType(tensor: Message, where: string): [type: TensorType, size: number] {
   const type = readTensorType(tensor);
   if (!ELEMENT_TYPES.has(type.code)) tensor.fail(`its element type ${type.code} is unknown`, where);
@@ -244,22 +244,22 @@ function checkedType(tensor: Message, where: string): [type: TensorType, size: n
   return [type, dataSize(type.code, type.dims)];
 }
 
-/** The elements of a tensor that has them inside, as a checkpoint has them; null for strings. */
+/** The elements inside a tensor, in the form of checkpoints; null for strings. */
 export function inlineData(tensor: Message): Uint8Array | null {
   if (tensor.int(TENSOR_TYPE) === STRING) return null;
   const where = `initializer ${quoted(tensor.text(TENSOR_NAME))}`;
   const [{ code }, size] = checkedType(tensor, where);
   const data = tensor.messages(TENSOR_RAW).pop()?.data ?? typedData(tensor, code, size);
   if (data.length !== size) {
-    tensor.fail(`it has ${data.length} bytes, where its shape asks for ${size}`, where);
+    tensor.fail(`it has ${data.length} bytes, where its shape needs ${size}`, where);
   }
   return data;
 }
 
-// The field that has the elements of a type one by one; most types are in that of int32.
+// The field for the elements of a type without raw data; int32_data for most.
 const FIELD_OF_TYPE: Record<number, number> = { 1: 4, 14: 4, 11: 10, 15: 10, 7: 7, 12: 11, 13: 11 };
 
-/** The elements where each is a number of its own in the file. */
+/** Elements that are stored as one number each. */
 function typedData(tensor: Message, code: number, size: number): Uint8Array {
   const number = FIELD_OF_TYPE[code] ?? 5;
   if (number === 4 || number === 10) {

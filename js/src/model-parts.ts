@@ -1,5 +1,5 @@
 /**
- * A model taken apart into pieces that stay as they are, and what of it a set of outputs needs.
+ * The parts of a model, unparsed, and those that a set of outputs needs.
  *
  * Nodes, types and weights remain the bytes of the file. Of a node only the names are read; the
  * bodies of If, Loop and Scan are looked through for values of the graph around them.
@@ -55,7 +55,7 @@ export interface ModelParts {
   readonly quantization: Pieces;
 }
 
-/** What some outputs are computed from. */
+/** What some outputs depend on. */
 export interface Needed {
   readonly nodes: readonly Node[];
   readonly values: ReadonlySet<string>;
@@ -65,7 +65,7 @@ export interface Needed {
 
 const domainOf = (domain: string): string => (domain === "ai.onnx" ? "" : domain);
 
-/** What is called, in one text: domain, name and overload. */
+/** A callee as one string: domain, name and overload. */
 const operator = (message: Message, ...[domain, name, overload]: [number, number, number]): string =>
   [domainOf(message.text(domain)), message.text(name), message.text(overload)].join("\0");
 
@@ -95,7 +95,7 @@ export function takeApart({ data, source }: ModelFile): ModelParts {
   };
 }
 
-/** Whether a field is copied. The note is about files that are trained from, which this is not. */
+/** Whether a field is copied; the metadata is for training files only. */
 function isHead(model: Message, field: Message["fields"][number]): boolean {
   if (field.number === MODEL_METADATA) return readEntry(model.inner(field, "entry"))[0] !== NOTES_KEY;
   return ![MODEL_GRAPH, MODEL_OPSET, MODEL_FUNCTION, MODEL_TRAINING].includes(field.number);
@@ -111,7 +111,7 @@ export function valueNames({ nodes, inputs, initializers, sparse }: ModelParts):
   ]);
 }
 
-/** Find what the outputs are computed from; each node comes behind those that it reads from. */
+/** Find what the outputs depend on, in topological order. */
 export function findNeeded(parts: ModelParts, outputs: readonly string[], source: string): Needed {
   const producers = new Map<string, Node>();
   for (const node of parts.nodes) {
@@ -138,7 +138,7 @@ export function findNeeded(parts: ModelParts, outputs: readonly string[], source
   };
 }
 
-/** All that can be reached from some. */
+/** Everything that is reachable. */
 function reached<T>(from: readonly T[], next: (item: T) => readonly T[]): Set<T> {
   const found = new Set<T>();
   for (const waiting = [...from]; waiting.length; ) {
@@ -151,7 +151,7 @@ function reached<T>(from: readonly T[], next: (item: T) => readonly T[]): Set<T>
   return found;
 }
 
-/** Put each node behind those that it reads from, which onnxruntime does not insist on. */
+/** Sort nodes topologically, which onnxruntime does not require of models. */
 function inOrder(nodes: readonly Node[], before: (node: Node) => Node[], source: string): Node[] {
   const done = new Set<Node>();
   const open = new Set<Node>();
@@ -186,12 +186,12 @@ function readNode(node: Message, depth = 0): Node {
       for (const body of attribute.messages(number)) readBody(body, depth + 1, reads, calls);
     }
   }
-  // An empty name stands for an optional input or output that is not there.
+  // An empty name is an absent optional input or output.
   reads.delete("");
   return { data: node.data, reads, outputs: node.texts(2).filter((name) => name), calls };
 }
 
-/** Add what a body takes from the graphs around it, and what it calls. */
+/** Add what a subgraph takes from outer graphs, and what it calls. */
 function readBody(body: Message, depth: number, outer: Set<string>, calls: Set<string>): void {
   if (depth > MAX_DEPTH) body.fail(`bodies of nodes are nested more than ${MAX_DEPTH} deep`);
   const nodes = body.messages(GRAPH_NODE).map((node) => readNode(node, depth));
@@ -210,7 +210,7 @@ function readBody(body: Message, depth: number, outer: Set<string>, calls: Set<s
   for (const node of nodes) for (const call of node.calls) calls.add(call);
 }
 
-/** Refuse external data where pieces are copied as they are: the reference would dangle. */
+/** Raise an error for external data in parts that are copied: the reference would dangle. */
 function requireInside(tensor: Message): void {
   if (readInitializer(tensor).external) {
     tensor.fail("the tensor is in another file; only initializers may be");

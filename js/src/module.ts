@@ -14,36 +14,36 @@ import {
   checkTrains,
   LAZY_RESET,
   RANDOM_SEED,
-  type Roles,
-  rolesOf,
+  type GraphSignature,
+  signatureOf,
   UPDATED,
-} from "./roles.js";
+} from "./graph-signature.js";
 import type { Ort, OrtTensor, RunOptions, SessionOptions, TypedArray } from "./runtime.js";
 import type { CheckpointState } from "./state.js";
 import { elementsOfTensor, ortType } from "./variables.js";
 
-/** What a module is made from. */
+/** The arguments of a module. */
 export interface ModuleOptions {
-  /** The package of onnxruntime. */
+  /** The onnxruntime package. */
   readonly ort: Ort;
-  /** The parameters; they are changed. */
+  /** The parameters, which training changes. */
   readonly state: CheckpointState;
-  /** The training graph: its bytes, its address or, in Node, its path. */
+  /** The training graph: bytes, URL or, in Node, path. */
   readonly trainModel: Source;
   /** The evaluation graph, for evaluation and for export. */
   readonly evalModel?: Source | undefined;
   /** onnxruntime's options for all sessions. */
   readonly sessionOptions?: SessionOptions | undefined;
   /**
-   * Fix the dimension that all inputs begin with: onnxruntime then knows all shapes beforehand. A
-   * batch of another size is an error, or, with "auto", makes the sessions anew.
+   * Fix the first dimension of all inputs, so that onnxruntime knows all shapes in advance. A
+   * batch of another size is an error or, with "auto", recreates the sessions.
    */
   readonly batchSize?: number | "auto" | undefined;
 }
 
-/** What a run of a graph is asked for. */
+/** Options of a run. */
 export interface RunRequest {
-  /** The outputs to return; all of the user's by default. */
+  /** The outputs to return; all by default. */
   readonly fetches?: readonly string[] | undefined;
   readonly options?: RunOptions | undefined;
 }
@@ -68,7 +68,7 @@ export class Module {
     private readonly _automatic: boolean,
   ) {
     this.settings = settings;
-    this._buffers = new Buffers(state, trainPass.graph.model, trainPass.roles);
+    this._buffers = new Buffers(state, trainPass.graph.model, trainPass.signature);
   }
 
   static async create(options: ModuleOptions): Promise<Module> {
@@ -96,7 +96,7 @@ export class Module {
     const evalPass =
       evaluation &&
       new EvalPass(evaluation, nameOf(options.evalModel!, "evaluation model"), settings, state);
-    checkBatch(batchSize, trainPass.roles.inputs);
+    checkBatch(batchSize, trainPass.signature.inputs);
     return new Module(state, settings, trainPass, evalPass, batchSize === "auto");
   }
 
@@ -111,7 +111,7 @@ export class Module {
     return this.train(false);
   }
 
-  /** Run the graph of the present mode; inputs go by name, or as a list in their order. */
+  /** Run the graph of the present mode; inputs by name, or as a list in order. */
   run(feeds: Feeds, request: RunRequest = {}): Promise<Tensors> {
     return this.state.lock.run(() => this.runPass(this._present(), feeds, request));
   }
@@ -125,7 +125,7 @@ export class Module {
   /** @internal Run a pass; the lock of the state is held. */
   runPass(pass: Pass, feeds: Feeds, request: RunRequest = {}): Promise<Tensors> {
     this.state.requireValues();
-    const { inputs, outputs } = pass.roles;
+    const { inputs, outputs } = pass.signature;
     const values = prepared(this.settings.ort, inputs, feeds);
     this._adaptBatch(inputs, values);
     const names = outputs.map(({ name }) => name);
@@ -158,31 +158,31 @@ export class Module {
     this.trainPass.reset = true;
   }
 
-  /** The names of what `run` takes, in the present mode. */
+  /** The names of the inputs of `run`, in the present mode. */
   inputNames(): string[] {
     return namesOf(this.training ? this.trainPass : this.evalPass, "inputs");
   }
 
-  /** The names of what `run` returns, in the present mode. */
+  /** The names of the outputs of `run`, in the present mode. */
   outputNames(): string[] {
     return namesOf(this.training ? this.trainPass : this.evalPass, "outputs");
   }
 
-  /** The gradients of inputs that were to have some, of the last training run. */
+  /** The gradients of inputs in the last training run, where the graph has them. */
   get inputGradients(): ReadonlyMap<string, OrtTensor> {
     return this.trainPass.inputGradients;
   }
 
-  /** How many numbers the parameters have. */
+  /** The number of elements of the parameters. */
   getParametersSize(trainableOnly = true): number {
     return this._buffers.size(trainableOnly);
   }
 
-  /** A copy of all parameters, one behind the other. */
+  /** A copy of all parameters, one after the other. */
   getContiguousParameters(trainableOnly = false): Promise<OrtTensor> {
     return this.state.lock.run(async () => {
       this.state.requireValues();
-      for (const { name } of this.trainPass.roles.parameters) {
+      for (const { name } of this.trainPass.signature.parameters) {
         await this.state.variable(name).download();
       }
       const buffer = this._buffers.read(trainableOnly);
@@ -190,7 +190,7 @@ export class Module {
     });
   }
 
-  /** Set all parameters from a buffer as `getContiguousParameters` returns, or from its bytes. */
+  /** Set all parameters from a buffer of `getContiguousParameters`, or from its bytes. */
   copyBufferToParameters(
     buffer: Uint8Array | Float32Array | OrtTensor,
     trainableOnly = true,
@@ -199,7 +199,7 @@ export class Module {
   }
 
   /**
-   * The bytes of an ONNX model for inference, with the parameters as they are now.
+   * The bytes of an ONNX model for inference, with the present parameters.
    *
    * @param outputNames any values of the evaluation graph.
    */
@@ -230,10 +230,10 @@ export class Module {
   }
 }
 
-/** A graph, and what is fed to it beside the user's inputs. */
+/** A graph, and its inputs other than the user's. */
 export abstract class Pass {
   readonly graph: Graph;
-  readonly roles: Roles;
+  readonly signature: GraphSignature;
 
   constructor(
     bytes: Uint8Array,
@@ -243,9 +243,9 @@ export abstract class Pass {
     fused = false,
   ) {
     const model = readModel(bytes, source);
-    this.roles = rolesOf(model, state, fused);
-    checkBelongs(model, state, this.roles);
-    const own = new Set(this.roles.outputs.map(({ name }) => name));
+    this.signature = signatureOf(model, state, fused);
+    checkBelongs(model, state, this.signature);
+    const own = new Set(this.signature.outputs.map(({ name }) => name));
     const kept = model.outputs.map(({ name }) => name).filter((name) => !own.has(name));
     this.graph = new Graph(model, settings, state.frozen, new Set(kept));
   }
@@ -259,11 +259,11 @@ export abstract class Pass {
   /** The user's inputs, the parameters and the seed. */
   protected feeds(values: readonly OrtTensor[]): Tensors {
     const feeds: Tensors = {};
-    this.roles.inputs.forEach(({ name }, index) => (feeds[name] = values[index]!));
-    for (const { name } of this.roles.parameters) {
+    this.signature.inputs.forEach(({ name }, index) => (feeds[name] = values[index]!));
+    for (const { name } of this.signature.parameters) {
       feeds[name] = this.state.variable(name).feed(this.settings.ort);
     }
-    if (this.roles.hasSeed) {
+    if (this.signature.hasSeed) {
       feeds[RANDOM_SEED] = this.tensor(UINT32, this.state.random.next(), [2]);
     }
     return feeds;
@@ -274,13 +274,13 @@ export abstract class Pass {
   }
 
   protected takeUpdates(made: Tensors): void {
-    for (const name of this.roles.updated) {
+    for (const name of this.signature.updated) {
       this.state.variableIfThere(name)?.replace(made[name + UPDATED]!);
     }
   }
 }
 
-/** Those of the outputs that were asked for. */
+/** The requested outputs. */
 export function picked(made: Tensors, names: readonly string[]): Tensors {
   return Object.fromEntries(names.map((name) => [name, made[name]!]));
 }
@@ -305,10 +305,10 @@ export class TrainPass extends Pass {
 
   constructor(bytes: Uint8Array, source: string, settings: Settings, state: CheckpointState) {
     super(bytes, source, settings, state);
-    checkTrains(this.graph.model, state, this.roles);
-    const inputs = new Set(this.roles.inputs.map(({ name }) => name));
-    this._trained = this.roles.trained.filter((name) => !inputs.has(name));
-    this._differentiatedInputs = this.roles.trained.filter((name) => inputs.has(name));
+    checkTrains(this.graph.model, state, this.signature);
+    const inputs = new Set(this.signature.inputs.map(({ name }) => name));
+    this._trained = this.signature.trained.filter((name) => !inputs.has(name));
+    this._differentiatedInputs = this.signature.trained.filter((name) => inputs.has(name));
   }
 
   override async run(
@@ -324,8 +324,8 @@ export class TrainPass extends Pass {
     }
     feeds[LAZY_RESET] = this.tensor(BOOL, Uint8Array.of(this.reset ? 1 : 0), [1]);
     const results = [
-      ...this.roles.trained.map((name) => name + ACCUMULATED),
-      ...this.roles.updated.map((name) => name + UPDATED),
+      ...this.signature.trained.map((name) => name + ACCUMULATED),
+      ...this.signature.updated.map((name) => name + UPDATED),
     ];
     const made = await this.graph.run(feeds, [...fetches, ...results], options);
     this.reset = false;
@@ -337,18 +337,18 @@ export class TrainPass extends Pass {
     return picked(made, fetches);
   }
 
-  /** What the gradient of an input is added to, in the shape that the input has. */
+  /** The accumulator of an input's gradient, in the shape of the input. */
   private _inputBuffer(name: string, value: OrtTensor): OrtTensor {
     const earlier = this.inputGradients.get(name);
     const isSame = earlier && earlier.dims.join() === value.dims.join();
     if (isSame) return earlier;
-    const { code } = this.roles.inputs.find((input) => input.name === name)!;
+    const { code } = this.signature.inputs.find((input) => input.name === name)!;
     return this.tensor(code, zerosOf(code, value.dims), value.dims);
   }
 }
 
 function namesOf(pass: Pass | null, what: "inputs" | "outputs"): string[] {
-  return pass ? pass.roles[what].map(({ name }) => name) : [];
+  return pass ? pass.signature[what].map(({ name }) => name) : [];
 }
 
 function checkBatch(batchSize: unknown, inputs: readonly ValueType[]): void {
@@ -363,12 +363,12 @@ function checkBatch(batchSize: unknown, inputs: readonly ValueType[]): void {
   }
 }
 
-/** What messages call a file. */
+/** The name of a file in messages. */
 export function nameOf(source: Source, otherwise: string): string {
   return typeof source === "string" || source instanceof URL ? String(source) : `the ${otherwise}`;
 }
 
-/** The number that a tensor of one element holds. */
+/** The value of a tensor of one element. */
 export function numberOf(tensor: OrtTensor): number {
   return Number((elementsOfTensor(tensor) as ArrayLike<number | bigint>)[0]);
 }

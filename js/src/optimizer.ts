@@ -8,7 +8,7 @@ import { loadBytes, type Source } from "./load.js";
 import { readModel } from "./model-file.js";
 import { type Module, nameOf } from "./module.js";
 import type { JsonObject } from "./json.js";
-import { checkUpdates, LEARNING_RATE, momentumsOf, STEP, UPDATED } from "./roles.js";
+import { checkUpdates, LEARNING_RATE, momentumsOf, STEP, UPDATED } from "./graph-signature.js";
 import type { RunOptions } from "./runtime.js";
 import type { LRScheduler } from "./scheduler-base.js";
 import { type CheckpointState, GROUP } from "./state.js";
@@ -17,13 +17,13 @@ import { ortType, Variable } from "./variables.js";
 export const DEFAULT_LEARNING_RATE = 0.001;
 
 /**
- * Takes steps with the gradients that a module has accumulated.
+ * Takes steps with the accumulated gradients of a module.
  *
- * It goes on from the optimizer state of the checkpoint, if that has one: moments, the number of
+ * It continues from the optimizer state of the checkpoint, if there is one: moments, number of
  * steps, the learning rate.
  */
 export class Optimizer {
-  /** What schedulers start from. */
+  /** The initial rate of schedulers. */
   initialLr = DEFAULT_LEARNING_RATE;
   private readonly _state: CheckpointState;
   private readonly _names: readonly string[];
@@ -51,7 +51,7 @@ export class Optimizer {
   }
 
   /**
-   * @param optimizerModel the optimizer graph: its bytes, its address or, in Node, its path.
+   * @param optimizerModel the optimizer graph: bytes, URL or, in Node, path.
    * @param module whose parameters are updated.
    */
   static async create(optimizerModel: Source, module: Module): Promise<Optimizer> {
@@ -66,7 +66,7 @@ export class Optimizer {
 
   // ---- steps -------------------------------------------------------------------------------------
 
-  /** Update every parameter that trains, once. */
+  /** Update all trainable parameters once. */
   step(options?: RunOptions): Promise<void> {
     return this._state.lock.run(() => this.stepNow(options));
   }
@@ -115,14 +115,14 @@ export class Optimizer {
     this._count += 1;
   }
 
-  /** How many steps were taken so far. */
+  /** The number of completed steps. */
   get stepCount(): number {
     return this._count;
   }
 
   // ---- learning rate -----------------------------------------------------------------------------
 
-  /** The learning rate of the next step, as the float32 that the graph is given. */
+  /** The learning rate of the next step, as float32. */
   get learningRate(): number {
     return this._rate;
   }
@@ -223,12 +223,12 @@ export class Optimizer {
   }
 }
 
-/** What is saved for an optimizer without a state: ONNX Runtime's SGD asks for one tensor. */
+/** The saved state of a stateless optimizer: ONNX Runtime's SGD requires one tensor. */
 function noState(): Stored {
   return { code: FLOAT, dims: [1], data: new Uint8Array(4) };
 }
 
-/** Whether saved tensors stand for no state: one of zeros. */
+/** Whether saved tensors mean no state: a single tensor of zeros. */
 function standsForNone(held: readonly Stored[]): boolean {
   return held.length === 1 && held[0]!.data.every((byte) => byte === 0);
 }

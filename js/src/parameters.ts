@@ -16,7 +16,7 @@ export class Parameter {
     readonly name: string,
   ) {}
 
-  /** Whether the parameter trains. */
+  /** Whether the parameter is trainable. */
   get requiresGrad(): boolean {
     return this._state.isTrainable(this.name);
   }
@@ -31,7 +31,7 @@ export class Parameter {
     return this._state.typeOf(this.name).dims;
   }
 
-  /** The values as they are now; a step of training makes new ones. To change them, set them. */
+  /** The present values; a training step creates new arrays. To change them, assign. */
   get data(): TypedArray {
     return this._state.valueOf(this.name);
   }
@@ -40,7 +40,7 @@ export class Parameter {
     this._state.setValue(this.name, values);
   }
 
-  /** The accumulated gradient; null for what is frozen, and before the first training step. */
+  /** The accumulated gradient; null if frozen, and before the first training step. */
   get grad(): TypedArray | null {
     return this._state.gradientOf(this.name);
   }
@@ -50,7 +50,7 @@ export class Parameter {
   }
 }
 
-/** The parameters of a state, by name; iterating gives pairs of name and parameter. */
+/** The parameters of a state, by name; iteration yields pairs of name and parameter. */
 export class Parameters {
   /** @internal */
   constructor(private readonly _state: CheckpointState) {}
@@ -85,13 +85,13 @@ export class Parameters {
   }
 }
 
-/** What a property can be. */
+/** The value of a property. */
 export type Property = number | bigint | string;
 
 /**
- * What a user keeps in a checkpoint beside the parameters: integers, floats and strings.
+ * The user's own values in a checkpoint: integers, floats and strings.
  *
- * Floats are rounded to 32 bits, as the file has them. An integer beyond 2⁵³ is a bigint.
+ * The file rounds floats to 32 bits. An integer beyond 2⁵³ is a bigint.
  */
 export class Properties {
   /** @internal */
@@ -103,7 +103,7 @@ export class Properties {
   }
 
   /**
-   * Set a property. A whole number is kept as an integer, unless the property is a float already or
+   * Set a property. A whole number becomes an integer, unless the property is a float already or
    * `kind` says that it is one.
    */
   set(name: string, value: Property | boolean, kind?: "int" | "float"): this {

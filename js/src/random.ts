@@ -1,5 +1,5 @@
 /**
- * Random numbers that are the same in every language: the seed of each step, the order of samples.
+ * Random numbers, the same in all languages: the seed of each step, the order of samples.
  *
  * Training graphs that draw random numbers (Dropout, for one) have the input `random_seed`: two
  * words, computed from a seed and the number of draws so far. Both are saved with the state of the
@@ -15,7 +15,7 @@ const GOLDEN = 0x9e3779b97f4a7c15n;
 let processSeed: bigint | null = null;
 let timesSeeded = 0;
 
-/** Let all that is random in training follow from a number, from here on. */
+/** Set the seed of all randomness in training from now on. */
 export function setSeed(seed: number | bigint): void {
   if (typeof seed !== "bigint" && !Number.isSafeInteger(seed)) {
     throw new ArgumentError(`a seed is an integer, not ${seed}`);
@@ -24,12 +24,12 @@ export function setSeed(seed: number | bigint): void {
   timesSeeded += 1;
 }
 
-/** The number that `setSeed` was given last, or a new one. */
+/** The last seed of `setSeed`, or a new one. */
 export function startingSeed(): bigint {
   return processSeed ?? crypto.getRandomValues(new BigUint64Array(1))[0]!;
 }
 
-/** A sequence of seeds; where it stands can be saved. */
+/** A sequence of seeds, whose position can be saved. */
 export class RandomState {
   private _seed: bigint;
   private _draws: bigint;
@@ -56,7 +56,7 @@ export class RandomState {
     ]);
   }
 
-  /** Start anew if `setSeed` was called since. */
+  /** Restart if `setSeed` was called since. */
   private _heedSetSeed(): void {
     if (this._seenSeeds === timesSeeded) return;
     this._seenSeeds = timesSeeded;
@@ -79,7 +79,7 @@ const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
 
 /**
  * The order of the samples in an epoch: that of numpy's PCG64 seeded with [seed, epoch], samples
- * sorted by its words. So a run can be stopped in one language and go on in another.
+ * sorted by its words. So a run can resume in another language.
  */
 export function shuffled(samples: number, seed: bigint, epoch: number): Uint32Array {
   const [stateHigh, stateLow, incHigh, incLow] = seedWords([seed, BigInt(epoch)]);

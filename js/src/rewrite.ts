@@ -1,4 +1,4 @@
-/** Read and change the values of initializers in a graph file; all else stays byte for byte. */
+/** Read and change the values of initializers in a graph file; the rest stays byte for byte. */
 
 import type { Stored } from "./checkpoint-file.js";
 import { STRING } from "./elements.js";
@@ -18,7 +18,7 @@ import {
 import { encoded } from "./text.js";
 import { Chunks, Message } from "./wire.js";
 
-/** The elements of those of the named initializers that are in the file itself, without strings. */
+/** The elements of named initializers that are inside the file, except strings. */
 export function storedData(model: ModelFile, names: ReadonlySet<string>): Map<string, Uint8Array> {
   const found = new Map<string, Uint8Array>();
   if (!names.size) return found;
@@ -31,7 +31,7 @@ export function storedData(model: ModelFile, names: ReadonlySet<string>): Map<st
   return found;
 }
 
-/** What becomes of a message; null leaves it as it is. */
+/** The replacement of a message; null keeps it. */
 type Change = (message: Message) => Chunks | null;
 
 /**

@@ -1,15 +1,15 @@
 /**
  * Learning-rate schedulers: the rate as a function of the optimizer's steps.
  *
- * A scheduler is made for an optimizer, sets its learning rate at once, and sets it anew at each
+ * A scheduler belongs to an optimizer. It sets the learning rate at once, and again at each
  * `step()`, which is called after each step of the optimizer. The step is the optimizer's, so a run
- * that was resumed goes on where it was. What a scheduler has to remember is saved in the checkpoint.
+ * that was resumed continues where it was. The checkpoint holds the scheduler's state.
  */
 
 import { ArgumentError, CheckpointError } from "./errors.js";
 import type { Json, JsonObject } from "./json.js";
 
-/** What a scheduler needs of an optimizer. */
+/** The part of an optimizer that a scheduler needs. */
 export interface ScheduledOptimizer {
   initialLr: number;
   readonly stepCount: number;
@@ -21,9 +21,9 @@ export interface ScheduledOptimizer {
 // ---- arguments -----------------------------------------------------------------------------------
 
 export type Values = Readonly<Record<string, any>>;
-/** What a checkpoint keeps of a setting; an error if it is none. */
+/** A setting in the form of checkpoints; an error if it is invalid. */
 export type Check = (value: any, name: string) => Json;
-/** The name of a setting, what it must be, and what it is if it is left out. */
+/** The name of a setting, its check, and its default. */
 export type Row = readonly [name: string, check: Check, otherwise?: unknown];
 
 export function refuse(name: string, value: unknown, wanted: string): never {
@@ -46,13 +46,13 @@ export const number =
 export const notNegative = number((value) => value >= 0, "a number that is not negative");
 export const positive = number((value) => value > 0, "more than 0");
 export const rateOrNone: Check = (value, name) => (value === undefined ? null : notNegative(value, name));
-/** The settings with what was left out. */
+/** The settings with defaults. */
 export function complete(given: object, rows: readonly Row[]): Values {
   const entries = rows.map(([name, , otherwise]) => [name, (given as Values)[name] ?? otherwise]);
   return Object.fromEntries(entries) as Values;
 }
 
-/** The settings as checkpoints have them, which is as Python writes them. */
+/** The settings as in checkpoints, with Python's names. */
 export function savedSettings(values: Values, rows: readonly Row[]): JsonObject {
   const snake = (name: string): string => name.replace(/[A-Z]/g, (c) => `_${c.toLowerCase()}`);
   return new Map(rows.map(([name, check]) => [snake(name), check(values[name], name)]));
@@ -69,11 +69,11 @@ export function savedNumber(saved: JsonObject, name: string): number {
   return found as number;
 }
 
-// ---- what all have in common ---------------------------------------------------------------------
+// ---- base class ----------------------------------------------------------------------------------
 
 export const INITIAL = "initial_lr";
 
-/** What all schedulers have in common. `kind` is the name in checkpoints and in `fit`. */
+/** The base class of schedulers. `kind` is the name in checkpoints and in `fit`. */
 export abstract class LRScheduler {
   protected readonly values: Values;
   protected readonly settings: JsonObject;
@@ -96,7 +96,7 @@ export abstract class LRScheduler {
     return new Map(this.settings);
   }
 
-  /** The rate to start from. */
+  /** The initial rate. */
   get initialLr(): number {
     return Number(this.settings.get(INITIAL));
   }
@@ -114,7 +114,7 @@ export abstract class LRScheduler {
     return saved;
   }
 
-  /** Say which settings are not as saved, and return whether there are any. */
+  /** Warn about settings that differ from saved ones; return whether there are any. */
   protected warnOfChanges(saved: JsonObject): boolean {
     const plain = (value: Json | undefined): unknown =>
       typeof value === "bigint" ? Number(value) : value;
@@ -133,15 +133,15 @@ export abstract class LRScheduler {
   }
 }
 
-/** What schedulers with a formula take beside their own settings. */
+/** The common settings of schedulers with a formula. */
 export interface FormulaSettings {
-  /** The rate to start from; by default the optimizer's. */
+  /** The initial rate; the optimizer's by default. */
   readonly initialLr?: number | undefined;
   /** The step of the optimizer at which the schedule begins. */
   readonly firstStep?: number | undefined;
 }
 
-/** A scheduler whose rate is a formula of the number of steps. */
+/** A scheduler whose rate is a function of the number of steps. */
 export abstract class FormulaLRScheduler extends LRScheduler {
   protected constructor(
     optimizer: ScheduledOptimizer,

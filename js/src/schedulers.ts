@@ -1,4 +1,4 @@
-/** The schedulers beside the linear one, and all of them by name. */
+/** All schedulers by name, and those other than the linear one. */
 
 import { ArgumentError } from "./errors.js";
 import type { Json, JsonObject } from "./json.js";
@@ -75,7 +75,7 @@ export class ConstantLRScheduler extends FormulaLRScheduler {
 
 export interface CosineSettings extends LinearSettings {
   readonly minLr?: number | undefined;
-  /** How many waves there are: half a wave, from the top to the bottom, is the default. */
+  /** The number of cosine waves; half a wave, from top to bottom, by default. */
   readonly cycles?: number | undefined;
 }
 
@@ -108,7 +108,7 @@ export class CosineLRScheduler extends FormulaLRScheduler {
 
 export interface EverySettings extends FormulaSettings {
   readonly gamma?: number | undefined;
-  /** The number of optimizer steps that count as one. */
+  /** The number of optimizer steps per step of the schedule. */
   readonly every?: number | undefined;
 }
 
@@ -132,7 +132,7 @@ export class StepLRScheduler extends FormulaLRScheduler {
 }
 
 export interface MultiStepSettings extends EverySettings {
-  /** Numbers of steps, in rising order. */
+  /** Numbers of steps, in ascending order. */
   readonly milestones: readonly number[];
 }
 
@@ -172,7 +172,7 @@ export class ExponentialLRScheduler extends FormulaLRScheduler {
 export interface OneCycleSettings {
   readonly maxLr: number;
   readonly totalStepCount: number;
-  /** The fraction of all steps that the rise takes. */
+  /** The fraction of steps with a rising rate. */
   readonly pctStart?: number | undefined;
   readonly annealStrategy?: "cos" | "linear" | undefined;
   readonly divFactor?: number | undefined;
@@ -231,7 +231,7 @@ export interface PlateauSettings {
 }
 
 /**
- * The rate times `factor` when a measure has not become better for `patience` steps.
+ * Multiplies the rate by `factor` when a metric has not improved for `patience` steps.
  *
  * `step(metric)` is called after each evaluation.
  */
@@ -281,7 +281,7 @@ export class PlateauLRScheduler extends LRScheduler {
     ]);
   }
 
-  /** Take note of a measure; lower the rate if it has not become better for too long. */
+  /** Record a metric; lower the rate if it has not improved for too long. */
   override step(metric?: number): void {
     if (typeof metric !== "number") {
       throw new ArgumentError("the scheduler 'plateau' is told the measure: step(metric)");
@@ -313,7 +313,7 @@ export class PlateauLRScheduler extends LRScheduler {
 
   private _fall(): void {
     const current = this.optimizer.getLearningRate();
-    // The optimizer's rate is rounded to 32 bits; unless somebody changed it, ours is exact.
+    // The optimizer's rate is rounded to 32 bits; unless it was changed, ours is exact.
     const size = Math.max(Math.abs(current), Math.abs(this._rate));
     if (Math.abs(current - this._rate) > 1e-6 * size) this._rate = current;
     const lower = Math.max(this._rate * this.values["factor"], this.values["minLr"]);

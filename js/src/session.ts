@@ -1,4 +1,4 @@
-/** TrainingSession: module, optimizer and scheduler in one, as users of upstream's web API know it. */
+/** TrainingSession: module, optimizer and scheduler in one. */
 
 import { LoadError, StateError } from "./errors.js";
 import type { Feeds } from "./inputs.js";
@@ -7,22 +7,22 @@ import { loadBytes, loadIfThere, type Source } from "./load.js";
 import { Module, nameOf, numberOf, Pass, picked } from "./module.js";
 import { Optimizer } from "./optimizer.js";
 import type { Property } from "./parameters.js";
-import { UPDATED } from "./roles.js";
+import { UPDATED } from "./graph-signature.js";
 import type { Ort, OrtTensor, RunOptions, SessionOptions, TypedArray } from "./runtime.js";
 import { LinearLRScheduler } from "./scheduler-base.js";
 import { CheckpointState } from "./state.js";
 
-/** What a session is made from. Sources are bytes, an address or, in Node, a path. */
+/** The arguments of a session. Sources are bytes, a URL or, in Node, a path. */
 export interface TrainingSessionOptions {
   /** The package of onnxruntime: `onnxruntime-web`, `onnxruntime-node` or another. */
   readonly ort: Ort;
-  /** A `CheckpointState`, or where one is to be loaded from. */
+  /** A `CheckpointState`, or the source of one. */
   readonly checkpointState: CheckpointState | Source;
   /** The training graph. */
   readonly trainModel: Source;
-  /** The evaluation graph, if there is to be evaluation or export. */
+  /** The evaluation graph, for evaluation and export. */
   readonly evalModel?: Source | undefined;
-  /** The optimizer graph, if there are to be updates. */
+  /** The optimizer graph, for updates. */
   readonly optimizerModel?: Source | undefined;
   /** The graph of a whole step, which makes `step` faster. */
   readonly stepModel?: Source | undefined;
@@ -30,19 +30,19 @@ export interface TrainingSessionOptions {
   readonly batchSize?: number | "auto" | undefined;
 }
 
-/** Where a folder of artifacts is. */
+/** An artifact folder. */
 export interface FolderOptions {
   readonly ort: Ort;
-  /** The address of the folder or, in Node, its path. */
+  /** The URL of the folder or, in Node, its path. */
   readonly folder: string | URL;
-  /** What the names of the files begin with. */
+  /** The prefix of the file names. */
   readonly prefix?: string | undefined;
-  /** Another checkpoint than that of the folder, such as one to go on from. */
+  /** Another checkpoint than that of the folder, such as one to resume from. */
   readonly checkpoint?: CheckpointState | Source | undefined;
   readonly batchSize?: number | "auto" | undefined;
 }
 
-/** What a step comes to: the loss, and all outputs by name. */
+/** The result of a step: the loss, and all outputs by name. */
 export interface StepResult {
   readonly loss: number;
   readonly outputs: Tensors;
@@ -72,7 +72,7 @@ export class TrainingSession {
     readonly optimizer: Optimizer | null,
   ) {}
 
-  /** Make a session; what does not fit together is an error now, graphs are loaded when they run. */
+  /** Make a session. Files are checked now; graphs are loaded when they first run. */
   static async create(
     options: TrainingSessionOptions,
     sessionOptions?: SessionOptions,
@@ -95,7 +95,7 @@ export class TrainingSession {
     return session;
   }
 
-  /** Make a session from a folder of artifacts, with whatever graphs are in it. */
+  /** Make a session from an artifact folder, with the graphs in it. */
   static async fromFolder(
     options: FolderOptions,
     sessionOptions?: SessionOptions,
@@ -127,7 +127,7 @@ export class TrainingSession {
   // ---- steps -------------------------------------------------------------------------------------
 
   /**
-   * The loss (and outputs beside it) by name; gradients are added to those that are there, until
+   * The loss and additional outputs by name; gradients accumulate until
    * `lazyResetGrad`.
    */
   runTrainStep(feeds: Feeds, options?: RunOptions): Promise<Tensors>;
@@ -138,7 +138,7 @@ export class TrainingSession {
     );
   }
 
-  /** The loss (and outputs beside it) of the model in inference mode, by name. */
+  /** The loss and additional outputs of the model in inference mode, by name. */
   runEvalStep(feeds: Feeds, options?: RunOptions): Promise<Tensors>;
   runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Tensors>;
   runEvalStep(feeds: Feeds, second?: unknown, third?: RunOptions): Promise<Tensors> {
@@ -211,7 +211,7 @@ export class TrainingSession {
 
   /** The name of the output that is the loss. */
   get lossName(): string {
-    return this.module.trainPass.roles.outputs[0]!.name;
+    return this.module.trainPass.signature.outputs[0]!.name;
   }
 
   // ---- learning rate -----------------------------------------------------------------------------
@@ -232,7 +232,7 @@ export class TrainingSession {
     return this.requireOptimizer().getLearningRate();
   }
 
-  /** Let the learning rate rise for some steps and then fall to zero. */
+  /** Schedule a linear warm-up and a linear decay to zero. */
   registerLinearLRScheduler(
     warmupStepCount: number,
     totalStepCount: number,
@@ -254,12 +254,12 @@ export class TrainingSession {
 
   // ---- parameters --------------------------------------------------------------------------------
 
-  /** How many numbers the parameters have. */
+  /** The number of elements of the parameters. */
   async getParametersSize(trainableOnly = true): Promise<number> {
     return this.module.getParametersSize(trainableOnly);
   }
 
-  /** A copy of all parameters, one behind the other. */
+  /** A copy of all parameters, one after the other. */
   getContiguousParameters(trainableOnly = true): Promise<OrtTensor> {
     return this.module.getContiguousParameters(trainableOnly);
   }
@@ -282,26 +282,26 @@ export class TrainingSession {
     this.state.parameters.set(name, values);
   }
 
-  /** Keep a value in the checkpoint. */
+  /** Set a property of the checkpoint. */
   addProperty(name: string, value: Property): void {
     this.state.properties.set(name, value);
   }
 
-  /** A value that is kept in the checkpoint. */
+  /** A property of the checkpoint. */
   getProperty(name: string): Property | undefined {
     return this.state.properties.get(name);
   }
 
   // ---- interface, files --------------------------------------------------------------------------
 
-  /** The names of what a step takes: the inputs of the model, then labels. */
+  /** The names of the inputs of a step: those of the model, then labels. */
   inputNames(training = true): string[] {
-    return this._pass(training)?.roles.inputs.map(({ name }) => name) ?? [];
+    return this._pass(training)?.signature.inputs.map(({ name }) => name) ?? [];
   }
 
-  /** The names of what a step returns; the first is the loss. */
+  /** The names of the outputs of a step; the first is the loss. */
   outputNames(training = true): string[] {
-    return this._pass(training)?.roles.outputs.map(({ name }) => name) ?? [];
+    return this._pass(training)?.signature.outputs.map(({ name }) => name) ?? [];
   }
 
   private _pass(training: boolean): Pass | null {
@@ -324,12 +324,12 @@ export class TrainingSession {
     return this.outputNames(false);
   }
 
-  /** The bytes of a checkpoint, from which training can go on as if it had never stopped. */
+  /** The bytes of a checkpoint, from which training resumes exactly. */
   saveCheckpoint(includeOptimizerState = true): Promise<Uint8Array> {
     return this.state.toBytes(includeOptimizerState);
   }
 
-  /** The bytes of an ONNX model for inference, with the parameters as they are now. */
+  /** The bytes of an ONNX model for inference, with the present parameters. */
   exportModelForInferencing(outputNames: readonly string[]): Promise<Uint8Array> {
     return this.module.exportModelForInferencing(outputNames);
   }
@@ -359,7 +359,7 @@ async function checkpointOf(file: (name: string) => string): Promise<CheckpointS
   return null;
 }
 
-/** The graph that computes the loss and what the optimizer makes of the parameters. */
+/** The graph that computes the loss and the updated parameters. */
 class FusedPass extends Pass {
   constructor(
     bytes: Uint8Array,
@@ -377,7 +377,7 @@ class FusedPass extends Pass {
     options?: RunOptions,
   ): Promise<Tensors> {
     const feeds = { ...this.feeds(values), ...this._optimizer.feeds() };
-    const results = this.roles.updated.map((name) => name + UPDATED);
+    const results = this.signature.updated.map((name) => name + UPDATED);
     const made = await this.graph.run(feeds, [...fetches, ...results], options);
     this.takeUpdates(made);
     this._optimizer.finish(made);

@@ -1,4 +1,4 @@
-/** CheckpointState: all that training changes, and what it takes to go on with it. */
+/** CheckpointState: everything that training changes and needs to resume. */
 
 import {
   type CheckpointContent,
@@ -23,7 +23,7 @@ import { Lock, Variable } from "./variables.js";
 export const GROUP = "group0";
 const TRAINING = "training"; // the reserved property for what the format has no field for
 
-/** What a state asks of the optimizer that works on it. */
+/** The part of an optimizer that a state needs. */
 export interface SavedOptimizer {
   readonly learningRate: number;
   group(): OptimizerGroup;
@@ -31,16 +31,16 @@ export interface SavedOptimizer {
   download(): Promise<void>;
 }
 
-/** The values that graphs take for constants; `version` counts how often they changed. */
+/** The values of constants in graphs; `version` counts changes. */
 export interface Frozen {
   readonly values: Map<string, Stored>;
   version: number;
-  /** The file that the values are views of, if they are. */
+  /** The file that the values are views of, if any. */
   readonly file: Uint8Array | null;
 }
 
 /**
- * The state of a training: parameters, properties, and what the optimizer keeps.
+ * The state of training: parameters, properties, optimizer state.
  *
  * One state serves one module and one optimizer, which change it.
  */
@@ -83,7 +83,7 @@ export class CheckpointState {
   // ---- loading and saving ------------------------------------------------------------------------
 
   /**
-   * Load a checkpoint, complete or nominal, from its bytes, its address or, in Node, its path.
+   * Load a checkpoint, complete or nominal, from bytes, a URL or, in Node, a path.
    *
    * @param options.externalData the second file of a checkpoint that has one (`checkpoint.data`).
    */
@@ -118,9 +118,9 @@ export class CheckpointState {
   }
 
   /**
-   * The bytes of a checkpoint file with the state as it is now.
+   * The bytes of a checkpoint file with the present state.
    *
-   * With the state of the optimizer, training can go on from them as if it had never stopped.
+   * With the optimizer state, training resumes from them exactly.
    */
   toBytes(includeOptimizerState = false): Promise<Uint8Array> {
     return this.lock.run(async () => {
@@ -129,7 +129,7 @@ export class CheckpointState {
     });
   }
 
-  /** Fetch from the GPU what is there, so that `parameters` can be read. */
+  /** Fetch values from the GPU, so that `parameters` can be read. */
   download(): Promise<void> {
     return this.lock.run(() => this._downloadAll());
   }
@@ -181,17 +181,17 @@ export class CheckpointState {
     return new Parameters(this);
   }
 
-  /** What the user keeps beside the parameters. */
+  /** The user's properties. */
   get properties(): Properties {
     return new Properties(this._userProperties);
   }
 
-  /** Whether the state has names and no values yet. */
+  /** Whether the state has names but no values yet. */
   get nominal(): boolean {
     return this._isNominal;
   }
 
-  // ---- what others of this package ask -------------------------------------------------------------
+  // ---- internal ------------------------------------------------------------------------------------
 
   /** @internal The names of all parameters, sorted. */
   names(): string[] {
@@ -311,14 +311,14 @@ export class CheckpointState {
     }
   }
 
-  /** @internal Free what is not in the memory of JavaScript. */
+  /** @internal Free GPU memory. */
   release(): void {
     for (const variable of this._variables.values()) variable.release();
     for (const gradient of this._gradients.values()) gradient.release();
   }
 }
 
-/** What a parameter is set to, which has to be an array of its type and size. */
+/** The new value of a parameter, which must be an array of its type and size. */
 function checked(name: string, value: unknown, code: number, dims: readonly number[]): TypedArray {
   const wanted = ELEMENT_TYPES.get(code)?.array;
   if (!wanted || !(value instanceof (wanted as unknown as new () => object))) {
@@ -338,14 +338,14 @@ function checked(name: string, value: unknown, code: number, dims: readonly numb
   return array;
 }
 
-/** What was saved of training beside the optimizer's tensors; it may come from anywhere. */
+/** The training record of an untrusted checkpoint. */
 function trainingOf(text: StoredProperty | undefined): JsonObject {
   if (text === undefined) return new Map();
   let saved: Json = null;
   try {
     saved = typeof text === "string" ? fromJson(text) : null;
   } catch {
-    // Told below.
+    // Reported below.
   }
   const record = saved instanceof Map ? saved : null;
   const isRight = ([key, value]: [string, Json]): boolean => TRAINING_RECORD[key]?.(value) ?? true;

@@ -1,11 +1,11 @@
-/** Keeps checkpoints in the browser: they are there after the tab was closed. */
+/** Checkpoints in the browser's storage. */
 
 import { messageOf, StorageError } from "./errors.js";
 
 const OBJECTS = "checkpoints";
 const VERSION = 1;
 
-/** What is kept of a checkpoint beside its bytes. */
+/** The metadata of a stored checkpoint. */
 export interface StoredCheckpoint {
   readonly key: string;
   readonly bytes: Uint8Array;
@@ -18,13 +18,13 @@ interface Entry {
 }
 
 /**
- * Checkpoints in IndexedDB, in a page or a worker. Each is replaced as a whole or not at all: a tab
- * that is closed, or storage that is full, leaves the one before.
+ * Checkpoints in IndexedDB, in a page or a worker. Each is replaced atomically: if the tab
+ * is closed or storage is full, the previous one remains.
  */
 export class CheckpointStore {
   private constructor(private readonly _database: IDBDatabase) {}
 
-  /** Open the store of this name; it is made if there is none. */
+  /** Open the store of this name, or create it. */
   static open(name = "onnxtrain"): Promise<CheckpointStore> {
     if (typeof indexedDB === "undefined") {
       return Promise.reject(
@@ -60,13 +60,13 @@ export class CheckpointStore {
     });
   }
 
-  /** Keep a checkpoint under a key, in place of the one that is there. */
+  /** Store a checkpoint under a key, replacing the previous one. */
   async save(key: string, checkpoint: Uint8Array): Promise<void> {
     const entry: Entry = { bytes: checkpoint, savedAt: Date.now() };
     await this._transaction("readwrite", (store) => store.put(entry, key), "keep the checkpoint");
   }
 
-  /** A function that keeps checkpoints under a key, for `fit({ save })`. */
+  /** A function that stores checkpoints under a key, for `fit({ save })`. */
   saver(key: string): (checkpoint: Uint8Array) => Promise<void> {
     return (checkpoint) => this.save(key, checkpoint);
   }
@@ -86,7 +86,7 @@ export class CheckpointStore {
     return found ? { key, bytes: found.bytes, savedAt: new Date(found.savedAt) } : null;
   }
 
-  /** The keys under which there are checkpoints. */
+  /** The keys of all checkpoints. */
   async keys(): Promise<string[]> {
     const found = await this._transaction(
       "readonly",
@@ -96,12 +96,12 @@ export class CheckpointStore {
     return (found as IDBValidKey[]).map(String);
   }
 
-  /** Forget a checkpoint. */
+  /** Delete a checkpoint. */
   async delete(key: string): Promise<void> {
     await this._transaction("readwrite", (store) => store.delete(key), "delete the checkpoint");
   }
 
-  /** Forget all of them. */
+  /** Delete all checkpoints. */
   async clear(): Promise<void> {
     await this._transaction("readwrite", (store) => store.clear(), "delete the checkpoints");
   }
@@ -120,7 +120,7 @@ export class CheckpointStore {
       try {
         const transaction = this._database.transaction(OBJECTS, mode);
         const request = ask(transaction.objectStore(OBJECTS));
-        // Only when the transaction is complete, what was written is there to stay.
+        // Data is durable only when the transaction is complete.
         transaction.oncomplete = () => resolve(request.result);
         transaction.onabort = () => fail(transaction.error ?? request.error);
         transaction.onerror = () => fail(transaction.error ?? request.error);

@@ -1,4 +1,4 @@
-/** Tensors that training changes, and the lock that lets one thing happen at a time. */
+/** Tensors that training changes, and the lock that serializes calls. */
 
 import { bytesOf, ELEMENT_TYPES, sameDims, typeName } from "./elements.js";
 import { StateError } from "./errors.js";
@@ -19,7 +19,7 @@ export class Variable {
     return new Variable(tensor.code, tensor.dims, elementsOf(tensor));
   }
 
-  /** The elements as they are now. */
+  /** The present elements. */
   get array(): TypedArray {
     if (this._elements === null) {
       throw new StateError("the values are on the GPU: await state.download() before reading them");
@@ -27,18 +27,18 @@ export class Variable {
     return this._elements;
   }
 
-  /** The tensor that a session is fed with. */
+  /** The tensor to feed to a session. */
   feed(ort: Ort): OrtTensor {
     this._tensor ??= new ort.Tensor(ortType(this.code), this._elements, this.dims);
     return this._tensor;
   }
 
-  /** Go on with what a run has made. */
+  /** Take the output of a run as the new value. */
   replace(tensor: OrtTensor): void {
     if (tensor === this._tensor) return;
     const old = this._tensor;
     this._elements = isOnCpu(tensor) ? elementsOfTensor(tensor) : null;
-    // A large tensor is updated as a list of pieces of it: the same elements in another shape.
+    // A large tensor is updated in chunks: the same elements in another shape.
     const isSame = sameDims(tensor.dims, this.dims);
     this._tensor = isSame ? tensor : this._elements ? null : onGpuInShape(tensor, this.dims);
     if (old !== null && !isOnCpu(old)) old.dispose?.();
@@ -63,7 +63,7 @@ export class Variable {
     return { code: this.code, dims: this.dims, data: bytesOf(this.array) };
   }
 
-  /** Free what is not in the memory of JavaScript. */
+  /** Free GPU memory. */
   release(): void {
     if (this._tensor !== null && !isOnCpu(this._tensor)) this._tensor.dispose?.();
     this._tensor = null;
@@ -99,7 +99,7 @@ export function elementsOfTensor(tensor: OrtTensor): TypedArray {
   return new Uint16Array(data.buffer, data.byteOffset, data.length);
 }
 
-/** What onnxruntime calls a type, for tensors that it is given. */
+/** onnxruntime's name of a type, for tensors to feed. */
 export function ortType(code: number): string {
   const type = ELEMENT_TYPES.get(code);
   if (!type?.ort || !type.array) {
@@ -111,7 +111,7 @@ export function ortType(code: number): string {
   return type.ort;
 }
 
-/** Lets calls that were made at once happen one after the other. */
+/** Serializes concurrent calls. */
 export class Lock {
   private _last: Promise<unknown> = Promise.resolve();
 

@@ -1,8 +1,8 @@
 /**
  * Protobuf's wire format, as far as ONNX files need it.
  *
- * Reading yields the fields of a message as views, so that what nobody looks into is neither parsed
- * nor copied and can be written out again byte for byte. The bytes may be broken or hostile: each
+ * Fields are views of the message, so unread parts are neither parsed
+ * nor copied, and can be written again byte for byte. The bytes may be broken or hostile: each
  * number and length is checked before it is used, and the number of fields is bounded.
  */
 
@@ -18,7 +18,7 @@ const MAX_FIELDS = 4_000_000;
 const MAX_RANK = 64;
 const CUT_OFF = "the file is truncated or damaged";
 
-/** One field of a message. A number is in two halves, `data` is of texts, bytes and messages. */
+/** A field of a message. A number has two halves; `data` is for strings, bytes and messages. */
 export interface Field {
   readonly number: number;
   readonly kind: number;
@@ -29,7 +29,7 @@ export interface Field {
   readonly raw: Uint8Array;
 }
 
-/** A file that is being read; `source` is what errors call it. */
+/** A file that is being read, which errors call `source`. */
 interface File {
   readonly source: string;
   left: number;
@@ -92,7 +92,7 @@ export class Message {
     return found;
   }
 
-  /** A number of variable length in two halves, and the position behind it. */
+  /** A varint in two halves, and the position after it. */
   private _varint(data: Uint8Array, at: number): [low: number, high: number, end: number] {
     let low = 0;
     let high = 0;
@@ -127,7 +127,7 @@ export class Message {
     return this.all(number).map((field) => this.inner(field, name));
   }
 
-  /** The one message in a field, or null. Protobuf would merge several. */
+  /** The only message in a field, or null. Two are an error; protobuf would merge them. */
   only(number: number): Message | null {
     const found = this.messages(number);
     if (found.length > 1) this.fail(`field ${number} is there twice`);
@@ -140,12 +140,12 @@ export class Message {
     );
   }
 
-  /** The text in a field, "" if there is none. */
+  /** The string in a field, "" if there is none. */
   text(number: number): string {
     return this.texts(number).pop() ?? "";
   }
 
-  /** A signed number. Beyond 2⁵³ it is not exact, which is as good as impossible here. */
+  /** A signed number, exact up to 2⁵³. */
   int(number: number): number {
     const field = this._last(number);
     if (!field) return 0;
@@ -180,7 +180,7 @@ function signed([low, high]: readonly [number, number]): number {
 
 // ---- writing -------------------------------------------------------------------------------------
 
-/** Bytes in pieces, none of which is copied before they are joined. */
+/** Chunks of bytes, copied once when they are joined. */
 export class Chunks {
   size = 0;
   private readonly _pieces: Uint8Array[] = [];
@@ -226,7 +226,7 @@ export class Chunks {
   }
 }
 
-/** A number in as few bytes as it takes; a negative one in ten, as ONNX does. */
+/** A number as a varint; a negative one takes ten bytes. */
 function varint(value: number): Uint8Array {
   const bytes: number[] = [];
   let rest = BigInt.asUintN(64, BigInt(value));

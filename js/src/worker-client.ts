@@ -3,7 +3,7 @@
 import { ArgumentError, revived, WorkerError } from "./errors.js";
 import type { FitOptions, ProgressEvent } from "./fit.js";
 import type { FitData } from "./fit-data.js";
-import type { History } from "./fit-place.js";
+import type { History } from "./resume-state.js";
 import type { Feeds } from "./inputs.js";
 import type { Tensors } from "./graph.js";
 import type { OrtTensor } from "./runtime.js";
@@ -19,14 +19,14 @@ import {
 
 export type { PlainTensor, WorkerFitOptions, WorkerOptions } from "./worker-messages.js";
 
-/** What is needed of a worker. */
+/** The part of a worker that is needed. */
 export interface WorkerLike {
   postMessage(message: unknown): void;
   terminate(): void;
   addEventListener(type: string, listener: (event: any) => void): void;
 }
 
-/** What a step comes to in a worker. */
+/** The result of a step in a worker. */
 export interface WorkerStepResult {
   readonly loss: number;
   readonly outputs: Readonly<Record<string, PlainTensor>>;
@@ -53,7 +53,7 @@ interface SessionNames {
   readonly evalOutputNames: readonly string[];
 }
 
-/** A method of `TrainingSession` as it is in a worker: it returns a promise, and plain tensors. */
+/** A method of `TrainingSession` in a worker: it returns a promise of plain tensors. */
 type Remote<F> = F extends (...args: infer A) => infer R ? (...args: A) => Promise<Posted<Awaited<R>>> : never;
 type Posted<T> = T extends OrtTensor
   ? PlainTensor
@@ -70,7 +70,7 @@ type RemoteMethods = {
 export interface WorkerSession extends RemoteMethods {
   runTrainStep(feeds: Feeds): Promise<Record<string, PlainTensor>>;
   runEvalStep(feeds: Feeds): Promise<Record<string, PlainTensor>>;
-  /** Let all that is random in training follow from a number, from here on. */
+  /** Set the seed of all randomness in training from now on. */
   setSeed(seed: number | bigint): Promise<void>;
   /** The mean loss (`evalLoss`) and metrics over data. */
   evaluateData(
@@ -96,7 +96,7 @@ export class WorkerSession {
   }
 
   /**
-   * Train in the worker; see `fit`. Checkpoints are kept by the worker, in the store that
+   * Train in the worker; see `fit`. The worker stores checkpoints in the store that
    * `options.store` names.
    */
   fit(
@@ -107,7 +107,7 @@ export class WorkerSession {
     return this._link.call("fit", [data, rest], onProgress, signal);
   }
 
-  /** End the worker at once; calls that were not answered are rejected. */
+  /** Terminate the worker; pending calls are rejected. */
   terminate(): void {
     this._link.end("the worker was ended by terminate()");
   }
@@ -133,7 +133,7 @@ class Link {
     _worker.addEventListener("messageerror", () =>
       this.end("an answer of the worker could not be read"),
     );
-    // It may have said that it is ready before anybody listened.
+    // It may have announced that it is ready before we listened.
     _worker.postMessage({ onnxtrain: "hello" });
   }
 
@@ -155,7 +155,7 @@ class Link {
     else pending.reject(revived(reply.name, reply.message));
   }
 
-  /** The worker listens: what came before would have been lost, so it has waited. */
+  /** The worker is ready; earlier messages would have been lost. */
   private _begin(): void {
     const { _waiting: waiting } = this;
     if (!waiting) return;
@@ -168,8 +168,8 @@ class Link {
   }
 
   /**
-   * The worker holds a lock as long as it lives. Nothing else tells a page that the browser has
-   * ended one, for want of memory for example.
+   * The worker holds a lock as long as it lives. Nothing else tells a page that the browser
+   * killed it, for example out of memory.
    */
   private _waitForEnd(lock: string): void {
     void locksOf()?.request(lock, () => {
@@ -229,7 +229,7 @@ function locksOf(): LockManager | undefined {
   return (globalThis as { navigator?: { locks?: LockManager } }).navigator?.locks;
 }
 
-/** Tensors of onnxruntime have methods and cannot be posted; what they hold can. */
+/** onnxruntime's tensors have methods and cannot be posted; their contents can. */
 function sendable(value: unknown): unknown {
   if (typeof value !== "object" || value === null || ArrayBuffer.isView(value)) return value;
   if (Array.isArray(value))

@@ -1,9 +1,9 @@
-/** What a page and its worker tell each other. */
+/** The messages between a page and its worker. */
 
 import type { FitOptions, ProgressEvent } from "./fit.js";
 import type { SessionOptions, TypedArray } from "./runtime.js";
 
-/** The methods of `TrainingSession` that a worker performs as they are. */
+/** The methods of `TrainingSession` that a worker calls directly. */
 export const METHODS = [
   "step",
   "evaluate",
@@ -27,14 +27,14 @@ export const METHODS = [
   "release",
 ] as const;
 
-/** A tensor that came from a worker. */
+/** A tensor from a worker. */
 export interface PlainTensor {
   readonly type: string;
   readonly dims: readonly number[];
   readonly data: TypedArray;
 }
 
-/** Where a session in a worker comes from. Addresses are relative to the worker. */
+/** The source of a session in a worker. URLs are relative to the worker. */
 export type WorkerOptions =
   | {
       readonly folder: string;
@@ -54,7 +54,7 @@ export type WorkerOptions =
       readonly sessionOptions?: SessionOptions | undefined;
     };
 
-/** The options of `fit`, as far as they can be told to a worker. */
+/** The options of `fit` that can be sent to a worker. */
 export interface WorkerFitOptions
   extends Omit<FitOptions, "save" | "onProgress" | "signal" | "scheduler" | "metrics"> {
   readonly scheduler?:
@@ -62,7 +62,7 @@ export interface WorkerFitOptions
     | ({ readonly name: string } & Readonly<Record<string, unknown>>)
     | undefined;
   readonly metrics?: readonly "accuracy"[] | undefined;
-  /** Keep checkpoints in the store of this name (see `CheckpointStore`), under this key. */
+  /** Store checkpoints in the store of this name (see `CheckpointStore`), under this key. */
   readonly store?: { readonly name?: string; readonly key: string } | undefined;
 }
 

@@ -7,7 +7,7 @@
  * serve(ort);
  * ```
  *
- * In the page, `connect` gives the same session, whose methods all return promises.
+ * In the page, `connect` returns the session, with methods that return promises.
  */
 
 import { messageOf, OnnxTrainError, StateError } from "./errors.js";
@@ -32,7 +32,7 @@ interface Port {
   addEventListener(type: "message", listener: (event: MessageEvent) => void): void;
 }
 
-/** Answer what `connect` asks from a page. */
+/** Serve the requests of `connect`. */
 export function serve(ort: Ort, port: Port = globalThis as unknown as Port): void {
   new Server(ort, port).start();
 }
@@ -57,7 +57,7 @@ class Server {
     this._post({ onnxtrain: "ready" });
   }
 
-  /** Hold a lock until the worker ends, however it does, so that the page hears of it. */
+  /** Hold a lock until the worker ends, which tells the page. */
   private _hold(lock: string): void {
     void navigator.locks?.request(lock, () => {
       this._post({ onnxtrain: "holding", lock });
@@ -146,7 +146,7 @@ class Server {
   }
 }
 
-/** What can be posted: tensors as plain objects. */
+/** Values that can be posted: tensors as plain objects. */
 function plain(value: unknown): unknown {
   if (typeof value !== "object" || value === null || ArrayBuffer.isView(value)) return value;
   if ("dims" in value && "type" in value) {

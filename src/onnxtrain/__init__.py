@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from onnxtrain.offline import optimizers as optim
     from onnxtrain.offline.gradient import gradient
     from onnxtrain.offline.inspect import inspect
+    from onnxtrain.offline.passes.replace_classifier import replace_classifier
+    from onnxtrain.offline.prepare import prepare
 
 __version__ = "0.1.0"
 

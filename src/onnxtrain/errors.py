@@ -1,7 +1,7 @@
-"""Every exception that onnxtrain raises on purpose, on one page.
+"""All exceptions of onnxtrain.
 
-All of them are `OnnxTrainError`, which is a `RuntimeError` because that is what scripts written
-for ONNX Runtime's training API catch.
+All derive from `OnnxTrainError`, a `RuntimeError`, because scripts for ONNX Runtime's training API
+catch that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class OnnxTrainError(RuntimeError):
-    """The base of every error of this package.
+    """The base class of all errors of onnxtrain.
 
     `message` says what happened. `advice` is meant for the program that called the function, and
     follows the message in `str(error)`; a server that relays errors of its clients leaves it out.
@@ -23,23 +23,23 @@ class OnnxTrainError(RuntimeError):
 
 
 class ModelError(OnnxTrainError):
-    """The model cannot be read, is inconsistent, or lies outside what onnxtrain accepts."""
+    """The model cannot be read, is inconsistent, or is not supported."""
 
 
 class ShapeInferenceError(ModelError):
-    """A shape contradicts another, or a shape that a gradient needs cannot be inferred."""
+    """Two shapes contradict each other, or a shape that a gradient needs is unknown."""
 
 
 class ArgumentError(OnnxTrainError, ValueError):
-    """An argument is not of a kind, or not one of the choices, that the function takes."""
+    """An argument has a value that the function does not accept."""
 
 
 class ArgumentTypeError(OnnxTrainError, TypeError):
-    """An argument is of a type that the function does not take."""
+    """An argument has a type that the function does not accept."""
 
 
 class UnknownNameError(OnnxTrainError, LookupError):
-    """A name that was asked for is not in the model."""
+    """A name is not in the model."""
 
 
 class UnknownNameWarning(UserWarning):
@@ -47,19 +47,19 @@ class UnknownNameWarning(UserWarning):
 
 
 class MemoryBudgetError(OnnxTrainError):
-    """A training step cannot be made to fit into the memory that it may take."""
+    """A training step does not fit into its memory budget."""
 
 
 class CheckpointError(OnnxTrainError):
-    """A checkpoint file cannot be read or written, or its content is not consistent."""
+    """A checkpoint cannot be read or written, or its content is inconsistent."""
 
 
 class CheckpointDataError(CheckpointError):
-    """The external data that belong to a checkpoint were not found."""
+    """The external data of a checkpoint was not found."""
 
 
 class InputError(OnnxTrainError, ValueError):
-    """What was fed to a graph has the wrong number, shape or type, or does not fit the graph."""
+    """The inputs of a graph have a wrong number, shape or type."""
 
 
 class RunError(OnnxTrainError):
@@ -67,14 +67,14 @@ class RunError(OnnxTrainError):
 
 
 class StateError(OnnxTrainError):
-    """Something was asked for before, or after, it could be given."""
+    """A call came too early or too late, or the object lacks what it needs."""
 
 
 class NonFiniteError(OnnxTrainError, ArithmeticError):
-    """Training or evaluation came to a number that is infinite or not a number.
+    """Training or evaluation produced a value that is infinite or NaN.
 
-    `step` is the step of the run, counted from 1, and `parameters` are the names of those that are
-    not finite, where they are known. `in_data` says that the data had such numbers to begin with.
+    `step` is the step of the run, from 1, `parameters` are the names of parameters that are not
+    finite, if known, and `in_data` says that the data already had such values.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ class NonFiniteError(OnnxTrainError, ArithmeticError):
 
 
 class NotDifferentiableError(OnnxTrainError):
-    """There is no gradient of the asked output with respect to the asked value."""
+    """The output has no gradient with respect to the value."""
 
 
 class BlockError(OnnxTrainError):
-    """A block of `onnxtrain.onnxblock` was used in a way, or in a place, that makes no sense."""
+    """A block of `onnxtrain.onnxblock` was used incorrectly."""
 
 
 class NotProvidedError(OnnxTrainError, ImportError):
-    """A part of `onnxruntime.training` that has no counterpart in onnxtrain, or lacks a package."""
+    """A part of `onnxruntime.training` is not provided, or a package is not installed."""
 
 
 @dataclass(frozen=True)
 class MissingRule:
-    """One node whose gradient is unknown, and how the differentiation came to need it."""
+    """A node without a gradient rule, and the path on which its gradient is needed."""
 
     op: str
     node: str

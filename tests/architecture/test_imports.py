@@ -5,6 +5,7 @@ only the type checker sees (`if TYPE_CHECKING`) does not count.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ ROOMS = {
     "offline": {"errors", "format"},
     "federated": {"errors", "format", "device"},
 }
+# What the lower rooms of the workstation may import of the others; for types, too.
+WORKSTATION = {"graph": set(), "autodiff": {"graph"}, "frontend": {"graph", "autodiff"}}
 
 
 def _name(path: Path) -> str:
@@ -112,6 +115,14 @@ def test_a_room_imports_what_it_may(room: str) -> None:
         if room_of(other) not in allowed
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("room", WORKSTATION)
+def test_a_room_of_the_workstation_imports_what_is_below_it(room: str) -> None:
+    others = {p.stem for p in (SRC / "offline").iterdir()} - WORKSTATION[room] - {room}
+    wrong = re.compile(rf"^\s*(?:from|import) onnxtrain\.offline\.(?:{'|'.join(others)})\b", re.M)
+    files = sorted((SRC / "offline" / room).rglob("*.py"))
+    assert [file for file in files if wrong.search(file.read_text())] == []
 
 
 def test_no_import_cycles() -> None:

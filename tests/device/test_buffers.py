@@ -65,7 +65,7 @@ def test_buffers_go_back(form, trainable_only) -> None:
 @pytest.mark.parametrize(
     ("buffer", "message"),
     [
-        (np.zeros(50, np.float32), "has 50 numbers, and 51 are needed"),
+        (np.zeros(50, np.float32), "has 50 elements, and 51 are needed"),
         (np.zeros(51), "float32, not float64"),
         ([0.0] * 51, "not list"),
         (None, "not NoneType"),

@@ -355,7 +355,7 @@ def test_the_ort_format(tmp_path, optimize, options) -> None:
     wanted = run(export(["scaled"]))[0]
     for source in (path, made):
         np.testing.assert_allclose(run(source)[0], wanted, rtol=1e-6, atol=1e-6)
-    with pytest.raises(ModelError, match=r"in the ORT format.*give the \.onnx"):
+    with pytest.raises(ModelError, match=r"in the ORT format.*pass the \.onnx"):
         export(["scaled"], source=path)
 
 
@@ -369,8 +369,8 @@ def test_the_ort_format(tmp_path, optimize, options) -> None:
         ("scores", ArgumentError, "list of names, not 'scores'"),
         ([1], ArgumentError, "list of names"),
         (["scores", "scores"], ArgumentError, "twice"),
-        (["scorse"], UnknownNameError, "no value 'scorse' to give out; near are 'scores'"),
-        (["scores", "zzz"], UnknownNameError, "no value 'zzz' to give out; its outputs are 'loss'"),
+        (["scorse"], UnknownNameError, "no value 'scorse'; near are 'scores'"),
+        (["scores", "zzz"], UnknownNameError, "no value 'zzz'; its outputs are 'loss'"),
         ([""], UnknownNameError, "no value ''"),
     ],
 )

@@ -258,7 +258,7 @@ def test_metrics_choose_output_and_labels() -> None:
     plain = evaluate(session, data, ["accuracy"])
     named = evaluate(session, data, Accuracy(output="output", labels="labels"))
     assert plain == named
-    with pytest.raises(ArgumentError, match="looks at the output 'logits'; there is output"):
+    with pytest.raises(ArgumentError, match="reads the output 'logits'; there is output"):
         evaluate(session, data, Accuracy(output="logits"))
     with pytest.raises(ArgumentError, match="takes 'y' for labels; the inputs are input, labels"):
         evaluate(session, data, Accuracy(labels="y"))

@@ -414,3 +414,15 @@ def test_a_damaged_graph_in_the_ort_format(ort_folder) -> None:
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     with pytest.raises(ModelError, match="model in memory"):
         Module(content[: len(content) // 2], state)
+
+
+def test_a_folder_is_enough(tmp_path) -> None:
+    shutil.copytree(GOLDEN / "mlp", tmp_path / "artifacts")
+    session = TrainingSession(tmp_path / "artifacts")
+    same = TrainingSession.from_folder(tmp_path / "artifacts")
+    assert session.input_names() == same.input_names()
+    assert session.optimizer is not None
+    with pytest.raises(ModelError, match="there is no folder"):
+        TrainingSession(tmp_path / "nothing")
+    with pytest.raises(ArgumentError, match="train_model is missing"):
+        TrainingSession((GOLDEN / "mlp" / "checkpoint").read_bytes())

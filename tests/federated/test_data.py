@@ -55,5 +55,5 @@ def test_a_client_takes_what_fit_takes_and_counts_it(kind) -> None:
 
 
 def test_further_arguments_of_fit() -> None:
-    app = client_app(GOLDEN / "mlp", (X, Y), fit_options={"drop_last": True, "scheduler": "cosine"})
+    app = client_app(GOLDEN / "mlp", (X, Y), fit_options={"drop_last": True, "schedule": "cosine"})
     assert ask(app, "train")["num-examples"] == 48  # three batches of 16

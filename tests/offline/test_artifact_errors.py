@@ -58,7 +58,7 @@ BAD = {
         {"loss": LossType.MSELoss, "loss_input_names": "y"}, TypeError, "loss_input_names is a list"
     ),
     "a loss that returns nothing": (
-        {"loss": lambda *names: None}, OnnxTrainError, "returns the name of its output"
+        {"loss": lambda *names: None}, OnnxTrainError, "return the name of its output"
     ),
     "a loss of labels alone": (
         {"loss": onnxblock.loss.MSELoss(), "loss_input_names": ["x", "t"]}, OnnxTrainError,

@@ -7,6 +7,7 @@ from onnx import TensorProto, helper
 import onnxtrain
 from gradcheck import check_gradient
 from graphs import model, value
+from onnxtrain.offline.graph.folding import fold_constants
 
 node = helper.make_node
 X = np.arange(24, dtype=np.float32).reshape(2, 12) / 10
@@ -62,3 +63,14 @@ def test_large_integers_stay_computed() -> None:
         {"one": np.array([1]), "shape": np.array([50000])},
     )
     assert onnxtrain.gradient(given, "x").ByteSize() < 2000
+
+
+def test_random_numbers_are_not_folded() -> None:
+    """A Dropout of constants in training mode draws anew in each run."""
+    given = model(
+        [node("Dropout", ["ones", "half", "yes"], ["dropped"])],
+        [],
+        [value("dropped", [8])],
+        {"ones": np.ones(8, np.float32), "half": np.float32(0.5), "yes": np.array(True)},
+    )
+    assert [n.op_type for n in fold_constants(given).graph.node] == ["Dropout"]

@@ -267,7 +267,7 @@ def test_labels_of_a_function_may_be_classes() -> None:
         (lambda y: y, ["y", "z"], "takes 1 name"),
         (lambda y: None, ["y"], "name"),
         (lambda y: y, [], "outputs of the model"),
-        (lambda y, t, /: y, ["y"], "by its name"),
+        (lambda y, t, /: y, ["y"], "by keyword"),
     ],
 )
 def test_wrong_functions(function: Any, names: list[str], message: str) -> None:

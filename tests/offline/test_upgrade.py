@@ -24,11 +24,12 @@ from old_nodes import (
     vector,
 )
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.frontend.canonical_model import lift_constants
-from onnxtrain.offline.frontend.upgrade import OLDEST_OPSET, raise_to_floor, release_initializers
+from onnxtrain.offline.frontend.canonical_model import canonical_model, lift_constants
+from onnxtrain.offline.frontend.upgrade import release_initializers, upgrade_to_floor
 from onnxtrain.offline.frontend.upgrade.adapters import ADAPTERS
 from onnxtrain.offline.frontend.upgrade.unchanged import UNCHANGED
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes
+from onnxtrain.offline.graph.versions import OLDEST_OPSET
 
 FLOOR = 18
 
@@ -179,7 +180,7 @@ def test_subgraphs(opset: int, condition: bool) -> None:
 def test_shapes_within_bodies_are_inferred_after() -> None:
     """Axes are constants of the body: inference does not see those of the graph around."""
     loaded = ir.from_proto(if_model(7))
-    raise_to_floor(loaded)
+    upgrade_to_floor(loaded)
     infer_shapes(loaded)
     reduced = next(n for n in loaded.graph.all_nodes() if n.op_type == "ReduceMean").outputs[0]
     assert reduced.shape is not None
@@ -195,7 +196,7 @@ def test_initializers_that_are_inputs_become_constants() -> None:
         model.graph.input.append(info)
     loaded = ir.from_proto(model)
     release_initializers(loaded)
-    raise_to_floor(loaded)
+    upgrade_to_floor(loaded)
     raised = ir.to_proto(loaded)
     assert [i.name for i in raised.graph.input] == ["x"]
     assert raised.ir_version == 8
@@ -261,7 +262,7 @@ def test_weights_are_not_read() -> None:
     weight.const_value = ir.ExternalTensor(
         "nowhere.bin", 0, 4 * 3 * 9 * 4, ir.DataType.FLOAT, shape=ir.Shape([4, 3, 3, 3]), name="w"
     )
-    raise_to_floor(model)
+    upgrade_to_floor(model)
     assert model.opset_imports[""] == FLOOR
     assert isinstance(model.graph.initializers["w"].const_value, ir.ExternalTensor)
 
@@ -269,11 +270,11 @@ def test_weights_are_not_read() -> None:
 def test_newer_models_stay_as_they_are() -> None:
     model, _ = one_node(Case("Relu", (18,), [(2, 3)]), 18)
     loaded = ir.from_proto(model)
-    raise_to_floor(loaded)
+    upgrade_to_floor(loaded)
     assert loaded.opset_imports[""] == 18
     model.opset_import[0].version = 22
     loaded = ir.from_proto(model)
-    raise_to_floor(loaded)
+    upgrade_to_floor(loaded)
     assert loaded.opset_imports[""] == 22
 
 
@@ -340,13 +341,13 @@ REFUSALS = {
 def test_refusals(name: str) -> None:
     model, message = REFUSALS[name]
     with pytest.raises(ModelError, match=message):
-        raise_to_floor(ir.from_proto(model()))
+        upgrade_to_floor(ir.from_proto(model()))
 
 
 def test_too_old_models_are_refused() -> None:
     model, _ = one_node(Case("Relu", (6,), [(2, 3)]), OLDEST_OPSET - 1)
     with pytest.raises(ModelError, match="opset 6"):
-        raise_to_floor(ir.from_proto(model))
+        canonical_model(model)
 
 
 # ---- nothing is forgotten -----------------------------------------------------------------------
@@ -385,7 +386,7 @@ def test_every_adapter_is_run() -> None:
 def raise_proto(model: onnx.ModelProto) -> onnx.ModelProto:
     loaded = ir.from_proto(model)
     lift_constants(loaded.graph)
-    raise_to_floor(loaded)
+    upgrade_to_floor(loaded)
     check_structure(loaded)
     infer_shapes(loaded)
     proto: onnx.ModelProto = ir.to_proto(loaded)

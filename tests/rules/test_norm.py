@@ -16,7 +16,11 @@ from onnx.reference import ReferenceEvaluator
 import gradcheck
 import onnxtrain
 from gradcheck import Spec, check_emitted, check_spec, ids, run, special_values, vjp
-from onnxtrain.offline.autodiff.rules.batch_norm import rewrite_training_batch_norm
+from onnxtrain.offline.autodiff.rules.batch_norm import (
+    complete_outputs,
+    rewrite_training_batch_norm,
+)
+from onnxtrain.offline.graph.infer import infer_shapes
 
 LAYER = "LayerNormalization"
 RMS = "RMSNormalization"
@@ -277,6 +281,8 @@ def test_batch_norm_of_mixed_types() -> None:
 def rewritten(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without training mode, stored and loaded in between."""
     loaded = ir.from_proto(model)
+    complete_outputs(loaded)
+    infer_shapes(loaded)
     rewrite_training_batch_norm(loaded)
     result = ir.to_proto(loaded)
     check_emitted(result)

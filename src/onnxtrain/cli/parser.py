@@ -6,21 +6,23 @@ import argparse
 import math
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from onnxtrain import __version__
 from onnxtrain.cli.interrupt import ends_at_once
 
 
-class _Names(tuple[str, ...]):
-    """The choices of an option; each may have settings behind a colon."""
+class Named(tuple[str, ...]):
+    """Names that settings may follow, "huber:delta=0.5"; "none" and files are taken as well."""
 
     def __contains__(self, text: object) -> bool:
-        return str(text).partition(":")[0] in tuple(self)
+        name = str(text).partition(":")[0]
+        return name == "none" or name in tuple(self) or Path(str(text)).is_file()
 
 
-LOSSES = _Names("cross-entropy mse l1 bce huber smooth-l1 nll kl-div".split())
-OPTIMIZERS = _Names("adamw adam sgd rmsprop adagrad lion".split())
+LOSSES = Named(("cross-entropy", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl"))
+OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion"))
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")
 
@@ -30,11 +32,6 @@ def _file(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("the name is empty")
     return text
-
-
-def _loss(text: str) -> str:
-    """Take a loss; kl is an older name of kl-div."""
-    return "kl-div" if text == "kl" else text
 
 
 def _count(text: str) -> int:
@@ -134,16 +131,20 @@ def _prepare(commands: Any) -> None:
     ).add_argument
     add("model", type=_file, help="an .onnx file")
     add("--output", "-o", type=_file, required=True, metavar="FOLDER", help="the folder to write")
-    add("--loss", type=_loss, choices=LOSSES, default="cross-entropy",
-        help="default: cross-entropy; settings go behind a colon: huber:delta=0.5")  # fmt: skip
-    add("--optimizer", choices=OPTIMIZERS, default="adamw",
-        help="default: adamw; with settings: sgd:momentum=0.9,nesterov=True")  # fmt: skip
+    add(
+        "--loss", choices=LOSSES, default="cross-entropy",
+        help="default: cross-entropy; with settings huber:delta=0.5; none: the output is the loss",
+    )  # fmt: skip
+    add(
+        "--optimizer", choices=OPTIMIZERS, default="adamw",
+        help="default: adamw; with settings sgd:nesterov=True,momentum=0.9; or none",
+    )  # fmt: skip
     add("--train", action="append", metavar="PATTERN", help="weights to train, such as 'head.*'")
     add("--freeze", action="append", metavar="PATTERN", help="weights to freeze")
     add("--classes", type=_count, metavar="N", help="replace the last layer for N classes")
     add("--after", metavar="NAME", help="the value that the new layer reads")
-    add("--of", metavar="NAME", help="the value that the loss reads")
-    add("--outputs", action="append", metavar="NAME", help="a value to return with the loss")
+    add("--of", action="append", metavar="NAME", help="a value that the loss reads")
+    add("--outputs", action="append", metavar="NAME", help="a value to return beside the loss")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--target", choices=("cpu", "webgpu"), default="cpu", help="where the graphs run")
     add("--weight-decay", type=_rate, metavar="X")
@@ -151,8 +152,8 @@ def _prepare(commands: Any) -> None:
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")
     add("--memory-budget", metavar="X", help="memory of a step: 300MB, or 50%% of the default")
     add("--size", action="append", default=[], metavar="NAME=N", help="a dimension, for the budget")
-    add("--proximal", action="store_true", help="updates with a proximal term (FedProx)")
-    add("--prefix", default="", metavar="TEXT", help="put before each file name")
+    add("--proximal", action="store_true", help="updates have FedProx's proximal term")
+    add("--prefix", default="", metavar="TEXT", help="what the names of the files begin with")
     add("--nominal-checkpoint", action="store_true", help="write a checkpoint without data too")
     add("--ort-format", action="store_true", help="write .ort files too")
     add("--custom-op-library", type=_file, metavar="FILE", help="the model's own operators")

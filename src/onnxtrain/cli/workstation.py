@@ -38,13 +38,12 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     """Write the artifacts of a model."""
     from onnxtrain.offline.prepare import prepare
 
-    if options.after is not None and options.classes is None:
-        raise ArgumentError("--after places a new last layer: give --classes too")
     same = (
-        "train freeze loss of outputs classes after bn memory_budget target proximal prefix "
+        "train freeze of outputs classes after bn memory_budget target proximal prefix "
         "nominal_checkpoint ort_format custom_op_library"
     )
     given = {name: getattr(options, name) for name in same.split()}
+    given["loss"] = None if options.loss == "none" else options.loss
     given |= {"optimizer": _optimizer(options), "sizes": _sizes(options.size) or None}
     try:
         with warnings.catch_warnings():
@@ -52,8 +51,6 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
             made = prepare(_model_file(options.model), options.output, **given)
     except UnknownNameWarning as warning:
         raise ArgumentError(f"--freeze: {warning}") from None
-    for note in made.notes:
-        console.note(f"note: {note}")
     content = {
         "directory": str(made.directory),
         "files": made.files,
@@ -64,6 +61,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         "loss": made.loss,
         "activations": asdict(made.activations) if console.as_json else None,
         "memory": None if made.memory is None else asdict(made.memory),
+        "notes": made.notes,
     }
     console.result(content, str(made))
     return 0
@@ -135,13 +133,11 @@ def _sizes(given: list[str]) -> dict[str, int]:
     return sizes
 
 
-def _optimizer(options: argparse.Namespace) -> str:
-    """Return the optimizer with its settings, as `prepare` takes it."""
-    settings = {key: getattr(options, key) for key in ("weight_decay", "momentum", "clip_norm")}
-    name = options.optimizer.partition(":")[0]
-    if options.momentum is not None and name not in ("sgd", "rmsprop"):
-        raise ArgumentError(f"--momentum is for sgd and rmsprop, not for {name}")
-    given = ",".join(f"{key}={x}" for key, x in settings.items() if x is not None)
-    if not given:
-        return str(options.optimizer)
-    return f"{options.optimizer}{',' if ':' in options.optimizer else ':'}{given}"
+def _optimizer(options: argparse.Namespace) -> str | None:
+    """Return the optimizer with the settings that have options of their own."""
+    if options.optimizer == "none":
+        return None
+    names = ("weight_decay", "momentum", "clip_norm")
+    given = [f"{n}={getattr(options, n)}" for n in names if getattr(options, n) is not None]
+    name, colon, settings = options.optimizer.partition(":")
+    return f"{name}:{','.join([*([settings] if colon else []), *given])}"

@@ -31,8 +31,8 @@ Batch = int | Literal["auto"] | None
 class Module:
     """A model that can be trained and evaluated.
 
-    A call runs the graph of the present mode. In training mode it returns the loss (and the outputs
-    beside it) and adds the gradients to `Parameter.grad`, until `lazy_reset_grad`.
+    A call runs the graph of the present mode. In training mode it returns the loss (and further
+    outputs) and adds the gradients to `Parameter.grad`, until `lazy_reset_grad`.
 
     Args:
         train_model_uri: the training graph: a path, or its bytes.
@@ -42,8 +42,8 @@ class Module:
         session_options: onnxruntime's options for all sessions, or a function that makes them for
             each; without them, settings that are good for training.
         batch_size: fix the dimension that all inputs begin with: onnxruntime then knows all
-            shapes beforehand. A batch of another size is an error, or, with "auto", makes the
-            sessions anew.
+            shapes beforehand. A batch of another size is an error, or, with "auto", rebuilds
+            the sessions.
 
     """
 
@@ -104,7 +104,7 @@ class Module:
             chosen: Executor | None = self._train if self.training else self._eval
             if chosen is None:
                 raise StateError(
-                    "there is no evaluation graph: give eval_model_uri to Module, or call train()"
+                    "there is no evaluation graph: pass eval_model_uri to Module, or call train()"
                 )
             return self.run(chosen, user_inputs, named)
 
@@ -132,7 +132,7 @@ class Module:
         elif size != self.settings.batch:
             raise InputError(
                 f"the batch has {size} samples, and batch_size={self.settings.batch} fixed it. "
-                "With batch_size='auto' the sessions are made anew for another size"
+                "With batch_size='auto' the sessions are rebuilt for another size"
             )
 
     def lazy_reset_grad(self) -> None:
@@ -192,11 +192,11 @@ class Module:
     # ---- parameters ----------------------------------------------------------------------------
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Return how many numbers the parameters have."""
+        """Return the number of elements of the parameters."""
         return self._buffers.size(trainable_only)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
-        """Return a copy of all parameters, one behind the other, as an OrtValue."""
+        """Return a copy of all parameters, concatenated, as an OrtValue."""
         with self.training_state.lock:
             require_values(self.training_state)
             return self._buffers.read(trainable_only)
@@ -204,7 +204,7 @@ class Module:
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         """Set all parameters from a buffer as `get_contiguous_parameters` returns.
 
-        An array, an `OrtValue` or onnxruntime's inner value will do. A nominal state is complete
+        It is an array, an `OrtValue` or onnxruntime's inner value. A nominal state is complete
         after it was given all parameters.
         """
         with self.training_state.lock:
@@ -256,7 +256,7 @@ class Module:
 
         with self.training_state.lock:
             if self._eval is None:
-                raise StateError("there is no evaluation graph to export: give eval_model_uri")
+                raise StateError("there is no evaluation graph to export: pass eval_model_uri")
             require_values(self.training_state)
             return export_model(
                 self._eval.graph.model,

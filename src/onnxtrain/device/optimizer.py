@@ -21,7 +21,7 @@ from onnxtrain.format.model.file import ModelFile
 from onnxtrain.format.names import LEARNING_RATE, STEP, UPDATED
 
 DEFAULT_LEARNING_RATE = 0.001
-# ONNX Runtime's SGD asks for a state, and never looks at it; it saves zeros for each parameter.
+# ONNX Runtime's SGD needs a state that it never reads; it saves zeros for each parameter.
 _UNUSED = np.zeros(1, np.float32)
 _MOST_STEPS = 2**53  # more than anybody takes; graphs compute with them as floats
 
@@ -29,7 +29,7 @@ _MOST_STEPS = 2**53  # more than anybody takes; graphs compute with them as floa
 class Optimizer:
     """Takes steps with the gradients that a module has accumulated.
 
-    It goes on from the optimizer state of the checkpoint, if that has one: moments, the number of
+    It continues from the optimizer state of the checkpoint, if there is one: moments, the number of
     steps, the learning rate.
 
     Args:
@@ -76,7 +76,7 @@ class Optimizer:
             self.initial_lr = group.initial_learning_rate
 
     def _share(self, earlier: Optimizer) -> None:
-        """Keep one state with an earlier optimizer of the same parameters."""
+        """Share the state of an earlier optimizer of the same parameters."""
         for name, moments in earlier._moments.items():
             wanted = len(momentums_of(self._graph.model, name))
             if wanted != len(moments):
@@ -106,14 +106,14 @@ class Optimizer:
             v.name for v in self._graph.model.inputs
         }:
             raise StateError(
-                f"{self._graph.name} is the graph of a whole step, which takes no gradients: give "
+                f"{self._graph.name} is the graph of a whole step, which takes no gradients: pass "
                 "optimizer_model.onnx, or call TrainingSession.step"
             )
         flags = [v for v in self._graph.model.outputs if v.name not in results]
         return Binding(self._graph, state, results, (), flags)
 
     def bound(self) -> tuple[dict[str, Variable], dict[str, Variable]]:
-        """Return what an update reads, and what it writes in place, by names in the graph."""
+        """Return the variables that an update reads, and those it writes, by names in the graph."""
         self.allocate()
         state: dict[str, Variable] = {LEARNING_RATE: self._numbers.rates, STEP: self._numbers.steps}
         results: dict[str, Variable] = {}
@@ -232,7 +232,7 @@ class Optimizer:
         return OptimizerGroup(self._numbers.count, self.initial_lr, states)
 
     def reset(self, group: OptimizerGroup | None = None) -> None:
-        """Begin anew: no step was taken, all moments are zero. Or go on from a group.
+        """Start over: no step was taken, all moments are zero. Or continue from a group.
 
         The learning rate stays. Sessions and memory are kept, so this is cheap.
         """
@@ -301,7 +301,7 @@ class StepNumbers:
 def _moment_values(
     name: str, saved: Tensor | None, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Array:
-    """Return what a moment is set to: zeros, or what was saved."""
+    """Return the values of a moment: zeros, or the saved ones."""
     if saved is None:
         return np.zeros(shape, dtype)
     if isinstance(saved, RawTensor) or saved.shape != shape or saved.dtype != dtype:

@@ -1,4 +1,4 @@
-"""All parameters in one buffer, one behind the other: how federated learning passes them on.
+"""All parameters concatenated in one buffer, as federated learning exchanges them.
 
 The order is that of the training graph's inputs for what trains, then running statistics in the
 same order, then frozen parameters as the graph's metadata lists them (by name where it has none).
@@ -85,7 +85,7 @@ class Buffers:
         values = _elements(buffer)
         wanted = self.size(trainable_only)
         if values.size != wanted:
-            raise ArgumentError(f"the buffer has {values.size} numbers, and {wanted} are needed")
+            raise ArgumentError(f"the buffer has {values.size} elements, and {wanted} are needed")
         names = self._names(trainable_only)
         for name in names:
             self._require_float(name)
@@ -142,7 +142,7 @@ def _dtype(state: TrainingState, name: str) -> np.dtype[Any]:
 
 
 def _elements(buffer: Any) -> Array:
-    """Return the numbers of a buffer, whatever it is held in."""
+    """Return the elements of a buffer, whatever holds them."""
     if isinstance(buffer, np.ndarray):
         array: Array = buffer
     elif callable(getattr(buffer, "numpy", None)):  # OrtValue, or onnxruntime's inner value

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Parameter:
     """A tensor of the model.
 
-    `data` and `grad` are the memory that training works with: they show what it made of them, and
-    what is written into them, it goes on from. A frozen parameter is a constant of the graphs: its
-    `data` cannot be written into, but it can be set, which makes the graphs anew.
+    `data` and `grad` are the memory that training works with: they show the present values, and
+    training continues from what is written into them. A frozen parameter is a constant of the
+    graphs: its `data` is read-only, but it can be set, which rebuilds the graphs.
     """
 
     def __init__(self, state: TrainingState, name: str) -> None:
@@ -59,7 +59,7 @@ class Parameter:
 
 
 class Parameters:
-    """The parameters of a state, by name; iterating gives pairs of name and parameter."""
+    """The parameters of a state, by name; iteration yields pairs of name and parameter."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
@@ -100,9 +100,9 @@ class Parameters:
 
 
 class Properties:
-    """What a user keeps in a checkpoint beside the parameters: integers, floats and strings.
+    """The user's own values in a checkpoint: integers, floats and strings.
 
-    Floats are rounded to 32 bits, as the file has them. Iterating gives pairs of name and value.
+    Floats are rounded to 32 bits, as the file has them. Iteration yields pairs of name and value.
     """
 
     def __init__(self, values: dict[str, Property]) -> None:

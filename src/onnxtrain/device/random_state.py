@@ -26,11 +26,11 @@ _times_seeded = 0
 
 
 def set_seed(seed: int) -> None:
-    """Let all that is random in training follow from a number, from here on.
+    """Determine everything that is random in training by a number, from here on.
 
     Concerns Dropout and other random operators of training graphs, the order in which `fit` takes
-    samples, and onnxruntime's own generators. A state that is loaded afterwards goes on with the
-    random numbers that it was saved with, if it has any.
+    samples, and onnxruntime's own generators. A state that is loaded afterwards continues
+    the random numbers that it was saved with, if it has any.
     """
     global _process_seed, _times_seeded
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
@@ -70,7 +70,7 @@ class RandomState:
 
     @contextmanager
     def drawn(self, words: Array | None) -> Iterator[None]:
-        """Write the next seed, if there is a place for it; it counts unless what follows fails."""
+        """Write the next seed, if there is an array for it; it counts unless the run fails."""
         if words is not None:
             self.next(words)
         try:
@@ -80,7 +80,7 @@ class RandomState:
             raise
 
     def saved(self) -> dict[str, Any]:
-        """Return what `RandomState` can go on from."""
+        """Return what `RandomState` takes."""
         self._heed_set_seed()
         return {"seed": self._seed, "draws": self.draws}
 

@@ -1,7 +1,7 @@
 """Schedulers as objects, for scripts written for onnxruntime's training API.
 
 A scheduler sets the learning rate of its optimizer when it is made and at each `step()`. The rates
-are those of `onnxtrain.schedules`. The step is counted by the optimizer, so a resumed run goes on
+are those of `onnxtrain.schedules`. The step is counted by the optimizer, so a resumed run continues
 where it stopped; the settings are saved in the checkpoint.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from onnxtrain.device import schedules
-from onnxtrain.device.checks import choice, finite, not_negative, positive, whole
+from onnxtrain.device.checks import choice, not_negative, positive, whole
 from onnxtrain.device.schedules import Schedule
 from onnxtrain.errors import ArgumentError, CheckpointError
 
@@ -63,7 +63,7 @@ class LRScheduler:
         optimizer.attach(self)
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
-        """Set the first rate, or go on from what was saved."""
+        """Set the first rate, or continue from the saved state."""
         raise NotImplementedError
 
     def _changes(self, saved: Mapping[str, Any]) -> set[str]:
@@ -97,20 +97,21 @@ class _FunctionLRScheduler(LRScheduler):
     """
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        initial_lr: float | None,
-        first_step: int,
-        make: Callable[[float], Schedule],
-        **settings: Any,
+        self, optimizer: ScheduledOptimizer, function: Callable[..., Schedule], settings: State
     ) -> None:
-        self._make = make
-        self.first_step = whole("first_step", first_step)
-        plain = {k: v.item() if hasattr(v, "item") else v for k, v in settings.items()}
-        super().__init__(optimizer, {**plain, "initial_lr": initial_lr, "first_step": first_step})
+        self.first_step = whole("first_step", settings["first_step"])
+        self._function = function
+        super().__init__(optimizer, settings)
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
-        self._rate = self._make(self.initial_lr)
+        rate = "max_lr" if "max_lr" in self._settings else "initial_lr"
+        given = {k: v for k, v in self._settings.items() if k not in ("initial_lr", "first_step")}
+        given |= {rate: self._settings[rate]}
+        self._rate = self._function(**{_ARGUMENTS.get(k, k): v for k, v in given.items()})
+        # As a checkpoint has them, now that they have been checked.
+        self._settings |= {k: float(v) for k, v in given.items() if k in _FLOATS}
+        if "milestones" in given:
+            self._settings["milestones"] = ",".join(map(str, given["milestones"]))
         if saved is None or self._changes(saved):
             self._optimizer.initial_lr = self.initial_lr
             self.step()
@@ -124,20 +125,23 @@ class _FunctionLRScheduler(LRScheduler):
         self._optimizer.set_learning_rate(self.learning_rate(self._optimizer.step_count))
 
 
+# What the functions of `onnxtrain.schedules` call the arguments of schedulers.
+_ARGUMENTS = {
+    "initial_lr": "rate", "max_lr": "rate", "min_lr": "end",
+    "total_step_count": "steps", "warmup_step_count": "warmup",
+}  # fmt: skip
+_FLOATS = ("min_lr", "cycles", "gamma", "max_lr", "pct_start", "div_factor", "final_div_factor")
+
+
 class LinearLRScheduler(_FunctionLRScheduler):
     """Rise from 0 to `initial_lr` during the warm-up, then fall to 0; see `schedules.linear`."""
 
     kind = "linear"
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        warmup_step_count: int,
-        total_step_count: int,
-        initial_lr: float | None = None,
-        *,
-        first_step: int = 0,
-    ) -> None:
+        self, optimizer: ScheduledOptimizer, warmup_step_count: int, total_step_count: int,
+        initial_lr: float | None = None, *, first_step: int = 0,
+    ) -> None:  # fmt: skip
         warmup = whole("warmup_step_count", warmup_step_count)
         if warmup > whole("total_step_count", total_step_count):
             raise ArgumentError(
@@ -145,11 +149,8 @@ class LinearLRScheduler(_FunctionLRScheduler):
                 "(The Python package of onnxruntime-training took the two in the wrong order; here "
                 "the warm-up comes first.)"
             )
-        super().__init__(
-            optimizer, initial_lr, first_step,
-            lambda rate: schedules.linear(rate, total_step_count, warmup=warmup_step_count),
-            warmup_step_count=warmup_step_count, total_step_count=total_step_count,
-        )  # fmt: skip
+        del warmup
+        super().__init__(optimizer, schedules.linear, _settings(locals()))
 
 
 class ConstantLRScheduler(_FunctionLRScheduler):
@@ -158,18 +159,10 @@ class ConstantLRScheduler(_FunctionLRScheduler):
     kind = "constant"
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        warmup_step_count: int = 0,
-        initial_lr: float | None = None,
-        *,
-        first_step: int = 0,
-    ) -> None:
-        super().__init__(
-            optimizer, initial_lr, first_step,
-            lambda rate: schedules.constant(rate, warmup=warmup_step_count),
-            warmup_step_count=warmup_step_count,
-        )  # fmt: skip
+        self, optimizer: ScheduledOptimizer, warmup_step_count: int = 0,
+        initial_lr: float | None = None, *, first_step: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(optimizer, schedules.constant, _settings(locals()))
 
 
 class CosineLRScheduler(_FunctionLRScheduler):
@@ -178,24 +171,11 @@ class CosineLRScheduler(_FunctionLRScheduler):
     kind = "cosine"
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        warmup_step_count: int,
-        total_step_count: int,
-        initial_lr: float | None = None,
-        min_lr: float = 0.0,
-        cycles: float = 0.5,
-        *,
-        first_step: int = 0,
-    ) -> None:
-        super().__init__(
-            optimizer, initial_lr, first_step,
-            lambda rate: schedules.cosine(
-                rate, total_step_count, warmup=warmup_step_count, end=min_lr, cycles=cycles
-            ),
-            warmup_step_count=warmup_step_count, total_step_count=total_step_count,
-            min_lr=not_negative("min_lr", min_lr), cycles=positive("cycles", cycles),
-        )  # fmt: skip
+        self, optimizer: ScheduledOptimizer, warmup_step_count: int, total_step_count: int,
+        initial_lr: float | None = None, min_lr: float = 0.0, cycles: float = 0.5,
+        *, first_step: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(optimizer, schedules.cosine, _settings(locals()))
 
 
 class StepLRScheduler(_FunctionLRScheduler):
@@ -204,20 +184,10 @@ class StepLRScheduler(_FunctionLRScheduler):
     kind = "step"
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        step_size: int,
-        gamma: float = 0.1,
-        initial_lr: float | None = None,
-        *,
-        every: int = 1,
-        first_step: int = 0,
-    ) -> None:
-        super().__init__(
-            optimizer, initial_lr, first_step,
-            lambda rate: schedules.step(rate, step_size, gamma, every=every),
-            step_size=step_size, gamma=positive("gamma", gamma), every=every,
-        )  # fmt: skip
+        self, optimizer: ScheduledOptimizer, step_size: int, gamma: float = 0.1,
+        initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(optimizer, schedules.step, _settings(locals()))
 
 
 class MultiStepLRScheduler(_FunctionLRScheduler):
@@ -226,20 +196,10 @@ class MultiStepLRScheduler(_FunctionLRScheduler):
     kind = "multistep"
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        milestones: Sequence[int],
-        gamma: float = 0.1,
-        initial_lr: float | None = None,
-        *,
-        every: int = 1,
-        first_step: int = 0,
-    ) -> None:
-        super().__init__(
-            optimizer, initial_lr, first_step,
-            lambda rate: schedules.multistep(rate, milestones, gamma, every=every),
-            milestones=",".join(map(str, milestones)), gamma=positive("gamma", gamma), every=every,
-        )  # fmt: skip
+        self, optimizer: ScheduledOptimizer, milestones: Sequence[int], gamma: float = 0.1,
+        initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(optimizer, schedules.multistep, _settings(locals()))
 
 
 class ExponentialLRScheduler(_FunctionLRScheduler):
@@ -248,19 +208,10 @@ class ExponentialLRScheduler(_FunctionLRScheduler):
     kind = "exponential"
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        gamma: float,
-        initial_lr: float | None = None,
-        *,
-        every: int = 1,
-        first_step: int = 0,
-    ) -> None:
-        super().__init__(
-            optimizer, initial_lr, first_step,
-            lambda rate: schedules.exponential(rate, gamma, every=every),
-            gamma=positive("gamma", gamma), every=every,
-        )  # fmt: skip
+        self, optimizer: ScheduledOptimizer, gamma: float,
+        initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(optimizer, schedules.exponential, _settings(locals()))
 
 
 class OneCycleLRScheduler(_FunctionLRScheduler):
@@ -269,30 +220,19 @@ class OneCycleLRScheduler(_FunctionLRScheduler):
     kind = "onecycle"
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        max_lr: float,
-        total_step_count: int,
-        pct_start: float = 0.3,
-        anneal_strategy: Literal["cos", "linear"] = "cos",
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
-        three_phase: bool = False,
-        *,
-        first_step: int = 0,
-    ) -> None:
-        max_lr = not_negative("max_lr", max_lr)
-        shape: dict[str, Any] = {
-            "pct_start": finite("pct_start", pct_start), "anneal_strategy": anneal_strategy,
-            "div_factor": positive("div_factor", div_factor),
-            "final_div_factor": positive("final_div_factor", final_div_factor),
-            "three_phase": bool(three_phase),
-        }  # fmt: skip
-        super().__init__(
-            optimizer, max_lr / shape["div_factor"], first_step,
-            lambda rate: schedules.onecycle(max_lr, total_step_count, **shape),
-            max_lr=max_lr, total_step_count=total_step_count, **shape,
-        )  # fmt: skip
+        self, optimizer: ScheduledOptimizer, max_lr: float, total_step_count: int,
+        pct_start: float = 0.3, anneal_strategy: Literal["cos", "linear"] = "cos",
+        div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False,
+        *, first_step: int = 0,
+    ) -> None:  # fmt: skip
+        initial_lr = not_negative("max_lr", max_lr) / positive("div_factor", div_factor)
+        super().__init__(optimizer, schedules.onecycle, _settings(locals()))
+
+
+def _settings(arguments: Mapping[str, Any]) -> State:
+    """Return the arguments of a constructor that are settings, numbers as Python's own."""
+    own = {k: v for k, v in arguments.items() if k not in ("self", "optimizer", "__class__")}
+    return {k: v.item() if hasattr(v, "item") else v for k, v in own.items()}
 
 
 class PlateauLRScheduler(LRScheduler):
@@ -307,18 +247,11 @@ class PlateauLRScheduler(LRScheduler):
     kind = "plateau"
 
     def __init__(
-        self,
-        optimizer: ScheduledOptimizer,
-        mode: Literal["min", "max"] = "min",
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        threshold_mode: Literal["rel", "abs"] = "rel",
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-        eps: float = 1e-8,
-        initial_lr: float | None = None,
-    ) -> None:
+        self, optimizer: ScheduledOptimizer, mode: Literal["min", "max"] = "min",
+        factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
+        threshold_mode: Literal["rel", "abs"] = "rel", cooldown: int = 0, min_lr: float = 0.0,
+        eps: float = 1e-8, initial_lr: float | None = None,
+    ) -> None:  # fmt: skip
         self.mode = choice("mode", mode, ("min", "max"))
         if positive("factor", factor) >= 1.0:
             raise ArgumentError(f"factor must be less than 1, not {factor}")
@@ -394,7 +327,7 @@ class PlateauLRScheduler(LRScheduler):
 
 
 def saved_number(saved: Mapping[str, Any], name: str) -> float:
-    """Return a number of a saved state, which may come from anywhere."""
+    """Return a number of a saved state, which is not trusted."""
     value = saved.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""TrainingSession: module, optimizer and scheduler in one, as other languages have it."""
+"""TrainingSession: module, optimizer and scheduler in one, as in upstream's other languages."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ class TrainingSession:
     """All of training: steps, evaluation, learning rate, checkpoints, export.
 
     Args:
-        checkpoint: a `CheckpointState`, or the file or bytes of a checkpoint.
+        checkpoint: the folder of artifacts; or, with the graphs that follow, a `CheckpointState`,
+            or the file or bytes of a checkpoint.
         train_model: the training graph: a path, or its bytes.
-        eval_model: the evaluation graph, if there is to be evaluation or export.
-        optimizer_model: the optimizer graph, if there are to be updates.
+        eval_model: the evaluation graph, for evaluation and export.
+        optimizer_model: the optimizer graph, for updates.
         step_model: the graph of a whole step, which makes `step` faster.
         device: as for `Module`.
         session_options: as for `Module`.
         batch_size: as for `Module`.
 
     Examples:
-        >>> session = TrainingSession.from_folder("artifacts")
+        >>> session = TrainingSession("artifacts")
         >>> for x, labels in batches:
         ...     loss = session.step(x, labels)
         >>> session.save_checkpoint("checkpoint")
@@ -48,7 +49,7 @@ class TrainingSession:
     def __init__(
         self,
         checkpoint: CheckpointState | Source,
-        train_model: Model,
+        train_model: Model | None = None,
         eval_model: Model | None = None,
         optimizer_model: Model | None = None,
         step_model: Model | None = None,
@@ -57,6 +58,12 @@ class TrainingSession:
         session_options: Any = None,
         batch_size: Batch = None,
     ) -> None:
+        if train_model is None:
+            if not isinstance(checkpoint, str | os.PathLike):
+                raise ArgumentError("train_model is missing: pass the training graph, or a folder")
+            folder = Path(checkpoint)
+            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder)
+            checkpoint = _checkpoint_file(folder, "")
         if not isinstance(checkpoint, CheckpointState):
             checkpoint = CheckpointState.load_checkpoint(checkpoint)
         self.state = checkpoint
@@ -82,32 +89,25 @@ class TrainingSession:
         checkpoint: CheckpointState | Source | None = None,
         **options: Any,
     ) -> TrainingSession:
-        """Make a session from a folder of artifacts, with whatever graphs are in it.
+        """Make a session from a folder, as the constructor does, with more to choose.
 
         Args:
             directory: the folder.
             prefix: what the names of the files begin with.
-            checkpoint: another checkpoint than that of the folder, such as one to go on from.
+            checkpoint: a checkpoint to continue from, instead of the folder's.
             options: `device`, `session_options`, `batch_size`.
 
         """
         folder = Path(directory)
-        if not folder.is_dir():
-            raise ModelError(f"there is no folder {str(folder)!r}")
-        train, *others = (_graph_file(folder, f"{prefix}{stem}") for stem in _GRAPHS)
-        if train is None:
-            raise ModelError(
-                f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
-                "of training artifacts"
-            )
+        graphs = _graphs_in(folder, prefix)
         if checkpoint is None:
             checkpoint = _checkpoint_file(folder, prefix)
-        return cls(checkpoint, train, *others, **options)
+        return cls(checkpoint, *graphs, **options)
 
     # ---- steps ---------------------------------------------------------------------------------
 
     def train_step(self, *inputs: Any, **named: Any) -> Any:
-        """Return the loss (and outputs beside it), and add the gradients to those that are there.
+        """Return the loss (and further outputs), and add the gradients to the accumulated ones.
 
         Inputs go by position or by name. `lazy_reset_grad` lets the gradients start from zero.
         """
@@ -115,11 +115,11 @@ class TrainingSession:
             return self.module.run(self.module.training_executor, inputs, named)
 
     def eval_step(self, *inputs: Any, **named: Any) -> Any:
-        """Return the loss (and outputs beside it) of the model in inference mode."""
+        """Return the loss (and further outputs) of the model in inference mode."""
         with self.module.training_state.lock:
             chosen = self.module.evaluation_executor
             if chosen is None:
-                raise StateError("there is no evaluation graph: give eval_model")
+                raise StateError("there is no evaluation graph: pass eval_model")
             return self.module.run(chosen, inputs, named)
 
     def optimizer_step(self) -> None:
@@ -129,14 +129,14 @@ class TrainingSession:
 
     def _require_optimizer_graph(self) -> None:
         if not self._can_update_alone:
-            raise StateError("there is no optimizer graph: give optimizer_model, or call step")
+            raise StateError("there is no optimizer graph: pass optimizer_model, or call step")
 
     def lazy_reset_grad(self) -> None:
         """Let the next training step start the gradients from zero."""
         self.module.lazy_reset_grad()
 
     def step(self, *inputs: Any, **named: Any) -> Any:
-        """Return the loss (and outputs beside it) and update the parameters, in one run.
+        """Return the loss (and further outputs) and update the parameters, in one run.
 
         Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do for one batch. Gradients
         that training steps have accumulated are neither used nor lost.
@@ -159,7 +159,7 @@ class TrainingSession:
 
     @contextmanager
     def replaced_graphs(self, train_model: bytes, step_model: bytes | None) -> Iterator[None]:
-        """Take steps with other graphs, on the same parameters, for the time being."""
+        """Take steps with other graphs, on the same parameters, within the context."""
         before = self._fused
         with self.module.training_state.lock:
             if step_model is not None:
@@ -178,7 +178,7 @@ class TrainingSession:
     @property
     def _optimizer(self) -> Optimizer:
         if self.optimizer is None:
-            raise StateError("there is no optimizer: give optimizer_model or step_model")
+            raise StateError("there is no optimizer: pass optimizer_model or step_model")
         return self.optimizer
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -192,7 +192,7 @@ class TrainingSession:
     def register_linear_lr_scheduler(
         self, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
-        """Let the learning rate rise for some steps and then fall to zero."""
+        """Let the learning rate rise during the warm-up and then fall to zero."""
         LinearLRScheduler(self._optimizer, warmup_step_count, total_step_count, initial_lr)
 
     def scheduler_step(self, *metrics: float) -> None:
@@ -231,11 +231,11 @@ class TrainingSession:
         return parameter.data.dtype, parameter.data.shape
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Return how many numbers the parameters have."""
+        """Return the number of elements of the parameters."""
         return self.module.get_parameters_size(trainable_only)
 
     def to_buffer(self, trainable_only: bool = True) -> Any:
-        """Return all parameters as one OrtValue, one behind the other."""
+        """Return all parameters, concatenated, as an OrtValue."""
         return self.module.get_contiguous_parameters(trainable_only)
 
     def from_buffer(self, buffer: Any, trainable_only: bool = True) -> None:
@@ -280,6 +280,21 @@ class TrainingSession:
         return self.module.export_model_for_inferencing(
             inference_model_uri, graph_output_names, optimize=optimize, format=format
         )
+
+
+def _graphs_in(
+    folder: Path, prefix: str = ""
+) -> tuple[Path, Path | None, Path | None, Path | None]:
+    """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
+    if not folder.is_dir():
+        raise ModelError(f"there is no folder {str(folder)!r}")
+    train, eval_, optimizer, step = (_graph_file(folder, f"{prefix}{s}") for s in _GRAPHS)
+    if train is None:
+        raise ModelError(
+            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
+            "of training artifacts"
+        )
+    return train, eval_, optimizer, step
 
 
 def _graph_file(folder: Path, stem: str) -> Path | None:

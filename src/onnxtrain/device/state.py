@@ -94,7 +94,7 @@ class CheckpointState:
 
     @property
     def properties(self) -> Properties:
-        """What the user keeps beside the parameters."""
+        """The user's own values, by name."""
         return Properties(self._training.properties)
 
     @property
@@ -210,7 +210,7 @@ class TrainingState:
                 self.frozen.change(name, array)
 
     def require_changeable(self, values: Mapping[str, Array]) -> None:
-        """Refuse values for constants that graphs would go on without."""
+        """Refuse values for constants that graphs would not see."""
         for name, array in values.items():
             if name not in self._trainable and name not in self._variables:
                 self.frozen.require_changeable(name, array)
@@ -246,7 +246,7 @@ class TrainingState:
         return tensor_code(self.frozen.values[name] if tensor is None else tensor, name)
 
     def variable(self, name: str) -> Variable:
-        """Return the memory that a parameter is kept in; from then on it can be changed."""
+        """Return the memory of a parameter, which can be changed from then on."""
         if name not in self._variables:
             frozen = name not in self._trainable
             tensor = self.frozen.values[name] if frozen else self._trainable[name]
@@ -288,7 +288,7 @@ class TrainingState:
 
 
 def _training_of(text: Property | None) -> dict[str, Any]:
-    """Read what was saved of training beside the optimizer's tensors; it may come from anywhere."""
+    """Read the record of training beside the optimizer's tensors, which is not trusted."""
     if text is None:
         return {}
     try:

@@ -78,7 +78,7 @@ def client_app(
         outputs: the outputs of that model.
         prefix: the prefix of the file names in the artifact folder.
         defaults: settings of a round that apply where the server sends none.
-        fit_options: further arguments of `onnxtrain.fit`, such as `scheduler`.
+        fit_options: further arguments of `onnxtrain.fit`, such as `schedule`.
 
     """
     chosen = list(mods) if isinstance(mods, Iterable) else [None]

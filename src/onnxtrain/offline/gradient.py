@@ -15,7 +15,7 @@ from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.external_data import restore_locations
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.error_context import blaming_model
+from onnxtrain.offline.graph.error_context import model_error_context
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
@@ -72,7 +72,7 @@ def gradient(
     operators = _names_in(straight_through, "straight_through")
     if not (of is None or isinstance(of, str)):
         raise ArgumentError(f"of is the name of an output, or None, not {type(of).__name__}")
-    with blaming_model("differentiating"):
+    with model_error_context("differentiating"):
         return _gradient(model, names, of, operators, bn)
 
 

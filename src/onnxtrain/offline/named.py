@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,10 +32,13 @@ def make_named(text: str, table: Mapping[str, type], argument: str) -> Any:
     given = dict(_setting(item, text) for item in settings.split(",") if item.strip())
     if "clip_norm" in given:
         given["clip_grad"] = ClipGradNorm(given.pop("clip_norm"))
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise ArgumentError(f"{argument} is {text!r}: {error}") from None
+    known = inspect.signature(kind).parameters
+    wrong = [key for key in given if key not in known]
+    if wrong:
+        raise ArgumentError(
+            f"{argument} is {text!r}, but {name} has no {wrong[0]}: it has {', '.join(known)}"
+        )
+    return kind(**given)
 
 
 def _setting(item: str, text: str) -> tuple[str, Any]:

@@ -41,7 +41,7 @@ def export_model(
 
     Args:
         model: the evaluation model.
-        graph_output_names: which values of the graph to give out, in this order: outputs of the
+        graph_output_names: the values of the graph to output, in this order: outputs of the
             user's model, the loss, anything in between, even inputs and parameters.
         values: the current value of each parameter, frozen ones included.
         target: the file to write, replaced all or nothing; None to get its bytes.
@@ -79,7 +79,7 @@ def check_request(model: ModelFile, graph_output_names: Sequence[str], target: T
 def _parts_of(model: ModelFile) -> ModelParts:
     if model.is_ort:
         raise ModelError(
-            f"{model.source_name} is in the ORT format, from which nothing can be exported: give "
+            f"{model.source_name} is in the ORT format, from which nothing can be exported: pass "
             "the .onnx file of the evaluation model instead"
         )
     return take_apart(model)
@@ -166,15 +166,14 @@ def _checked_names(names: Sequence[str], parts: ModelParts, source: str) -> list
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"graph_output_names is a list of names, not {names!r}")
     if not names:
-        raise ArgumentError("graph_output_names is empty: name at least one value to give out")
+        raise ArgumentError("graph_output_names is empty: name at least one value")
     if len(set(names)) != len(names):
         raise ArgumentError(f"graph_output_names has a name twice: {', '.join(map(repr, names))}")
     known = parts.value_names()
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UnknownNameError(
-            f"{source} has no value {', '.join(map(repr, unknown))} to give out"
-            f"{_hint(unknown, known, parts)}"
+            f"{source} has no value {', '.join(map(repr, unknown))}{_hint(unknown, known, parts)}"
         )
     return list(names)
 

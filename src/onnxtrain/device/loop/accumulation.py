@@ -27,7 +27,7 @@ class Accumulation:
         self.start()
 
     def start(self) -> None:
-        """Forget what was accumulated."""
+        """Discard the accumulated gradients."""
         self._session.lazy_reset_grad()
         self.batches = 0
         self._samples = 0

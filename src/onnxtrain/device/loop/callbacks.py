@@ -98,10 +98,6 @@ class Callbacks:
         for event, method in found.items():
             self._methods[event].append(method)
 
-    def wants(self, event: str) -> bool:
-        """Whether any callback has a method for an event."""
-        return bool(self._methods[event])
-
     def call(self, event: str, run: Run) -> None:
         """Call all callbacks that have a method for an event, in their order."""
         for method in self._methods[event]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SaveCheckpoint:
-    """Save the run, so that `fit(resume=True)` can go on with it; a callback of `fit`.
+    """Save the run, so that `fit(resume=True)` can continue it; a callback of `fit`.
 
     Args:
         path: the file.

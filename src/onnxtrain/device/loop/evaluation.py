@@ -104,18 +104,17 @@ def _places(
     beside = outputs[1:]
     if not beside:
         raise ArgumentError(
-            f"the metric {name!r} needs an output of the model, and the evaluation model gives the "
+            f"the metric {name!r} needs an output of the model, and the evaluation model has the "
             "loss alone: generate the artifacts with additional_output_names=['...']"
         )
     if metric.output is None and len(beside) > 1:
         raise ArgumentError(
-            f"the metric {name!r} must say which output it looks at: the evaluation model gives "
+            f"the metric {name!r} must say which output it reads: the evaluation model has "
             f"{', '.join(beside)}; pass for instance Accuracy(output={beside[0]!r})"
         )
     if metric.output is not None and metric.output not in outputs:
         raise ArgumentError(
-            f"the metric {name!r} looks at the output {metric.output!r}; there is "
-            f"{', '.join(beside)}"
+            f"the metric {name!r} reads the output {metric.output!r}; there is {', '.join(beside)}"
         )
     if metric.labels is not None and metric.labels not in inputs:
         raise ArgumentError(

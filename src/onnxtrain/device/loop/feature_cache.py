@@ -1,9 +1,9 @@
-"""Frozen features: what a frozen backbone makes of a sample is computed once, not in every epoch.
+"""Frozen features: the outputs of a frozen backbone are computed once, not in every epoch.
 
-Where all that trains lies behind layers that do not, a training graph has two parts: the first
-depends on the samples and on constants alone, the second on its results. The graph is cut between
-them. The first part runs once over the data, the second in each step, with what it needs of the
-first as inputs. Values stay the same: no node is changed.
+If everything that trains follows frozen layers, a training graph has two parts: the first depends
+on the samples and on constants alone, the second on its results. The graph is cut between them. The
+first part runs once over the data, the second in each step, with results of the first as inputs.
+Values stay the same: no node is changed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Split:
 
 
 def split(model: ModelFile, user_inputs: frozenset[str]) -> Split | None:
-    """Cut a training graph behind what is frozen; None where that would gain nothing."""
+    """Cut a training graph after its frozen layers; None where that would gain nothing."""
     parts = take_apart(model)
     region = _Region(parts, user_inputs)
     values = region.crossing()
@@ -60,7 +60,7 @@ def split(model: ModelFile, user_inputs: frozenset[str]) -> Split | None:
     nodes = [_with_batch_of(node, batch_of, model.source_name) for node in rest]
     read = {name for _, reads in nodes for name in reads} | parts.outputs.keys()
     if read & region.inputs:
-        return None  # the trained part looks at the samples themselves
+        return None  # the trained part reads the samples themselves
     return Split(
         _first(parts, values),
         _second(parts, values, [data for data, _ in nodes], read, region.inputs),
@@ -127,7 +127,7 @@ def _with_batch_of(
 
 
 def _is_batch(reader: Reader, shape: Node) -> bool:
-    """Whether a Shape node gives the first dimension alone."""
+    """Whether a Shape node returns the first dimension alone."""
     bounds = {"start": 0, "end": -1}
     for part in reader.fields(shape.data, "node"):
         if part.number == NodeField.ATTRIBUTE:
@@ -199,8 +199,8 @@ class FrozenFeatures:
         found = [part for part in parts.values() if part is not None]
         if len(found) != len(parts) or len({part.values for part in found}) != 1:
             raise ArgumentError(
-                "there are no frozen features to keep: what trains does not lie behind frozen "
-                "layers, or it looks at the samples itself. Leave cache_features out"
+                "there are no frozen features to keep: what trains does not follow frozen "
+                "layers, or it reads the samples itself. Leave cache_features out"
             )
         self._parts = {key: part for key, part in parts.items() if part is not None}
         first = self._parts["train"]
@@ -247,7 +247,7 @@ class FrozenFeatures:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Let the session take features instead of samples, for the time being."""
+        """Let the session take features instead of samples, within the context."""
         with self._session.replaced_graphs(
             self._parts["train"].second,
             self._parts["step"].second if "step" in self._parts else None,

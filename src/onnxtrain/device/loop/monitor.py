@@ -89,7 +89,7 @@ class Best:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what was saved, unless it was about another value."""
+        """Continue from a record, unless it is about another value."""
         try:
             if saved["monitor"] != self.monitor:
                 return

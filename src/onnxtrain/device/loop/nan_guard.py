@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Bad = tuple[str, int, int]  # the name of a tensor, the number of bad elements, and of all
-# A look at so many elements, or tensors, takes some fifty microseconds: larger models are looked at
-# less often, so that it costs no more a step.
+# A check of so many elements, or tensors, takes about fifty microseconds: larger models are checked
+# less often, so that it costs no more per step.
 _ELEMENTS, _TENSORS = 250_000, 16
 _SHOWN = 5
 

@@ -1,4 +1,4 @@
-"""The position of a run, saved in its checkpoint: a resumed run goes on as if it never stopped."""
+"""The position of a run, saved in its checkpoint, so that it resumes as if it never stopped."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ResumeState:
 
     @classmethod
     def from_record(cls, saved: Any, step: int) -> ResumeState:
-        """Read the record of a checkpoint, which may come from anywhere."""
+        """Read the record of a checkpoint, which is not trusted."""
         try:
             if saved["format"] != _FORMAT:
                 raise ValueError(f"it has the format {saved['format']!r}, not {_FORMAT}")

@@ -205,8 +205,7 @@ class Loop:
             self._save(self.checkpoint.path)
         self._interrupts.end()
         self.progress.step(self._steps_of_epoch, state.loss_sum / state.samples)
-        if self.callbacks.wants("on_step_end"):
-            self.callbacks.call("on_step_end", self._run)
+        self.callbacks.call("on_step_end", self._run)
 
     def _moment(self, coming: int = 0) -> Moment:
         """The step that was just taken, or is `coming` (1)."""

@@ -21,10 +21,10 @@ class Binding:
 
     Args:
         graph: the graph to run.
-        state: what it reads that is kept in memory, by the name of the input.
-        results: what it writes in place, by the name of the output.
-        inputs: what is given with each run.
-        outputs: what each run gives back.
+        state: the variables that it reads, by the name of the input.
+        results: the variables that it writes, by the name of the output.
+        inputs: the inputs of each run.
+        outputs: the outputs of each run.
 
     """
 
@@ -84,7 +84,7 @@ class Binding:
         message = f"onnxruntime failed to run {self._graph.name}: {error}"
         if self._results and not self._has_strings:
             message += (
-                ". What the graph had written by then stays written: go on from a checkpoint, "
+                ". What the graph had written by then stays written: continue from a checkpoint, "
                 "unless the error is one of the inputs"
             )
         return RunError(message)
@@ -140,7 +140,7 @@ class Binding:
 
 
 class _Output:
-    """An output that each run gives back.
+    """An output that each run returns.
 
     Asking onnxruntime for its outputs takes time for every parameter. So once an output has had
     the shape that the graph declares, memory of that shape is bound to it before the run.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Executor(ABC):
-    """A graph with the parameters bound to it; a call runs it on what the user gives."""
+    """A graph with the parameters bound to it; a call runs it on the user's inputs."""
 
     def __init__(self, graph: Graph, state: TrainingState, *, fused: bool = False) -> None:
         self.graph = graph
@@ -50,7 +50,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _bind(self) -> Binding:
-        """Bind all that stays the same from run to run."""
+        """Bind everything that stays the same from run to run."""
 
     def _run(self, values: Sequence[Any]) -> list[Any]:
         if self._binding is None:
@@ -100,7 +100,7 @@ class TrainExecutor(Executor):
         self.state.make_gradients(self._trained)
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Run forward and backward; gradients begin anew where `reset` is set."""
+        """Run forward and backward; gradients start from zero where `reset` is set."""
         self._flag.array[0] = self.reset
         extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
         made = self._run([*values, *extra])
@@ -112,7 +112,7 @@ class TrainExecutor(Executor):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Let gradients begin anew within, and go on with the accumulated ones afterwards."""
+        """Let gradients start from zero within, and restore the accumulated ones afterwards."""
         kept = None
         if not self.reset:
             gradients = self.state.make_gradients(self._trained)
@@ -190,7 +190,7 @@ def names_of(chosen: Executor | None, what: Literal["inputs", "outputs"]) -> lis
 
 
 def require_values(state: TrainingState) -> None:
-    """Refuse to go on with a nominal state."""
+    """Refuse a nominal state."""
     if state.nominal:
         raise StateError(
             "Please load the model parameters first. The checkpoint is nominal, it has names and "

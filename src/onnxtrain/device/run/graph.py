@@ -110,14 +110,14 @@ class Frozen:
     baked: dict[str, str] = field(default_factory=dict)
 
     def change(self, name: str, array: Array) -> None:
-        """Set a value; graphs are made anew with it if it is another one."""
+        """Set a value; graphs are rebuilt if it is a different one."""
         self.require_changeable(name, array)
         if not self._holds(name, array):
             self.values[name] = array.copy()
             self.version += 1
 
     def require_changeable(self, name: str, array: Array) -> None:
-        """Refuse to change what a graph would go on without."""
+        """Refuse to change what a graph would not see."""
         if name in self.baked and not self._holds(name, array):
             raise StateError(
                 f"the frozen parameter {name!r} is a constant of {self.baked[name]}, which is in "
@@ -181,7 +181,7 @@ class Graph:
 
     @property
     def session(self) -> Any:
-        """The session, made anew where a constant or the fixed size of a batch has changed."""
+        """The session, rebuilt if a constant or the fixed size of a batch has changed."""
         if not self.is_current:
             self._session = None  # free the memory of the old one first
             self._session = self._make_session(self._wanted_batch)

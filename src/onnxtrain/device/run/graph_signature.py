@@ -29,7 +29,7 @@ class GraphSignature:
     """The inputs and outputs of a graph by what they are for.
 
     `parameters` are inputs that the checkpoint has; `trained` are names whose gradient the graph
-    accumulates, or which it updates; `updated` has names of what it gives a new value to.
+    accumulates, or which it updates; `updated` are names of what it gives a new value to.
     """
 
     inputs: tuple[ValueType, ...]

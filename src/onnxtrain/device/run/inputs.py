@@ -36,7 +36,7 @@ class Strings:
 def arranged(
     inputs: Sequence[ValueType], given: Sequence[Any], named: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """Put what was given by position and by name in the order of the inputs.
+    """Put inputs given by position and by name in the order of the graph.
 
     One dictionary is inputs by name, too: some names cannot be those of arguments.
     """
@@ -66,7 +66,7 @@ def is_ortvalue(value: Any) -> bool:
 
 
 def prepared(inputs: Sequence[ValueType], given: Sequence[Any]) -> list[Any]:
-    """Return what is to be bound to each input, checked and converted."""
+    """Return the values to bind to the inputs, checked and converted."""
     symbols: dict[str, tuple[int, str]] = {}
     result: list[Any] = []
     for value, data in zip(inputs, given, strict=True):
@@ -129,7 +129,7 @@ def _converted(
     wanted = None if element is None else element.dtype
     if wanted is None:
         raise InputError(
-            f"the input {value.name!r} is of a type that numpy does not have: give an OrtValue"
+            f"the input {value.name!r} is of a type that numpy does not have: pass an OrtValue"
         )
     if isinstance(data, np.ndarray):
         if data.dtype == wanted:
@@ -167,7 +167,7 @@ def _cast(
         place = tuple(int(i) for i in np.argwhere(~same)[0])
         lost = (
             f"and {data[place]!r} at {list(place)} would change; convert it with "
-            f"astype({wanted.name!r}) if that is meant"
+            f"astype({wanted.name!r}) if that is intended"
         )
     else:
         lost = "which cannot be converted"

@@ -23,7 +23,7 @@ class Device(NamedTuple):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether tensors are in the memory of the process, where numpy can look at them."""
+        """Whether tensors are in the memory of the process, where numpy can read them."""
         return self.kind == "cpu"
 
 
@@ -33,8 +33,8 @@ CPU = Device()
 class Variable:
     """A tensor whose memory graphs are bound to.
 
-    On the CPU, `array` is that memory: it shows what training makes of it, and what is written
-    into it, training goes on from. On another device it is a copy.
+    On the CPU, `array` is that memory: it shows the present values, and training continues from
+    what is written into it. On another device it is a copy.
     """
 
     def __init__(self, initial: Array, device: Device = CPU) -> None:

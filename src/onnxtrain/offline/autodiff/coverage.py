@@ -93,8 +93,8 @@ def page() -> str:
         "",
         f"The {len(rows)} operators of `ai.onnx` that onnx {onnx.__version__} knows "
         f"(opset {onnx.defs.onnx_opset_version()}), and what differentiation does with each. "
-        f"Models of opset {OLDEST_OPSET} and later are taken; what is older than opset "
-        f"{FLOOR_OPSET} is raised to it first.",
+        f"Models of opset {OLDEST_OPSET} and later are supported; those older than opset "
+        f"{FLOOR_OPSET} are upgraded to it first.",
         "",
         "| how | operators | meaning |",
         "|---|---|---|",

@@ -1,12 +1,12 @@
-"""Operators written in terms of others: the table, and how a node gives way to its definition.
+"""Operators defined by others: the table of definitions, and how one replaces a node.
 
 A definition is a function `f(op, node, *inputs)`: it writes ordinary nodes and returns one value
-per output of the node (fewer, or None, for outputs that it cannot give). Inputs that are left out
-are None or fall to the default of the parameter. A form that cannot be written is told by raising
-`NotExpandable`; the node then stays as it is.
+per output of the node (fewer, or None, for outputs that it does not compute). Inputs that are left
+out are None, or the default of the parameter. It raises `NotExpandable` for a form of the operator
+that it does not cover; the node then stays as it is.
 
-Fused operators of onnxruntime are expanded wherever they are (`fused/`); operators of ai.onnx only
-where a gradient has to pass them and no rule knows how (`expand.py`).
+Fused operators of onnxruntime are always expanded (`fused/`); operators of ai.onnx only where a
+gradient has to pass them and there is no rule (`expand.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.error_context import blaming
+from onnxtrain.offline.graph.error_context import error_context
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of
@@ -29,12 +29,12 @@ F = TypeVar("F", bound=DefinitionFunction)
 
 
 class NotExpandable(Exception):
-    """A form of an operator is not written in terms of others here."""
+    """The definition of an operator does not cover the form that a node uses."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """How one operator is written in others, and the inputs whose rank has to be known for it."""
+    """The definition of an operator, and the inputs whose rank it needs."""
 
     function: DefinitionFunction
     ranks: tuple[int, ...]
@@ -80,7 +80,7 @@ def wanted(node: ir.Node, index: int) -> bool:
 
 
 def write_definition(op: Ops, node: ir.Node, found: Definition) -> list[ir.Node] | None:
-    """Put plain nodes in the place of a node and return them; None if its form has no definition.
+    """Replace a node by plain nodes and return them; None if its form has no definition.
 
     Its output values stay, names included.
     """
@@ -98,7 +98,7 @@ def write_definition(op: Ops, node: ir.Node, found: Definition) -> list[ir.Node]
             raise NotExpandable("an output that the definition does not give")
         return [r for r in results if r is not None]
 
-    with blaming(node, "expanding"):
+    with error_context(node, "expanding"):
         try:
             body = op.body([], write)
         except NotExpandable:
@@ -131,10 +131,10 @@ def split(
 def splice(
     node: ir.Node, nodes: Sequence[ir.Node], results: Mapping[ir.Value, ir.Value]
 ) -> list[ir.Node]:
-    """Replace a node by others that compute the same; return what stands in its place.
+    """Replace a node by others that compute the same, and return them.
 
-    `results` says which new value stands for which output. The old value objects stay in the graph,
-    as callers may hold on to them: the nodes that make the new ones are made again around them.
+    `results` maps each output to its new value. Callers may hold the old value objects, so these
+    stay in the graph: the nodes that make the new ones are rebuilt around them.
     """
     graph = node.graph
     assert isinstance(graph, ir.Graph)
@@ -150,7 +150,7 @@ def splice(
 
 
 def _better_shape(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
-    """Return the old shape, without the zeros that it has no reason to have.
+    """Return the old shape, with the wrong zeros of onnx replaced.
 
     onnx infers zero where it multiplies or adds symbolic dimensions, as for the outputs of
     Attention.
@@ -161,7 +161,7 @@ def _better_shape(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None
 
 
 def _around(node: ir.Node, originals: Mapping[ir.Value, ir.Value]) -> ir.Node:
-    """Return the node, or another one like it if it makes values that stand for original ones."""
+    """Return the node, or a copy of it whose outputs are the original values."""
     if not any(v in originals for v in node.outputs):
         return node
     graph = node.graph

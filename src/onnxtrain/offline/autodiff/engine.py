@@ -33,11 +33,11 @@ from onnxtrain.offline.autodiff.registry import (
     refusal,
     zero_reason,
 )
-from onnxtrain.offline.graph.error_context import blaming
+from onnxtrain.offline.graph.error_context import error_context
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
-from onnxtrain.offline.graph.subgraphs import bodies_of, captured_values
+from onnxtrain.offline.graph.subgraphs import captured_values, subgraphs_of
 
 
 def differentiate(
@@ -72,7 +72,7 @@ def differentiate(
             if all(c is None for c in cotangents):
                 continue
             op.scope = f"{label_of(node)}_grad"
-            with blaming(node, "writing the gradient of"):
+            with error_context(node, "writing the gradient of"):
                 returned = path.rule_of(node)(op, node, *cotangents)
                 for value, cotangent in _contributions(node, returned):
                     if value in path.depends:
@@ -179,7 +179,7 @@ class ActivePath:
     def _branches(
         self, node: ir.Node, captured: Sequence[ir.Value], matters: Container[ir.Value]
     ) -> Iterator[ActivePath]:
-        for body in bodies_of(node):
+        for body in subgraphs_of(node):
             pairs = zip(node.outputs, body.outputs, strict=True)
             outputs = [inner for outer, inner in pairs if outer in matters]
             yield ActivePath(list(body), captured, outputs, self._opset, self.straight_through)

@@ -1,9 +1,8 @@
 """Operators without a rule, expanded by the function body that the ONNX standard gives them.
 
-Many operators are defined by others: Mish is x tanh(softplus(x)), Attention a dozen nodes. Where no
-rule is registered for such an operator and a gradient has to pass it, it is replaced by its
-definition, which has rules or definitions in turn: the one in `definitions.py`, if there is one,
-else the one that the standard gives.
+Mish is x tanh(softplus(x)), Attention a dozen nodes. Where a gradient has to pass such an operator
+and it has no rule, it is replaced by its definition, whose operators have rules or definitions in
+turn: the one in `definitions.py`, if there is one, else the one of the standard.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from onnxtrain.offline.graph.folding import fold_constants
 from onnxtrain.offline.graph.infer import SMALL, infer_shapes
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.subgraphs import bodies_of, take_out
+from onnxtrain.offline.graph.subgraphs import subgraphs_of, take_out
 
 
 def expand_by_definition(model: ir.Model, path: Callable[[], ActivePath]) -> None:
@@ -52,7 +51,7 @@ def _candidates(path: ActivePath, opset: int) -> Iterator[ir.Node]:
 
 
 def _has_definition(node: ir.Node, opset: int) -> bool:
-    if node.domain != "" or refusal(node.op_type) is not None or bodies_of(node):
+    if node.domain != "" or refusal(node.op_type) is not None or subgraphs_of(node):
         return False
     try:
         schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
@@ -76,8 +75,7 @@ def _expand(op: Ops, node: ir.Node, ir_version: int) -> bool:
 def function_body(node: ir.Node, opset: int, ir_version: int) -> onnx.GraphProto | None:
     """Return the body that the standard gives a node, in the names of its inputs and outputs.
 
-    Some bodies depend on the types of the inputs, and on dimensions. None means that there is no
-    body, as one of them is not known.
+    Some bodies depend on the types and shapes of the inputs; None where these are not known.
     """
     given = {v.name: v for v in node.inputs if v is not None and v.name}
     if any(v.dtype is None for v in given.values()):
@@ -127,7 +125,7 @@ def _function(
 
 
 def _state_defaults(node: onnx.NodeProto, opset: int) -> None:
-    """Write out attributes that have a default: bodies refer to them whether they are there."""
+    """Write out the defaults of attributes, which bodies refer to."""
     present = {a.name for a in node.attribute}
     for name, attribute in onnx.defs.get_schema(node.op_type, opset, "").attributes.items():
         default = attribute.default_value

@@ -1,12 +1,12 @@
-"""Which cotangents are finite as long as training is.
+"""Which cotangents are finite as long as the forward pass is.
 
-A mask can select with Where or be multiplied with. Multiplying takes half of the time in
-onnxruntime, but 0 · ∞ is not a number, and there are gradients that are infinite at a point where
-the function itself is not: that of √relu(x) at x = 0 must be 0, not NaN.
+A mask can be applied with Where or as a factor. The product takes half the time in onnxruntime, but
+0 · ∞ is NaN, and some gradients are infinite where the function is finite: that of √relu(x) at
+x = 0 must be 0, not NaN.
 
-So a rule may multiply only where the cotangent that it masks comes through operators that cannot
-make an infinite number out of finite ones. Behind a product with weights, an infinite number has
-spoilt all gradients anyway.
+So a rule may multiply only where the cotangent comes through operators that cannot make an infinite
+number out of finite ones. Beyond a product with weights, an infinite number has already spoilt all
+gradients.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def finite_cotangents(
 ) -> set[ir.Value]:
     """Return the values whose cotangents are finite if all forward values are.
 
-    `nodes` are those that gradients pass, in topological order, `edges` the values that each passes
-    a gradient to, and `unsure` the values whose own seed may be anything.
+    `nodes` are the active ones, in topological order, `edges` the values that each passes a
+    gradient to, and `unsure` the outputs whose seed may be infinite.
     """
     doubtful = set(unsure)
     met: set[ir.Value] = set()

@@ -64,41 +64,35 @@ class Operator(Block):
 class _BinaryOp(Block):
     """An operator of two values."""
 
-    def __init__(self, op_name: str) -> None:
-        super().__init__()
-        self._op_name = op_name
+    op_type: str
 
     def build(self, input_name1: str, input_name2: str) -> str:
         """Add the node."""
-        return append_node(self._op_name, [input_name1, input_name2])
+        return append_node(self.op_type, [input_name1, input_name2])
 
 
 class Add(_BinaryOp):
     """a + b."""
 
-    def __init__(self) -> None:
-        super().__init__("Add")
+    op_type = "Add"
 
 
 class Sub(_BinaryOp):
     """a - b."""
 
-    def __init__(self) -> None:
-        super().__init__("Sub")
+    op_type = "Sub"
 
 
 class Mul(_BinaryOp):
     """a · b."""
 
-    def __init__(self) -> None:
-        super().__init__("Mul")
+    op_type = "Mul"
 
 
 class Div(_BinaryOp):
     """a / b."""
 
-    def __init__(self) -> None:
-        super().__init__("Div")
+    op_type = "Div"
 
 
 # ---- of one value ------------------------------------------------------------------------------
@@ -107,62 +101,66 @@ class Div(_BinaryOp):
 class _UnaryOp(Block):
     """An operator of one value."""
 
-    def __init__(self, op_name: str, **attributes: Any) -> None:
+    op_type: str
+
+    def __init__(self, **attributes: Any) -> None:
         super().__init__()
-        self._op_name, self._attributes = op_name, attributes
+        self._attributes = attributes
 
     def build(self, input_name: str) -> str:
         """Add the node."""
-        return append_node(self._op_name, [input_name], **self._attributes)
+        return append_node(self.op_type, [input_name], **self._attributes)
 
 
 class ReduceMean(_UnaryOp):
     """The mean over all axes; they stay, of size 1, unless `keepdims` is False."""
 
+    op_type = "ReduceMean"
+
     def __init__(self, keepdims: bool = True) -> None:
-        super().__init__("ReduceMean", keepdims=int(keepdims))
+        super().__init__(keepdims=int(keepdims))
 
 
 class ReduceSum(_UnaryOp):
     """The sum over all axes; they stay, of size 1, unless `keepdims` is False."""
 
+    op_type = "ReduceSum"
+
     def __init__(self, keepdims: bool = True) -> None:
-        super().__init__("ReduceSum", keepdims=int(keepdims))
+        super().__init__(keepdims=int(keepdims))
 
 
 class Sigmoid(_UnaryOp):
     """1 / (1 + exp(-x))."""
 
-    def __init__(self) -> None:
-        super().__init__("Sigmoid")
+    op_type = "Sigmoid"
 
 
 class Log(_UnaryOp):
     """The natural logarithm."""
 
-    def __init__(self) -> None:
-        super().__init__("Log")
+    op_type = "Log"
 
 
 class Neg(_UnaryOp):
     """-x."""
 
-    def __init__(self) -> None:
-        super().__init__("Neg")
+    op_type = "Neg"
 
 
 class Abs(_UnaryOp):
     """|x|."""
 
-    def __init__(self) -> None:
-        super().__init__("Abs")
+    op_type = "Abs"
 
 
 class Cast(_UnaryOp):
     """x as another element type, one of onnx.TensorProto."""
 
+    op_type = "Cast"
+
     def __init__(self, to: int) -> None:
-        super().__init__("Cast", to=to)
+        super().__init__(to=to)
 
 
 class Pow(Block):

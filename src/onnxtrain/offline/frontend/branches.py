@@ -1,8 +1,8 @@
-"""Ifs whose condition is known before run time become the branch that they take.
+"""An If whose condition is known before run time is replaced by the branch that it takes.
 
-The torchscript exporter writes `squeeze` as an If: where an axis has size one, Squeeze, else the
-value itself. Its result has no rank that inference could tell, and all that follows suffers. Where
-shapes decide the condition, or what follows needs a rank that only one branch gives, the If goes.
+The torchscript exporter writes `squeeze` as an If: Squeeze where an axis has size one, else the
+value itself. Inference finds no rank for the result, nor for what follows. So the If is removed
+where shapes decide the condition, or where only one branch has the rank that its readers need.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _known_branch(node: ir.Node) -> str | None:
 
 
 def _only_fitting_branch(node: ir.Node) -> str | None:
-    """Return the branch whose results have the rank that is asked of them, if the other's do not.
+    """Return the only branch whose results have the rank that their readers need, or None.
 
     The other branch would make the model fail a few nodes later.
     """
@@ -94,7 +94,7 @@ def _take(model: ir.Model, graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> 
 
 
 def known_value(value: ir.Value | None) -> Partial | None:
-    """Return what is known of a small integer or boolean value, or None where nothing is."""
+    """Return the known elements of a small integer or boolean value, or None."""
     if value is None:
         return None
     constant = constant_array(value)

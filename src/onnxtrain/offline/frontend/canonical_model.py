@@ -14,15 +14,15 @@ import onnx_ir as ir
 from onnxtrain.offline.autodiff.rules.batch_norm import complete_outputs
 from onnxtrain.offline.frontend.branches import take_known_branches
 from onnxtrain.offline.frontend.canonicalize import sort_nodes, trim
-from onnxtrain.offline.frontend.enum_attributes import check_choices
+from onnxtrain.offline.frontend.enum_attributes import check_enum_attributes
 from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
 from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
 from onnxtrain.offline.frontend.sequences import dissolve_sequences
 from onnxtrain.offline.frontend.split_shared_initializers import split_shared_initializers
 from onnxtrain.offline.frontend.stale_value_info import forget_stale_shapes
-from onnxtrain.offline.frontend.upgrade import raise_to_floor, release_initializers
-from onnxtrain.offline.graph.error_context import blaming_model
+from onnxtrain.offline.frontend.upgrade import release_initializers, upgrade_to_floor
+from onnxtrain.offline.graph.error_context import model_error_context
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes
 from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
 from onnxtrain.offline.graph.names import Names
@@ -38,7 +38,7 @@ def canonical_model(model: ModelLike) -> ir.Model:
 
     BatchNormalization keeps the mode that the model gives it: `set_batch_norm_mode` decides.
     """
-    with blaming_model("preparing"):
+    with model_error_context("preparing"):
         loaded = load(model)
         check_opset(loaded)
         release_initializers(loaded)
@@ -47,12 +47,12 @@ def canonical_model(model: ModelLike) -> ir.Model:
         check_structure(loaded)
         inline_functions(loaded)
         trim(loaded)
-        check_choices(loaded)
+        check_enum_attributes(loaded)
         lift_constants(loaded.graph)
         loaded.graph.sort()
         forget_stale_shapes(loaded)
         split_shared_initializers(loaded.graph)
-        raise_to_floor(loaded)
+        upgrade_to_floor(loaded)
         state_defaults(loaded)
         expand_fused(loaded)
         complete_outputs(loaded)

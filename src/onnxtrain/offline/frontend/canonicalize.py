@@ -1,4 +1,4 @@
-"""What a runtime puts up with in a model, brought into the form that the standard asks for."""
+"""Models that runtimes tolerate, brought into the form that the standard asks for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.graph.subgraphs import bodies_of
+from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 
 def sort_nodes(model: ir.Model) -> None:
-    """Put every node behind those whose values it uses; one that uses its own result is an error.
+    """Sort nodes topologically; a cycle is an error.
 
     The standard asks for that order, but onnxruntime does not.
     """
@@ -41,12 +41,12 @@ def _in_cycle(graph: ir.Graph) -> str:
 
 def _needed(node: ir.Node) -> set[ir.Node | None]:
     """Return the nodes that make what a node uses, itself or in its subgraphs."""
-    inner = [n for body in bodies_of(node) for n in body.all_nodes()]
+    inner = [n for body in subgraphs_of(node) for n in body.all_nodes()]
     return {v.producer() for n in (node, *inner) for v in n.inputs if v is not None}
 
 
 def trim(model: ir.Model) -> None:
-    """Drop what is written but not there: empty names behind the last input or output of a node.
+    """Drop the empty names after the last input or output of each node.
 
     Nodes without any output go too: nothing can depend on them. An operator that takes any number
     of outputs counts the empty ones, as Split does.

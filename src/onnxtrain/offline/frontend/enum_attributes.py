@@ -1,7 +1,7 @@
-"""Attributes that are one of a few words: a word that is none of them is an error of the model.
+"""Attributes with a fixed set of values: any other value is an error in the model.
 
-onnx does not look at them. A gradient rule would take its last branch for any word it does not
-know, and the mistake would come out when a runtime loads the result.
+onnx does not check them. A gradient rule would take its last branch for an unknown value, and the
+mistake would show only when a runtime loads the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DIRECTION = "forward reverse bidirectional"
 _LOSS = "none sum mean"
 _SCATTER = "none add mul max min"
 
-_CHOICES: dict[str, dict[str, str]] = {
+_ENUMS: dict[str, dict[str, str]] = {
     **{
         op: {"auto_pad": _AUTO_PAD}
         for op in "AveragePool Conv ConvTranspose LpPool MaxPool".split()
@@ -47,12 +47,12 @@ _CHOICES: dict[str, dict[str, str]] = {
 }
 
 
-def check_choices(model: ir.Model) -> None:
-    """Raise a ModelError that names the first node with an attribute that means nothing."""
+def check_enum_attributes(model: ir.Model) -> None:
+    """Raise a ModelError that names the first node with an unknown value."""
     for node in model.graph.all_nodes():
         if node.domain != "":
             continue
-        for name, words in _CHOICES.get(node.op_type, {}).items():
+        for name, words in _ENUMS.get(node.op_type, {}).items():
             attribute = node.attributes.get(name)
             if attribute is None or attribute.value in words.split():
                 continue

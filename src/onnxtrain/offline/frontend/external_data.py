@@ -1,4 +1,4 @@
-"""The tensors of a model: in it, or in files beside it that are mapped, not read."""
+"""The tensors of a model, in the file or in external files, which are mapped and not read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DECLARED_LOCATION = "location that the model names"
 
 
 def settle_tensors(model: ir.Model, origin: str, remedy: str, path: Path | None) -> None:
-    """Type every initializer, see that external data are there, and read the small of them."""
+    """Type every initializer, check that its external data exist, and read the small ones."""
     for node in _nodes(model):
         for name, attribute in list(node.attributes.items()):
             if not attribute.is_ref() and isinstance(attribute.value, ir.ExternalTensor):
@@ -76,7 +76,7 @@ def _mapped(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
 def _require_file(
     tensor: ir.ExternalTensor, origin: str, remedy: str, path: Path | None
 ) -> ir.ExternalTensor:
-    """Return the tensor where it really is; refuse what is not there or not as it should be."""
+    """Return the tensor with its resolved path; a missing or wrong file is an error."""
     file = Path(tensor.path)
     where = f"{origin} keeps the tensor {tensor.name!r} in the file {str(tensor.location)!r}"
     if not file.is_file():
@@ -134,7 +134,7 @@ def moved_to(
 
 
 def restore_locations(model: ir.Model) -> None:
-    """Let every initializer be in the file again that the given model named."""
+    """Point every initializer to the file that the given model named."""
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor) and _DECLARED_LOCATION in tensor.meta:

@@ -56,8 +56,8 @@ def _require_moderate_size(model: ir.Model) -> None:
     total = count(model.graph.all_nodes())
     if total > _MOST:
         raise ModelError(
-            f"the functions of the model call each other so often that it has {total} nodes without"
-            f" them; onnxtrain takes up to {_MOST}"
+            f"the model has {total} nodes once its functions are inlined; onnxtrain supports up to "
+            f"{_MOST}"
         )
 
 
@@ -99,7 +99,7 @@ class _Call:
             if new is None:
                 raise ModelError(
                     f"node {self._label()!r} uses an output of the function {self.function.name!r} "
-                    "that is an input it does not give"
+                    "that is an input which the call leaves out"
                 )
             if new not in made:  # handed through, or an output already
                 identity = ir.node("Identity", [new])

@@ -107,7 +107,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
 
 
 def _declare_inputs(model: ir.Model, proto: onnx.ModelProto) -> None:
-    """Let inputs be what they are declared to be.
+    """Give inputs the type and shape that the model declares for them.
 
     The same name may be declared as an output, or in value_info, as something else.
     """
@@ -161,7 +161,7 @@ def check_opset(model: ir.Model) -> None:
     """Refuse opsets that are older or newer than what onnxtrain understands."""
     if model.ir_version < _OLDEST_IR_VERSION:
         raise ModelError(
-            f"the model has IR version {model.ir_version}; onnxtrain takes {_OLDEST_IR_VERSION} "
+            f"the model has IR version {model.ir_version}; onnxtrain supports {_OLDEST_IR_VERSION} "
             "and newer: export it again with a newer exporter"
         )
     newest = onnx.defs.onnx_opset_version()
@@ -177,6 +177,6 @@ def check_opset(model: ir.Model) -> None:
         )
     elif opset < OLDEST_OPSET:
         raise ModelError(
-            f"the model has opset {opset}; onnxtrain takes {OLDEST_OPSET} to {newest}: export it "
-            f"again with a newer opset, or convert it with onnx.version_converter"
+            f"the model has opset {opset}; onnxtrain supports {OLDEST_OPSET} to {newest}: export "
+            f"it again with a newer opset, or convert it with onnx.version_converter"
         )

@@ -1,8 +1,8 @@
-"""Parameters that an exporter stored once although they are several.
+"""Parameters that an exporter merged because they were equal get their own initializers again.
 
-torch's exporters store equal tensors once. In a fresh network all the scales of its normalization
-layers are equal (ones), and so are their shifts (zeros): forty layers would train one weight. The
-two exporters leave different traces, and both are followed here. Weights that the network itself
+torch's exporters store equal tensors once. In a fresh network the scales of all normalization
+layers are equal (ones), and so are their biases (zeros): forty layers would train one weight. The
+two exporters leave different traces, and both are read here. Weights that the network itself
 shares, such as an embedding that is also the output layer, stay shared.
 """
 
@@ -26,7 +26,7 @@ def split_shared_initializers(graph: ir.Graph) -> None:
 
 
 def _split_identities(graph: ir.Graph) -> None:
-    """The torchscript exporter gives the others out through Identity nodes named after them."""
+    """The torchscript exporter writes the others as Identity nodes that have their names."""
     for node in list(graph):
         if node.op_type != "Identity" or node.domain != "" or node.outputs[0].is_graph_output():
             continue
@@ -39,8 +39,8 @@ def _split_identities(graph: ir.Graph) -> None:
 def _split_modules(graph: ir.Graph) -> None:
     """The dynamo exporter notes the module of each node: `layers.0.norm1` uses `norm.weight`.
 
-    Only tensors of one number repeated are told apart. Parameters that were drawn at random are
-    equal only if they are one.
+    Only tensors of one repeated number are split: random parameters are equal only if they are the
+    same parameter.
     """
     for name, value in list(graph.initializers.items()):
         module, _, leaf = name.rpartition(".")

@@ -1,8 +1,8 @@
-"""Shapes that a model states and that are not true any more.
+"""Declared shapes that are out of date.
 
-Many a model was made for one batch size, and then the first dimension of its input was renamed,
-with all other shapes left as they were. onnxruntime runs it and warns. Inference would take the
-numbers for more precise than the name, and gradients would divide by the wrong count.
+Many models were exported for one batch size, and then the first dimension of the input was renamed
+while all other shapes stayed. onnxruntime runs them with a warning. Inference would prefer the
+numbers to the name, and gradients would divide by the wrong count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is checked of a model before anything interprets it.
+"""Checks on the proto of a model, before anything interprets it.
 
-onnx's checker runs later, on a copy without the large initializers, and onnx_ir takes some things
-as they come: a tensor without data would be zeros. So tensors and attributes are looked at here, as
-they are stored, and what is wrong with them is said in the words of the model.
+onnx's checker runs later, on a copy without the large initializers, and onnx_ir accepts some broken
+tensors: one without data would be zeros. So tensors and attributes are checked here as they are
+stored, and errors name the part of the model that is wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def require_well_formed(model: onnx.ModelProto, origin: str) -> None:
             for sparse in body.sparse_initializer:
                 raise ModelError(
                     f"{origin}: the initializer {sparse.values.name!r} is sparse, which onnxtrain "
-                    "does not take: store it as an ordinary tensor"
+                    "does not support: store it as an ordinary tensor"
                 )
         for node in body.node:
             _check_node(node, origin)
@@ -91,7 +91,7 @@ def _check_node(node: onnx.NodeProto, origin: str) -> None:
         if attribute.type in _SPARSE:
             raise ModelError(
                 f"{where} holds a sparse tensor in its attribute {attribute.name!r}, which "
-                "onnxtrain does not take: store it as an ordinary tensor"
+                "onnxtrain does not support: store it as an ordinary tensor"
             )
         tensors = [attribute.t] if attribute.type == onnx.AttributeProto.TENSOR else []
         if attribute.type == onnx.AttributeProto.TENSORS:

@@ -1,1 +1,1 @@
-"""Graphs: how they are written, and what is known of their values."""
+"""Graphs: writing them, and the types, shapes and constants of their values."""

@@ -1,8 +1,8 @@
-"""Errors that nobody foresaw, told as errors of onnxtrain with the place they come from.
+"""Unexpected errors, raised as errors of onnxtrain that say where they happened.
 
-Rules, adapters and definitions are written for nodes that are valid, and no check covers all that
-can be wrong with one: onnx looks at the weights of an LSTM only at run time. What they stumble over
-is told as an error of onnxtrain that names the node; the error underneath is its cause.
+Rules, adapters and definitions expect valid nodes, and no check covers everything: onnx looks at
+the weights of an LSTM only at run time. If one of them fails, the user gets an error that names the
+node, with the original error as its cause.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from onnxtrain.errors import ModelError, OnnxTrainError
 
 
 @contextmanager
-def blaming(node: ir.Node, doing: str) -> Iterator[None]:
-    """Turn an unforeseen error into one that says what was done to which node."""
+def error_context(node: ir.Node, doing: str) -> Iterator[None]:
+    """Raise an unexpected error as one that says what was done to which node."""
     try:
         yield
     except OnnxTrainError:
@@ -28,13 +28,13 @@ def blaming(node: ir.Node, doing: str) -> Iterator[None]:
         raise ModelError(
             f"{doing} {node.op_type} (node {name!r}) failed with {type(error).__name__}: {error}. "
             f"Its inputs are {inputs or 'none'}. Check that the node is valid (does the model run "
-            "in onnxruntime?); if it is, this is a defect of onnxtrain: please report it"
+            "in onnxruntime?); if it is, this is a bug in onnxtrain: please report it"
         ) from error
 
 
 @contextmanager
-def blaming_model(doing: str) -> Iterator[None]:
-    """Turn an unforeseen error that comes from no single node into one of onnxtrain."""
+def model_error_context(doing: str) -> Iterator[None]:
+    """Raise an unexpected error that belongs to no single node as an error of onnxtrain."""
     try:
         yield
     except OnnxTrainError:
@@ -42,7 +42,7 @@ def blaming_model(doing: str) -> Iterator[None]:
     except Exception as error:
         raise ModelError(
             f"{doing} the model failed with {type(error).__name__}: {error}. Check the model with "
-            "onnx.checker.check_model, and that it runs in onnxruntime; if so, this is a defect of "
+            "onnx.checker.check_model, and that it runs in onnxruntime; if so, this is a bug in "
             "onnxtrain: please report it"
         ) from error
 

@@ -1,8 +1,8 @@
-"""What is known before run time, though the model computes it at run time.
+"""Constant folding of the small numbers that shape inference and rules need.
 
-The bodies that the ONNX standard gives count ranks and cast constants at run time, and exporters
-compute axes and bounds from constants. Shape inference does not look through that, and rules write
-simpler gradients for axes that are constants. So these few small numbers are computed here.
+Function bodies of the ONNX standard compute ranks and cast constants at run time, and exporters
+compute axes and bounds from constants. Shape inference does not see through that, and rules write
+simpler gradients for constant axes, so these few numbers are folded here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def fold_integers(graph: ir.Graph, opset: int) -> None:
-    """Turn what nodes compute from small integer constants alone into initializers, in place."""
+    """Replace nodes that compute with small integer constants alone by initializers, in place."""
     imports = [onnx.helper.make_opsetid("", opset)]
     for node in graph:
         known = _integers_read(node)
@@ -54,7 +54,7 @@ def _integers_read(node: ir.Node) -> dict[str, Array] | None:
 
 
 def _small_integers(value: ir.Value) -> Array | None:
-    """Return the integers or truth values that a value holds; weights are not even read."""
+    """Return the integers or booleans of a small constant; weights are never read."""
     tensor = value.const_value
     if tensor is not None and (tensor.size > _MOST or tensor.dtype.is_floating_point()):
         return None
@@ -64,7 +64,7 @@ def _small_integers(value: ir.Value) -> Array | None:
 
 
 def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace what is known beforehand by Constant nodes, and drop what nobody uses then."""
+    """Replace nodes with a constant result by Constant nodes, and drop what is then unused."""
     known: dict[str, Array] = {
         tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer
     }

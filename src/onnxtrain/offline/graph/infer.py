@@ -22,7 +22,7 @@ SMALL = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is no 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
     """Return the model as a proto in which large initializers are inputs without data.
 
-    So are those that are inputs already: inference would take their data for the only possible.
+    So are initializers that are inputs too: their data are a default, which inference must not use.
     """
     graph = model.graph
     large = [
@@ -67,9 +67,8 @@ def check_proto(proto: onnx.ModelProto) -> None:
 def infer_shapes(model: ir.Model) -> None:
     """Infer type and shape of every value, in place; contradictions are errors.
 
-    What follows from producers is told by onnx's inference, once integers that follow from
-    constants are there. It does not look at consumers, which tell a rank here and there: where they
-    do, inference runs once more with what they told.
+    onnx infers forwards, from inputs to outputs. Some ranks are known only from the operators that
+    read a value; where that adds one, inference runs once more.
     """
     fold_integers(model.graph, model.opset_imports[""])
     _infer_forwards(model)
@@ -84,8 +83,8 @@ def _infer_forwards(model: ir.Model) -> None:
 def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
     """Return a skeleton with the type and shape of every value; contradictions are errors.
 
-    Where a graph computes no shapes, `shape_arithmetic` is better off: onnx takes each vector for a
-    possible shape, and a hundred bytes for each of its elements.
+    Pass `shape_arithmetic=False` for a graph that computes no shapes: onnx takes each vector for a
+    possible shape, at a hundred bytes for each of its elements.
     """
     if not shape_arithmetic:
         return _infer_once(proto)
@@ -120,7 +119,7 @@ def _contradiction(failure: Exception | None) -> ShapeInferenceError:
 
 
 def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Drop what the model says of its values, except where inference cannot know better."""
+    """Drop declared shapes, except those of operators that onnx cannot infer."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     own = {name for node in bare.graph.node if node.domain for name in node.output}
@@ -204,14 +203,14 @@ def _assign(value: ir.Value, proto: onnx.TypeProto) -> None:
 
 
 def root_cause(error: BaseException) -> str:
-    """Say what an error that was raised on the way out of several functions began with."""
+    """Return the message of the error that started a chain of errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     return _first_sentence(error) or type(error).__name__
 
 
 def _first_sentence(error: BaseException | None) -> str:
-    """Take the part of a C++ message that speaks of the model, without files and line numbers."""
+    """Return the part of a C++ message that is about the model, without files and line numbers."""
     if isinstance(error, UnicodeDecodeError):
         return "a name or text in it is not UTF-8: the file is damaged"
     text = re.sub(r"\s+", " ", str(error)).strip()

@@ -39,5 +39,5 @@ class Names:
 
 
 def label_of(node: ir.Node) -> str:
-    """Return a name to speak of a node by: its own, that of what it makes, or its operator."""
+    """Return a name for a node in messages: its own, that of its output, or its operator."""
     return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type

@@ -1,8 +1,8 @@
 """Ops: what gradient rules, losses and optimizers write with.
 
 A writer of nodes (see `writer.py`) with helpers that hide the difference between static and
-symbolic dimensions: what is known beforehand is folded into constants, the rest is computed at run
-time. No rule needs to ask.
+symbolic dimensions: static sizes are folded into constants, the rest is computed at run time.
+No rule needs to ask.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Ops(Writer):
     ) -> ir.Value:
         """Return how many elements lie along `axes` (default: all).
 
-        The result is of type `dtype`, or of that of `value`: mind that float16 ends at 65,504.
+        The result is of type `dtype`, or of that of `value`: float16 overflows at 65,504.
         """
         dims, dtype = self.dims(value), dtype or value.dtype
         chosen = [a % len(dims) for a in axes] if axes is not None else list(range(len(dims)))
@@ -134,7 +134,7 @@ class Ops(Writer):
         return self.Cast(self.ReduceProd(picked, keepdims=0), to=dtype)
 
     def one_over_count(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        """Return the inverse of `count`, which a half type can hold where it cannot the count."""
+        """Return 1 / `count`, which fits into a half type even where the count does not."""
         count = self.count(value, axes, working_type(value))
         known = constant_array(count)
         if known is not None:
@@ -245,8 +245,8 @@ class Ops(Writer):
     def sum_to(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Undo a broadcast: sum `value` down to the shape of `like`.
 
-        Axes whose broadcasting is certain, or certainly absent, are settled here. Where a symbolic
-        dimension leaves it open, the axes to sum are found at run time.
+        Where the shapes say which axes were broadcast, these are summed; where a symbolic dimension
+        leaves it open, they are found at run time.
         """
         source, target = dims_of(value), dims_of(like)
         if value is like or same_dims(source, target):

@@ -26,6 +26,8 @@ from onnxtrain.offline.graph.op_facts import (
 
 Dim = int | ir.SymbolicDim
 Dims = tuple[Dim, ...]
+Inputs = Sequence[ir.Value | None]
+Attributes = Mapping[str, Any]
 UNKNOWN = ir.SymbolicDim(None)
 HIDDEN_DIMS = "dims"  # in the meta of a value whose shape onnxruntime is not told
 
@@ -42,10 +44,9 @@ def is_float(value: ir.Value) -> bool:
 def is_half(value: ir.Value) -> bool:
     """Tell whether a value is of a type of 16 bits.
 
-    Such a value must not be compared for equality with what was computed from it: onnxruntime
-    computes some operators on half types in float32 and leaves out the roundings in between, so
-    that one operator sees another number than the next, under the same name. Compute again in the
-    working type what is to be compared.
+    Never compare such a value for equality with one computed from it: onnxruntime computes some
+    operators on half types in float32 and skips the rounding in between, so two readers of a value
+    may see different numbers. Recompute in the working type what is compared.
     """
     return value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -53,8 +54,7 @@ def is_half(value: ir.Value) -> bool:
 def working_type(*values: ir.Value) -> ir.DataType:
     """Return the type to compute in: float64 where any value is, else float32.
 
-    The half types are too short for long sums and for positions, and runtimes lack kernels for them
-    here and there.
+    Half types lack the precision for long sums and positions, and some kernels.
     """
     double = any(v.dtype == ir.DataType.DOUBLE for v in values)
     return ir.DataType.DOUBLE if double else ir.DataType.FLOAT
@@ -99,7 +99,7 @@ def static_dims(value: ir.Value) -> tuple[int, ...] | None:
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
-    """Return what a value is known to hold before run time, or None."""
+    """Return the constant that a value holds, or None."""
     if value is None:
         return None
     if value.const_value is not None:
@@ -115,7 +115,7 @@ def constant_array(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
 
 
 def broadcast_dims(shapes: Sequence[Dims | None]) -> Dims | None:
-    """Return the shape that operands broadcast to, with unknown where it cannot be told."""
+    """Return the shape that operands broadcast to, with UNKNOWN where it is open."""
     known = [s for s in shapes if s is not None]
     if len(known) != len(shapes):
         return None
@@ -139,9 +139,7 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
     return symbols[0] if all(same_dim(symbols[0], s) for s in symbols) else UNKNOWN
 
 
-def infer_dtype(
-    op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
-) -> ir.DataType | None:
+def infer_dtype(op_type: str, inputs: Inputs, attributes: Attributes) -> ir.DataType | None:
     """Return the element type of the first output of a node."""
     if op_type in RETURNS_BOOL:
         return ir.DataType.BOOL
@@ -156,9 +154,7 @@ def infer_dtype(
     return None if source is None else source.dtype
 
 
-def infer_dims(
-    op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
-) -> Dims | None:
+def infer_dims(op_type: str, inputs: Inputs, attributes: Attributes) -> Dims | None:
     """Return the shape of the first output of a node, or None where the table does not tell."""
     if op_type in BROADCASTS:
         return broadcast_dims([None if v is None else dims_of(v) for v in inputs])
@@ -174,15 +170,11 @@ def _ints(value: ir.Value | None) -> list[int] | None:
     return None if array is None else [int(i) for i in array.reshape(-1)]
 
 
-def _shape_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _shape_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     return (len(dims[attributes.get("start", 0) : attributes.get("end", len(dims))]),)
 
 
-def _reduce_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _reduce_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     if len(inputs) < 2 or inputs[1] is None:
         axes: list[int] | None = list(attributes.get("axes", range(len(dims))))
         if attributes.get("noop_with_empty_axes", 0):
@@ -198,16 +190,12 @@ def _reduce_dims(
     return tuple(d for i, d in enumerate(dims) if i not in gone)
 
 
-def _transpose_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _transpose_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     perm = attributes.get("perm", list(range(len(dims)))[::-1])
     return tuple(dims[p] for p in perm)
 
 
-def _reshape_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _reshape_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     target = _ints(inputs[1])
     if target is None:
         return None
@@ -225,16 +213,12 @@ def _reshape_dims(
     return tuple(result)
 
 
-def _expand_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _expand_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     target = _ints(inputs[1])
     return None if target is None else broadcast_dims([dims, tuple(target)])
 
 
-def _matmul_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _matmul_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     other = None if inputs[1] is None else dims_of(inputs[1])
     if other is None or not dims or not other:
         return None
@@ -244,9 +228,7 @@ def _matmul_dims(
     return None if batch is None else (*batch, *rows, *columns)
 
 
-def _unsqueeze_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _unsqueeze_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     axes = _ints(inputs[1])
     if axes is None:
         return None
@@ -256,9 +238,7 @@ def _unsqueeze_dims(
     return tuple(1 if i in new else next(rest) for i in range(rank))
 
 
-def _squeeze_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _squeeze_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     axes = _ints(inputs[1]) if len(inputs) > 1 else None
     if axes is None:
         return None
@@ -266,9 +246,7 @@ def _squeeze_dims(
     return tuple(d for i, d in enumerate(dims) if i not in gone)
 
 
-def _concat_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _concat_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     axis = attributes["axis"] % len(dims)
     parts = [None if v is None else dims_of(v) for v in inputs]
     along = [UNKNOWN if p is None else p[axis] for p in parts]
@@ -278,9 +256,7 @@ def _concat_dims(
     return (*dims[:axis], total, *dims[axis + 1 :])
 
 
-def _slice_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _slice_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     starts, ends = _ints(inputs[1]), _ints(inputs[2])
     axes = _ints(inputs[3]) if len(inputs) > 3 and inputs[3] is not None else None
     steps = _ints(inputs[4]) if len(inputs) > 4 and inputs[4] is not None else None
@@ -301,17 +277,13 @@ def _slice_end(end: int, step: int, dim: int) -> int | None:
     return None if step < 0 and end < -dim else end
 
 
-def _gather_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _gather_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     indices = None if inputs[1] is None else dims_of(inputs[1])
     axis = attributes.get("axis", 0) % len(dims)
     return None if indices is None else (*dims[:axis], *indices, *dims[axis + 1 :])
 
 
-def _flatten_dims(
-    inputs: Sequence[ir.Value | None], dims: Dims, attributes: Mapping[str, Any]
-) -> Dims | None:
+def _flatten_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     axis = attributes.get("axis", 1)
     return _product(dims[:axis]), _product(dims[axis:])
 

@@ -50,7 +50,7 @@ def dim_of(size: Size) -> Dim:
 
 
 def reshape(op: Ops, value: ir.Value, shape: Sequence[Size]) -> ir.Value:
-    """Reshape to sizes; a single one that is not known is left to the runtime to work out."""
+    """Reshape to sizes; a single unknown size is left to the runtime (-1)."""
     dims = [dim_of(size) for size in shape]
     unknown = [i for i, size in enumerate(shape) if not isinstance(size, int)]
     if len(unknown) == 1 and 0 not in shape:
@@ -73,9 +73,9 @@ def zeros_at_run_time(
 ) -> ir.Value:
     """Return zeros to scatter to, made when `indices` say where.
 
-    onnxruntime folds an expanded constant into a tensor that lives as long as the session, and is
-    copied before anything is written into it. So none of the indices are taken, and padded: that
-    is done anew in each run, and in half the time of an Expand.
+    onnxruntime would fold an expanded constant into a tensor that lives as long as the session, and
+    copy it before each write. An empty slice of the indices, padded to the shape, is made anew in
+    each run, in half the time of an Expand.
     """
     nothing = op.Cast(op.Slice(op.Reshape(indices, [-1]), [0], [0], [0]), to=dtype)
     zeros = op.Pad(nothing, op.dims_vector(0, product(*shape)))

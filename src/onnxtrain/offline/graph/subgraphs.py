@@ -1,4 +1,4 @@
-"""Graphs inside of nodes, the bodies of If, Loop and Scan, and what holds graphs together."""
+"""Subgraphs (the bodies of If, Loop and Scan), and the edges between nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 
-def bodies_of(node: ir.Node) -> list[ir.Graph]:
+def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     """Return the subgraphs that a node holds directly."""
     found: list[ir.Graph] = []
     for attribute in node.attributes.values():
@@ -20,7 +20,7 @@ def bodies_of(node: ir.Node) -> list[ir.Graph]:
 
 def captured_values(node: ir.Node) -> Iterator[ir.Value]:
     """Yield the values of outer graphs that the subgraphs of a node use, each once."""
-    graphs = bodies_of(node)
+    graphs = subgraphs_of(node)
     if not graphs:
         return
     inner: dict[ir.Graph, None] = dict.fromkeys(graphs)
@@ -64,7 +64,7 @@ def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def take_out(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node]]:
-    """Empty a graph; return its outputs and its nodes, which are free to go into another one."""
+    """Empty a graph; return its outputs and its nodes, which can then be added to another one."""
     outputs, nodes = list(graph.outputs), list(graph)
     graph.outputs.clear()
     graph.remove(nodes)
@@ -72,7 +72,7 @@ def take_out(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node]]:
 
 
 def move_before(graph: ir.Graph, last: ir.Node, node: ir.Node) -> None:
-    """Put what was written behind `last`, at the end of a graph, in front of a node of it."""
+    """Move the nodes that were written after `last`, at the end of a graph, to before a node."""
     written = []
     while graph[-1] is not last:
         written.append(graph[-1])
@@ -81,9 +81,9 @@ def move_before(graph: ir.Graph, last: ir.Node, node: ir.Node) -> None:
 
 
 def release(node: ir.Node) -> None:
-    """Give up the uses that a node, and the nodes in its subgraphs, make of other values."""
+    """Disconnect a node, and the nodes in its subgraphs, from the values that they read."""
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
-    for body in bodies_of(node):
+    for body in subgraphs_of(node):
         for inner in body:
             release(inner)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.subgraphs import bodies_of, release
+from onnxtrain.offline.graph.subgraphs import release, subgraphs_of
 
 
 def sweep(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
@@ -18,7 +18,7 @@ def sweep(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
     dead, kept = [], set(keep)
     for node in reversed(graph):
         if any(v.uses() or v.is_graph_output() or v in kept for v in node.outputs):
-            for body in bodies_of(node):
+            for body in subgraphs_of(node):
                 sweep(body)
         else:
             release(node)

@@ -1,4 +1,4 @@
-"""Writer: appends nodes to a graph, and knows what it has appended.
+"""Writer: appends nodes to a graph.
 
 `op.Mul(a, 2.0)` appends a node to the graph that is being written and returns its output. Any
 operator name works; Python numbers become constants of the element type of the tensor beside them,
@@ -114,8 +114,8 @@ class Writer:
     ) -> list[ir.Value | None]:
         """Give scalars the rank of a tensor beside them whose last axis has the size one.
 
-        onnxruntime computes such an operator element by element otherwise: a kernel of 1280×320×1×1
-        times a scalar takes 2.0 ms, times a tensor of 1×1×1×1 it takes 0.025.
+        Otherwise onnxruntime broadcasts element by element: a kernel of 1280×320×1×1 takes 2.0 ms
+        times a scalar, and 0.025 ms times a tensor of 1×1×1×1.
         """
         rank = max(
             (len(s) for s in shapes if s is not None and _is_slow_with_scalars(s)), default=0
@@ -254,7 +254,7 @@ def _dims_even_if_hidden(value: ir.Value | None) -> Dims | None:
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:
-    """Do what onnx_ir does for any value, without its slow search among protocols."""
+    """Return an attribute; onnx_ir's own conversion checks slow protocols first."""
     if isinstance(value, int):
         return ir.AttrInt64(name, value)
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, int) for v in value):

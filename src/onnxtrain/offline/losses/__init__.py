@@ -29,6 +29,7 @@ BY_NAME: dict[str, type[Loss]] = {
     "bce": BCEWithLogits,
     "cross_entropy": CrossEntropy,
     "huber": Huber,
+    "kl": KLDiv,
     "kl_div": KLDiv,
     "l1": L1,
     "mse": MSE,

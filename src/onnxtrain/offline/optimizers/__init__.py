@@ -18,15 +18,6 @@ from onnxtrain.offline.optimizers.rules import SGD, Adagrad, Adam, AdamW, Lion, 
 from onnxtrain.offline.optimizers.update_writer import Slot, Updated
 
 BY_NAME: dict[str, type[Optimizer]] = {
-    "adagrad": Adagrad,
-    "adam": Adam,
-    "adamw": AdamW,
-    "lion": Lion,
-    "rmsprop": RMSprop,
-    "sgd": SGD,
-}
-
-BY_NAME = {
     "adamw": AdamW,
     "adam": Adam,
     "sgd": SGD,

@@ -1,9 +1,9 @@
 """The running statistics of BatchNormalization, updated as one vector.
 
-Each layer has two of them, and each is updated by three operators on a few numbers. For the fifty
-layers of a MobileNetV2 that is a tenth of the training graph, which onnxruntime reads and optimises
-before the first step. What is small and alike is therefore joined; `optimizers/multi_tensor.py`
-does the same for parameters.
+Each layer has two of them, and updates each with three operators on small vectors. For the fifty
+layers of MobileNetV2 that is a tenth of the training graph, which onnxruntime reads and optimizes
+before the first step. So equal updates are joined; `optimizers/multi_tensor.py` does the same for
+parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Average:
 
 
 def join_statistics(op: Ops, updates: Sequence[ir.Value]) -> list[ir.Value]:
-    """Replace the updates of running statistics that are alike by one of all of them."""
+    """Replace equal updates of running statistics by one update of their concatenation."""
     groups: dict[tuple[float, float, ir.DataType | None], list[_Average]] = {}
     joined: dict[ir.Value, ir.Value] = {}
     for updated in updates:

@@ -1,9 +1,9 @@
 """Random numbers that follow from a seed, as plain operators.
 
-A runtime's own random operators keep a state that nobody can read: a run that is interrupted and
-resumed drops other units than one that is not, and two runtimes never agree. Here, what is drawn is
-a function of the graph input `random_seed` (two words, which change from step to step), of the
-node and of the place in the tensor. The same seed gives the same run everywhere.
+The random operators of a runtime keep a hidden state: a run that is interrupted and resumed drops
+other units than one that is not, and two runtimes never agree. Here, each number is a function of
+the graph input `random_seed` (two words, which change from step to step), of the node and of the
+position in the tensor. The same seed gives the same run everywhere.
 
 The numbers of a tensor of R rows and C columns come from R + C hashed ones, a for the rows and b
 for the columns: z = a + b, z *= z ^ k, z *= z + l, in 32 bits that wrap around. The low bits of
@@ -57,8 +57,8 @@ def _draws(node: ir.Node) -> bool:
 def _seed_input(op: Ops, graph: ir.Graph) -> ir.Value:
     if op.names.fresh(RANDOM_SEED) != RANDOM_SEED:
         raise ModelError(
-            f"the model has a value that is called {RANDOM_SEED!r}, which is the name of the input "
-            "that the random numbers of training come from: rename it"
+            f"the model has a value called {RANDOM_SEED!r}, which is the name of the input for the "
+            "random seed of training: rename it"
         )
     seed = ir.Value(name=RANDOM_SEED)
     seed.dtype, seed.shape = _UINT32, ir.Shape([2])

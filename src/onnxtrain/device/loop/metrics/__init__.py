@@ -57,7 +57,7 @@ MetricLike = str | Metric | Callable[[Any, Any], Any]
 
 
 def make_metric(metric: MetricLike) -> Metric:
-    """Return the metric that is meant by an object, a name or a function."""
+    """Return the metric for an object, a name or a function."""
     if isinstance(metric, Metric):
         return metric
     if isinstance(metric, str):

@@ -54,7 +54,7 @@ class AveragedMetric(ConfusionMatrix):
 
     `average` is "macro" (the mean over the classes that occur), "weighted" (each class counts as
     often as it occurs in the labels), "micro" (over all elements), "binary" (class 1 alone) or
-    "none" (an array, one element a class). The default is "binary" if the model gives one score an
+    "none" (an array, one element a class). The default is "binary" if the model has one score an
     element, and "macro" otherwise. A class without predictions, or without labels, counts as 0.
     The other arguments are those of `ClassMetric`.
     """

@@ -52,9 +52,9 @@ def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         before = op.Where(op.Less(index, 0), op.Add(index, size), index)
         after = op.Sub(op.Sub(size, before), 1)
         return (op.type_as(pad(op, slices, {axis: (before, after)}), x),)
-    # Embedding tables come here. ScatterND on whole rows would take half the time, but it loses
-    # updates of repeated indices (see places.py); a one-hot MatMul is faster on tables of less
-    # than a few hundred rows, but spreads one infinite number over all of them.
+    # Embedding tables. ScatterND on whole rows takes half the time, but loses updates of repeated
+    # indices (see scatter_helpers.py). A one-hot MatMul is faster on tables of up to a few hundred
+    # rows, but spreads one infinite number over all of them.
     zeros = zeros_at_run_time(op, sizes(op, x), working_type(x), indices)
     return (op.shape_as(add_along(op, slices, zeros, axis, indices), x),)
 

@@ -197,7 +197,7 @@ def det(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     if not isinstance(size, int):
         raise ShapeInferenceError(
             f"the gradient of Det (node {node.name!r}) needs the size of the matrix {x.name!r} "
-            "to be known beforehand: fix its last two dimensions"
+            "before run time: fix its last two dimensions"
         )
     spread = op.unsqueeze(dy, [op.rank(dy), op.rank(dy) + 1])
     if size == 1:

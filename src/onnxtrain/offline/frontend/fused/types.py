@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.graph.subgraphs import bodies_of
+from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 _LARGE = 64  # elements; axes and shapes are shorter
 
@@ -25,7 +25,7 @@ def infer_node(node: ir.Node, opset: int) -> None:
         _take_from_branch(node)
         return
     given = [v for v in node.inputs if v is not None]
-    if any(v.type is None for v in given) or bodies_of(node):
+    if any(v.type is None for v in given) or subgraphs_of(node):
         return
     found = _infer(node, given, opset)
     for value in unknown:

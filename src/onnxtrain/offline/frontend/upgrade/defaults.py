@@ -1,4 +1,4 @@
-"""Initializers that are listed as inputs too: constants by habit, or defaults to override."""
+"""Initializers that are also listed as inputs: constants by habit, or defaults to override."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not b
 def release_initializers(model: ir.Model) -> None:
     """Take initializers that are meant as constants out of the inputs.
 
-    Up to IR version 3 every initializer was an input as well. Later, an input with an initializer
-    is one that the caller may override; most are listed out of habit, though, and one that decides
-    a shape (a target of Reshape, the axes of a sum) would leave open what gradients have to know.
-    Such a one cannot be given any more; a runtime refuses the attempt.
+    Up to IR version 3 every initializer was an input as well. Since then, an input with an
+    initializer is one that the caller may override. Most are listed out of habit, though, and one
+    that decides a shape (a target of Reshape, the axes of a sum) would hide what gradients have to
+    know: it is no input of the result, and a runtime refuses a value for it.
     """
     old = model.ir_version < _DEFAULTS_AS_INPUTS_UNTIL
     inputs = model.graph.inputs

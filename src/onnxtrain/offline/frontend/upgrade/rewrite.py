@@ -101,10 +101,10 @@ class Rewriter:
         return value.dtype
 
     def refuse(self, node: ir.Node, reason: str, remedy: str) -> NoReturn:
-        """Raise the error that says which node cannot be raised, why, and what to do."""
+        """Raise the error that says which node cannot be upgraded, why, and what to do."""
         raise ModelError(
-            f"node {label_of(node)!r} ({node.op_type} of opset {self._opset}) cannot be raised to "
-            f"a newer opset: {reason}; {remedy}"
+            f"node {label_of(node)!r} ({node.op_type} of opset {self._opset}) cannot be upgraded: "
+            f"{reason}; {remedy}"
         )
 
 

@@ -1,6 +1,6 @@
 """Changes of operators between opset 7 and 18 that a node follows by staying as it is, and why.
 
-Nothing here is read when a model is raised. It is the record that each change was looked at; a test
+No code reads this: it records that each change was reviewed. A test
 compares it, together with the adapters, with the history of the operators in onnx itself.
 """
 

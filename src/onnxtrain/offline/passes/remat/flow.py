@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.op_facts import RANDOM, VIEWS
-from onnxtrain.offline.graph.subgraphs import bodies_of
+from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ def _has_fixed_shape(value: ir.Value | None) -> bool:
 
 def _is_pure(node: ir.Node) -> bool:
     """Whether a node can run twice. What has a body is left alone, as are other people's nodes."""
-    return node.domain == "" and node.op_type not in RANDOM and not any(bodies_of(node))
+    return node.domain == "" and node.op_type not in RANDOM and not any(subgraphs_of(node))
 
 
 def _reads(node: ir.Node) -> Iterator[str]:
     """Yield what a node reads, its subgraphs included."""
     yield from (v.name for v in node.inputs if v is not None and v.name)
-    for body in bodies_of(node):
+    for body in subgraphs_of(node):
         for inner in body:
             yield from _reads(inner)
         yield from (str(value.name) for value in body.outputs)

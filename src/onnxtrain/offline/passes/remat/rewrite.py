@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of, static_dims
-from onnxtrain.offline.graph.subgraphs import bodies_of, move_before
+from onnxtrain.offline.graph.subgraphs import move_before, subgraphs_of
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.remat.flow import Flow
 from onnxtrain.offline.passes.remat.layers import Layers
@@ -88,7 +88,7 @@ class _Rewriting:
             gate = self._gate(node)
             for value in wanted:
                 self._copy(value, gate)
-            for reader in (node, *(n for body in bodies_of(node) for n in body.all_nodes())):
+            for reader in (node, *(n for body in subgraphs_of(node) for n in body.all_nodes())):
                 for index, read in enumerate(reader.inputs):
                     if read is not None and read in self._made:
                         reader.replace_input_with(index, self._made[read])
@@ -165,7 +165,7 @@ class _Rewriting:
 
 
 def _reads(node: ir.Node) -> list[ir.Value]:
-    inner = (v for body in bodies_of(node) for n in body.all_nodes() for v in n.inputs)
+    inner = (v for body in subgraphs_of(node) for n in body.all_nodes() for v in n.inputs)
     return [v for v in (*node.inputs, *inner) if v is not None]
 
 

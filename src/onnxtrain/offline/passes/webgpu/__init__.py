@@ -1,4 +1,4 @@
-"""Graphs for WebGPU: what its kernels cover, and how to say the rest with what they do cover.
+"""Graphs for WebGPU: which operators have kernels, and how to write the others with these.
 
 `generate_artifacts(..., target="webgpu")` rewrites every graph with `rewrite_for_webgpu`, and tells
 with `uncovered` which nodes on floats onnxruntime-web would still run on the CPU.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.subgraphs import bodies_of
+from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 ONNXRUNTIME_WEB = "1.30.0"
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield all nodes; one with a body stands for what is in it if it is not covered itself."""
     for node in graph:
         yield node
-        for body in bodies_of(node):
+        for body in subgraphs_of(node):
             yield from _nodes(body)
 
 
@@ -123,7 +123,7 @@ def computes_with_floats(node: ir.Node) -> bool:
     read = any(v is not None and v.dtype is not None and v.dtype.is_floating_point()
                for v in node.inputs)  # fmt: skip
     return (read and node.op_type != "Shape") or any(
-        computes_with_floats(inner) for body in bodies_of(node) for inner in body
+        computes_with_floats(inner) for body in subgraphs_of(node) for inner in body
     )
 
 

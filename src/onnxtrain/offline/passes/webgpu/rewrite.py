@@ -1,4 +1,4 @@
-"""Say with operators that WebGPU has what a graph says with operators that it lacks.
+"""Operators without a WebGPU kernel, rewritten with operators that have one.
 
 One pass over each graph: a node that has no kernel and for which there is a rule here is replaced
 by what the rule writes. The numbers are those of the operator to the rounding of float32. What has

@@ -1,4 +1,4 @@
-"""Numbers of 64 bits in numbers of 32: WebGPU has no others.
+"""64-bit floats, computed in 32 bits: WebGPU has no others.
 
 Optimizers compute the numbers of a step (rate, bias correction) in float64 because 1 − 0.999^t of a
 small t has three good digits in float32. Here 1 − b^t is written as −expm1(t·log b) instead, with a
@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.graph.subgraphs import bodies_of, move_before
+from onnxtrain.offline.graph.subgraphs import move_before, subgraphs_of
 
 _FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 _TERMS = 9  # of the series: at 0.5 the tenth is below 1e-9
@@ -25,7 +25,7 @@ _TERMS = 9  # of the series: at 0.5 the tenth is below 1e-9
 def without_doubles(op: Ops, graph: ir.Graph) -> None:
     """Compute in float32 what a graph computes in float64 between its inputs and outputs.
 
-    A graph that is given doubles, or gives them out, is left as it is.
+    A graph with doubles among its inputs, outputs or weights stays as it is.
     """
     stored = (v for v in graph.initializers.values() if v.uses() and not _is_small(v))
     if any(v.dtype == _DOUBLE for v in (*graph.inputs, *graph.outputs, *stored)):
@@ -108,7 +108,7 @@ def _narrow(op: Ops, node: ir.Node) -> None:
     for output in node.outputs:
         if output.dtype == _DOUBLE:
             output.dtype = _FLOAT
-    for body in bodies_of(node):
+    for body in subgraphs_of(node):
         for value in body.inputs:
             if value.dtype == _DOUBLE:
                 value.dtype = _FLOAT

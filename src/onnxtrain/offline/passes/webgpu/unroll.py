@@ -1,4 +1,4 @@
-"""Scans of a known length as plain nodes: WebGPU has no loops, but what is in them it has."""
+"""Scans of a known length, unrolled: WebGPU has kernels for their nodes, but none for Scan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of
-from onnxtrain.offline.graph.subgraphs import bodies_of, move_before
+from onnxtrain.offline.graph.subgraphs import move_before, subgraphs_of
 
 MOST_STEPS = 256  # a longer loop would make a graph that takes minutes to load
 
@@ -38,7 +38,7 @@ class _Scan:
     """A Scan, taken apart."""
 
     def __init__(self, node: ir.Node) -> None:
-        self.body = bodies_of(node)[0]
+        self.body = subgraphs_of(node)[0]
         self.scanned = node.attributes.get_int("num_scan_inputs", 0)
         self.carried = len(node.inputs) - self.scanned
         self.inputs = [v for v in node.inputs if v is not None]
@@ -47,7 +47,7 @@ class _Scan:
         self.backwards = self._numbers(node, "scan_input_directions", self.scanned)
         self.output_axes = self._numbers(node, "scan_output_axes", made)
         self.prepends = self._numbers(node, "scan_output_directions", made)
-        self.has_bodies = any(bodies_of(inner) for inner in self.body)
+        self.has_bodies = any(subgraphs_of(inner) for inner in self.body)
 
     @staticmethod
     def _numbers(node: ir.Node, name: str, count: int) -> list[int]:
@@ -55,7 +55,7 @@ class _Scan:
 
     @property
     def steps(self) -> int | None:
-        """How many there are, as far as any of the scanned inputs tells."""
+        """The number of steps, if the shape of any scanned input has it."""
         for value, axis in zip(self.inputs[self.carried :], self.axes, strict=True):
             dims = dims_of(value)
             size = None if dims is None else dims[axis]
@@ -64,7 +64,7 @@ class _Scan:
         return None
 
     def write(self, op: Ops) -> list[ir.Value]:
-        """Write all steps; return what the Scan gives out."""
+        """Write all steps and return the outputs of the Scan."""
         assert self.steps is not None
         state = self.inputs[: self.carried]
         made: list[list[ir.Value]] = [[] for _ in self.output_axes]

@@ -1,16 +1,16 @@
 /**
- * Where a run stands, so that it can go on from a checkpoint as if it had never stopped. The record
- * is the one that the Python package writes, so that a run can go on in the other language.
+ * The position of a run, from which it resumes exactly. The record
+ * is the one of the Python package, so a run can resume in the other language.
  */
 
 import { ArgumentError, CheckpointError, messageOf } from "./errors.js";
 import type { Json, JsonObject } from "./json.js";
 
-/** The entry of a checkpoint's private record that belongs to `fit`. */
+/** The entry of `fit` in a checkpoint's private record. */
 export const KEY = "fit";
 const FORMAT = 1n;
 
-/** One epoch: `steps` counts from the beginning of the run, `values` are what evaluation found. */
+/** One epoch: `steps` counts from the start of the run, `values` are the metrics. */
 export interface EpochRecord {
   readonly epoch: number;
   readonly steps: number;
@@ -23,17 +23,17 @@ export interface EpochRecord {
 
 /** The course of a run. */
 export interface History {
-  /** The loss of each step of the optimizer. */
+  /** The loss of each optimizer step. */
   readonly losses: number[];
   readonly epochs: EpochRecord[];
   /** Why the run ended early, if it did. */
   stopped: string;
-  /** Whether the signal ended it. */
+  /** Whether the signal aborted it. */
   aborted: boolean;
   bestEpoch: number | null;
 }
 
-/** Which epoch was the best, by which value, and for how many epochs there was no better one. */
+/** The best epoch, its value, and the number of epochs since. */
 export interface Best {
   readonly monitor: string;
   value: number | null;
@@ -41,8 +41,8 @@ export interface Best {
   waited: number;
 }
 
-/** Where a run stands: `epoch` epochs are over, and of the next one `batch` batches. */
-export interface Place {
+/** The position of a run: `epoch` epochs are done, and `batch` batches of the next one. */
+export interface ResumeState {
   seed: bigint;
   epoch: number;
   batch: number;
@@ -54,7 +54,7 @@ export interface Place {
   readonly history: History;
 }
 
-export function newPlace(seed: bigint, firstStep: number): Place {
+export function newResumeState(seed: bigint, firstStep: number): ResumeState {
   return {
     seed,
     epoch: 0,
@@ -68,26 +68,26 @@ export function newPlace(seed: bigint, firstStep: number): Place {
   };
 }
 
-/** The place as plain data for a checkpoint; `step` is the optimizer's. */
-export function writePlace(
-  place: Place,
+/** The position as plain data for a checkpoint; `step` is the optimizer's. */
+export function writeResumeState(
+  position: ResumeState,
   step: number,
   order: ReadonlyMap<string, Json>,
   best: Best | null,
 ): JsonObject {
   const int = (value: number): bigint => BigInt(value);
-  const { history } = place;
+  const { history } = position;
   return new Map<string, Json>([
     ["format", FORMAT],
     ["step", int(step)],
-    ["seed", place.seed],
-    ["epoch", int(place.epoch)],
-    ["batch", int(place.batch)],
-    ["samples", int(place.samples)],
-    ["loss_sum", place.lossSum],
-    ["seconds", place.seconds],
-    ["first_step", int(place.firstStep)],
-    ["scheduler", place.scheduler],
+    ["seed", position.seed],
+    ["epoch", int(position.epoch)],
+    ["batch", int(position.batch)],
+    ["samples", int(position.samples)],
+    ["loss_sum", position.lossSum],
+    ["seconds", position.seconds],
+    ["first_step", int(position.firstStep)],
+    ["scheduler", position.scheduler],
     ["order", new Map(order)],
     [
       "best",
@@ -113,7 +113,7 @@ export function writePlace(
   ]);
 }
 
-// The loss of evaluation is called as each language writes names.
+// The name of the evaluation loss follows the conventions of each language.
 const toPython = (name: string): string => (name === "evalLoss" ? "eval_loss" : name);
 const fromPython = (name: string): string => (name === "eval_loss" ? "evalLoss" : name);
 
@@ -132,12 +132,12 @@ function recordJson(record: EpochRecord): JsonObject {
   ]);
 }
 
-/** The place and the best epoch that a checkpoint holds, which may come from anywhere. */
-export function readPlace(
+/** The position and the best epoch in an untrusted checkpoint. */
+export function readResumeState(
   saved: Json,
   step: number,
-): { place: Place; best: Best | null; order: JsonObject } {
-  let found: { place: Place; best: Best | null; order: JsonObject; step: number };
+): { position: ResumeState; best: Best | null; order: JsonObject } {
+  let found: { position: ResumeState; best: Best | null; order: JsonObject; step: number };
   try {
     found = parse(object(saved));
   } catch (error) {
@@ -154,12 +154,12 @@ export function readPlace(
   return found;
 }
 
-function parse(record: JsonObject): ReturnType<typeof readPlace> & { step: number } {
+function parse(record: JsonObject): ReturnType<typeof readResumeState> & { step: number } {
   if (record.get("format") !== FORMAT)
     throw new Error(`its format is ${String(record.get("format"))}`);
   const history = object(record.get("history"));
   const best = record.get("best") ?? null;
-  const place: Place = {
+  const position: ResumeState = {
     seed: record.get("seed") as bigint,
     epoch: count(record, "epoch"),
     batch: count(record, "batch"),
@@ -176,11 +176,11 @@ function parse(record: JsonObject): ReturnType<typeof readPlace> & { step: numbe
       bestEpoch: (history.get("best_epoch") ?? null) === null ? null : count(history, "best_epoch"),
     },
   };
-  if (typeof place.seed !== "bigint" || Boolean(place.batch) !== Boolean(place.samples)) {
+  if (typeof position.seed !== "bigint" || Boolean(position.batch) !== Boolean(position.samples)) {
     throw new Error("its counts make no sense");
   }
   return {
-    place,
+    position,
     best: best === null ? null : readBest(object(best)),
     order: object(record.get("order")),
     step: count(record, "step"),
@@ -228,27 +228,27 @@ function count(record: JsonObject, key: string): number {
   return value;
 }
 
-/** Refuse other batches than before in the middle of an epoch. */
+/** Raise an error for other batches within an epoch. */
 export function checkOrder(
   saved: JsonObject,
   order: ReadonlyMap<string, Json>,
-  place: Place,
+  position: ResumeState,
 ): void {
-  if (!place.batch) return;
+  if (!position.batch) return;
   const changed = [...order].filter(([key, value]) => saved.get(key) !== value);
   if (changed.length) {
     const details = changed.map(
       ([key, value]) => `${key} ${String(value)} (before: ${String(saved.get(key))})`,
     );
     throw new ArgumentError(
-      `the run stopped within epoch ${place.epoch + 1}, after ${place.batch} batches, and cannot go ` +
+      `the run stopped within epoch ${position.epoch + 1}, after ${position.batch} batches, and cannot go ` +
         `on there with other batches: ${details.join(", ")}. Resume with what it was, or start a new ` +
         "run with resume: false",
     );
   }
 }
 
-/** Many numbers in little room: losses usually are floats of 32 bits. */
+/** Losses as base64, with 32 bits each if that is exact. */
 function pack(losses: readonly number[]): JsonObject {
   const narrow = losses.every((loss) => Math.fround(loss) === loss);
   const array = narrow ? Float32Array.from(losses) : Float64Array.from(losses);

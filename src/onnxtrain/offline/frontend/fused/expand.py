@@ -9,7 +9,7 @@ from onnxtrain.offline.frontend.fused.domain import MICROSOFT
 from onnxtrain.offline.frontend.fused.types import infer_node
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.subgraphs import bodies_of
+from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 # Operators that onnxruntime has in the domain "" although ONNX does not (or not before the opset).
 _UNOFFICIAL = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
@@ -58,7 +58,7 @@ def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:
     """Expand what can be expanded in one pass; count that, and what waits for its types."""
     expanded = postponed = 0
     for node in list(graph):
-        for body in bodies_of(node):
+        for body in subgraphs_of(node):
             done, waiting = _walk(op, body)
             expanded, postponed = expanded + done, postponed + waiting
         found = _fused(node)

@@ -1,4 +1,4 @@
-/** Which input and output of a graph plays which part. */
+/** The signature of a graph: its inputs and outputs by purpose. */
 
 import { sameDims, typeName } from "./elements.js";
 import { CheckpointError, ModelError, quoted } from "./errors.js";
@@ -12,17 +12,17 @@ export const STEP = "step";
 export const BUFFER = "_grad.accumulation.buffer";
 export const ACCUMULATED = "_grad.accumulation.out";
 export const UPDATED = ".updated";
-/** The version of the notes in the graphs. */
+/** The format version in the metadata of the graphs. */
 const FORMAT = 1;
 const MOMENTUM = /^(.*)\.momentum(\d+)$/s;
 
 /**
- * The inputs and outputs of a graph by what they are for.
+ * The inputs and outputs of a graph by purpose.
  *
- * `parameters` are inputs that the checkpoint has; `trained` are names whose gradient the graph
- * accumulates; `updated` has names of what it gives a new value to.
+ * `parameters` are inputs that are in the checkpoint; `trained` are names whose gradient the graph
+ * accumulates; `updated` are names that it returns a new value for.
  */
-export interface Roles {
+export interface GraphSignature {
   readonly inputs: readonly ValueType[];
   readonly outputs: readonly ValueType[];
   readonly parameters: readonly ValueType[];
@@ -31,8 +31,8 @@ export interface Roles {
   readonly hasSeed: boolean;
 }
 
-/** Sort the inputs and outputs of a training or evaluation graph, or of a `fused` step. */
-export function rolesOf(model: ModelFile, state: CheckpointState, fused = false): Roles {
+/** The signature of a training or evaluation graph, or of a `fused` step. */
+export function signatureOf(model: ModelFile, state: CheckpointState, fused = false): GraphSignature {
   const names = new Set(model.inputs.map((value) => value.name));
   const trained = model.inputs
     .filter(({ name }) => name.endsWith(BUFFER))
@@ -67,7 +67,7 @@ export function rolesOf(model: ModelFile, state: CheckpointState, fused = false)
   };
 }
 
-/** The states that an optimizer keeps for a parameter, in the order of their numbers. */
+/** The optimizer states of a parameter, in order. */
 export function momentumsOf(model: ModelFile, parameter: string): ValueType[] {
   return model.inputs
     .map((value) => ({ value, found: MOMENTUM.exec(value.name) }))
@@ -78,8 +78,8 @@ export function momentumsOf(model: ModelFile, parameter: string): ValueType[] {
 
 const APART = "they do not belong together";
 
-/** Refuse a graph and a checkpoint that were not made for each other. */
-export function checkBelongs(model: ModelFile, state: CheckpointState, roles: Roles): void {
+/** Raise an error if graph and checkpoint do not belong together. */
+export function checkBelongs(model: ModelFile, state: CheckpointState, signature: GraphSignature): void {
   const { format = FORMAT, trainable = [], frozen = [], statistics = [] } = model.notes;
   if (format !== FORMAT) {
     throw new ModelError(
@@ -102,19 +102,19 @@ export function checkBelongs(model: ModelFile, state: CheckpointState, roles: Ro
       );
     }
   }
-  const userInputs = new Set(roles.inputs.map(({ name }) => name));
+  const userInputs = new Set(signature.inputs.map(({ name }) => name));
   checkTrainable(
     model,
     state,
-    roles.trained.filter((name) => !userInputs.has(name)),
+    signature.trained.filter((name) => !userInputs.has(name)),
   );
-  for (const value of roles.parameters) checkType(model, state, value);
+  for (const value of signature.parameters) checkType(model, state, value);
   for (const value of model.external.values()) checkType(model, state, value);
 }
 
-/** Refuse a training graph that does not train what the checkpoint says it should. */
-export function checkTrains(model: ModelFile, state: CheckpointState, roles: Roles): void {
-  const trained = new Set(roles.trained);
+/** Raise an error if the training graph does not train what the checkpoint trains. */
+export function checkTrains(model: ModelFile, state: CheckpointState, signature: GraphSignature): void {
+  const trained = new Set(signature.trained);
   for (const name of state.trainableNames()) {
     if (!trained.has(name)) {
       throw new CheckpointError(
@@ -125,7 +125,7 @@ export function checkTrains(model: ModelFile, state: CheckpointState, roles: Rol
   }
 }
 
-/** Refuse a graph that does not update what trains, and that alone. */
+/** Raise an error if the graph does not update exactly the trainable parameters. */
 export function checkUpdates(model: ModelFile, state: CheckpointState): void {
   const inputs = new Map(model.inputs.map((value) => [value.name, value]));
   const outputs = new Set(model.outputs.map(({ name }) => name));
@@ -154,7 +154,7 @@ export function checkUpdates(model: ModelFile, state: CheckpointState): void {
   );
 }
 
-/** Refuse a graph that trains what the checkpoint does not. */
+/** Raise an error if the graph trains what the checkpoint does not. */
 function checkTrainable(model: ModelFile, state: CheckpointState, names: readonly string[]): void {
   for (const name of [...names, ...(model.notes.trainable ?? [])]) {
     if (!state.isTrainable(name)) {
