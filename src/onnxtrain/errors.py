@@ -42,6 +42,10 @@ class UnknownNameError(OnnxTrainError, LookupError):
     """A name is not in the model."""
 
 
+class UnknownNameWarning(UserWarning):
+    """A name that is to be frozen is not in the model."""
+
+
 class MemoryBudgetError(OnnxTrainError):
     """A training step does not fit into its memory budget."""
 

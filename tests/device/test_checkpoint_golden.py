@@ -115,6 +115,7 @@ def test_a_file_that_ends_anywhere(small_file) -> None:
             assert outcome(whole[:length]) == intact and not any(content[length:]), length
 
 
+@pytest.mark.slow
 def test_every_single_bit_flipped(small_file) -> None:
     whole = small_file.read_bytes()
     intact = outcome(whole)
@@ -345,6 +346,7 @@ def test_offsets_of_external_data_are_checked(tmp_path) -> None:
                 read_checkpoint(tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_a_file_that_refers_to_itself_without_end_is_refused_at_once() -> None:
     """Many groups that share one vector of many states would be 2.5 billion tables."""
     forger = Forger()
