@@ -21,6 +21,7 @@ from onnxtrain.errors import (
     NotDifferentiableError,
     OnnxTrainError,
     UnknownNameError,
+    UnknownNameWarning,
 )
 from onnxtrain.offline.autodiff.engine import ActivePath, operator_name
 from onnxtrain.offline.autodiff.expand import expand_by_definition
@@ -223,7 +224,9 @@ def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:
         missing.append(name)
     if missing:
         warnings.warn(
-            f"nothing to freeze: the model has no initializer {_some(missing)}", stacklevel=5
+            f"nothing to freeze: the model has no initializer {_some(missing)}",
+            UnknownNameWarning,
+            stacklevel=5,
         )
     return _matching(freeze, found.roles)
 
