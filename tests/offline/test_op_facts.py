@@ -20,7 +20,7 @@ EXCEPTIONS = {
     "graph/op_facts.py": "the table itself",
     "autodiff/allowed.py": "a decision about what gradients may consist of",
     "autodiff/rules/rnn_activations.py": "activations by the names that attributes give them",
-    "frontend/enum_attributes.py": "the words that attributes may hold",
+    "frontend/canonicalize.py": "the words that attributes may hold",
     "frontend/fused/activations.py": "activations by the names that attributes give them",
     "frontend/upgrade/unchanged.py": "the history of operators, reviewed change by change",
     "writer/opset_downgrade.py": "the history of operators, reviewed change by change",

@@ -256,7 +256,7 @@ def _demo(commands: Any) -> None:
     add = _command(
         commands,
         "demo",
-        "demo.command",
+        "demo.story",
         "pretrain, personalize on a device, export: handwritten digits",
     ).add_argument
     add(

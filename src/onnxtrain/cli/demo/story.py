@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -18,16 +19,34 @@ from onnxtrain.cli.demo.digits import Digits, load
 from onnxtrain.cli.demo.picture import draw
 from onnxtrain.device.loop import evaluate
 from onnxtrain.device.loop.history import History
+from onnxtrain.errors import ArgumentError
 
 _HALFWAY, _ALL = 6, 12
 
 
+def demo_command(options: argparse.Namespace, console: Console) -> int:
+    """Run the demo, from pretraining to inference."""
+    folder = Path(options.output)
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError(f"{options.output!r} is a file: --output takes a folder")
+    import matplotlib  # noqa: F401  (fail early if one is missing)
+    import onnx_ir  # noqa: F401
+    import sklearn  # noqa: F401
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(
+            f"{options.output!r} cannot be created ({error.strerror}): give another --output"
+        ) from None
+    values = tell(folder, options.seed, console)
+    console.result(values, summary(values))
+    return 0
+
+
 def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     """Run the demo; return its figures."""
-    from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
-
     began = time.perf_counter()
-    folder.mkdir(parents=True, exist_ok=True)
     device = folder / "device"
     for stale in device.glob("trained*"):
         stale.unlink()  # left by an earlier demo
@@ -38,14 +57,7 @@ def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
 
     console.note("\n2. On the workstation: write the artifacts that train the last two layers")
     started = time.perf_counter()
-    made = generate_artifacts(
-        str(pretrained),
-        requires_grad=["fc1.*", "fc2.*"],
-        loss=LossType.CrossEntropyLoss,
-        optimizer=OptimType.AdamW,
-        artifact_directory=device,
-        additional_output_names=["scores"],
-    )
+    made = onnxtrain.prepare(pretrained, device, train=["fc1.*", "fc2.*"], outputs=["scores"])
     artifact_seconds = time.perf_counter() - started
     console.note(str(made))
     _give_data(device, digits)
@@ -85,15 +97,8 @@ def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
 
 def _pretrain(folder: Path, digits: Digits, seed: int, console: Console) -> tuple[Path, float]:
     from onnxtrain.cli.demo.network import network
-    from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
 
-    generate_artifacts(
-        network(seed),
-        loss=LossType.CrossEntropyLoss,
-        optimizer=OptimType.AdamW,
-        artifact_directory=folder / "pretraining",
-        additional_output_names=["scores"],
-    )
+    onnxtrain.prepare(network(seed), folder / "pretraining", outputs=["scores"])
     session = onnxtrain.TrainingSession.from_folder(folder / "pretraining")
     session.set_learning_rate(3e-3)
     onnxtrain.fit(
@@ -117,17 +122,8 @@ def _give_data(device: Path, digits: Digits) -> None:
 
 def _run_device(device: Path, epochs: int, console: Console) -> dict[str, Any]:
     quiet = ["--quiet"] if console.quiet else []
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "onnxtrain.cli.demo.device_program",
-            str(device),
-            str(epochs),
-            *quiet,
-        ],
-        check=True,
-    )
+    program = [sys.executable, "-m", "onnxtrain.cli.demo.device_program"]
+    subprocess.run([*program, str(device), str(epochs), *quiet], check=True)
     result: dict[str, Any] = json.loads((device / "device.json").read_text(encoding="utf-8"))
     return result
 

@@ -23,7 +23,8 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of
 from onnxtrain.offline.graph.subgraphs import release, take_out
 
-Defined = ir.Value | Sequence["ir.Value | None"]
+Maybe = ir.Value | None
+Defined = ir.Value | Sequence[Maybe]
 DefinitionFunction = Callable[..., Defined]
 F = TypeVar("F", bound=DefinitionFunction)
 

@@ -15,14 +15,11 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.frontend.upgrade.adapters import ADAPTERS
-from onnxtrain.offline.frontend.upgrade.defaults import release_initializers
 from onnxtrain.offline.frontend.upgrade.rewrite import Rewriter
 from onnxtrain.offline.graph.error_context import error_context
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, least_ir_version
-
-__all__ = ["release_initializers", "upgrade_to_floor"]
 
 
 def upgrade_to_floor(model: ir.Model) -> None:

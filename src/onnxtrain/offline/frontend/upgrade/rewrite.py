@@ -66,13 +66,17 @@ class Rewriter:
         set_attributes(node, **attributes)
 
     def move_to_input(self, node: ir.Node, attribute: str, index: int) -> None:
-        """Replace an attribute of integers by an int64 vector at an input; absent stays absent."""
+        """Replace an attribute by a constant at an input; absent stays absent.
+
+        Integers become a vector even where there is one, floats keep their rank.
+        """
         found = node.attributes.pop(attribute, None)
         if found is None:
             return
-        numbers = [found.value] if found.type == ir.AttributeType.INT else list(found.value)
-        if numbers:
-            set_input(node, index, self.constant(node, attribute, np.array(numbers, np.int64)))
+        is_int = found.type in (ir.AttributeType.INT, ir.AttributeType.INTS)
+        array = np.array(found.value, np.int64 if is_int else np.float32, ndmin=int(is_int))
+        if array.size:
+            set_input(node, index, self.constant(node, attribute, array))
 
     def convert_output(self, node: ir.Node, index: int, dtype: ir.DataType) -> None:
         """Give what reads an output of a node a copy of another type, under the old name."""
