@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from onnxtrain import __version__
-from onnxtrain.cli.interrupt import ends_at_once
+from onnxtrain.cli import ends_at_once
 
 
 class Named(tuple[str, ...]):

@@ -109,11 +109,11 @@ def _write_body(node: ir.Node, function: ir.Function, names: Names) -> list[ir.N
 def _adopt(node: ir.Node, attributes: Mapping[str, ir.Attr], names: Names) -> None:
     """Give a copied node, and what it makes, new names, and the attributes of the call."""
     for name, attribute in list(node.attributes.items()):
-        if attribute.is_ref():
+        found = attributes.get(attribute.ref_attr_name or "")
+        if attribute.is_ref() and found is None:
             del node.attributes[name]
-            found = attributes.get(attribute.ref_attr_name or "")
-            if found is not None:
-                node.attributes.add(ir.Attr(name, found.type, found.value))
+        elif found is not None:
+            node.attributes[name] = ir.Attr(name, found.type, found.value)
     for body in subgraphs_of(node):
         for value in [*body.inputs, *body.initializers.values()]:
             rename_initializer(value, names.fresh(value.name or ""))

@@ -26,9 +26,9 @@ def error_context(node: ir.Node, doing: str) -> Iterator[None]:
     except Exception as error:
         inputs = ", ".join("none" if v is None else _described(v) for v in node.inputs)
         raise ModelError(
-            f"{doing} {node.op_type} (node {label_of(node)!r}) failed with {type(error).__name__}: {error}. "
-            f"Its inputs are {inputs or 'none'}. Check that the node is valid (does the model run "
-            "in onnxruntime?); if it is, this is a bug in onnxtrain: please report it"
+            f"{doing} {node.op_type} (node {label_of(node)!r}) failed with {type(error).__name__}: "
+            f"{error}. Its inputs are {inputs or 'none'}. Check that the node is valid (does the "
+            "model run in onnxruntime?); if it is, this is a bug in onnxtrain: please report it"
         ) from error
 
 
