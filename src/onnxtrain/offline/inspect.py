@@ -54,7 +54,7 @@ class Report:
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers would train."""
+        """The number of parameters that would train."""
         return sum(self.weights.values())
 
     @property
@@ -71,7 +71,7 @@ class Report:
         """Return the report as a few lines of text."""
         lines = [
             f"outputs       {', '.join(self.outputs)} (opset {self.opset})",
-            f"weights       {len(self.weights)} tensors, {self.parameter_count:,} numbers, "
+            f"weights       {len(self.weights)} tensors, {self.parameter_count:,} parameters, "
             f"{self.parameter_bytes / 2**20:,.1f} MB",
             f"statistics    {len(self.statistics)} tensors (BatchNormalization)",
             f"constants     {len(self.constants)} tensors",
@@ -97,7 +97,7 @@ def inspect(
         model: the model, or the path to its file.
         of: the output that the loss will be computed from; the first one by default.
         bn: the mode of BatchNormalization, as for training.
-        sizes: numbers for symbolic dimensions, by their names, for the estimate of memory. One
+        sizes: values of symbolic dimensions, by their names, for the estimate of memory. One
             that is not given is assumed, and the report says so.
 
     Examples:
