@@ -11,7 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtrain import moved
 from onnxtrain.cli.demo.network import network
+from onnxtrain.device.loop import old_keywords
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -184,6 +186,16 @@ def test_links_lead_somewhere(page) -> None:
 def test_the_site_lists_every_page() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert listed == set(pages())
+
+
+def test_old_names_are_listed_for_those_who_come_from_an_earlier_version() -> None:
+    _, _, text = (DOCS / "migrating.md").read_text(encoding="utf-8").partition("## From onnxtrain")
+    keywords = {key for call in re.findall(r"`fit\((.*?)\)`", text.replace("[", "("))
+                for key in re.findall(r"(\w+)=", call)}  # fmt: skip
+    assert keywords >= old_keywords._OLD.keys()
+    for name in moved.MOVED:
+        parents = [name, name.rpartition(".")[0]]
+        assert any(f"`{parent}`" in text for parent in parents), name
 
 
 def test_the_comparison_counts_operators_as_their_table_does() -> None:
