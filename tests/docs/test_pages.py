@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import onnxtrain
 from onnxtrain import moved
 from onnxtrain.cli.demo.network import network
 from onnxtrain.device.loop import old_keywords
@@ -186,6 +187,13 @@ def test_links_lead_somewhere(page) -> None:
 def test_the_site_lists_every_page() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert listed == set(pages())
+
+
+def test_the_reference_lists_the_names_that_a_user_starts_with() -> None:
+    text = "".join(p.read_text(encoding="utf-8") for p in (DOCS / "api").glob("*.md"))
+    shown = re.findall(r"^(?:::: |      heading: )onnxtrain\.(\w+)", text, re.MULTILINE)
+    assert set(onnxtrain.__all__) - {"__version__", "OnnxTrainError"} <= set(shown)
+    assert "::: onnxtrain.errors" in text
 
 
 def test_old_names_are_listed_for_those_who_come_from_an_earlier_version() -> None:
