@@ -115,7 +115,7 @@ class MissingRule:
 
 
 class MissingGradientError(NotDifferentiableError):
-    """Operators on the gradient path have no gradient rule; all of them are listed at once.
+    """Operators on the gradient path have no gradient rule; the message lists all of them.
 
     The advice fits the function that was called: `training`, or else `onnxtrain.gradient`.
     """
