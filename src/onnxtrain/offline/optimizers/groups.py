@@ -25,10 +25,9 @@ class ParameterGroup:
     lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.weight_decay is not None and self.weight_decay < 0:
-            raise BlockError(f"weight_decay of a group is {self.weight_decay}, which is below zero")
-        if self.lr_scale < 0:
-            raise BlockError(f"lr_scale of a group is {self.lr_scale}, which is below zero")
+        for name in ("weight_decay", "lr_scale"):
+            if (getattr(self, name) or 0) < 0:
+                raise BlockError(f"{name} of a group is {getattr(self, name)}, which is below zero")
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -36,18 +35,10 @@ class ParameterGroup:
         return (self.pattern,) if isinstance(self.pattern, str) else tuple(self.pattern)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a parameter is updated with."""
-
-    weight_decay: float
-    lr_scale: float
-
-
 def settings_of(
     groups: Sequence[ParameterGroup], weight_decay: float, names: Sequence[str]
-) -> list[Settings]:
-    """Return the settings of each parameter: of the first group that matches, or the default."""
+) -> list[tuple[float, float]]:
+    """Return weight decay and rate factor of each parameter, from the first group that matches."""
     for group in groups:
         for pattern in group.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -57,10 +48,8 @@ def settings_of(
                 )
     found = []
     for name in names:
-        first = next((g for g in groups if any(fnmatchcase(name, p) for p in g.patterns)), None)
-        if first is None:
-            found.append(Settings(weight_decay, 1.0))
-        else:
-            own = first.weight_decay
-            found.append(Settings(weight_decay if own is None else own, first.lr_scale))
+        matching = (g for g in groups if any(fnmatchcase(name, p) for p in g.patterns))
+        group = next(matching, ParameterGroup(name))
+        own = group.weight_decay
+        found.append((weight_decay if own is None else own, group.lr_scale))
     return found

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.optimizers.groups import Settings
 
 Number = float | ir.Value  # known beforehand, or a float64 scalar at run time
 
@@ -26,20 +25,6 @@ class UpdateContext:
     step: ir.Value  # 1.0 in the first step
     weight_decay: float
     clip: ir.Value | None  # a factor that gradients still lack
-
-    @classmethod
-    def of(
-        cls,
-        op: Ops,
-        dtype: ir.DataType,
-        settings: Settings,
-        rate: ir.Value,
-        step: ir.Value,
-        clip: ir.Value | None,
-    ) -> UpdateContext:
-        """Apply the settings of a group."""
-        own = rate if settings.lr_scale == 1.0 else op.Mul(rate, settings.lr_scale)
-        return cls(op, dtype, own, step, settings.weight_decay, clip)
 
     def power(self, base: float) -> ir.Value:
         """Return base^step."""
