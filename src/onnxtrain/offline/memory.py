@@ -1,6 +1,6 @@
 """How much memory a training step takes for what it computes, told from its graph alone.
 
-The nodes are walked in the order in which onnxruntime runs them (`recompute/flow.py`). A value
+The nodes are walked in the order in which onnxruntime runs them (`remat/flow.py`). A value
 lives from the node that computes it to the last one that reads it, and the sum over all that live
 at a time has a peak. What grows with the batch is walked by itself: its peak is what each sample
 takes. Parameters, what a graph gives out (it is written over parameters, or over what is kept for
@@ -43,14 +43,15 @@ class Activations:
 
     def __str__(self) -> str:
         """Return the estimate as a line of text."""
-        parts = [f"{_megabytes(self.bytes_per_sample)} per sample"] if self.batch else []
-        parts.append(f"{_megabytes(self.fixed_bytes)} for any batch" if parts else
-                     _megabytes(self.fixed_bytes))  # fmt: skip
+        parts = [f"{megabytes(self.bytes_per_sample)} per sample"] if self.batch else []
+        parts.append(f"{megabytes(self.fixed_bytes)} for any batch" if parts else
+                     megabytes(self.fixed_bytes))  # fmt: skip
         sizes = ", ".join(f"{name} = {number}" for name, number in self.assumed.items())
         return f"about {' and '.join(parts)}{f' (assuming {sizes})' if sizes else ''}"
 
 
-def _megabytes(size: int) -> str:
+def megabytes(size: int) -> str:
+    """Write a number of bytes."""
     return f"{size / 2**20:,.1f} MB"
 
 

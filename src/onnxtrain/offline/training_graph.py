@@ -13,7 +13,7 @@ of the result, each with what comes behind the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -41,7 +41,7 @@ from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
-from onnxtrain.offline.passes.remat.rewrite import Recomputation
+from onnxtrain.offline.passes.remat.rewrite import rematerialize
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
 from onnxtrain.offline.writer.opset_stamp import stamp
 
@@ -85,12 +85,14 @@ class LossGradients:
     data: frozenset[str]
     fed: frozenset[str]
 
-    def rematerialized(self, plan: Recomputation) -> LossGradients:
-        """Return a copy whose backward pass computes again what the plan does not keep."""
+    def rematerialized(
+        self, kept: Collection[str], sizes: Mapping[str, int]
+    ) -> tuple[LossGradients, dict[str, str]]:
+        """Return a copy whose backward pass computes again what is not kept, and what it copies."""
         made = _Copy.of(self, join=False)
-        kept = [*made.gradients.values(), *made.updates]
-        plan.write(made.op, made.model.graph, kept, self.forward, self.data)
-        return replace(self, model=made.model)
+        results = [*made.gradients.values(), *made.updates]
+        copies = rematerialize(made.op, results, self.forward, self.data, kept, sizes)
+        return replace(self, model=made.model), copies
 
 
 def build_training_graphs(

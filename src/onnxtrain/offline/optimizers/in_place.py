@@ -49,8 +49,8 @@ class ControlDependencies:
         late = self._late(list(parameters))
         if not late:
             return None
-        with _written_behind(op, max(late, key=lambda node: self._place[node])):
-            flags = [_flag(op, node.outputs[0]) for node in late]
+        with written_behind(op, max(late, key=lambda node: self._place[node])):
+            flags = [flag_of(op, node.outputs[0]) for node in late]
             return flags[0] if len(flags) == 1 else op.Max(*flags)
 
     def _late(self, parameters: Sequence[ir.Value]) -> list[ir.Node]:
@@ -68,8 +68,8 @@ class ControlDependencies:
 
 
 @contextmanager
-def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
-    """Put what is written into a graph behind a node of it.
+def written_behind(op: Ops, node: ir.Node) -> Iterator[list[ir.Node]]:
+    """Put what is written into a graph behind a node of it; the list is filled in the end.
 
     Of two inputs of a node, onnxruntime computes the one that is later in the file first. So the
     gradient of a weight is computed before the nodes of its control dependencies, and what it is
@@ -77,8 +77,8 @@ def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
     """
     graph = op.target
     last = graph[-1]
-    yield
-    written = []
+    written: list[ir.Node] = []
+    yield written
     while graph[-1] is not last:
         written.append(graph[-1])
         graph.remove(graph[-1])
@@ -93,7 +93,7 @@ def delayed(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | N
         return gradient
     made_by = flag.producer()
     assert made_by is not None
-    with _written_behind(op, made_by):
+    with written_behind(op, made_by):
         shape = op.Max(op.int64(list(dims)), flag)
     late = op.Reshape(gradient, shape)
     # onnxruntime merges a chain of Reshapes whose last shape it knows, and with it the dependency
@@ -103,7 +103,7 @@ def delayed(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | N
     return late
 
 
-def _flag(op: Ops, value: ir.Value) -> ir.Value:
+def flag_of(op: Ops, value: ir.Value) -> ir.Value:
     """Return a vector of one number, 0 or 1, from the first element of a tensor of any type."""
     first = op.Slice(op.Reshape(value, [-1]), [0], [1], [0])
     number = op.Cast(op.Cast(first, to=ir.DataType.BOOL), to=ir.DataType.INT64)

@@ -19,14 +19,17 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxtrain.offline.graph.op_facts import COSTLY, ELEMENT_COST
 from onnxtrain.offline.passes.remat.arena import resident_bytes
 from onnxtrain.offline.passes.remat.copies import AGAIN, with_copies
-from onnxtrain.offline.passes.remat.cost import Shape, seconds
 from onnxtrain.offline.passes.remat.flow import Flow, Step, bytes_alive, execution_order
 from onnxtrain.offline.passes.remat.layers import Layers
 
 _SHARPNESS = 4
+_PRODUCTS_PER_SECOND = 3e10  # of two numbers, added up: on two cores of these days
+_NUMBERS_PER_SECOND = 1e9  # read or written
 _TRIES = 250  # simulations; each takes some ten milliseconds
+Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,9 @@ class Planner:
         self._flow = flow
         self._layers = layers
         self._sizes = {**sizes, **{f"{name}{AGAIN}": size for name, size in sizes.items()}}
-        self._seconds = [seconds(step, shapes) for step in flow.steps]
+        self._seconds = [_seconds(step, shapes) for step in flow.steps]
         self.seconds = sum(self._seconds)  # of a step that computes nothing again
         self.tries = 0
-
-    def keep_all(self) -> Plan:
-        """Return the plan that computes nothing again."""
-        kept = frozenset(self._layers.read_late)
-        return Plan(kept, self._try(kept, math.inf).peak)
 
     def search(self, budget: int, start: frozenset[str] | None = None) -> Plan:
         """Return a plan that fits, or the one that comes nearest to it.
@@ -219,3 +217,30 @@ class Planner:
             if all(n in there or layers.is_there(n, now.kept) for n in step.reads):
                 there.update(step.makes)
                 yield from (n for n in step.makes if n in now.waiting)
+
+
+def _seconds(step: Step, shapes: Mapping[str, Shape]) -> float:
+    """Estimate how long a node takes on a small machine."""
+    made = sum(math.prod(shapes.get(name, ())) for name in step.makes)
+    read = sum(math.prod(shapes.get(name, ())) for name in step.reads)
+    moved = (made + read) * ELEMENT_COST.get(step.op_type, 1) / _NUMBERS_PER_SECOND
+    return 0.0 if step.is_view else moved + _products(step, shapes) / _PRODUCTS_PER_SECOND
+
+
+def _products(step: Step, shapes: Mapping[str, Shape]) -> float:
+    if step.op_type not in COSTLY:
+        return 0.0
+    made = math.prod(shapes.get(step.makes[0], ()))
+    known = [shapes[name] for name in step.reads[:2] if name in shapes]
+    if len(known) < 2 or not known[0] or not known[1]:
+        return 100.0 * made
+    first, second = known
+    if step.op_type == "Conv":
+        return float(made * math.prod(second[1:]))
+    if step.op_type == "MatMul":
+        return float(made * first[-1])
+    if step.op_type == "Gemm":
+        return float(made * math.prod(first) / max(1, shapes[step.makes[0]][0]))
+    # Every number of the smaller one meets a row of the other: right for recurrent layers, and
+    # an order of magnitude for the rest.
+    return float(math.prod(first[:-1] or first) * math.prod(second))
