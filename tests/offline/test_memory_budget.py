@@ -283,7 +283,7 @@ def test_a_budget_out_of_reach_says_what_can_be_reached(tmp_path: Path) -> None:
         (0, None, ArgumentError, "above zero"),
         (-0.5, None, ArgumentError, "above zero"),
         (float("nan"), None, ArgumentError, "above zero"),
-        ("half", None, ArgumentTypeError, "fraction"),
+        ("half", None, ArgumentError, "300MB"),
         (True, None, ArgumentTypeError, "fraction"),
         (10_000_000, None, ArgumentError, "sizes="),
         (0.5, {"rows": 3}, UnknownNameError, "rows"),

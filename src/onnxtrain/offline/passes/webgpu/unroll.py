@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of
-from onnxtrain.offline.graph.subgraphs import move_before, subgraphs_of
+from onnxtrain.offline.graph.subgraphs import replace_node, subgraphs_of
 
 MOST_STEPS = 256  # a longer loop would make a graph that takes minutes to load
 
@@ -22,16 +22,8 @@ def unroll_scans(op: Ops, graph: ir.Graph) -> None:
         writer = Ops(graph, op.opset, op.names)
         writer.scope = f"webgpu/{node.name or node.outputs[0].name}"
         last = graph[-1]
-        results = scan.write(writer)
-        for old, new in zip(node.outputs, results, strict=True):
-            name = old.name
-            new = writer.Identity(new)
-            new.type, new.shape = old.type, old.shape
-            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-            old.name = writer.names.fresh(f"{name}_before")
-            new.name = name
-        move_before(graph, last, node)
-        graph.remove(node, safe=True)
+        results = [writer.Identity(value) for value in scan.write(writer)]
+        replace_node(node, results, last)
 
 
 class _Scan:
