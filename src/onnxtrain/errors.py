@@ -42,6 +42,10 @@ class UnknownNameError(OnnxTrainError, LookupError):
     """A name is not in the model."""
 
 
+class UnknownNameWarning(UserWarning):
+    """A name that is to be frozen is not in the model."""
+
+
 class MemoryBudgetError(OnnxTrainError):
     """A training step does not fit into its memory budget."""
 
@@ -111,7 +115,7 @@ class MissingRule:
 
 
 class MissingGradientError(NotDifferentiableError):
-    """Operators on the gradient path have no gradient rule; all of them are listed at once.
+    """Operators on the gradient path have no gradient rule; the message lists all of them.
 
     The advice fits the function that was called: `training`, or else `onnxtrain.gradient`.
     """

@@ -320,7 +320,8 @@ def test_names_of_losses_and_optimizers_are_those_of_the_function() -> None:
 def test_what_the_function_can_name_the_command_can(model, capsys) -> None:
     made = run(
         capsys, "prepare", "model.onnx", "-o", "a", "--json", "--prefix", "my_", "--proximal",
-        "--nominal-checkpoint", "--outputs", "scores", "--loss", "cross-entropy:label_smoothing=0.1",
+        "--nominal-checkpoint", "--outputs", "scores",
+        "--loss", "cross-entropy:label_smoothing=0.1",
         "--optimizer", "sgd:momentum=0.9,nesterov=True", "--clip-norm", "1",
     )  # fmt: skip
     assert "my_nominal_checkpoint" in json.loads(made)["files"]

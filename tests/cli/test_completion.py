@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pty = pytest.importorskip("pty", reason="only Unix has terminals of this kind")
 COMMAND = [sys.executable, "-m", "onnxtrain"]
 

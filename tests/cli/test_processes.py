@@ -14,6 +14,8 @@ import pytest
 
 from onnxtrain.device.session import TrainingSession
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 COMMAND = [sys.executable, "-m", "onnxtrain"]
 # Nothing but the base dependencies can be imported.

@@ -9,6 +9,8 @@ import pytest
 
 from onnxtrain.compat import _RENAMED
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = Path(
     os.environ.get("ONNXTRAIN_UPSTREAM_PYTHON", ROOT / ".venv-upstream" / "bin" / "python")

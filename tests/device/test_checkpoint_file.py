@@ -21,7 +21,7 @@ from onnxtrain.format.checkpoint.content import (
     split_properties,
     tensor_bytes,
 )
-from onnxtrain.format.checkpoint.file import locate_tensors, read_checkpoint, write_checkpoint
+from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
 
 
 @pytest.fixture(params=["inline", "external"])
@@ -129,7 +129,6 @@ def test_a_thousand_tensors_and_long_names(tmp_path, threshold) -> None:
 def test_where_tensors_lie(tmp_path, threshold) -> None:
     content = CheckpointContent(frozen=of_every_type((9, 8)), trainable={"e": np.zeros((0, 2))})
     written = write_checkpoint(tmp_path / "c", content, external_data_threshold=threshold)
-    assert locate_tensors(tmp_path / "c") == written
     assert set(written.locations) == set(content.frozen) - {"STRING"}
     for name, place in written.locations.items():
         stored = place.path.read_bytes()[place.offset : place.offset + place.length]

@@ -33,15 +33,15 @@ def test_the_bare_words_of_old_checkpoints_are_read() -> None:
 
 def test_a_checkpoint_has_strict_json_and_gives_the_numbers_back() -> None:
     session = open_session()
-    session.state.private["mine"] = NUMBERS
+    session.state._training.private["mine"] = NUMBERS
     content = read_checkpoint(session.state.to_bytes(include_optimizer_state=True))
     json.loads(content.properties[f"{RESERVED_PREFIX}training"], parse_constant=refuse)
-    assert reopened(session).state.private["mine"] == NUMBERS
+    assert reopened(session).state._training.private["mine"] == NUMBERS
 
 
 @pytest.mark.parametrize("word", ['"NaN"', '"Infinity"', "NaN"])
 def test_a_learning_rate_that_is_not_finite_is_refused(word: str) -> None:
     state = open_session().state
-    state._reserved["training"] = f'{{"learning_rate": {word}}}'
+    state._training._reserved["training"] = f'{{"learning_rate": {word}}}'
     with pytest.raises(OnnxTrainError, match="damaged record of the learning rate"):
         type(state).load_checkpoint(state.to_bytes())

@@ -64,6 +64,7 @@ for i in itertools.count(2):
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_random_moments(tmp_path) -> None:
     path = tmp_path / "c"
     save(path, 1.0)

@@ -100,6 +100,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("stops", [[1, 2], [4], [6], [9, 12]], ids=str)
 def test_resuming_with_settings(name, stops, tmp_path) -> None:
@@ -512,6 +513,7 @@ def start(path):
     )
 
 
+@pytest.mark.slow
 def test_killing_the_process_at_any_moment(tmp_path) -> None:
     with start(tmp_path / "whole") as whole:
         assert whole.stdout.read().split()[-1] == "done"

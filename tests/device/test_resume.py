@@ -16,6 +16,8 @@ from onnxtrain.api import CheckpointState
 from onnxtrain.errors import CheckpointError
 from onnxtrain.format.checkpoint.file import read_checkpoint
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(resume_program.__file__)
 MODELS = ["mlp", "cnn", "head"]
 

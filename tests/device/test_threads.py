@@ -11,6 +11,8 @@ from small_runs import assert_same, open_session, samples
 
 from onnxtrain.device.random_state import set_seed
 
+pytestmark = pytest.mark.slow
+
 MODELS = ["mlp", "cnn", "head"]
 
 

@@ -10,6 +10,7 @@ from small_runs import GOLDEN
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capfd) -> None:
     pytest.importorskip(
         "matplotlib", reason="the picture is drawn with matplotlib, which is in an extra"

@@ -76,6 +76,7 @@ def commands() -> list[tuple[str, str]]:
     return [(page, line) for page, line in lines if line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), commands())
 def test_a_command_of_a_page(page, command, tmp_path) -> None:
     program = command.split()[0]

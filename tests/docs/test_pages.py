@@ -102,6 +102,7 @@ def two_inputs(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_runs_and_has_fifteen_lines(tmp_path) -> None:
     offline, device = blocks(ROOT / "README.md")
     assert sum(len(block.splitlines()) for block in (offline, device)) <= 15
@@ -116,6 +117,7 @@ def test_the_example_of_the_readme_runs_and_has_fifteen_lines(tmp_path) -> None:
     assert (tmp_path / "personal.onnx").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in pages() if p not in ELSEWHERE and blocks(DOCS / p)])
 def test_the_code_of_a_page_runs(page, tmp_path) -> None:
     classifier(tmp_path / "model.onnx")

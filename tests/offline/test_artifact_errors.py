@@ -20,6 +20,7 @@ from onnxtrain.errors import (
     NotDifferentiableError,
     OnnxTrainError,
     UnknownNameError,
+    UnknownNameWarning,
 )
 from onnxtrain.onnxblock.optim import SGD, ParameterGroup
 
@@ -94,7 +95,7 @@ def test_bad_input_leaves_no_file(case: str, tmp_path: Path) -> None:
 
 
 def test_a_frozen_name_that_is_missing_is_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="the model has no initializer 'w2'"):
+    with pytest.warns(UnknownNameWarning, match="the model has no initializer 'w2'"):
         made = generate_artifacts(
             linear(), frozen_params=["w2", "b"], artifact_directory=tmp_path,
             loss=onnxblock.loss.MSELoss(), loss_input_names=["y"],
@@ -221,6 +222,7 @@ def test_old_artifacts_survive_a_failure(tmp_path: Path, monkeypatch: pytest.Mon
     assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_any_file(tmp_path: Path) -> None:
     """No file may grow beyond a limit, which is set to meet one file after the other."""
     program = Path(__file__).with_name("disk_full.py")

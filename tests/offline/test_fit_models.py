@@ -157,7 +157,7 @@ def test_several_outputs_and_labels(tmp_path: Path) -> None:
     _, y, z = session.eval_step(**data)
     assert values["right"] == (y.argmax(axis=1) == data["class"]).mean()
     assert values["off"] == pytest.approx(np.abs(z - data["height"]).mean(), rel=1e-6)
-    with pytest.raises(ArgumentError, match="must say which output it looks at"):
+    with pytest.raises(ArgumentError, match="must say which output it reads"):
         evaluate(session, data, ["accuracy"])
     assert len(fit(session, data, 2, batch_size=6, **QUIET).losses) == 8
 

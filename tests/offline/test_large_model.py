@@ -20,6 +20,8 @@ from artifact_device import Device, close
 from large_model import PLACES, POSITIONS, TOKENS, WORDS, rows, save
 from onnxtrain.format.checkpoint.file import read_checkpoint
 
+pytestmark = pytest.mark.slow
+
 DISK, MEMORY = 4 << 30, 9 << 30
 FEEDS = {"tokens": TOKENS, "positions": POSITIONS, "labels": np.array([1, 0, 9, 4, 4])}
 

@@ -14,6 +14,8 @@ import onnxtrain
 from graphs import linear, model, value
 from onnxtrain.errors import OnnxTrainError
 
+pytestmark = pytest.mark.slow
+
 PER_TEST = 100
 
 

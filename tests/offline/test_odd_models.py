@@ -375,6 +375,7 @@ def test_notes_on_the_model_stay() -> None:
     assert [(p.key, p.value) for p in extended.metadata_props] == [("licence", "free")]
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_hash_seeds() -> None:
     program = (
         "import hashlib, sys; sys.path[:0] = sys.argv[1:];"

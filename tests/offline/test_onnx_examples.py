@@ -22,6 +22,8 @@ from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET
 from onnxtrain.offline.writer.opset_stamp import stamp
 
+pytestmark = pytest.mark.slow
+
 REFUSED = {"test_scan_sum"}  # Scan-8, with a batch axis
 Feeds = dict[str, np.ndarray[Any, Any]]
 

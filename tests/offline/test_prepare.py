@@ -183,3 +183,24 @@ def test_budgets(budget, number) -> None:
 def test_what_is_no_budget(budget) -> None:
     with pytest.raises(OnnxTrainError, match="memory_budget is"):
         parse_budget(budget)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.CrossEntropy(weight=[1.0, 2.0, 3.0], label_smoothing=0.1),
+        losses.BCEWithLogits(weight=[[0.5, 1.0, 2.0]], pos_weight=[2.0, 2.0, 2.0]),
+        losses.Huber(delta=0.5),
+        lambda output: onnxtrain.onnxblock.blocks.Add()(
+            losses.MSE()(output),
+            onnxtrain.onnxblock.blocks.Mul()(
+                onnxtrain.onnxblock.blocks.ReduceSum(keepdims=False)("head.weight"),
+                onnxtrain.onnxblock.blocks.Constant([0.01])(),
+            ),
+        ),
+    ],
+    ids=["cross_entropy", "bce", "huber", "regularised"],
+)
+def test_what_a_loss_brings_does_not_train(tmp_path, loss) -> None:
+    made = prepare(classifier(), tmp_path, loss=loss)
+    assert set(made.trainable) == {"body.weight", "body.bias", "head.weight", "head.bias"}

@@ -16,6 +16,8 @@ import pytest
 
 from artifact_device import Device, close
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent / "scripts"
 OFFLINE = {

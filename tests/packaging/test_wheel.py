@@ -99,6 +99,7 @@ onnxtrain.fit(session, None, epochs="five")
 """
 
 
+@pytest.mark.slow
 def test_users_of_the_wheel_have_its_types(built, tmp_path) -> None:
     pytest.importorskip("mypy", reason="types are checked with mypy, which `make test` installs")
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:

@@ -105,6 +105,7 @@ def test_gradient(spec: Spec) -> None:
     check_spec(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [s for s in SPECS if s.symbolic], ids=ids)
 def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
     check_spec(spec, symbolic=True)
@@ -153,6 +154,7 @@ def each(table: dict[str, list[Spec]]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "spec", "symbolic"), each(WEIGHT_FORMULATIONS))
 def test_every_weight_formulation(
     monkeypatch: pytest.MonkeyPatch, name: str, spec: Spec, symbolic: bool

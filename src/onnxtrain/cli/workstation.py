@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import onnx_ir  # noqa: F401  (here, where Ctrl-C is taken care of)
 
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.files import check_target
-from onnxtrain.errors import ArgumentError, ModelError
+from onnxtrain.errors import ArgumentError, ModelError, UnknownNameWarning
 
 
 def inspect_command(options: argparse.Namespace, console: Console) -> int:
@@ -37,27 +38,19 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     """Write the artifacts of a model."""
     from onnxtrain.offline.prepare import prepare
 
-    made = prepare(
-        _model_file(options.model),
-        options.output,
-        train=options.train,
-        freeze=options.freeze,
-        loss=None if options.loss == "none" else options.loss,
-        optimizer=_optimizer(options),
-        of=options.of,
-        outputs=options.outputs,
-        classes=options.classes,
-        after=options.after,
-        bn=options.bn,
-        memory_budget=options.memory_budget,
-        sizes=_sizes(options.size) or None,
-        target=options.target,
-        proximal=options.proximal,
-        prefix=options.prefix,
-        nominal_checkpoint=options.nominal_checkpoint,
-        ort_format=options.ort_format,
-        custom_op_library=options.custom_op_library,
+    same = (
+        "train freeze of outputs classes after bn memory_budget target proximal prefix "
+        "nominal_checkpoint ort_format custom_op_library"
     )
+    given = {name: getattr(options, name) for name in same.split()}
+    given["loss"] = None if options.loss == "none" else options.loss
+    given |= {"optimizer": _optimizer(options), "sizes": _sizes(options.size) or None}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UnknownNameWarning)  # what it names would train
+            made = prepare(_model_file(options.model), options.output, **given)
+    except UnknownNameWarning as warning:
+        raise ArgumentError(f"--freeze: {warning}") from None
     content = {
         "directory": str(made.directory),
         "files": made.files,

@@ -27,7 +27,7 @@ _PARTS = ("api", "artifacts", "onnxblock")
 # Submodules of upstream that have another name here.
 _RENAMED = {
     "api.checkpoint_state": "device.state",
-    "api.lr_scheduler": "device.schedulers.rates",
+    "api.lr_scheduler": "device.schedulers",
     "api.module": "device.module",
     "api.optimizer": "device.optimizer",
     "onnxblock.checkpoint_utils": "offline.blocks.checkpoint",

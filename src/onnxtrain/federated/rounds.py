@@ -71,11 +71,14 @@ class Round:
         return int(mixed.generate_state(1, np.uint64)[0]) >> 1
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _whole(key: str, value: Any, least: int) -> int | None:
     if value is None:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or int(value) != value or value < least:
+    if not _is_number(value) or int(value) != value or value < least:
         raise ArgumentError(f"the round's {key!r} is {value!r}, not an integer of at least {least}")
     return int(value)
 
@@ -83,8 +86,7 @@ def _whole(key: str, value: Any, least: int) -> int | None:
 def _positive(key: str, value: Any, zero: bool = False) -> float | None:
     if value is None:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+    if not _is_number(value) or value < 0 or (value == 0 and not zero):
         raise ArgumentError(
             f"the round's {key!r} is {value!r}, not a number {'of at least' if zero else 'above'} 0"
         )

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -16,6 +16,7 @@ from onnxtrain.offline.blocks.accessor import base
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.external import locate
 from onnxtrain.offline.blocks.operators import PassThrough
+from onnxtrain.offline.blocks.values import defined_names
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.selection import list_of_names
 
@@ -24,13 +25,25 @@ Loss = Block | Callable[..., Any] | onnx.ModelProto | str | os.PathLike[str]
 _INSIDE_LOSS = {losses.CrossEntropyLoss: "Softmax", losses.BCEWithLogitsLoss: "Sigmoid"}
 
 
+class WithLoss(NamedTuple):
+    """A model with its loss, the names of its outputs (the loss first), and what the loss brought.
+
+    `notes` says what was decided in the caller's place.
+    """
+
+    model: onnx.ModelProto
+    outputs: list[str]
+    brought: frozenset[str]
+    notes: tuple[str, ...]
+
+
 def add_loss(
     forward: onnx.ModelProto,
     path: Path | None,
     loss: Loss | None,
     of: str | Iterable[str] | None,
     outputs: str | Iterable[str] | None,
-) -> tuple[onnx.ModelProto, list[str], tuple[str, ...]]:
+) -> WithLoss:
     """Add the loss to a copy of a model.
 
     Args:
@@ -39,9 +52,6 @@ def add_loss(
         loss: what `prepare` takes.
         of: the values that the loss is called with; the outputs of the model by default.
         outputs: values to return beside the loss; the outputs of the model by default.
-
-    Returns:
-        The model with the loss, the names of its outputs (the loss first), and notes for the user.
 
     """
     own = [output.name for output in forward.graph.output]
@@ -66,7 +76,8 @@ def add_loss(
     beside = own if outputs is None else list_of_names(listed(outputs), "outputs") or []
     if notes and isinstance(block, losses.BCEWithLogitsLoss) and outputs is None:
         beside = [*beside, *names]
-    return model, list(dict.fromkeys([*returned, *beside])), notes
+    brought = frozenset(defined_names(model.graph)) - frozenset(defined_names(forward.graph))
+    return WithLoss(model, list(dict.fromkeys([*returned, *beside])), brought, notes)
 
 
 def is_built_in(block: Block) -> bool:

@@ -102,9 +102,7 @@ def prepare(
         A description of what was written.
 
     Examples:
-        >>> made = onnxtrain.prepare("model.onnx", "artifacts", loss="mse", optimizer="sgd")
-        >>> made.parameter_count > 0
-        True
+        >>> onnxtrain.prepare("mobilenet.onnx", "artifacts", train="fc*", optimizer="sgd")
 
     """
     if target not in ("cpu", "webgpu"):
@@ -123,11 +121,11 @@ def prepare(
         raise ArgumentError("after says where a new layer goes: give classes too")
     forward, path = read_model(model)
     inputs = frozenset(info.name for info in forward.graph.input)
-    with_loss, names, notes = add_loss(forward, path, loss, of, outputs)
+    with_loss, names, brought, notes = add_loss(forward, path, loss, of, outputs)
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
-    found = survey(canonical, names[0])
+    found = survey(canonical, names[0], brought)
     trains, frozen = choose(found, listed(train), listed(freeze))
     if not trains and (chosen is not None or (train is None and not freeze)):
         raise OnnxTrainError(_nothing_trains(names[0], train, freeze))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -21,6 +21,7 @@ from onnxtrain.errors import (
     NotDifferentiableError,
     OnnxTrainError,
     UnknownNameError,
+    UnknownNameWarning,
 )
 from onnxtrain.offline.autodiff.engine import ActivePath, operator_name
 from onnxtrain.offline.autodiff.expand import expand_by_definition
@@ -87,12 +88,13 @@ class Survey:
         )
 
 
-def survey(model: ir.Model, output: ir.Value | str) -> Survey:
+def survey(model: ir.Model, output: ir.Value | str, brought: Collection[str] = ()) -> Survey:
     """Sort the initializers of a canonical model by their role for `output`.
 
     A weight is a float that receives a gradient from `output`. Two cases are a convention: a scalar
     is a constant unless it is the input of an operator that always holds weights, and a Constant
-    node is a constant unless the model keeps all its weights in Constant nodes.
+    node is a constant unless the model keeps all its weights in Constant nodes. What a loss
+    brought with it (`brought`, by name) is a constant too.
     """
     graph = model.graph
     if isinstance(output, str):
@@ -105,6 +107,7 @@ def survey(model: ir.Model, output: ir.Value | str) -> Survey:
     ]
     path = ActivePath(list(graph), candidates, [output], model.opset_imports[""])
     reached = set(path.reached())
+    candidates = [v for v in candidates if v.name not in brought]
     constants_hold_weights = not any(
         FROM_CONSTANT not in v.meta and _elements(v) > 1 for v in candidates
     )
@@ -223,7 +226,9 @@ def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:
         missing.append(name)
     if missing:
         warnings.warn(
-            f"nothing to freeze: the model has no initializer {_some(missing)}", stacklevel=5
+            f"nothing to freeze: the model has no initializer {_some(missing)}",
+            UnknownNameWarning,
+            stacklevel=5,
         )
     return _matching(freeze, found.roles)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -72,25 +72,7 @@ def read_checkpoint(source: Source) -> CheckpointContent:
     Arrays are read-only views of the memory-mapped file. They stay valid if the file is replaced or
     deleted.
     """
-    return _read(source).content
-
-
-def locate_tensors(path: str | os.PathLike[str]) -> WrittenCheckpoint:
-    """Return the locations of the parameters in the files of a checkpoint."""
-    parsed = _read(path)
-    main = Path(path)
-    external = disk.data_path(main) if parsed.content.has_external_data else None
-    return WrittenCheckpoint(
-        main,
-        external,
-        {
-            name: TensorLocation(
-                external if place.external and external else main, place.offset, place.length
-            )
-            for name, place in parsed.places.items()
-            if place.length
-        },
-    )
+    return _read(source)
 
 
 def write_checkpoint(
@@ -134,18 +116,7 @@ def write_checkpoint(
     )
 
 
-class _Place(NamedTuple):
-    external: bool
-    offset: int
-    length: int
-
-
-class _Parsed(NamedTuple):
-    content: CheckpointContent
-    places: dict[str, _Place]
-
-
-def _read(source: Source) -> _Parsed:
+def _read(source: Source) -> CheckpointContent:
     if isinstance(source, bytes | bytearray | memoryview):
         try:
             data = memoryview(source).cast("B").toreadonly()
@@ -161,7 +132,7 @@ def _read(source: Source) -> _Parsed:
     return _read_file(path)
 
 
-def _read_file(path: Path) -> _Parsed:
+def _read_file(path: Path) -> CheckpointContent:
     return _CheckpointReader(
         disk.open_bytes(path), str(path), lambda identifier: disk.open_data(path, identifier)
     ).read()
@@ -215,14 +186,14 @@ class _CheckpointReader:
             if found != wanted:
                 self._reader.fail("the checksum does not match: the file is damaged", "checkpoint")
 
-    def read(self) -> _Parsed:
+    def read(self) -> CheckpointContent:
         """Read all."""
         self._verify_checksum()
         properties = self.properties()
         bond = _identifier(properties.pop(_DATA_ID, None))
         content = CheckpointContent(properties=properties)
+        parameters = ChainMap(content.trainable, content.frozen)
         module = self._root.table(1, "module_state")
-        places: dict[str, _Place] = {}
         if module is not None:
             content.nominal = module.flag(2, "is_nominal_state")
             content.has_external_data = module.flag(3, "has_external_data")
@@ -233,12 +204,12 @@ class _CheckpointReader:
                 (1, "frozen_params", content.frozen),
             ):
                 for table in module.tables(slot, field):
-                    name = self._name(table, 0, "name", places)
-                    tensors[name], places[name] = self._tensor(table, content.nominal)
+                    name = self._name(table, 0, "name", parameters)
+                    tensors[name] = self._tensor(table, content.nominal)
         for table in self._root.tables(2, "optimizer_groups"):
             name = self._name(table, 0, "group_name", content.optimizer_groups)
             content.optimizer_groups[name] = self._group(table)
-        return _Parsed(content, places)
+        return content
 
     def properties(self) -> dict[str, Property]:
         """Read the properties."""
@@ -275,7 +246,7 @@ class _CheckpointReader:
             moments: dict[str, Tensor] = {}
             for moment in state.tables(1, "momentums"):
                 name = self._name(moment, 0, "name", moments)
-                moments[name], _ = self._tensor(moment, nominal=False)
+                moments[name] = self._tensor(moment, nominal=False)
             expected = [f"momentum{index}" for index in range(len(moments))]
             if set(moments) != set(expected):
                 self._reader.fail(
@@ -286,7 +257,7 @@ class _CheckpointReader:
             group.states[parameter] = [moments[name] for name in expected]
         return group
 
-    def _tensor(self, table: FlatTable, nominal: bool) -> tuple[Tensor, _Place]:
+    def _tensor(self, table: FlatTable, nominal: bool) -> Tensor:
         code = table.number(3, "i32", "data_type")
         if code not in ELEMENT_TYPES:
             self._reader.fail(f"the element type {code} is unknown", table.where, table.position)
@@ -295,24 +266,21 @@ class _CheckpointReader:
             raw = table.target(4, "raw_data")
             if raw is not None and self._reader.vector(raw, 1, table.where)[1]:
                 self._reader.fail("a nominal checkpoint has data", table.where, raw)
-            return RawTensor(code, dims, np.empty(0, np.uint8)), _Place(False, 0, 0)
+            return RawTensor(code, dims, np.empty(0, np.uint8))
         if code == STRING:
-            return self._strings(table, dims), _Place(False, 0, 0)
-        place = self._place(table, data_size(code, dims))
-        source = self._data if place.external else self._reader.data
-        assert source is not None
-        data = np.frombuffer(source[place.offset : place.offset + place.length], np.uint8)
+            return self._strings(table, dims)
+        data = np.frombuffer(self._data_of(table, data_size(code, dims)), np.uint8)
         if code == BOOL and data.size and data.max() > 1:
-            self._reader.fail("a bool is neither 0 nor 1", table.where, place.offset)
+            self._reader.fail("a bool is neither 0 nor 1", table.where, table.position)
         dtype = ELEMENT_TYPES[code].dtype
         if dtype is None:
-            return RawTensor(code, dims, data), place
+            return RawTensor(code, dims, data)
         array: Array = data.view(dtype).reshape(dims)
         if not array.flags.aligned:
             # Files of ONNX Runtime align to four bytes, which makes arithmetic slow.
             array = array.copy()
             array.flags.writeable = False
-        return array, place
+        return array
 
     def _dims(self, table: FlatTable) -> tuple[int, ...]:
         at = table.target(2, "dims")
@@ -327,11 +295,11 @@ class _CheckpointReader:
                 self._reader.fail(f"the dimensions {dims} are impossible", table.where, at)
         return dims
 
-    def _place(self, table: FlatTable, size: int) -> _Place:
-        """Return the place of the elements, which must have `size` bytes."""
+    def _data_of(self, table: FlatTable, size: int) -> memoryview:
+        """Return the elements of a tensor, which must have `size` bytes."""
         offset = table.number(6, "i64", "external_data_offset", default=-1)
-        raw = table.target(4, "raw_data")
         if offset == -1:
+            raw = table.target(4, "raw_data")
             start, length = (0, 0) if raw is None else self._reader.vector(raw, 1, table.where)
             if length != size:
                 self._reader.fail(
@@ -339,7 +307,7 @@ class _CheckpointReader:
                     table.where,
                     raw,
                 )
-            return _Place(False, start, length)
+            return self._reader.data[start : start + size]
         if self._data is None:
             self._reader.fail(
                 "the tensor is in external data, but the checkpoint has none",
@@ -353,7 +321,7 @@ class _CheckpointReader:
                 table.where,
                 table.position,
             )
-        return _Place(True, offset, size)
+        return self._data[offset : offset + size]
 
     def _strings(self, table: FlatTable, dims: tuple[int, ...]) -> Array:
         at = table.target(5, "string_data")
