@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import UnknownNameError
 from onnxtrain.offline.graph.folding import fold_constants
-from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.passes.remat.flow import Flow
 
 # What is assumed for symbolic dimensions that nobody gave a size for: sides of images, and others.
@@ -55,12 +54,7 @@ def megabytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MB"
 
 
-def estimate(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Activations:
-    """Estimate what a step of a graph that computes gradients takes; see `estimate_proto`."""
-    return estimate_proto(skeleton(model), sizes)
-
-
-def estimate_proto(
+def estimate(
     proto: onnx.ModelProto,
     sizes: Mapping[str, int] | None = None,
     inputs: Collection[str] | None = None,

@@ -30,12 +30,7 @@ from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.graph.sweep import sweep
-from onnxtrain.offline.optimizers import (
-    Optimizer,
-    add_proximal,
-    write_optimizer,
-    write_update,
-)
+from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
 from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
@@ -57,33 +52,19 @@ class TrainingGraphs:
     evaluation: onnx.ModelProto
     trainable: Tensors
     frozen: Tensors
-    statistics: tuple[str, ...] = ()
-    step: onnx.ModelProto | None = None
 
 
 @dataclass(frozen=True)
 class LossGradients:
-    """A model that computes a loss and its gradients.
+    """A model that computes a loss and its gradients; values go by their names."""
 
-    Attributes:
-        model: forward and backward pass; its outputs are those that were asked for.
-        gradients: the name of the gradient of each target, by the target's name.
-        updates: the name of the updated value of each running statistic, by its name.
-        tensors: the values of parameters and statistics, which are inputs of the model or stay
-            initializers (the frozen ones), in the order of the model.
-        forward: the values of the forward pass.
-        data: the inputs that are not parameters.
-        fed: the targets that are inputs of the model: they have gradients, but no updates.
-
-    """
-
-    model: ir.Model
-    gradients: dict[str, str]
-    updates: dict[str, str]
-    tensors: Tensors
-    forward: frozenset[str]
-    data: frozenset[str]
-    fed: frozenset[str]
+    model: ir.Model  # its outputs are those that were asked for
+    gradients: dict[str, str]  # by the name of the target
+    updates: dict[str, str]  # by the name of the running statistic
+    tensors: Tensors  # of parameters and statistics, in the order of the model
+    forward: frozenset[str]  # the values of the forward pass
+    data: frozenset[str]  # the inputs that are not parameters
+    fed: frozenset[str]  # the targets that are inputs: they have gradients, but no updates
 
     def rematerialized(
         self, kept: Collection[str], sizes: Mapping[str, int]
@@ -96,49 +77,30 @@ class LossGradients:
 
 
 def build_training_graphs(
-    model: ModelLike | ir.Model,
-    outputs: Sequence[str],
-    trainable: Sequence[str],
-    frozen: Sequence[str] = (),
-    *,
-    bn: BatchNormMode | None = None,
-    optimizer: Optimizer | None = None,
-    target: Target = "cpu",
-    proximal: bool = False,
+    model: ModelLike, outputs: Sequence[str], trainable: Sequence[str], frozen: Sequence[str] = ()
 ) -> TrainingGraphs:
-    """Build the graphs of training from a model that computes a loss.
+    """Build the training and the evaluation graph of a model that computes a loss.
 
     Args:
         model: forward pass and loss; it is not changed.
         outputs: the values to return; the first is the loss.
         trainable: what to differentiate with respect to: initializers, or inputs of the graph.
         frozen: initializers to list beside them; they stay initializers.
-        bn: the mode of BatchNormalization; what the model says by default.
-        optimizer: where given, the step graph is built as well.
-        target: what the graphs are to run on. Those for "webgpu" have operators that it covers,
-            and do not let the memory of a parameter take its update.
-        proximal: whether the step has the proximal term of federated learning.
 
     """
-    canonical = model if isinstance(model, ir.Model) else canonical_model(model)
-    found = differentiate_loss(canonical, outputs, trainable, frozen, bn=bn)
-    trains = set(trainable)
+    canonical = canonical_model(model)
+    found = differentiate_loss(canonical, outputs, trainable, frozen)
     return TrainingGraphs(
-        training=_proto(training_graph(found, target)),
-        evaluation=_proto(evaluation_graph(canonical, outputs, found, target)),
-        trainable={n: t for n, t in found.tensors.items() if n in trains},
-        frozen={n: t for n, t in found.tensors.items() if n not in trains},
-        statistics=tuple(found.updates),
-        step=None
-        if optimizer is None
-        else _proto(step_graph(found, optimizer, target, proximal=proximal)),
+        _proto(training_graph(found)),
+        _proto(evaluation_graph(canonical, outputs, found)),
+        {n: t for n, t in found.tensors.items() if n in trainable},
+        {n: t for n, t in found.tensors.items() if n not in trainable},
     )
 
 
 def _proto(model: ir.Model) -> onnx.ModelProto:
     stamp(model)
-    proto: onnx.ModelProto = ir.to_proto(model)
-    return proto
+    return ir.to_proto(model)
 
 
 # ---- differentiation -----------------------------------------------------------------------------
@@ -165,7 +127,12 @@ def differentiate_loss(
     _choose_outputs(graph, outputs)
     targets = _targets(graph, trainable, updates)
     fed = frozenset(str(v.name) for v in targets if v.is_graph_input())
-    tensors = _tensors_of(graph, [*trainable, *frozen, *updates])
+    stored = {*trainable, *frozen, *updates}
+    tensors = {
+        name: value.const_value
+        for name, value in graph.initializers.items()
+        if name in stored and value.const_value is not None
+    }
     _promote(graph, [*trainable, *updates])
     loss = graph.outputs[0]
     _require_scalar(loss)
@@ -233,15 +200,6 @@ def _targets(
         targets.append(value)
     order = {v: i for i, v in enumerate((*graph.inputs, *graph.initializers.values()))}
     return sorted(targets, key=lambda v: order[v])
-
-
-def _tensors_of(graph: ir.Graph, names: Sequence[str]) -> Tensors:
-    wanted = set(names)
-    return {
-        name: value.const_value
-        for name, value in graph.initializers.items()
-        if name in wanted and value.const_value is not None
-    }
 
 
 def _promote(graph: ir.Graph, names: Sequence[str]) -> None:
@@ -372,7 +330,9 @@ def evaluation_graph(
     model = canonical.clone()
     set_batch_norm_mode(model, "frozen")
     _choose_outputs(model.graph, outputs)
-    _stop_dropout(model.graph)
+    for node in model.graph.all_nodes():
+        if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
+            node.replace_input_with(2, None)
     _promote(model.graph, [*source.gradients, *source.updates])
     return _complete(model, target)
 
@@ -414,9 +374,3 @@ def _complete(model: ir.Model, target: Target) -> ir.Model:
         graph.inputs.remove(seed)
         graph.inputs.append(seed)
     return model
-
-
-def _stop_dropout(graph: ir.Graph) -> None:
-    for node in graph.all_nodes():
-        if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
-            node.replace_input_with(2, None)
