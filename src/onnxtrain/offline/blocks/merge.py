@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx
 from onnx import version_converter
@@ -25,7 +25,7 @@ def merge(accessor: ModelAccessor, added: onnx.ModelProto, inputs: Mapping[str, 
     _add_functions(base, added)
     taken = set(defined_names(base.graph))
     renamed = dict(inputs)
-    for name in _all_definitions(added.graph):
+    for name in (name for each in all_graphs(added.graph) for name in defined_names(each)):
         if name and name not in renamed:
             renamed[name] = accessor.fresh_name(name) if name in taken else name
     graph = onnx.GraphProto()
@@ -100,16 +100,10 @@ def _add_functions(base: onnx.ModelProto, added: onnx.ModelProto) -> None:
             )
 
 
-def _all_definitions(graph: onnx.GraphProto) -> Iterator[str]:
-    for each in all_graphs(graph):
-        yield from defined_names(each)
-
-
 def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
     for each in all_graphs(graph):
         for info in (*each.input, *each.output, *each.value_info, *each.initializer):
             info.name = renamed.get(info.name, info.name)
         for node in each.node:
             for names in (node.input, node.output):
-                for index, name in enumerate(names):
-                    names[index] = renamed.get(name, name)
+                names[:] = [renamed.get(name, name) for name in names]

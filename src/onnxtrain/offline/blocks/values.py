@@ -34,9 +34,11 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     graph = model.graph
     large = {
-        node.output[0]: tensor
+        node.output[0]: attribute.t
         for node in graph.node
-        if (tensor := _constant_of(node)) is not None and _is_left_out(tensor)
+        if node.op_type == "Constant" and node.domain in _OWN
+        for attribute in node.attribute
+        if attribute.name == "value" and _is_left_out(attribute.t)
     }
     nodes = [n for n in graph.node if large.keys().isdisjoint(n.output)] if large else graph.node
     large |= {tensor.name: tensor for tensor in graph.initializer if _is_left_out(tensor)}
@@ -97,12 +99,6 @@ def is_large(tensor: onnx.TensorProto) -> bool:
 
 def _is_left_out(tensor: onnx.TensorProto) -> bool:
     return is_large(tensor) or bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
-
-
-def _constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-        return None
-    return next((a.t for a in node.attribute if a.name == "value"), None)
 
 
 def _info(name: str, tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
