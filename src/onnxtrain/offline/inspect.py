@@ -18,7 +18,7 @@ from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.memory import Activations, estimate
-from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.selection import Role, output_named, survey
 

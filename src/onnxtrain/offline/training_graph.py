@@ -31,8 +31,11 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
-from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
-from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
+from onnxtrain.offline.passes.batch_norm import (
+    BatchNormMode,
+    join_statistics,
+    set_batch_norm_mode,
+)
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers

@@ -9,7 +9,7 @@ from onnx import version_converter
 
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.accessor import ModelAccessor
-from onnxtrain.offline.blocks.values import all_graphs, defined_names
+from onnxtrain.offline.blocks.values import all_graphs, defined_names, rename
 from onnxtrain.offline.graph.infer import root_cause
 
 
@@ -30,7 +30,8 @@ def merge(accessor: ModelAccessor, added: onnx.ModelProto, inputs: Mapping[str, 
             renamed[name] = accessor.fresh_name(name) if name in taken else name
     graph = onnx.GraphProto()
     graph.CopyFrom(added.graph)
-    _rename(graph, renamed)
+    for each in all_graphs(graph):
+        rename(each, renamed)
     node_names = {node.name for node in base.graph.node}
     for node in graph.node:
         if node.name in node_names:
@@ -98,12 +99,3 @@ def _add_functions(base: onnx.ModelProto, added: onnx.ModelProto) -> None:
                 f"the model and the loss model both define the function "
                 f"{function.domain}.{function.name}, differently"
             )
-
-
-def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-    for each in all_graphs(graph):
-        for info in (*each.input, *each.output, *each.value_info, *each.initializer):
-            info.name = renamed.get(info.name, info.name)
-        for node in each.node:
-            for names in (node.input, node.output):
-                names[:] = [renamed.get(name, name) for name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 import onnx
@@ -123,6 +123,15 @@ def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (tensor.name for tensor in graph.initializer)
     for node in graph.node:
         yield from node.output
+
+
+def rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Give the values of a graph other names, its subgraphs not included."""
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = renamed.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
 
 
 def unknown(model: onnx.ModelProto, name: str) -> str:
