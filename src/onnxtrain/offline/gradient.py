@@ -94,9 +94,23 @@ def _gradient(
         )
     targets = _values_named(graph, wrt)
     through = _straight_through(graph, straight_through)
-    _refuse_itself(output, targets)
-    expand_by_definition(prepared, lambda: _path(prepared, targets, output, through))
-    _require_reachable(_path(prepared, targets, output, through), output)
+    if output in targets and dims_of(output) != ():
+        raise NotDifferentiableError(
+            f"the gradient of {output.name!r} with respect to itself is the cotangent that you "
+            "give: leave it out of wrt"
+        )
+
+    def path() -> ActivePath:
+        return ActivePath(list(graph), targets, [output], prepared.opset_imports[""], through)
+
+    expand_by_definition(prepared, path)
+    lost = path().lost()
+    if lost:
+        raise NotDifferentiableError(
+            f"{output.name!r} does not depend on {some_of(v.name for v in lost)} in a way that has "
+            "a gradient: integers, shapes and operators such as ArgMax let none through. Leave the "
+            "name out, or differentiate another output (of=...)"
+        )
     gradient_names = _reserve_names(graph, [output, *targets])
     op = Ops(graph, prepared.opset_imports[""])
     seed = _seed(op, graph, output, gradient_names[output])
@@ -123,12 +137,6 @@ def _names_in(names: str | Iterable[str], argument: str) -> list[str]:
     raise ArgumentError(f"{argument} is a name or a sequence of names (str), not {wrong}")
 
 
-def _path(
-    model: ir.Model, targets: Sequence[ir.Value], output: ir.Value, through: frozenset[str]
-) -> ActivePath:
-    return ActivePath(list(model.graph), targets, [output], model.opset_imports[""], through)
-
-
 def _values_named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
     """Find the values to differentiate with respect to, each once."""
     interface = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
@@ -148,25 +156,6 @@ def _values_named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
                 f"{name!r} is of type {values[name].dtype}; only floats have a gradient"
             )
     return [values[name] for name in wanted]
-
-
-def _require_reachable(path: ActivePath, output: ir.Value) -> None:
-    lost = path.lost()
-    if lost:
-        raise NotDifferentiableError(
-            f"{output.name!r} does not depend on {some_of(v.name for v in lost)} in a way that "
-            "has a gradient: there is no path of differentiable operators between them (integers, "
-            "shapes and operators such as ArgMax let no gradient through). Leave the name out, or "
-            "differentiate another output (of=...)"
-        )
-
-
-def _refuse_itself(output: ir.Value, targets: Sequence[ir.Value]) -> None:
-    if output in targets and dims_of(output) != ():
-        raise NotDifferentiableError(
-            f"the gradient of {output.name!r} with respect to itself is the cotangent that you "
-            "give: leave it out of wrt"
-        )
 
 
 def _straight_through(graph: ir.Graph, names: Iterable[str]) -> frozenset[str]:

@@ -5,21 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, MemoryBudgetError
 from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.subgraphs import values_of
-from onnxtrain.offline.memory import (
-    Tensor,
-    likely_sizes,
-    megabytes,
-    require_symbols,
-    shapes_of,
-    sizes_of,
-)
+from onnxtrain.offline.memory import Tensor, likely_sizes, megabytes, require_symbols, shapes_of
 from onnxtrain.offline.passes.remat.arena import resident_bytes
 from onnxtrain.offline.passes.remat.flow import Flow, execution_order
 from onnxtrain.offline.passes.remat.layers import Layers
@@ -169,8 +162,8 @@ class _Scale:
         self.tensors: dict[str, Tensor] = shapes_of(skeleton(training), numbers)
         if step is not None:
             # Inference over the optimizer takes long, and its shapes are declared.
-            self.tensors = declared(step.graph, numbers) | self.tensors
-        self.sizes = sizes_of(self.tensors)
+            self.tensors = _declared(step.graph, numbers) | self.tensors
+        self.sizes = {name: tensor.nbytes for name, tensor in self.tensors.items()}
 
     def weigh(self, models: Models, copies: Mapping[str, str] | None = None) -> int:
         """Return what the largest of the graphs takes, gaps between values included."""
@@ -180,7 +173,7 @@ class _Scale:
         return int(taken * _INSIDE_OPERATORS)
 
 
-def declared(graph: ir.Graph, numbers: Mapping[str, int]) -> dict[str, Tensor]:
+def _declared(graph: ir.Graph, numbers: Mapping[str, int]) -> dict[str, Tensor]:
     """Return the values whose shape the graph tells, with numbers for symbolic dimensions."""
     found = {}
     for value in values_of(graph):
@@ -191,8 +184,7 @@ def declared(graph: ir.Graph, numbers: Mapping[str, int]) -> dict[str, Tensor]:
     return found
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     source: LossGradients
     models: Models
     plan: Plan

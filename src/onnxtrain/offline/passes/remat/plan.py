@@ -67,11 +67,7 @@ class Planner:
     """Searches what to keep for a graph of a training step."""
 
     def __init__(
-        self,
-        flow: Flow,
-        layers: Layers,
-        shapes: Mapping[str, Shape],
-        sizes: Mapping[str, int],
+        self, flow: Flow, layers: Layers, shapes: Mapping[str, Shape], sizes: Mapping[str, int]
     ) -> None:
         self._flow = flow
         self._layers = layers
@@ -191,8 +187,7 @@ class Planner:
         """Yield what could lower the number of bytes at the peak."""
         copied = self._layers.copied(now.kept)
         for name in now.waiting:
-            drop = frozenset({name})
-            yield self._move(now, drop, frozenset(), copied)
+            yield self._move(now, frozenset({name}), frozenset(), copied)
         for name in self._layers.anchors - now.kept:
             drop = frozenset(self._cheap_from(name, now))
             if drop:
