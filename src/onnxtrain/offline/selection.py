@@ -44,20 +44,13 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Survey:
-    """The initializers of a canonical model, sorted by their role for one output (the loss).
-
-    Attributes:
-        roles: the role of each initializer.
-        reached: the float initializers that receive a gradient, weights or constants.
-        unreached: initializers that look like weights but receive no gradient.
-
-    """
+    """The initializers of a canonical model, sorted by their role for one output (the loss)."""
 
     model: ir.Model
     output: ir.Value
     roles: dict[str, Role]
-    reached: frozenset[str]
-    unreached: tuple[str, ...]
+    reached: frozenset[str]  # the floats that receive a gradient, weights or constants
+    unreached: tuple[str, ...]  # what looks like a weight, but receives no gradient
 
     def names(self, role: Role) -> list[str]:
         """Return the initializers with this role."""
@@ -197,14 +190,12 @@ def choose(
     if both:
         raise OnnxTrainError(f"{some_of(both)} cannot both train and be frozen")
     kept.update(n for n, role in roles.items() if role is not Role.CONSTANT)
-    kept.update(n for n, v in found.model.graph.initializers.items() if _is_stored_once(v))
+    for name, value in found.model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= _STORED_ONCE and not value.is_graph_input():
+            kept.add(name)
     chosen = set(trains)
     return trains, [n for n in roles if n in kept and n not in chosen]
-
-
-def _is_stored_once(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and tensor.nbytes >= _STORED_ONCE and not value.is_graph_input()
 
 
 def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | None:
