@@ -14,9 +14,8 @@ from onnxtrain.errors import ArgumentTypeError, OnnxTrainError
 from onnxtrain.offline import losses
 from onnxtrain.offline.blocks.accessor import base
 from onnxtrain.offline.blocks.block import Block, names_of
-from onnxtrain.offline.blocks.external import locate
 from onnxtrain.offline.blocks.operators import PassThrough
-from onnxtrain.offline.blocks.values import defined_names
+from onnxtrain.offline.blocks.values import defined_names, locate
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.selection import list_of_names
 

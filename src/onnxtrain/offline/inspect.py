@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -107,22 +107,21 @@ def inspect(
         without_gradient=without_gradient,
         parameter_bytes=sum(v.const_value.nbytes for v in weights if v.const_value is not None),
         opset=canonical.opset_imports[""],
-        activations=_activations(canonical, of, bn, counts, sizes) if can_train else None,
+        activations=_activations(canonical, of, weights, bn, sizes) if can_train else None,
     )
 
 
 def _activations(
     model: ir.Model,
     of: str | None,
+    weights: Sequence[ir.Value],
     bn: BatchNormMode | None,
-    counts: Mapping[Role, Mapping[str, int]],
     sizes: Mapping[str, int] | None,
 ) -> Activations:
     """Differentiate a canonical model, which is changed, and estimate what the result takes."""
     set_batch_norm_mode(model, bn)
     graph, opset = model.graph, model.opset_imports[""]
     output = output_named(graph, of)
-    weights = [graph.initializers[name] for name in counts[Role.WEIGHT]]
     expand_by_definition(model, lambda: ActivePath(list(graph), weights, [output], opset))
     op = Ops(graph, opset)
     with op.arithmetic():

@@ -30,15 +30,13 @@ _BATCHES = (8, 16)
 class Activations:
     """An estimate of the memory of a training step beside its parameters, in bytes.
 
-    `batch` is the symbolic dimension that counts samples. Where there is none, all sizes are fixed
-    and everything is in `fixed_bytes`. `assumed` has the sizes that had to be assumed for other
-    symbolic dimensions.
+    Where no dimension counts samples, everything is in `fixed_bytes`.
     """
 
     bytes_per_sample: int
     fixed_bytes: int
-    batch: str
-    assumed: dict[str, int]
+    batch: str  # the symbolic dimension that counts samples
+    assumed: dict[str, int]  # sizes of other symbolic dimensions
 
     def __str__(self) -> str:
         """Return the estimate as a line of text."""
@@ -78,8 +76,8 @@ def estimate(
     known = {**assumed, **given}
     flow = Flow.of(graph)
     if not batch:
-        return Activations(0, flow.peak(sizes_of(shapes_of(proto, known))), "", assumed)
-    few, many = (sizes_of(shapes_of(proto, {**known, batch: size})) for size in _BATCHES)
+        return Activations(0, flow.peak(_bytes(shapes_of(proto, known))), "", assumed)
+    few, many = (_bytes(shapes_of(proto, {**known, batch: size})) for size in _BATCHES)
     growth = {n: many[n] - few.get(n, 0) for n in many}
     fixed = {n: size for n, size in many.items() if not growth[n]}
     per_sample = flow.peak(growth) // (_BATCHES[1] - _BATCHES[0])
@@ -138,8 +136,7 @@ def shapes_of(proto: onnx.ModelProto, numbers: Mapping[str, int]) -> dict[str, T
     return found
 
 
-def sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the bytes of values."""
+def _bytes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: tensor.nbytes for name, tensor in tensors.items()}
 
 

@@ -168,9 +168,7 @@ def prepare(
     return Artifacts(
         directory=folder.directory,
         files=files,
-        trainable=parameters.counts("trainable"),
-        frozen=parameters.counts("frozen"),
-        statistics=parameters.counts("statistics"),
+        **parameters.counts(),
         unreached=found.unreached,
         without_gradient=found.without_gradient(),
         loss=names[0],

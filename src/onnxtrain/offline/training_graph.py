@@ -14,7 +14,7 @@ of the result, each with what comes behind the gradients.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import onnx
@@ -148,9 +148,7 @@ def differentiate_loss(
     nodes = list(graph)
     found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
     with op.arithmetic():
-        gradients = {
-            v: op.zeros_like(v) if (gradient := found[v]) is None else gradient for v in targets
-        }
+        gradients = {v: g if (g := found[v]) is not None else op.zeros_like(v) for v in targets}
     sweep(graph, keep=[*gradients.values(), *updates.values()])
     seed_random_nodes(op, graph)
     return LossGradients(
@@ -254,7 +252,7 @@ class _Copy:
     model: ir.Model
     op: Ops
     gradients: dict[ir.Value, ir.Value]
-    updates: list[ir.Value] = field(default_factory=list)
+    updates: list[ir.Value]
 
     @staticmethod
     def of(source: LossGradients, *, join: bool = True, last: bool = False) -> _Copy:
@@ -264,9 +262,7 @@ class _Copy:
         op = Ops(model.graph, model.opset_imports[""])
         gradients = {values[target]: values[name] for target, name in source.gradients.items()}
         updates = [values[name] for name in source.updates.values()]
-        if join:
-            updates = join_statistics(op, updates)
-        return _Copy(model, op, gradients, updates)
+        return _Copy(model, op, gradients, join_statistics(op, updates) if join else updates)
 
     def in_order(self) -> dict[ir.Value, ir.Value]:
         """Return the gradients so that those which are computed first come last.

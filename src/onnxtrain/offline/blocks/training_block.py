@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.accessor import current
 from onnxtrain.offline.blocks.block import Block, names_of, set_outputs
-from onnxtrain.offline.blocks.external import locate, name_as_before
+from onnxtrain.offline.blocks.values import locate, name_as_before
 from onnxtrain.offline.training_graph import TrainingGraphs, build_training_graphs
 
 

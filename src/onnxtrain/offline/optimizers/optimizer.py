@@ -33,10 +33,13 @@ from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
 from onnxtrain.offline.optimizers.clip import GradientClip
-from onnxtrain.offline.optimizers.groups import ParameterGroup, settings_of
 from onnxtrain.offline.optimizers.in_place import ControlDependencies
 from onnxtrain.offline.optimizers.multi_tensor import combinable_parameters
-from onnxtrain.offline.optimizers.update_context import UpdateContext
+from onnxtrain.offline.optimizers.update_context import (
+    ParameterGroup,
+    UpdateContext,
+    settings_of,
+)
 from onnxtrain.offline.optimizers.update_writer import (
     Formula,
     Slot,

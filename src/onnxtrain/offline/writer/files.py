@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -46,10 +46,9 @@ class Parameters:
             {n: t for n, t in rest.items() if n in source.updates},
         )
 
-    def counts(self, kind: Literal["trainable", "frozen", "statistics"]) -> dict[str, int]:
-        """Return the number of elements of each tensor of a kind."""
-        tensors: Tensors = getattr(self, kind)
-        return {name: tensor.size for name, tensor in tensors.items()}
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the number of elements of each tensor of each kind."""
+        return {kind: {n: t.size for n, t in own.items()} for kind, own in vars(self).items()}
 
 
 def write_files(
