@@ -59,12 +59,8 @@ def estimate(
 ) -> Activations:
     """Estimate what a step of a training graph takes beside its parameters.
 
-    Args:
-        proto: a graph that computes gradients, without its large tensors.
-        sizes: numbers for symbolic dimensions, by their names.
-        inputs: the inputs whose symbolic dimensions can be chosen, all by default; those of others,
-            such as labels, follow.
-
+    The symbolic dimensions of `inputs` (all by default) can be chosen with `sizes`; those of other
+    inputs, such as labels, follow.
     """
     graph = ir.from_proto(proto).graph
     symbols, given = likely_sizes(graph.inputs, inputs), dict(sizes or {})

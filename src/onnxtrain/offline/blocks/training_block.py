@@ -33,19 +33,20 @@ class TrainingBlock(Block):
 
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
         """Return the trainable and the frozen parameters, each in the order of the model."""
-        if self._graphs is None:
-            raise BlockError(
-                "Please build the training model first before trying to retrieve the parameters."
-            )
-        return _protos(self._graphs.trainable), _protos(self._graphs.frozen)
+        graphs = self._built_graphs("parameters")
+        return _protos(graphs.trainable), _protos(graphs.frozen)
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """Return the training and the evaluation model."""
+        graphs = self._built_graphs("models")
+        return graphs.training, graphs.evaluation
+
+    def _built_graphs(self, what: str) -> TrainingGraphs:
         if self._graphs is None:
             raise BlockError(
-                "Please build the training model first before trying to retrieve the models."
+                f"Please build the training model first before trying to retrieve the {what}."
             )
-        return self._graphs.training, self._graphs.evaluation
+        return self._graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the block, and differentiate the loss that it returns."""

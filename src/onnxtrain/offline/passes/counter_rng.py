@@ -37,7 +37,14 @@ def seed_random_nodes(op: Ops, graph: ir.Graph) -> None:
         return
     # A writer of its own: what the other one remembers was written behind these nodes.
     op = Ops(graph, op.opset, op.names)
-    seed = _seed_input(op, graph)
+    if op.names.fresh(RANDOM_SEED) != RANDOM_SEED:
+        raise ModelError(
+            f"the model has a value called {RANDOM_SEED!r}, which is the name of the input for the "
+            "random seed of training: rename it"
+        )
+    seed = ir.Value(name=RANDOM_SEED)
+    seed.dtype, seed.shape = _UINT32, ir.Shape([2])
+    graph.inputs.append(seed)
     for number, node in enumerate(nodes):
         op.scope = f"random/{node.name or node.outputs[0].name}"
         last = graph[-1]
@@ -51,18 +58,6 @@ def _draws(node: ir.Node) -> bool:
     training = node.inputs[2] if len(node.inputs) > 2 else None
     known = constant_array(training)
     return training is not None and (known is None or bool(known.any()))
-
-
-def _seed_input(op: Ops, graph: ir.Graph) -> ir.Value:
-    if op.names.fresh(RANDOM_SEED) != RANDOM_SEED:
-        raise ModelError(
-            f"the model has a value called {RANDOM_SEED!r}, which is the name of the input for the "
-            "random seed of training: rename it"
-        )
-    seed = ir.Value(name=RANDOM_SEED)
-    seed.dtype, seed.shape = _UINT32, ir.Shape([2])
-    graph.inputs.append(seed)
-    return seed
 
 
 class _Stream:

@@ -99,14 +99,9 @@ def fit_into(
 ) -> tuple[LossGradients, Models, StepMemory]:
     """Return gradients and graphs whose activations fit into a budget, and what they take.
 
-    Args:
-        budget: bytes, or a fraction of what a step takes otherwise; see `parse_budget`.
-        differentiate: returns the gradients; if its argument is True, those that take little memory
-            and more time.
-        build: makes the training and the step graph of gradients.
-        sizes: numbers for symbolic dimensions, by their names.
-        inputs: the inputs whose symbolic dimensions can be chosen.
-
+    `differentiate(True)` returns gradients that take less memory and more time; `build` makes the
+    graphs of gradients. `sizes` has numbers for symbolic dimensions, which can be chosen for
+    `inputs`.
     """
     wanted = parse_budget(budget)
     source = differentiate(False)

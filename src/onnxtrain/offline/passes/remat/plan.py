@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from onnxtrain.offline.graph.op_facts import COSTLY, ELEMENT_COST
 from onnxtrain.offline.passes.remat.arena import resident_bytes
@@ -51,16 +52,11 @@ class _Trial:
     again: set[str] = field(repr=False)  # was computed again, and lives at the peak
 
 
-@dataclass(frozen=True)
-class _Move:
+class _Move(NamedTuple):
     drop: frozenset[str]
     add: frozenset[str]
     gain: int
-    cost: float
-
-    @property
-    def worth(self) -> float:
-        return self.gain / (self.cost + 1e-6)
+    worth: float  # the gain for the time
 
 
 class Planner:
@@ -201,7 +197,7 @@ class Planner:
         after = self._layers.copied((now.kept - drop) | add)
         cost = sum(self._seconds[i] for i in after) - sum(self._seconds[i] for i in copied)
         gain = sum(self._sizes[n] for n in drop) - sum(self._sizes[n] for n in add)
-        return _Move(drop, add, gain, max(cost, 0.0))
+        return _Move(drop, add, gain, gain / (max(cost, 0.0) + 1e-6))
 
     def _cheap_from(self, anchor: str, now: _Trial) -> Iterator[str]:
         """Yield the waiting values that cheap nodes compute from an anchor and kept values."""
