@@ -128,6 +128,7 @@ def test_the_code_of_a_page_runs(page, tmp_path) -> None:
     execute("\n".join([BEFORE.get(page, ""), *blocks(DOCS / page)]), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_walks_of_contributing_run(tmp_path) -> None:
     classifier(tmp_path / "model.onnx")
     execute("\n".join(blocks(ROOT / "CONTRIBUTING.md")), tmp_path)
