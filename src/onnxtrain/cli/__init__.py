@@ -9,22 +9,19 @@ in one line that says what to do; 130, interrupted.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from onnxtrain.cli.interrupt import INTERRUPTED, ends_at_once
 from onnxtrain.errors import MissingGradientError, NonFiniteError, OnnxTrainError, RunError
 
 if TYPE_CHECKING:
     from onnxtrain.cli.console import Console
 
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
+FAILED, WRONG = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,28 +98,3 @@ def _package_of(module: str) -> str:
     }  # fmt: skip
     extra = extras.get(module.partition(".")[0])
     return f"this needs the package {module}: pip install 'onnxtrain[{extra}]'" if extra else ""
-
-
-@contextlib.contextmanager
-def ends_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, unless someone else takes care of it.
-
-    While a command gets ready, packages are imported that lose the exception which Python makes of
-    Ctrl-C, for it may come up where only C code could pass it on; and nothing has been begun that
-    would have to be put in order.
-    """
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not is_ours or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, b"interrupted\n")
-    os._exit(INTERRUPTED)

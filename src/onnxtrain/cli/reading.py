@@ -74,9 +74,9 @@ def remembered(session: TrainingSession, options: argparse.Namespace) -> Reading
     return replace(reading, **{k: v for k, v in known.items() if getattr(reading, k) is None})
 
 
-def numbered(labels: Sequence[str], classes: Sequence[str] | None, where: str) -> tuple[
-    npt.NDArray[np.int64], list[str]
-]:  # fmt: skip
+def numbered(
+    labels: Sequence[str], classes: Sequence[str] | None, where: str
+) -> tuple[Array, list[str]]:
     """Return the index of each label's class, and the names of the classes."""
     names = list(classes) if classes is not None else sorted(set(labels))
     if len(names) < 2 and classes is None:

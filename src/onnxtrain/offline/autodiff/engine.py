@@ -260,13 +260,11 @@ def _contributions(node: ir.Node, returned: Cotangents) -> Iterator[tuple[ir.Val
     if isinstance(returned, Mapping):
         pairs: Iterable[tuple[ir.Value | None, ir.Value | None]] = returned.items()
     else:
-        if len(returned) > len(node.inputs):
-            returned, extra = returned[: len(node.inputs)], returned[len(node.inputs) :]
-            if any(e is not None for e in extra):
-                raise OnnxTrainError(
-                    f"the gradient rule of {node.op_type} returned {len(returned) + len(extra)} "
-                    f"cotangents for the {len(node.inputs)} inputs of node {label_of(node)!r}"
-                )
+        if any(extra is not None for extra in returned[len(node.inputs) :]):
+            raise OnnxTrainError(
+                f"the gradient rule of {node.op_type} returned {len(returned)} cotangents for the "
+                f"{len(node.inputs)} inputs of node {label_of(node)!r}"
+            )
         pairs = zip(node.inputs, returned, strict=False)
     for value, cotangent in pairs:
         if value is not None and cotangent is not None:

@@ -72,10 +72,7 @@ class Window:
     @property
     def is_pointwise(self) -> bool:
         """Tell whether every window is exactly one element of the input, and no other."""
-        ones = (1,) * self.rank
-        none = (0,) * self.rank
-        padding = (self.before, self.after)
-        return self.kernel == ones and self.strides == ones and padding == (none, none)
+        return {*self.kernel, *self.strides} == {1} and {*self.before, *self.after} == {0}
 
     @property
     def has_static_padding(self) -> bool:

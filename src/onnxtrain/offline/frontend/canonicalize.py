@@ -78,55 +78,34 @@ def trim(model: ir.Model) -> None:
             if node.domain == "" and onnx.defs.has(node.op_type, opset, ""):
                 schema = onnx.defs.get_schema(node.op_type, opset, "")
                 needed, allowed = schema.min_input, schema.max_output
-            inputs = len(node.inputs)
-            while inputs > needed and node.inputs[inputs - 1] is None:
-                inputs -= 1
-            if inputs < len(node.inputs):
-                node.resize_inputs(inputs)
-            outputs = len(node.outputs)
-            while outputs > allowed and not node.outputs[outputs - 1].name:
-                outputs -= 1
-            if outputs < len(node.outputs):
-                node.resize_outputs(outputs)
+            while len(node.inputs) > needed and node.inputs[-1] is None:
+                node.resize_inputs(len(node.inputs) - 1)
+            while len(node.outputs) > allowed and not node.outputs[-1].name:
+                node.resize_outputs(len(node.outputs) - 1)
             if not node.outputs:
                 graph.remove(node, safe=True)
 
 
-_AUTO_PAD = "NOTSET SAME_UPPER SAME_LOWER VALID"
-_DIRECTION = "forward reverse bidirectional"
-_LOSS = "none sum mean"
-_SCATTER = "none add mul max min"
-
-_ENUMS: dict[str, dict[str, str]] = {
-    **{
-        op: {"auto_pad": _AUTO_PAD}
-        for op in "AveragePool Conv ConvTranspose LpPool MaxPool".split()
-    },
-    **{op: {"direction": _DIRECTION} for op in "GRU LSTM RNN".split()},
-    **{op: {"reduction": _SCATTER} for op in "ScatterElements ScatterND".split()},
-    **{
-        op: {"reduction": _LOSS}
-        for op in "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss".split()
-    },
-    "DepthToSpace": {"mode": "DCR CRD"},
-    "Gelu": {"approximate": "none tanh"},
-    "GridSample": {
-        "mode": "bilinear nearest bicubic linear cubic",
-        "padding_mode": "zeros border reflection",
-    },
-    "Pad": {"mode": "constant reflect edge wrap"},
-    "Resize": {
-        "mode": "nearest linear cubic",
-        "coordinate_transformation_mode": "half_pixel half_pixel_symmetric pytorch_half_pixel "
-        "align_corners asymmetric tf_crop_and_resize tf_half_pixel_for_nn",
-        "nearest_mode": "round_prefer_floor round_prefer_ceil floor ceil",
-        "keep_aspect_ratio_policy": "stretch not_larger not_smaller",
-    },
-    "RoiAlign": {
-        "mode": "avg max",
-        "coordinate_transformation_mode": "half_pixel output_half_pixel",
-    },
+_WORDS = {
+    ("AveragePool Conv ConvTranspose LpPool MaxPool", "auto_pad"): "NOTSET SAME_UPPER SAME_LOWER "
+    "VALID",
+    ("DepthToSpace", "mode"): "DCR CRD",
+    ("Gelu", "approximate"): "none tanh",
+    ("GridSample", "mode"): "bilinear nearest bicubic linear cubic",
+    ("GridSample", "padding_mode"): "zeros border reflection",
+    ("GRU LSTM RNN", "direction"): "forward reverse bidirectional",
+    ("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", "reduction"): "none sum mean",
+    ("Pad", "mode"): "constant reflect edge wrap",
+    ("Resize", "mode"): "nearest linear cubic",
+    ("Resize", "coordinate_transformation_mode"): "half_pixel half_pixel_symmetric "
+    "pytorch_half_pixel align_corners asymmetric tf_crop_and_resize tf_half_pixel_for_nn",
+    ("Resize", "nearest_mode"): "round_prefer_floor round_prefer_ceil floor ceil",
+    ("Resize", "keep_aspect_ratio_policy"): "stretch not_larger not_smaller",
+    ("RoiAlign", "mode"): "avg max",
+    ("RoiAlign", "coordinate_transformation_mode"): "half_pixel output_half_pixel",
+    ("ScatterElements ScatterND", "reduction"): "none add mul max min",
 }
+_ENUMS = {(op, name): w.split() for (ops, name), w in _WORDS.items() for op in ops.split()}
 
 
 def check_enum_attributes(model: ir.Model) -> None:
@@ -136,16 +115,13 @@ def check_enum_attributes(model: ir.Model) -> None:
     the mistake would show only when a runtime loads the result.
     """
     for node in model.graph.all_nodes():
-        if node.domain != "":
-            continue
-        for name, words in _ENUMS.get(node.op_type, {}).items():
-            attribute = node.attributes.get(name)
-            if attribute is None or attribute.value in words.split():
-                continue
-            raise ModelError(
-                f"{node.op_type} (node {node.name!r}) has {name}={attribute.value!r}, which is "
-                f"none of {', '.join(words.split())}"
-            )
+        for name, attribute in node.attributes.items():
+            words = _ENUMS.get((node.op_type, name)) if node.domain == "" else None
+            if words is not None and attribute.value not in words:
+                raise ModelError(
+                    f"{node.op_type} (node {node.name!r}) has {name}={attribute.value!r}, which is "
+                    f"none of {', '.join(words)}"
+                )
 
 
 def forget_stale_shapes(model: ir.Model) -> None:

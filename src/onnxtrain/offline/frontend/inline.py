@@ -6,7 +6,8 @@ it. A result that is just handed through gets a node of its own, so that inputs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 
 import onnx_ir as ir
 
@@ -37,19 +38,13 @@ def inline_functions(model: ir.Model) -> None:
 
 
 def _require_moderate_size(model: ir.Model) -> None:
-    sizes: dict[ir.OperatorIdentifier, int] = {}
-
-    def count(nodes: Iterator[ir.Node]) -> int:
-        return sum(size_of(node.op_identifier()) for node in nodes)
-
+    @cache
     def size_of(called: ir.OperatorIdentifier) -> int:
         if called not in model.functions:
             return 1
-        if called not in sizes:
-            sizes[called] = count(model.functions[called].all_nodes())
-        return sizes[called]
+        return sum(size_of(node.op_identifier()) for node in model.functions[called].all_nodes())
 
-    total = count(model.graph.all_nodes())
+    total = sum(size_of(node.op_identifier()) for node in model.graph.all_nodes())
     if total > _MOST:
         raise ModelError(
             f"the model has {total} nodes once its functions are inlined; onnxtrain supports up to "

@@ -139,7 +139,11 @@ def _additive_mask(
     if node.attributes.get_int("unidirectional", 0):
         # Never the value of the attribute. Each query sees at least itself, so rows stay finite.
         never = op.const(float("-inf"), q.dtype)
-        ahead = op.Where(_ahead(op, q, k, past), never, op.const(0.0, q.dtype))
+        queries = positions(op, q, as_column=True)  # they follow the keys of the past
+        if past is not None:
+            queries = op.Add(queries, op.Shape(past, start=2, end=3))
+        is_ahead = op.Greater(positions(op, k), queries)
+        ahead = op.Where(is_ahead, never, op.const(0.0, q.dtype))
         total = ahead if total is None else total + ahead
     return total
 
@@ -170,11 +174,3 @@ def _beyond(op: Ops, bounds: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
     start = op.Reshape(op.Slice(starts_too, batch, op.Add(batch, batch), [0]), column)
     at = op.Cast(positions(op, k), to=bounds.dtype)
     return op.Or(op.GreaterOrEqual(at, end), op.Less(at, start))
-
-
-def _ahead(op: Ops, q: ir.Value, k: ir.Value, past: Maybe) -> ir.Value:
-    """Tell for each query which keys come after it; queries follow the keys of the past."""
-    queries = positions(op, q, as_column=True)
-    if past is not None:
-        queries = op.Add(queries, op.Shape(past, start=2, end=3))
-    return op.Greater(positions(op, k), queries)

@@ -16,8 +16,6 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN
 from onnxtrain.offline.graph.sizes import arange
 
-_ATTRIBUTES = ("sliding_window_cache", "qk_output")
-
 
 @fused(
     "GroupQueryAttention",
@@ -44,7 +42,7 @@ def group_query_attention(
     """softmax(mask(scale q kᵀ)) v over groups of heads."""
     if any(v is not None for v in quantization_and_norms):
         raise NotExpandable("a quantized cache, or normalized queries and keys")
-    if any(node.attributes.get_int(name, 0) for name in _ATTRIBUTES):
+    if any(node.attributes.get_int(name, 0) for name in ("sliding_window_cache", "qk_output")):
         raise NotExpandable("a windowed cache, or the scores as an output")
     q, k, v = _three(op, node, query, key, value)
     length = op.Shape(q, start=2, end=3)

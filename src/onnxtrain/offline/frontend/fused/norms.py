@@ -110,15 +110,12 @@ def embed_layer_normalization(
         total = total + op.Gather(segment_embedding, segment_ids)
     epsilon = node.attributes.get_float("epsilon", 1e-12)
     y = op.call("LayerNormalization", total, gamma, beta, like=total, epsilon=epsilon)[0]
-    mask_index = _mask_index(op, input_ids, mask) if wanted(node, 1) else None
-    return y, mask_index, total
-
-
-def _mask_index(op: Ops, input_ids: ir.Value, mask: Maybe) -> ir.Value:
-    """Return the number of ones in each row of the mask; zero without a mask."""
+    if not wanted(node, 1):
+        return y, None, total
+    # The second output is the number of ones in each row of the mask; zero without a mask.
     ones = op.Equal(input_ids if mask is None else mask, 1)
     counts = op.ReduceSum(op.Cast(ones, to=ir.DataType.INT32), [1], keepdims=0)
-    return counts if mask is not None else counts - counts
+    return y, counts if mask is not None else counts - counts, total
 
 
 @fused("GroupNorm", "SkipGroupNorm", ranks=(0, 3))

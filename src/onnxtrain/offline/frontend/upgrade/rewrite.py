@@ -87,11 +87,8 @@ class Rewriter:
         new.type, new.shape = old.type, old.shape
         old.type, new.name = None, old.name
         old.name = self._names.fresh(f"{old.name}/unconverted")
-        for user, position in list(old.uses()):
-            if user is not cast:
-                user.replace_input_with(position, new)
-        outputs = node.graph.outputs
-        outputs[:] = [new if value is old else value for value in outputs]
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        cast.replace_input_with(0, old)
         node.graph.insert_after(node, cast)
 
     def dtype_of(self, node: ir.Node, value: ir.Value | None) -> ir.DataType:
