@@ -69,27 +69,22 @@ class Module:
         held = self.training_state
         with held.lock:
             held.move_to(where)
-            train = self.graph(train_model_uri)
-            self._train = TrainExecutor(train, held)
-            evaluation = None if eval_model_uri is None else self.graph(eval_model_uri)
-            self._eval = None if evaluation is None else EvalExecutor(evaluation, held)
-            self._check_batch()
-            self._buffers = Buffers(held, self._train.graph.model, self._train.signature)
+            train = self.training_executor = TrainExecutor(self.graph(train_model_uri), held)
+            self.evaluation_executor: EvalExecutor | None = None
+            if eval_model_uri is not None:
+                self.evaluation_executor = EvalExecutor(self.graph(eval_model_uri), held)
+            if batch_size is not None and batch_symbol(train.signature.inputs) is None:
+                raise ArgumentError(
+                    "batch_size needs inputs that begin with one symbolic dimension, which has a "
+                    f"name; {train.graph.name} has none"
+                )
+            self._buffers = Buffers(held, train.graph.model, train.signature)
             if not held.nominal:
-                self._train.allocate()
+                train.allocate()
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
         return Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
-
-    def _check_batch(self) -> None:
-        if self.settings.batch is None and not self.settings.automatic:
-            return
-        if batch_symbol(self._train.signature.inputs) is None:
-            raise ArgumentError(
-                "batch_size needs inputs that begin with one symbolic dimension, which has a name; "
-                f"{self._train.graph.name} has none"
-            )
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -101,12 +96,11 @@ class Module:
         are the results.
         """
         with self.training_state.lock:
-            chosen: Executor | None = self._train if self.training else self._eval
-            if chosen is None:
+            if self._present is None:
                 raise StateError(
                     "there is no evaluation graph: pass eval_model_uri to Module, or call train()"
                 )
-            return self.run(chosen, user_inputs, named)
+            return self.run(self._present, user_inputs, named)
 
     def run(self, executor: Executor, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run an executor on the given inputs; the caller holds the lock of the state."""
@@ -137,17 +131,17 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
-        self._train.reset = True
+        self.training_executor.reset = True
 
     def replace_training_graph(self, train_model: bytes) -> Callable[[], None]:
         """Train with another graph on the same parameters; return what undoes it."""
-        before = self._train
-        self._train = TrainExecutor(self.graph(train_model), self.training_state)
-        self._train.reset = before.reset
+        before = self.training_executor
+        self.training_executor = TrainExecutor(self.graph(train_model), self.training_state)
+        self.training_executor.reset = before.reset
 
         def undo() -> None:
-            before.reset = self._train.reset
-            self._train = before
+            before.reset = self.training_executor.reset
+            self.training_executor = before
 
         return undo
 
@@ -172,22 +166,12 @@ class Module:
 
     @property
     def _present(self) -> Executor | None:
-        return self._train if self.training else self._eval
-
-    @property
-    def training_executor(self) -> TrainExecutor:
-        """Forward and backward."""
-        return self._train
-
-    @property
-    def evaluation_executor(self) -> EvalExecutor | None:
-        """Forward alone, in inference mode."""
-        return self._eval
+        return self.training_executor if self.training else self.evaluation_executor
 
     @property
     def input_gradients(self) -> dict[str, Array]:
         """The gradients of inputs that `requires_grad` named, of the last training call."""
-        return dict(self._train.input_gradients)
+        return dict(self.training_executor.input_gradients)
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -202,16 +186,13 @@ class Module:
             return self._buffers.read(trainable_only)
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        """Set all parameters from a buffer as `get_contiguous_parameters` returns.
+        """Set all parameters from an array or `OrtValue` as `get_contiguous_parameters` returns.
 
-        It is an array, an `OrtValue` or onnxruntime's inner value. A nominal state is complete
-        after it was given all parameters.
+        A nominal state is complete after it was given all parameters.
         """
         with self.training_state.lock:
-            was_nominal = self.training_state.nominal
             self._buffers.write(buffer, trainable_only)
-            if was_nominal:
-                self._train.allocate()
+            self.training_executor.allocate()
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -228,10 +209,8 @@ class Module:
         Nothing is changed if one of them is unknown, or of another shape or type.
         """
         with self.training_state.lock:
-            was_nominal = self.training_state.nominal
             self._buffers.set_named(values)
-            if was_nominal:
-                self._train.allocate()
+            self.training_executor.allocate()
 
     def export_model_for_inferencing(
         self,
@@ -250,16 +229,15 @@ class Module:
             format: "onnx", or onnxruntime's own "ort".
 
         """
-        from onnxtrain.device.export.inference_model import (
-            export_model,  # only those who export pay for it
-        )
+        # Only those who export pay for it.
+        from onnxtrain.device.export.inference_model import export_model
 
         with self.training_state.lock:
-            if self._eval is None:
+            if self.evaluation_executor is None:
                 raise StateError("there is no evaluation graph to export: pass eval_model_uri")
             require_values(self.training_state)
             return export_model(
-                self._eval.graph.model,
+                self.evaluation_executor.graph.model,
                 graph_output_names,
                 {name: self.training_state.held(name) for name in self.training_state.names()},
                 inference_model_uri,

@@ -86,20 +86,22 @@ class Buffers:
         wanted = self.size(trainable_only)
         if values.size != wanted:
             raise ArgumentError(f"the buffer has {values.size} elements, and {wanted} are needed")
-        names = self._names(trainable_only)
-        for name in names:
-            self._require_float(name)
         parts, start = {}, 0
-        for name in names:
+        for name in self._names(trainable_only):
+            self._require_float(name)
             shape = self.shape_of(name)
             parts[name] = values[start : start + math.prod(shape)].reshape(shape)
             start += math.prod(shape)
+        self._set(parts)
+
+    def _set(self, values: Mapping[str, Array]) -> None:
+        """Set parameters to values of their shapes and types."""
         if self._state.nominal:
-            self._state.complete({name: part.copy() for name, part in parts.items()})
+            self._state.complete({name: array.copy() for name, array in values.items()})
             return
-        self._state.require_changeable(parts)
-        for name, part in parts.items():
-            self._state.set_value(name, part)
+        self._state.require_changeable(values)
+        for name, array in values.items():
+            self._state.set_value(name, array)
 
     def set_named(self, values: Mapping[str, Array]) -> None:
         """Set parameters by name; nothing is changed if one of them does not fit."""
@@ -109,21 +111,21 @@ class Buffers:
             raise UnknownNameError(
                 f"there is no parameter {unknown[0]!r}; there are {', '.join(state.names())}"
             )
-        if not state.nominal:
-            fitting = {n: checked(n, v, *state.type_of(n)) for n, v in values.items()}
-            state.require_changeable(fitting)
-            for name, array in fitting.items():
-                state.set_value(name, array)
-            return
         missing = [name for name in state.names() if name not in values]
-        if missing:
+        if state.nominal and missing:
             raise StateError(
                 f"the checkpoint is nominal, and there are no values for {missing[0]!r}: it needs "
                 "all parameters at once"
             )
-        state.complete(
-            {n: checked(n, v, self.shape_of(n), _dtype(state, n)).copy() for n, v in values.items()}
-        )
+        self._set({name: checked(name, v, *self._type_of(name)) for name, v in values.items()})
+
+    def _type_of(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        if not self._state.nominal:
+            return self._state.type_of(name)
+        element = ELEMENT_TYPES[self._state.code_of(name)]
+        if element.dtype is None:
+            raise StateError(f"the parameter {name!r} is {element.name}, which numpy does not have")
+        return self.shape_of(name), np.dtype(element.dtype)
 
     def _require_float(self, name: str) -> None:
         code = self._state.code_of(name)
@@ -132,13 +134,6 @@ class Buffers:
                 f"the parameter {name!r} is {ELEMENT_TYPES[code].name.lower()}; only float32 goes "
                 "into a buffer"
             )
-
-
-def _dtype(state: TrainingState, name: str) -> np.dtype[Any]:
-    element = ELEMENT_TYPES[state.code_of(name)]
-    if element.dtype is None:
-        raise StateError(f"the parameter {name!r} is {element.name}, which numpy does not have")
-    return np.dtype(element.dtype)
 
 
 def _elements(buffer: Any) -> Array:

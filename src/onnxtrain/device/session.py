@@ -62,7 +62,7 @@ class TrainingSession:
             if not isinstance(checkpoint, str | os.PathLike):
                 raise ArgumentError("train_model is missing: pass the training graph, or a folder")
             folder = Path(checkpoint)
-            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder)
+            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder, "")
             checkpoint = _checkpoint_file(folder, "")
         if not isinstance(checkpoint, CheckpointState):
             checkpoint = CheckpointState.load_checkpoint(checkpoint)
@@ -73,12 +73,7 @@ class TrainingSession:
         updates = optimizer_model if optimizer_model is not None else step_model
         self.optimizer = None if updates is None else Optimizer(updates, self.module)
         self._can_update_alone = optimizer_model is not None
-        self._fused: StepExecutor | None = None
-        if step_model is not None:
-            assert self.optimizer is not None
-            self._fused = StepExecutor(
-                self.module.graph(step_model), self.module.training_state, self.optimizer
-            )
+        self._fused = None if step_model is None else self._step_executor(step_model)
 
     @classmethod
     def from_folder(
@@ -104,6 +99,10 @@ class TrainingSession:
             checkpoint = _checkpoint_file(folder, prefix)
         return cls(checkpoint, *graphs, **options)
 
+    def _step_executor(self, step_model: Model) -> StepExecutor:
+        graph = self.module.graph(step_model)
+        return StepExecutor(graph, self.module.training_state, self._optimizer)
+
     # ---- steps ---------------------------------------------------------------------------------
 
     def train_step(self, *inputs: Any, **named: Any) -> Any:
@@ -124,12 +123,12 @@ class TrainingSession:
 
     def optimizer_step(self) -> None:
         """Update the parameters from the accumulated gradients."""
-        self._require_optimizer_graph()
-        self._optimizer.step()
+        self._optimizer_graph().step()
 
-    def _require_optimizer_graph(self) -> None:
+    def _optimizer_graph(self) -> Optimizer:
         if not self._can_update_alone:
             raise StateError("there is no optimizer graph: pass optimizer_model, or call step")
+        return self._optimizer
 
     def lazy_reset_grad(self) -> None:
         """Let the next training step start the gradients from zero."""
@@ -144,10 +143,10 @@ class TrainingSession:
         with self.module.training_state.lock:
             if self._fused is not None:
                 return self.module.run(self._fused, inputs, named)
-            self._require_optimizer_graph()
+            optimizer = self._optimizer_graph()
             with self.module.training_executor.aside():
                 result = self.train_step(*inputs, **named)
-                self.optimizer_step()
+                optimizer.step()
             return result
 
     # ---- frozen features -----------------------------------------------------------------------
@@ -163,8 +162,7 @@ class TrainingSession:
         before = self._fused
         with self.module.training_state.lock:
             if step_model is not None:
-                graph = self.module.graph(step_model)
-                self._fused = StepExecutor(graph, self.module.training_state, self._optimizer)
+                self._fused = self._step_executor(step_model)
             restore = self.module.replace_training_graph(train_model)
         try:
             yield
@@ -282,13 +280,13 @@ class TrainingSession:
         )
 
 
-def _graphs_in(
-    folder: Path, prefix: str = ""
-) -> tuple[Path, Path | None, Path | None, Path | None]:
+def _graphs_in(folder: Path, prefix: str) -> tuple[Path, Path | None, Path | None, Path | None]:
     """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
     if not folder.is_dir():
         raise ModelError(f"there is no folder {str(folder)!r}")
-    train, eval_, optimizer, step = (_graph_file(folder, f"{prefix}{s}") for s in _GRAPHS)
+    train, eval_, optimizer, step = (
+        _first_file(folder, f"{prefix}{stem}.onnx", f"{prefix}{stem}.ort") for stem in _GRAPHS
+    )
     if train is None:
         raise ModelError(
             f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
@@ -297,15 +295,12 @@ def _graphs_in(
     return train, eval_, optimizer, step
 
 
-def _graph_file(folder: Path, stem: str) -> Path | None:
-    for name in (f"{stem}.onnx", f"{stem}.ort"):
-        if (folder / name).is_file():
-            return folder / name
-    return None
-
-
 def _checkpoint_file(folder: Path, prefix: str) -> Path:
-    for name in (f"{prefix}checkpoint", f"{prefix}nominal_checkpoint"):
-        if (folder / name).is_file():
-            return folder / name
-    raise ArgumentError(f"there is no '{prefix}checkpoint' in {str(folder)!r}")
+    found = _first_file(folder, f"{prefix}checkpoint", f"{prefix}nominal_checkpoint")
+    if found is None:
+        raise ArgumentError(f"there is no '{prefix}checkpoint' in {str(folder)!r}")
+    return found
+
+
+def _first_file(folder: Path, *names: str) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)

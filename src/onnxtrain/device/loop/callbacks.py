@@ -82,21 +82,14 @@ class Callbacks:
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._methods: dict[str, list[Callable[[Run], Any]]] = {event: [] for event in _EVENTS}
         for callback in callbacks:
-            self._add(callback)
-
-    def _add(self, callback: Any) -> None:
-        if isinstance(callback, type):
-            raise ArgumentError(f"pass an object as callback, not the class {callback.__name__}")
-        found = {e: getattr(callback, e) for e in _EVENTS if hasattr(callback, e)}
-        if not found:
-            if not callable(callback):
+            found = {e: getattr(callback, e) for e in _EVENTS if hasattr(callback, e)}
+            if isinstance(callback, type) or not (found or callable(callback)):
                 raise ArgumentError(
                     f"a callback is a function, or an object with one of {', '.join(_EVENTS)}, "
                     f"not {callback!r}"
                 )
-            found = {"on_epoch_end": callback}
-        for event, method in found.items():
-            self._methods[event].append(method)
+            for event, method in (found or {"on_epoch_end": callback}).items():
+                self._methods[event].append(method)
 
     def call(self, event: str, run: Run) -> None:
         """Call all callbacks that have a method for an event, in their order."""

@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onnxtrain.errors import ArgumentError, UnknownNameError
+from onnxtrain.errors import ArgumentError, OnnxTrainError, UnknownNameError
 from onnxtrain.format import strict_json
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _FORMAT = 1
-_NUMBERS = ("epoch", "steps", "samples", "loss", "learning_rate", "seconds")
+# The numbers of an epoch.
+_NUMBERS = {
+    "epoch": int, "steps": int, "samples": int, "loss": float, "learning_rate": float,
+    "seconds": float,
+}  # fmt: skip
 
 
 @dataclass
@@ -102,8 +110,6 @@ class History:
         matplotlib, which is not on a device unless it was put there: `pip install
         'onnxtrain[demo]'`.
         """
-        from onnxtrain.device.loop.plots import plot_history  # draws; this half only keeps numbers
-
         return plot_history(self, path)
 
 
@@ -119,12 +125,63 @@ def _readable(value: Any) -> Any:
 
 
 def _to_record(content: Mapping[str, Any]) -> EpochRecord:
+    numbers: dict[str, Any] = {name: kind(content[name]) for name, kind in _NUMBERS.items()}
     return EpochRecord(
-        epoch=int(content["epoch"]),
-        steps=int(content["steps"]),
-        samples=int(content["samples"]),
-        loss=float(content["loss"]),
-        learning_rate=float(content["learning_rate"]),
-        seconds=float(content["seconds"]),
+        **numbers,
         values={str(name): _readable(value) for name, value in content["values"].items()},
     )
+
+
+def plot_history(history: History, path: str | os.PathLike[str] | None = None) -> Figure:
+    """Draw losses and metrics over the steps; write the picture if a path is given."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise OnnxTrainError(
+            "history.plot() needs matplotlib: pip install 'onnxtrain[demo]'"
+        ) from None
+    metrics = _plottable(history)
+    size = (6.4, 3.6 + 2.4 * bool(metrics))
+    if path is None:
+        # pyplot knows how to show a figure in a window or a notebook.
+        from matplotlib import pyplot
+
+        figure: Figure = pyplot.figure(figsize=size, layout="constrained")
+    else:
+        figure = Figure(figsize=size, layout="constrained")
+    top, *bottom = figure.subplots(1 + bool(metrics), 1, sharex=True, squeeze=False)[:, 0]
+    _draw_losses(history, top)
+    for axes in bottom:
+        for name in metrics:
+            axes.plot(history["steps"], history[name], marker="o", markersize=3, label=name)
+        axes.legend(frameon=False)
+    figure.axes[-1].set_xlabel("step")
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
+
+
+def _plottable(history: History) -> list[str]:
+    """The names of the metrics that are one number in each epoch."""
+    if not history.epochs:
+        return []
+    return [
+        name
+        for name in history.epochs[-1].values
+        if name != "eval_loss"
+        and all(isinstance(record.values.get(name), int | float) for record in history.epochs)
+    ]
+
+
+def _draw_losses(history: History, axes: Axes) -> None:
+    steps = range(1, len(history.losses) + 1)
+    axes.plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
+    if history.epochs:
+        names = ["loss"]
+        if all("eval_loss" in record.values for record in history.epochs):
+            names.append("eval_loss")
+        for name in names:
+            label = name.replace("_", " ")
+            axes.plot(history["steps"], history[name], marker="o", markersize=3, label=label)
+    axes.set_ylabel("loss")
+    axes.legend(frameon=False)

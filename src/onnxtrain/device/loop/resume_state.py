@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # The entry of a checkpoint's private record that belongs to `fit`.
 KEY = "fit"
 _FORMAT = 1
+_POSITION = {
+    "seed": int, "epoch": int, "batch": int, "samples": int, "loss_sum": float, "seconds": float,
+    "first_step": int,
+}  # fmt: skip
 
 
 @dataclass
@@ -60,14 +64,7 @@ class ResumeState:
         return {
             "format": _FORMAT,
             "step": step,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "samples": self.samples,
-            "loss_sum": self.loss_sum,
-            "seconds": self.seconds,
-            "first_step": self.first_step,
-            "scheduler": self.scheduler,
+            **{name: getattr(self, name) for name in (*_POSITION, "scheduler")},
             "order": dict(order),
             "best": None if best is None else dict(best),
             "history": history,
@@ -80,14 +77,9 @@ class ResumeState:
             if saved["format"] != _FORMAT:
                 raise ValueError(f"it has the format {saved['format']!r}, not {_FORMAT}")
             history = {**saved["history"], "losses": _unpack(saved["history"]["losses"])}
+            position: dict[str, Any] = {n: kind(saved[n]) for n, kind in _POSITION.items()}
             state = cls(
-                seed=int(saved["seed"]),
-                epoch=int(saved["epoch"]),
-                batch=int(saved["batch"]),
-                samples=int(saved["samples"]),
-                loss_sum=float(saved["loss_sum"]),
-                seconds=float(saved["seconds"]),
-                first_step=int(saved["first_step"]),
+                **position,
                 scheduler=None if saved["scheduler"] is None else dict(saved["scheduler"]),
                 history=History.from_plain(history),
             )
@@ -145,10 +137,7 @@ def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] 
 
 
 def begin_or_resume(
-    session: TrainingSession,
-    optimizer: Optimizer,
-    saved: dict[str, Any] | None,
-    seed: int | None,
+    session: TrainingSession, optimizer: Optimizer, saved: dict[str, Any] | None, seed: int | None
 ) -> ResumeState:
     """Return the position at which the run begins, or continues."""
     if saved is not None:
@@ -159,9 +148,8 @@ def begin_or_resume(
         return state
     # A new run has a schedule of its own.
     session.module.training_state.saved_scheduler = None
-    seed = process_seed() if seed is None else seed
-    seed = secrets.randbits(63) if seed is None else seed
-    return ResumeState(seed, first_step=optimizer.step_count)
+    seeds = (number for number in (seed, process_seed()) if number is not None)
+    return ResumeState(next(seeds, secrets.randbits(63)), first_step=optimizer.step_count)
 
 
 def _pack(losses: list[float]) -> dict[str, str]:
