@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from onnxtrain.device.checks import at_least
-from onnxtrain.device.parameter_buffers import Buffers
+from onnxtrain.device.parameter_buffers import ParameterBuffers
 from onnxtrain.device.run.binding import as_array, as_ortvalue
 from onnxtrain.device.run.executors import (
     EvalExecutor,
@@ -28,7 +28,7 @@ Model = str | os.PathLike[str] | bytes | bytearray | memoryview
 Batch = int | Literal["auto"] | None
 
 
-class Module:
+class Module(ParameterBuffers):
     """A model that can be trained and evaluated.
 
     A call runs the graph of the present mode. In training mode it returns the loss (and further
@@ -69,7 +69,7 @@ class Module:
         held = self.training_state
         with held.lock:
             held.move_to(where)
-            train = self.training_executor = TrainExecutor(self.graph(train_model_uri), held)
+            train = TrainExecutor(self.graph(train_model_uri), held)
             self.evaluation_executor: EvalExecutor | None = None
             if eval_model_uri is not None:
                 self.evaluation_executor = EvalExecutor(self.graph(eval_model_uri), held)
@@ -78,9 +78,7 @@ class Module:
                     "batch_size needs inputs that begin with one symbolic dimension, which has a "
                     f"name; {train.graph.name} has none"
                 )
-            self._buffers = Buffers(held, train.graph.model, train.signature)
-            if not held.nominal:
-                train.allocate()
+            super().__init__(train)
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
@@ -172,45 +170,6 @@ class Module:
     def input_gradients(self) -> dict[str, Array]:
         """The gradients of inputs that `requires_grad` named, of the last training call."""
         return dict(self.training_executor.input_gradients)
-
-    # ---- parameters ----------------------------------------------------------------------------
-
-    def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Return the number of elements of the parameters."""
-        return self._buffers.size(trainable_only)
-
-    def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
-        """Return a copy of all parameters, concatenated, as an OrtValue."""
-        with self.training_state.lock:
-            require_values(self.training_state)
-            return self._buffers.read(trainable_only)
-
-    def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        """Set all parameters from an array or `OrtValue` as `get_contiguous_parameters` returns.
-
-        A nominal state is complete after it was given all parameters.
-        """
-        with self.training_state.lock:
-            self._buffers.write(buffer, trainable_only)
-            self.training_executor.allocate()
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """The names of running statistics: what a step changes without training it."""
-        return self._buffers.statistics
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape of a parameter, of a nominal state too."""
-        return self._buffers.shape_of(name)
-
-    def load_parameters(self, values: Mapping[str, Array]) -> None:
-        """Set parameters by name: some of them, or all of those of a nominal state.
-
-        Nothing is changed if one of them is unknown, or of another shape or type.
-        """
-        with self.training_state.lock:
-            self._buffers.set_named(values)
-            self.training_executor.allocate()
 
     def export_model_for_inferencing(
         self,

@@ -10,36 +10,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from onnxtrain.device import schedules
 from onnxtrain.device.checks import choice, not_negative, positive, whole
 from onnxtrain.device.schedules import Schedule
 from onnxtrain.errors import ArgumentError, CheckpointError
 
+if TYPE_CHECKING:
+    from onnxtrain.device.optimizer import Optimizer
+
 State = dict[str, Any]
-
-
-class ScheduledOptimizer(Protocol):
-    """What a scheduler needs of an optimizer."""
-
-    initial_lr: float
-
-    @property
-    def step_count(self) -> int:
-        """The number of steps taken so far."""
-
-    def get_learning_rate(self) -> float:
-        """Return the learning rate of the next step."""
-
-    def set_learning_rate(self, learning_rate: float, /) -> None:
-        """Set the learning rate of the next step."""
-
-    def saved_scheduler(self, kind: str, /) -> Mapping[str, Any] | None:
-        """Return what the loaded checkpoint holds for a scheduler of this kind."""
-
-    def attach(self, scheduler: Any, /) -> None:
-        """Remember the scheduler, whose state is saved with the optimizer's."""
 
 
 class LRScheduler:
@@ -47,7 +28,7 @@ class LRScheduler:
 
     kind: str = ""
 
-    def __init__(self, optimizer: ScheduledOptimizer, settings: State) -> None:
+    def __init__(self, optimizer: Optimizer, settings: State) -> None:
         self._optimizer = optimizer
         rate = settings["initial_lr"]
         saved = optimizer.saved_scheduler(self.kind)
@@ -97,7 +78,7 @@ class _FunctionLRScheduler(LRScheduler):
     """
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, function: Callable[..., Schedule], settings: State
+        self, optimizer: Optimizer, function: Callable[..., Schedule], settings: State
     ) -> None:
         self.first_step = whole("first_step", settings["first_step"])
         self._function = function
@@ -139,7 +120,7 @@ class LinearLRScheduler(_FunctionLRScheduler):
     kind = "linear"
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, warmup_step_count: int, total_step_count: int,
+        self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int,
         initial_lr: float | None = None, *, first_step: int = 0,
     ) -> None:  # fmt: skip
         warmup = whole("warmup_step_count", warmup_step_count)
@@ -159,7 +140,7 @@ class ConstantLRScheduler(_FunctionLRScheduler):
     kind = "constant"
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, warmup_step_count: int = 0,
+        self, optimizer: Optimizer, warmup_step_count: int = 0,
         initial_lr: float | None = None, *, first_step: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(optimizer, schedules.constant, _settings(locals()))
@@ -171,7 +152,7 @@ class CosineLRScheduler(_FunctionLRScheduler):
     kind = "cosine"
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, warmup_step_count: int, total_step_count: int,
+        self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int,
         initial_lr: float | None = None, min_lr: float = 0.0, cycles: float = 0.5,
         *, first_step: int = 0,
     ) -> None:  # fmt: skip
@@ -184,7 +165,7 @@ class StepLRScheduler(_FunctionLRScheduler):
     kind = "step"
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, step_size: int, gamma: float = 0.1,
+        self, optimizer: Optimizer, step_size: int, gamma: float = 0.1,
         initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(optimizer, schedules.step, _settings(locals()))
@@ -196,7 +177,7 @@ class MultiStepLRScheduler(_FunctionLRScheduler):
     kind = "multistep"
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, milestones: Sequence[int], gamma: float = 0.1,
+        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1,
         initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(optimizer, schedules.multistep, _settings(locals()))
@@ -208,7 +189,7 @@ class ExponentialLRScheduler(_FunctionLRScheduler):
     kind = "exponential"
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, gamma: float,
+        self, optimizer: Optimizer, gamma: float,
         initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(optimizer, schedules.exponential, _settings(locals()))
@@ -220,7 +201,7 @@ class OneCycleLRScheduler(_FunctionLRScheduler):
     kind = "onecycle"
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, max_lr: float, total_step_count: int,
+        self, optimizer: Optimizer, max_lr: float, total_step_count: int,
         pct_start: float = 0.3, anneal_strategy: Literal["cos", "linear"] = "cos",
         div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False,
         *, first_step: int = 0,
@@ -247,7 +228,7 @@ class PlateauLRScheduler(LRScheduler):
     kind = "plateau"
 
     def __init__(
-        self, optimizer: ScheduledOptimizer, mode: Literal["min", "max"] = "min",
+        self, optimizer: Optimizer, mode: Literal["min", "max"] = "min",
         factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
         threshold_mode: Literal["rel", "abs"] = "rel", cooldown: int = 0, min_lr: float = 0.0,
         eps: float = 1e-8, initial_lr: float | None = None,

@@ -37,22 +37,12 @@ def export_model(
     format: Format = "onnx",
     external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
 ) -> bytes | None:
-    """Write an evaluation model as one for inference, with the values of its parameters inside.
+    """Write an evaluation model as one for inference, or return its bytes if there is no target.
 
-    Args:
-        model: the evaluation model.
-        graph_output_names: the values of the graph to output, in this order: outputs of the
-            user's model, the loss, anything in between, even inputs and parameters.
-        values: the current value of each parameter, frozen ones included.
-        target: the file to write, replaced all or nothing; None to get its bytes.
-        optimize: let onnxruntime simplify the model first. Results then differ by rounding.
-        format: "onnx", or "ort" for the format of onnxruntime's small builds.
-        external_data_threshold: a model of this many bytes or more keeps its tensors in
-            `<target>.data`.
-
-    Returns:
-        The bytes of the model if there is no target, else None.
-
+    The outputs may be any values of the graph, even inputs and parameters. `values` has the current
+    value of each parameter, frozen ones included. With `optimize`, onnxruntime simplifies the model
+    first; results then differ by rounding. A model of `external_data_threshold` bytes or more keeps
+    its tensors in `<target>.data`.
     """
     path = _checked_target(target, model, format)
     parts = _parts_of(model)
@@ -61,7 +51,10 @@ def export_model(
     _check_size(layout, path, format)
     if not optimize and format == "onnx":
         return _write(layout, path, external_data_threshold)
-    with _scratch_folder(path) as folder:
+    # What onnxruntime writes goes to the disk of the target.
+    with export_store.translated(path or Path(tempfile.gettempdir())):
+        scratch = tempfile.TemporaryDirectory(prefix=".onnxtrain-", dir=path and path.parent)
+    with scratch as folder:
         plain = Path(folder, "plain.onnx")
         _write(layout, plain, external_data_threshold)
         if format == "ort":
@@ -125,13 +118,6 @@ def _check_size(layout: ModelLayout, path: Path | None, format: Format) -> None:
         )
 
 
-def _scratch_folder(path: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """A folder for what onnxruntime writes, on the disk of the target."""
-    beside = None if path is None else path.parent
-    with export_store.translated(path or Path(tempfile.gettempdir())):
-        return tempfile.TemporaryDirectory(prefix=".onnxtrain-", dir=beside)
-
-
 # ---- arguments -----------------------------------------------------------------------------------
 
 
@@ -148,18 +134,13 @@ def _checked_target(target: Target | None, model: ModelFile, format: Format) -> 
             f"{path.name!r} would not be loaded: the name of a file in the ORT format, and of no "
             f"other, ends in .ort; say format='ort', or choose another name"
         )
-    for file in _own_files(model):
-        if file.exists() and path.exists() and file.samefile(path):
+    if model.path is not None and path.exists():
+        names = {model.path.name, *(tensor.location for tensor in model.external.values())}
+        names.add(model.metadata.checkpoint or model.path.name)
+        read = (model.path.parent / name for name in names)
+        if any(file.exists() and file.samefile(path) for file in read):
             raise ArgumentError(f"{path} is what training reads: export to another file")
     return path
-
-
-def _own_files(model: ModelFile) -> set[Path]:
-    if model.path is None:
-        return set()
-    names = {tensor.location for tensor in model.external.values()}
-    names.add(model.metadata.checkpoint or model.path.name)
-    return {model.path, *(model.path.parent / name for name in names)}
 
 
 def _checked_names(names: Sequence[str], parts: ModelParts, source: str) -> list[str]:
@@ -172,14 +153,10 @@ def _checked_names(names: Sequence[str], parts: ModelParts, source: str) -> list
     known = parts.value_names()
     unknown = [name for name in names if name not in known]
     if unknown:
+        near = dict.fromkeys(m for n in unknown for m in difflib.get_close_matches(n, known, 3))
+        hint = "near are" if near else "its outputs are"
         raise UnknownNameError(
-            f"{source} has no value {', '.join(map(repr, unknown))}{_hint(unknown, known, parts)}"
+            f"{source} has no value {', '.join(map(repr, unknown))}; {hint} "
+            f"{', '.join(map(repr, near or parts.outputs))}"
         )
     return list(names)
-
-
-def _hint(unknown: Sequence[str], known: set[str], parts: ModelParts) -> str:
-    near = [m for name in unknown for m in difflib.get_close_matches(name, known, 3)]
-    if near:
-        return f"; near are {', '.join(map(repr, dict.fromkeys(near)))}"
-    return f"; its outputs are {', '.join(map(repr, parts.outputs))}"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from onnxtrain.device.export.layout import Chunks
-from onnxtrain.device.export.prune import stored_tensor
+from onnxtrain.device.export.layout import Chunks, StoredTensor
 from onnxtrain.format.checkpoint.content import Tensor
 from onnxtrain.format.model.file import GraphField, ModelField, ModelFile, graph_of
-from onnxtrain.format.model.tensor import inline_data, read_initializer, read_tensor_type
+from onnxtrain.format.model.tensor import (
+    ExternalTensor,
+    inline_data,
+    read_initializer,
+    read_tensor_type,
+)
 from onnxtrain.format.model.wire import Reader
 
 
@@ -17,31 +21,32 @@ def stored_data(model: ModelFile, names: Iterable[str]) -> dict[str, memoryview]
 
     They are as in a checkpoint: row by row, little-endian. Strings are left out.
     """
-    wanted, reader = set(names), Reader(model.source_name)
-    found: dict[str, memoryview] = {}
-    if not wanted:
-        return found
-    for part in reader.fields(graph_of(model, reader), "graph"):
-        if part.number == GraphField.INITIALIZER:
-            name, external = read_initializer(reader, part.data)
-            data = inline_data(reader, part.data) if name in wanted and not external else None
-            if data is not None:
-                found[name] = data
-    return found
+    reader = Reader(model.source_name)
+    found = {
+        name: inline_data(reader, message)
+        for name, external, message in _initializers(model, reader, names)
+        if not external
+    }
+    return {name: data for name, data in found.items() if data is not None}
 
 
 def stored_shapes(model: ModelFile, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of those of the names that are initializers, inside or external."""
-    wanted, reader = set(names), Reader(model.source_name)
-    found: dict[str, tuple[int, ...]] = {}
-    if not wanted or model.is_ort:
-        return found
-    for part in reader.fields(graph_of(model, reader), "graph"):
-        if part.number == GraphField.INITIALIZER:
-            name, _ = read_initializer(reader, part.data)
-            if name in wanted:
-                found[name] = read_tensor_type(reader, part.data, name).dims
-    return found
+    reader = Reader(model.source_name)
+    found = _initializers(model, reader, names)
+    return {name: read_tensor_type(reader, message, name).dims for name, _, message in found}
+
+
+def _initializers(
+    model: ModelFile, reader: Reader, names: Iterable[str]
+) -> Iterator[tuple[str, ExternalTensor | None, memoryview]]:
+    wanted = set(names)
+    if wanted and not model.is_ort:
+        for part in reader.fields(graph_of(model, reader), "graph"):
+            if part.number == GraphField.INITIALIZER:
+                name, external = read_initializer(reader, part.data)
+                if name in wanted:
+                    yield name, external, part.data
 
 
 def with_initializers(model: ModelFile, values: Mapping[str, Tensor]) -> bytes:
@@ -68,7 +73,7 @@ def _graph(reader: Reader, graph: memoryview, values: Mapping[str, Tensor]) -> C
             name, _ = read_initializer(reader, part.data)
         if name in values:
             wanted = read_tensor_type(reader, part.data, name)
-            tensor = stored_tensor(name, values[name], *wanted)
+            tensor = StoredTensor.of(name, values[name], *wanted)
             chunks.add_message(part.number, tensor.inside())
         else:
             chunks.add(graph[part.start : part.end])

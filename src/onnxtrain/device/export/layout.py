@@ -6,13 +6,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from onnxtrain.errors import ModelError
-from onnxtrain.format.element_types import STRING
+import numpy as np
+
+from onnxtrain.errors import CheckpointError, ModelError, StateError
+from onnxtrain.format.checkpoint.content import (
+    RawTensor,
+    Tensor,
+    tensor_bytes,
+    tensor_code,
+    tensor_dims,
+)
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
 from onnxtrain.format.model.file import GraphField, ModelField
 from onnxtrain.format.model.tensor import EXTERNAL, TensorField
 from onnxtrain.format.model.wire import bytes_field, header, number_field, text_field
 
 Buffer = bytes | memoryview
+Dims = tuple[int | str | None, ...]
 
 # Protobuf, and with it onnxruntime, takes no larger message.
 MAX_FILE_SIZE = (1 << 31) - 1
@@ -59,6 +69,27 @@ class StoredTensor:
     dims: tuple[int, ...]
     data: memoryview
     strings: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, value: Tensor, code: int, dims: Dims | None) -> StoredTensor:
+        """Return the value of a parameter, which must be of the type that the model wants."""
+        given_code, given_dims = tensor_code(value, name), tensor_dims(value, name)
+        if isinstance(value, RawTensor) and value.data.nbytes != data_size(given_code, given_dims):
+            raise StateError(
+                f"the parameter {name!r} has no value. Please load the model parameters first: the "
+                "checkpoint is nominal"
+            )
+        fits = dims is None or len(dims) == len(given_dims)
+        sizes = zip(given_dims, dims or (), strict=False)
+        if given_code != code or not fits or any(isinstance(w, int) and w != n for n, w in sizes):
+            raise CheckpointError(
+                f"the parameter {name!r} is {_described(given_code, given_dims)} and the model "
+                f"wants {_described(code, dims)}: the values are of another model"
+            )
+        if given_code == STRING:
+            texts = tuple(str(text).encode("utf-8") for text in np.asarray(value).flat)
+            return cls(name, code, given_dims, memoryview(b""), texts)
+        return cls(name, code, given_dims, tensor_bytes(value))
 
     def _head(self) -> Chunks:
         chunks = Chunks(number_field(TensorField.DIMS, dim) for dim in self.dims)
@@ -167,6 +198,12 @@ class ModelLayout:
 def _aligned(offset: int, tensor: StoredTensor) -> int:
     unit = _PAGE if len(tensor.data) >= _LARGE else _ALIGNMENT
     return -(-offset // unit) * unit
+
+
+def _described(code: int, dims: Dims | None) -> str:
+    kind = ELEMENT_TYPES[code].name if code in ELEMENT_TYPES else f"of element type {code}"
+    shape = "any shape" if dims is None else f"shape ({', '.join(map(str, dims))})"
+    return f"{kind} of {shape}"
 
 
 def value_info(name: str, code: int, dims: Iterable[int | str | None] | None) -> bytes:

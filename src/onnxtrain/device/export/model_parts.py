@@ -99,6 +99,10 @@ class Needed:
     domains: set[str]
     functions: list[memoryview]
 
+    def of(self, pieces: Mapping[str, memoryview]) -> dict[str, memoryview]:
+        """Return the pieces about values that are needed."""
+        return {name: data for name, data in pieces.items() if name in self.values}
+
 
 def take_apart(model: ModelFile) -> ModelParts:
     """Read the pieces of a model."""
@@ -110,11 +114,11 @@ def take_apart(model: ModelFile) -> ModelParts:
             parts.opsets.append((read_opset(reader, message)[0], message))
         elif part.number == ModelField.FUNCTIONS:
             _read_function(reader, reader.message(part, "function"), parts)
-        elif part.number == ModelField.METADATA:
-            # The note is about the files that a device trains from, which this will not be.
-            if read_entry(reader, reader.message(part, "metadata_props"))[0] != METADATA_KEY:
-                parts.head.append(model.data[part.start : part.end])
-        elif part.number not in (ModelField.GRAPH, _TRAINING_INFO):
+        elif part.number not in (ModelField.GRAPH, _TRAINING_INFO) and not (
+            # This note is about the files that a device trains from.
+            part.number == ModelField.METADATA
+            and read_entry(reader, reader.message(part, "metadata_props"))[0] == METADATA_KEY
+        ):
             parts.head.append(model.data[part.start : part.end])
     _read_graph(reader, graph_of(model, reader), parts)
     return parts
@@ -181,22 +185,15 @@ def _all_calls(parts: ModelParts, nodes: list[Node]) -> set[Operator]:
 
 # ---- the graph -----------------------------------------------------------------------------------
 
-_LISTS = {
-    GraphField.INITIALIZER: ("initializer", TensorField.NAME),
-    GraphField.INPUT: ("input", 1),
-    GraphField.OUTPUT: ("output", 1),
-    GraphField.VALUE_INFO: ("value_info", 1),
-    GraphField.QUANTIZATION: ("quantization_annotation", 1),
-}
-
 
 def _read_graph(reader: Reader, graph: memoryview, parts: ModelParts) -> None:
+    # What a piece is called, where its name is, and where it goes.
     lists = {
-        GraphField.INITIALIZER: parts.initializers,
-        GraphField.INPUT: parts.inputs,
-        GraphField.OUTPUT: parts.outputs,
-        GraphField.VALUE_INFO: parts.value_infos,
-        GraphField.QUANTIZATION: parts.quantization,
+        GraphField.INITIALIZER: ("initializer", TensorField.NAME, parts.initializers),
+        GraphField.INPUT: ("input", 1, parts.inputs),
+        GraphField.OUTPUT: ("output", 1, parts.outputs),
+        GraphField.VALUE_INFO: ("value_info", 1, parts.value_infos),
+        GraphField.QUANTIZATION: ("quantization_annotation", 1, parts.quantization),
     }
     for part in reader.fields(graph, "graph"):
         if part.number == GraphField.NODE:
@@ -205,9 +202,9 @@ def _read_graph(reader: Reader, graph: memoryview, parts: ModelParts) -> None:
             message = reader.message(part, "sparse_initializer")
             parts.sparse_initializers[_sparse_name(reader, message)] = message
         elif part.number in lists:
-            where, name_field = _LISTS[part.number]
+            where, name_field, pieces = lists[part.number]
             message = reader.message(part, where)
-            lists[part.number][read_name(reader, message, name_field, where)] = message
+            pieces[read_name(reader, message, name_field, where)] = message
         else:
             parts.graph_head.append(graph[part.start : part.end])
 

@@ -268,7 +268,9 @@ def make_source(
     if isinstance(data, tuple):
         source = ArraySource(_arrays(data, names, what), batch_size, shuffle, drop_last, seed)
         if not source.batches:
-            few = f"{source.samples} samples, fewer than a batch of {batch_size}, and drop_last=True"
+            few = (
+                f"{source.samples} samples, fewer than a batch of {batch_size}, and drop_last=True"
+            )
             raise ArgumentError(f"{what} has {few if source.samples else 'no samples'}")
         return source
     bare = isinstance(data, list) and any(isinstance(item, np.ndarray) for item in data)

@@ -29,10 +29,8 @@ def evaluate(
 
     `data` and `metrics` are as for `fit`. The loss is the mean over samples, if that of a batch is.
     """
-    made = make_metrics(metrics)
     batch_size = at_least(1, "batch_size", batch_size)
-    evaluation = Evaluation(session, data, made, batch_size, "data")
-    return evaluation.run(0)
+    return Evaluation(session, data, make_metrics(metrics), batch_size, "data").run(0)
 
 
 class Evaluation:
@@ -66,13 +64,10 @@ class Evaluation:
             metric.reset()
         total, samples = 0.0, 0
         for number, batch in enumerate(self.source.epoch(epoch)):
-            where = f"evaluation, batch {number + 1}"
-            total += self._measure(batch, where) * batch.samples
+            total += self._measure(batch, f"evaluation, batch {number + 1}") * batch.samples
             samples += batch.samples
-        values: dict[str, Any] = {"eval_loss": total / samples}
-        for name, metric in self._metrics.items():
-            values[name] = to_plain(name, metric.value())
-        return values
+        measured = {name: to_plain(name, metric.value()) for name, metric in self._metrics.items()}
+        return {"eval_loss": total / samples, **measured}
 
     def _measure(self, batch: Batch, where: str) -> float:
         """Update all metrics with a batch; return its loss."""
@@ -81,12 +76,13 @@ class Evaluation:
         loss = float(as_array(outputs[0]))
         if not math.isfinite(loss):
             cause = bad_data(self._names, batch)
-            if cause:
-                raise NonFiniteError(f"{where}: the loss is {loss}, because {cause}", in_data=True)
-            raise NonFiniteError(
-                f"{where}: the loss is {loss}, and the data of the batch are finite: look for "
-                "labels that are no class, or for parameters that grew too large"
-            )
+            why = f"because {cause}"
+            if not cause:
+                why = (
+                    "and the data of the batch are finite: look for labels that are no class, or "
+                    "for parameters that grew too large"
+                )
+            raise NonFiniteError(f"{where}: the loss is {loss}, {why}", in_data=bool(cause))
         for name, metric in self._metrics.items():
             output, labels = self._places[name]
             try:

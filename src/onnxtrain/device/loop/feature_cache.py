@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ import numpy as np
 
 from onnxtrain.device.export.layout import ModelLayout
 from onnxtrain.device.export.model_parts import ModelParts, Node, NodeField, find_needed, take_apart
+from onnxtrain.device.export.prune import layout_of
 from onnxtrain.device.loop.batches import ArraySource, make_source
-from onnxtrain.device.run.graph import Graph
 from onnxtrain.device.run.inputs import prepared
 from onnxtrain.errors import ArgumentError, InputError
 from onnxtrain.format.checkpoint.content import Array
@@ -143,17 +143,9 @@ def _is_batch(reader: Reader, shape: Node) -> bool:
 
 def _first(parts: ModelParts, values: tuple[str, ...]) -> bytes:
     needed = find_needed(parts, values)
-    layout = ModelLayout(
-        head=parts.head,
-        opsets=[data for domain, data in parts.opsets if domain in needed.domains],
-        functions=needed.functions,
-        graph_head=parts.graph_head,
-        nodes=[node.data for node in needed.nodes],
-        inputs=[data for name, data in parts.inputs.items() if name in needed.values],
-        outputs=[parts.value_infos[name] for name in values],
-        copied=[data for name, data in parts.initializers.items() if name in needed.values],
-        sparse=[d for name, d in parts.sparse_initializers.items() if name in needed.values],
-    )
+    inputs, constants = needed.of(parts.inputs), needed.of(parts.initializers)
+    outputs = {name: parts.value_infos[name] for name in values}
+    layout = layout_of(parts, needed, list(inputs.values()), outputs, list(constants.values()))
     return layout.file().join()
 
 
@@ -192,26 +184,20 @@ class FrozenFeatures:
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
         names = frozenset(session.input_names())
-        sources = {"train": session.module.training_executor.graph.model}
-        if session.fused_model is not None:
-            sources["step"] = session.fused_model
-        parts = {key: split(model, names) for key, model in sources.items()}
-        found = [part for part in parts.values() if part is not None]
-        if len(found) != len(parts) or len({part.values for part in found}) != 1:
+        train = split(session.module.training_executor.graph.model, names)
+        fused = None if session.fused_model is None else split(session.fused_model, names)
+        halved = train is not None and (fused is not None or session.fused_model is None)
+        if train is None or not halved or (fused is not None and fused.values != train.values):
             raise ArgumentError(
                 "there are no frozen features to keep: what trains does not follow frozen "
                 "layers, or it reads the samples itself. Leave cache_features out"
             )
-        self._parts = {key: part for key, part in parts.items() if part is not None}
-        first = self._parts["train"]
-        self.inputs, self.values = first.inputs, first.values
-        module = session.module
-        self._backbone = Graph(
-            ModelFile.read(first.first), module.settings, session.module.training_state.frozen
-        )
+        self.inputs, self.values = train.inputs, train.values
+        self._backbone = session.module.graph(train.first)
+        self._second = train.second, None if fused is None else fused.second
 
     def compute(
-        self, data: Mapping[str, Array], batch_size: int, directory: str | Path | None = None
+        self, data: Mapping[str, Array], batch_size: int, directory: Path | None = None
     ) -> dict[str, Array]:
         """Return data with the features of all samples instead of the inputs they come from.
 
@@ -245,14 +231,9 @@ class FrozenFeatures:
             raise InputError(f"the frozen layers cannot run on these samples: {error}") from None
         return result
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Let the session take features instead of samples, within the context."""
-        with self._session.replaced_graphs(
-            self._parts["train"].second,
-            self._parts["step"].second if "step" in self._parts else None,
-        ):
-            yield
+        return self._session.replaced_graphs(*self._second)
 
 
 @contextmanager
@@ -274,13 +255,11 @@ def cached_features(
         yield made
 
 
-def _memory(directory: str | Path | None, name: str, shape: tuple[int, ...], like: Array) -> Array:
+def _memory(directory: Path | None, name: str, shape: tuple[int, ...], like: Array) -> Array:
     if directory is None:
         return np.empty(shape, like.dtype)
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     safe = "".join(c if c.isalnum() else "_" for c in name)
-    made: Array = np.lib.format.open_memmap(
-        folder / f"{safe}.npy", mode="w+", dtype=like.dtype, shape=shape
-    )
+    path = directory / f"{safe}.npy"
+    made: Array = np.lib.format.open_memmap(path, mode="w+", dtype=like.dtype, shape=shape)
     return made

@@ -139,9 +139,9 @@ def fit(
             state.check_order(saved.get("order"), order)
             if best is not None and saved.get("best") is not None:
                 best.restore(saved["best"])
-                kept = best.snapshot is not None and best.epoch is not None
-                if kept and checkpoint is not None and checkpoint.best_path.exists():
-                    best.snapshot.read(checkpoint.best_path, session)
+                path = None if checkpoint is None or best.epoch is None else checkpoint.best_path
+                if best.snapshot is not None and path is not None and path.exists():
+                    best.snapshot.read(path, session)
 
         # How it updates.
         steps = None if source.batches is None else math.ceil(source.batches / accumulate)

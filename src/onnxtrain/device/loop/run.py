@@ -197,7 +197,8 @@ class Loop:
         step = self._run.step
         if step % self.guard.every == 0:
             self.guard.check_parameters(self._moment())
-        self.schedule.after_step()
+        if self.schedule.monitor is None:
+            self.schedule.step()
         if self.checkpoint is not None and self.checkpoint.is_due(step):
             self._save(self.checkpoint.path)
         self._interrupts.end()
@@ -230,7 +231,8 @@ class Loop:
             values=values,
         )
         self._history.epochs.append(record)
-        self.schedule.after_epoch(record)
+        if self.schedule.monitor is not None:
+            self.schedule.step(record[self.schedule.monitor])
         self.state.next_epoch()
         self._keep(record)
         self.progress.end_epoch(record, self.epochs)

@@ -19,13 +19,8 @@ from onnxtrain.format.model.file import ValueType
 class Binding:
     """A graph with everything bound to it that stays the same from run to run.
 
-    Args:
-        graph: the graph to run.
-        state: the variables that it reads, by the name of the input.
-        results: the variables that it writes, by the name of the output.
-        inputs: the inputs of each run.
-        outputs: the outputs of each run.
-
+    It reads the variables in `state` and writes those in `results`, by the names of inputs and
+    outputs; `inputs` and `outputs` are those that each run takes and returns.
     """
 
     def __init__(
@@ -99,20 +94,16 @@ class Binding:
         # Other graphs do not see to it that nobody reads a parameter when its update is written.
         in_place = self._graph.model.metadata.target == "cpu"
         for name, variable in self._results.items():
-            shape = self._declared_shape(name, variable.shape)
-            memory = variable.in_shape(shape) if in_place else None
+            # A large tensor is updated as a list of pieces of it: the graph declares which shape.
+            dims = self._graph.model.output_dims(name)
+            sizes = tuple(dim for dim in dims or () if isinstance(dim, int))
+            known = dims is not None and len(sizes) == len(dims)
+            memory = variable.in_shape(sizes if known else variable.shape) if in_place else None
             if memory is None:
                 self._copied[name] = variable
                 self._binding.bind_output(name)
             else:
                 self._binding.bind_ortvalue_output(name, memory)
-
-    def _declared_shape(self, name: str, otherwise: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an output: a large tensor is updated as a list of pieces of it."""
-        dims = self._graph.model.output_dims(name)
-        if dims is None or not all(isinstance(dim, int) for dim in dims):
-            return otherwise
-        return tuple(dim for dim in dims if isinstance(dim, int))
 
     def _copy_results(self) -> None:
         """Take over what could not be written in place: pieces, on another device than the CPU."""

@@ -45,14 +45,11 @@ class Executor(ABC):
         check_belongs(self.graph.model, self.state, self.signature)
 
     @abstractmethod
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Run the graph; return its outputs for the user."""
-
-    @abstractmethod
     def _bind(self) -> Binding:
         """Bind everything that stays the same from run to run."""
 
-    def _run(self, values: Sequence[Any]) -> list[Any]:
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """Run the graph; return its outputs for the user."""
         if self._binding is None:
             self._binding = self._bind()
         with self.state.random.drawn(self._seed.array if self.signature.has_seed else None):
@@ -67,10 +64,6 @@ class Executor(ABC):
 
 class EvalExecutor(Executor):
     """The evaluation graph."""
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Evaluate."""
-        return self._run(values)
 
     def _bind(self) -> Binding:
         signature = self.signature
@@ -103,7 +96,7 @@ class TrainExecutor(Executor):
         """Run forward and backward; gradients start from zero where `reset` is set."""
         self._flag.array[0] = self.reset
         extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
-        made = self._run([*values, *extra])
+        made = super().__call__([*values, *extra])
         self.reset = False
         count = len(self.signature.outputs)
         for name, value in zip(self._differentiated_inputs, made[count:], strict=True):
@@ -172,7 +165,7 @@ class StepExecutor(Executor):
         """Take a step."""
         numbers = self._optimizer.numbers
         numbers.begin()
-        made = self._run(values)
+        made = super().__call__(values)
         numbers.finish()
         return made
 

@@ -96,9 +96,11 @@ def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Device]:
     `device` is "cpu", "cuda", "cuda:1", or a list of providers as onnxruntime takes it.
     """
     if isinstance(device, list | tuple) and device:
-        named = list(device)
-        _require([provider if isinstance(provider, str) else provider[0] for provider in named])
-        return named, _device_of(named[0])
+        pairs = [(given, {}) if isinstance(given, str) else given for given in device]
+        _require([name for name, *_ in pairs])
+        if pairs[0][0] != "CUDAExecutionProvider":
+            return list(device), CPU
+        return list(device), Device("cuda", int(pairs[0][1].get("device_id", 0)))
     kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
     valid = kind in ("cpu", "cuda") and (not index or index.isdecimal())
     if not valid or (kind == "cpu" and int(index or 0) > 0):
@@ -119,10 +121,3 @@ def _require(wanted: list[str]) -> None:
             raise ArgumentError(
                 f"this onnxruntime has no {provider}; it has {', '.join(available)}"
             )
-
-
-def _device_of(provider: Any) -> Device:
-    name, settings = (provider, {}) if isinstance(provider, str) else provider
-    if name == "CUDAExecutionProvider":
-        return Device("cuda", int(settings.get("device_id", 0)))
-    return CPU
