@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from onnxtrain.device.checks import at_least
@@ -130,18 +130,6 @@ class Module(ParameterBuffers):
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
         self.training_executor.reset = True
-
-    def replace_training_graph(self, train_model: bytes) -> Callable[[], None]:
-        """Train with another graph on the same parameters; return what undoes it."""
-        before = self.training_executor
-        self.training_executor = TrainExecutor(self.graph(train_model), self.training_state)
-        self.training_executor.reset = before.reset
-
-        def undo() -> None:
-            before.reset = self.training_executor.reset
-            self.training_executor = before
-
-        return undo
 
     # ---- mode ----------------------------------------------------------------------------------
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from onnxtrain.device.checks import float32, not_negative
 from onnxtrain.device.module import Model, Module
 from onnxtrain.device.parameters import checked
 from onnxtrain.device.run.binding import Binding
@@ -15,13 +15,7 @@ from onnxtrain.device.run.executors import require_values
 from onnxtrain.device.run.graph_signature import check_updates, momentums_of, proximal_of
 from onnxtrain.device.run.variables import Variable
 from onnxtrain.device.state import GROUP, TrainingState
-from onnxtrain.errors import (
-    ArgumentError,
-    CheckpointError,
-    ModelError,
-    StateError,
-    UnknownNameError,
-)
+from onnxtrain.errors import CheckpointError, ModelError, StateError, UnknownNameError
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile
@@ -137,14 +131,7 @@ class Optimizer:
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the steps to come."""
-        try:
-            with np.errstate(over="ignore"):
-                rate = float(np.float32(learning_rate))
-        except (TypeError, ValueError):
-            raise ArgumentError(f"a learning rate is a number, not {learning_rate!r}") from None
-        if not np.isfinite(rate):
-            raise ArgumentError(f"the learning rate {learning_rate!r} is not finite")
-        self.numbers.rate = rate
+        self.numbers.rate = float32("the learning rate", learning_rate)
 
     def get_learning_rate(self) -> float:
         """Return the learning rate, as the float32 that the graph is given."""
@@ -333,24 +320,15 @@ class Proximal:
         }
 
     def _allocated(self) -> dict[str, Variable]:
-        if not self._references:
-            self._references = {
-                name: Variable.zeros(*self._state.type_of(name), self._state.device)
-                for name in self._names
-            }
+        state = self._state
+        for name in self._names if not self._references else ():
+            self._references[name] = Variable.zeros(*state.type_of(name), state.device)
         return self._references
 
     def set(self, mu: float, reference: Mapping[str, Array] | None) -> None:
         """Set the strength, and what to pull to: the present values, or those given."""
         require_values(self._state)
-        try:
-            strength = float(np.float32(mu))
-        except (TypeError, ValueError):
-            strength = math.nan
-        if not math.isfinite(strength) or strength < 0:
-            raise ArgumentError(
-                f"the strength of the proximal term must be a number of 0 or more, not {mu!r}"
-            )
+        strength = not_negative("the strength of the proximal term", float32("mu", mu))
         if reference is None:
             values = {name: self._state.value_of(name) for name in self._names}
         else:

@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from onnxtrain.device.module import Batch, Model, Module
 from onnxtrain.device.optimizer import Optimizer
-from onnxtrain.device.run.executors import StepExecutor, names_of
+from onnxtrain.device.run.executors import StepExecutor, TrainExecutor, names_of
 from onnxtrain.device.schedulers import LinearLRScheduler
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
@@ -159,17 +159,19 @@ class TrainingSession:
     @contextmanager
     def replaced_graphs(self, train_model: bytes, step_model: bytes | None) -> Iterator[None]:
         """Take steps with other graphs, on the same parameters, within the context."""
-        before = self._fused
-        with self.module.training_state.lock:
+        module, state = self.module, self.module.training_state
+        train, fused = module.training_executor, self._fused
+        with state.lock:
             if step_model is not None:
                 self._fused = self._step_executor(step_model)
-            restore = self.module.replace_training_graph(train_model)
+            module.training_executor = TrainExecutor(module.graph(train_model), state)
+            module.training_executor.reset = train.reset
         try:
             yield
         finally:
-            with self.module.training_state.lock:
-                self._fused = before
-                restore()
+            with state.lock:
+                train.reset = module.training_executor.reset
+                module.training_executor, self._fused = train, fused
 
     # ---- learning rate -------------------------------------------------------------------------
 

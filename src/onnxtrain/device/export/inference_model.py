@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from onnxtrain.device.export import runtime as export_runtime
+import onnxruntime as ort
+
 from onnxtrain.device.export import store as export_store
 from onnxtrain.device.export.layout import MAX_FILE_SIZE, Chunks, ModelLayout
 from onnxtrain.device.export.model_parts import ModelParts, take_apart
-from onnxtrain.device.export.prune import Cut, Values
+from onnxtrain.device.export.prune import Cut, Values, quiet_options
 from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError, UnknownNameError
 from onnxtrain.format.checkpoint.layout import EXTERNAL_DATA_THRESHOLD
 from onnxtrain.format.model.file import ModelFile, map_file
@@ -89,22 +90,60 @@ def _write(layout: ModelLayout, path: Path | None, threshold: int) -> bytes | No
 
 
 def _optimised(plain: Path, names: Sequence[str]) -> ModelLayout:
-    """The model after optimisation, without the many imports that onnxruntime adds to it."""
+    """The model after optimisation, without the many imports that onnxruntime adds to it.
+
+    The level is "basic": it computes what is constant and folds neighbours into each other, such as
+    a BatchNormalization into the Conv before it. The result consists of standard operators, which
+    any machine and any provider runs. Higher levels put in operators of `com.microsoft` that other
+    versions and providers may lack; the session that loads the file does so anyway, for the machine
+    that it is on.
+    """
     target = plain.with_name("optimised.onnx")
-    large = plain.with_name(plain.name + ".data").exists()
-    export_runtime.optimise(plain, target, "optimised.data" if large else None)
+    options = quiet_options(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+    options.add_session_config_entry("session.save_model_format", "ONNX")
+    if plain.with_name(plain.name + ".data").exists():
+        prefix = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{prefix}_file_name", "optimised.data")
+        options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "64")
+    _write_by_session(plain, options, target, "optimise the exported model")
     model = ModelFile.read(target)
     return Cut(model, take_apart(model), names, {}).layout()
 
 
 def _write_ort(plain: Path, path: Path | None, optimize: bool) -> bytes | None:
+    """Let onnxruntime write a model in the ORT format.
+
+    Sessions change little of such a file when they load it, so that what is to be optimised must be
+    now. The level is then "extended": above it the layout is made for the processor that happens to
+    convert.
+    """
     made = plain.with_name("model.ort")
-    export_runtime.convert(plain, made, optimize)
+    level = ort.GraphOptimizationLevel
+    options = quiet_options(level.ORT_ENABLE_EXTENDED if optimize else level.ORT_DISABLE_ALL)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    action = "write the exported model in the ORT format"
+    _write_by_session(plain, options, made, action)
+    # Nothing but loading it tells whether all of it was written.
+    _load(made, quiet_options(level.ORT_DISABLE_ALL), action)
     content = Chunks([map_file(made)])
     if path is None:
         return content.join()
     export_store.store(path, content)
     return None
+
+
+def _write_by_session(model: Path, options: ort.SessionOptions, target: Path, action: str) -> None:
+    options.optimized_model_filepath = str(target)
+    _load(model, options, action)
+    if not target.exists():
+        raise OnnxTrainError(f"onnxruntime could not {action}: it wrote no file")
+
+
+def _load(model: Path, options: ort.SessionOptions, action: str) -> None:
+    try:
+        ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds of errors and no common one
+        raise OnnxTrainError(f"onnxruntime could not {action}: {error}") from None
 
 
 def _check_size(layout: ModelLayout, path: Path | None, format: Format) -> None:

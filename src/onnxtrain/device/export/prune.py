@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from onnxtrain.device.export.layout import Buffer, ModelLayout, StoredTensor, value_info
+import onnxruntime as ort
+
+from onnxtrain.device.export.layout import (
+    Buffer,
+    ModelLayout,
+    StoredTensor,
+    tensor_type,
+    value_info,
+)
 from onnxtrain.device.export.model_parts import ModelParts, Needed, find_needed
-from onnxtrain.device.export.runtime import Inferred, infer
 from onnxtrain.errors import CheckpointError, ModelError
 from onnxtrain.format.checkpoint.content import Tensor
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import (
     ExternalTensor,
     ModelFile,
@@ -18,9 +27,10 @@ from onnxtrain.format.model.file import (
     read_value_type,
 )
 from onnxtrain.format.model.tensor import read_tensor_type
-from onnxtrain.format.model.wire import Reader, text_field
+from onnxtrain.format.model.wire import Reader, bytes_field, text_field
 
 Values = Mapping[str, Tensor]
+_CODES = {element.name.lower(): code for code, element in ELEMENT_TYPES.items()}
 
 
 def layout_of(
@@ -149,7 +159,7 @@ class Cut:
         stored = read_tensor_type(self._reader, self._parts.initializers[name], name)
         return value_info(name, *stored)
 
-    def _infer(self, names: Sequence[str]) -> dict[str, Inferred]:
+    def _infer(self, names: Sequence[str]) -> dict[str, _Inferred]:
         """Let onnxruntime find types; parameters stay inputs, so that no data are needed."""
         inputs: list[Buffer] = list(self._needed.of(self._parts.inputs).values())
         copied: list[Buffer] = []
@@ -165,4 +175,66 @@ class Cut:
             layout.nodes = [*layout.nodes, *nodes]
             return layout.file().join()
 
-        return infer(model, names, self._model.source_name)
+        return _infer(model, names, self._model.source_name)
+
+
+class _Inferred(NamedTuple):
+    """What onnxruntime knows of an output: its kind, and its dimensions or None."""
+
+    kind: str
+    dims: list[int | str | None] | None
+
+    def value_info(self, name: str, source: str) -> bytes:
+        """Write it as a ValueInfoProto."""
+        element = self.kind.removeprefix("seq(").removeprefix("tensor(").rstrip(")")
+        if element not in _CODES:
+            raise ModelError(f"{source}: {name!r} is a {self.kind}, which cannot be exported")
+        typed = tensor_type(_CODES[element], self.dims)
+        if self.kind.startswith("seq("):
+            typed = bytes_field(4, bytes_field(1, typed))
+        return text_field(1, name) + bytes_field(2, typed)
+
+
+def _infer(
+    model: Callable[[Sequence[bytes], Sequence[str]], bytes], names: Sequence[str], source: str
+) -> dict[str, _Inferred]:
+    """Ask onnxruntime for the types of values.
+
+    `model` makes a model with additional nodes and outputs of unknown type.
+    """
+    found = _outputs(model([], names), names, source)
+    # A scalar and an unknown shape look alike. Of Shape's result, the shape says which it is.
+    flat = [n for n in names if not found[n].shape and found[n].type.startswith("tensor(")]
+    ranks = {name: f"rank of {name}" for name in flat}
+    nodes = [
+        text_field(1, name) + text_field(2, rank) + text_field(4, "Shape")
+        for name, rank in ranks.items()
+    ]
+    asked = _outputs(model(nodes, list(ranks.values())), flat, source) if flat else {}
+    scalars = {name for name in flat if list(asked[ranks[name]].shape) == [0]}
+    return {
+        name: _Inferred(
+            output.type, list(output.shape) if output.shape or name in scalars else None
+        )
+        for name, output in found.items()
+    }
+
+
+def _outputs(model: bytes, names: Sequence[str], source: str) -> dict[str, Any]:
+    options = quiet_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds of errors and no common one
+        raise ModelError(
+            f"{source} does not say of which type {', '.join(map(repr, names))} is, and "
+            f"onnxruntime cannot tell: {error}"
+        ) from None
+    return {output.name: output for output in session.get_outputs()}
+
+
+def quiet_options(level: Any) -> ort.SessionOptions:
+    """Return options for a session that only reads a model."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4  # fatal errors alone
+    return options

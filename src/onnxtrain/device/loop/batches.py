@@ -198,12 +198,13 @@ def to_batch(item: Any, names: Sequence[str], where: str) -> Batch:
     """Return an item of an iterable as the values of all inputs."""
     if isinstance(item, Mapping):
         values = _in_order(item, names, where)
-    elif isinstance(item, tuple | list) and len(names) > 1:
+    elif isinstance(item, tuple) or (
+        # A model with one input also takes the bare array, which may be a list of rows.
+        isinstance(item, list) and (len(names) > 1 or len(item) == 1)
+    ):
         values = list(item)
     else:
-        # A model with one input also takes the bare array.
-        one = isinstance(item, tuple) or (isinstance(item, list) and len(item) == 1)
-        values = list(item) if one else [item]
+        values = [item]
     _require_count(values, names, where)
     samples = count_samples(values)
     if samples == 0:

@@ -38,7 +38,7 @@ class Run:
         self.loss: float | None = None
         self.values: dict[str, Any] = {}
         self.stopped: str | None = None
-        self._save = save
+        self.save = save  # a checkpoint, from which this run can be resumed
 
     @property
     def step(self) -> int:
@@ -53,10 +53,6 @@ class Run:
     def stop(self, reason: str = "a callback stopped training") -> None:
         """End training after this step, or if called at the end of an epoch, after that."""
         self.stopped = reason
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save a checkpoint from which this run can be resumed."""
-        self._save(path)
 
     def __repr__(self) -> str:
         return f"Run(epoch {self.epoch}/{self.epochs}, step {self.step}, loss {self.loss})"

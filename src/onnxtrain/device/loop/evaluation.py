@@ -108,18 +108,14 @@ def _places(
             f"the metric {name!r} must say which output it reads: the evaluation model has "
             f"{', '.join(beside)}; pass for instance Accuracy(output={beside[0]!r})"
         )
-    if metric.output is not None and metric.output not in outputs:
+    output = beside[0] if metric.output is None else metric.output
+    labels = inputs[-1] if metric.labels is None else metric.labels
+    if output not in outputs or labels not in inputs:
         raise ArgumentError(
-            f"the metric {name!r} reads the output {metric.output!r}; there is {', '.join(beside)}"
+            f"the metric {name!r} compares the output {output!r} with the input {labels!r}; the "
+            f"outputs are {', '.join(beside)} and the inputs {', '.join(inputs)}"
         )
-    if metric.labels is not None and metric.labels not in inputs:
-        raise ArgumentError(
-            f"the metric {name!r} takes {metric.labels!r} for labels; the inputs are "
-            f"{', '.join(inputs)}"
-        )
-    output = 1 if metric.output is None else outputs.index(metric.output)
-    labels = len(inputs) - 1 if metric.labels is None else inputs.index(metric.labels)
-    return output, labels
+    return outputs.index(output), inputs.index(labels)
 
 
 def to_plain(name: str, value: Any) -> Any:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.device.export.layout import ModelLayout
 from onnxtrain.device.export.model_parts import ModelParts, Node, NodeField, find_needed, take_apart
 from onnxtrain.device.export.prune import layout_of
 from onnxtrain.device.loop.batches import ArraySource, make_source
@@ -58,15 +57,24 @@ def split(model: ModelFile, user_inputs: frozenset[str]) -> Split | None:
     rest = [node for index, node in enumerate(parts.nodes) if index not in region.nodes]
     batch_of = {name: values[0] for name in region.inputs}
     nodes = [_with_batch_of(node, batch_of, model.source_name) for node in rest]
-    read = {name for _, reads in nodes for name in reads} | parts.outputs.keys()
-    if read & region.inputs:
+    if region.inputs & parts.outputs.keys() or any(node.reads & region.inputs for node in nodes):
         return None  # the trained part reads the samples themselves
+    features = {name: parts.value_infos[name] for name in values}
+    others = {name: data for name, data in parts.inputs.items() if name not in region.inputs}
+    samples = {name: data for name, data in parts.inputs.items() if name in region.inputs}
     return Split(
-        _first(parts, values),
-        _second(parts, values, [data for data, _ in nodes], read, region.inputs),
+        _part(replace(parts, inputs=samples), features),
+        _part(replace(parts, nodes=nodes, inputs=features | others), parts.outputs),
         values,
         tuple(sorted(region.inputs)),
     )
+
+
+def _part(parts: ModelParts, outputs: Mapping[str, memoryview]) -> bytes:
+    """Return the model of some outputs; it keeps all inputs."""
+    needed = find_needed(parts, list(outputs))
+    constants = list(needed.of(parts.initializers).values())
+    return layout_of(parts, needed, list(parts.inputs.values()), outputs, constants).file().join()
 
 
 class _Region:
@@ -106,24 +114,19 @@ class _Region:
         return tuple(name for name in order if name in wanted)
 
 
-def _with_batch_of(
-    node: Node, batch_of: Mapping[str, str], source: str
-) -> tuple[bytes | memoryview, set[str]]:
-    """Let a node that only asks for the size of the batch ask another value.
-
-    Returns the node and what it reads.
-    """
+def _with_batch_of(node: Node, batch_of: Mapping[str, str], source: str) -> Node:
+    """Let a node that only asks for the size of the batch ask another value."""
     asked = [name for name in node.reads if name in batch_of]
     reader = Reader(source)
     if not asked or {c.name for c in node.calls} != {"Shape"} or not _is_batch(reader, node):
-        return node.data, set(node.reads)
+        return node
     pieces = [
         text_field(NodeField.INPUT, batch_of[asked[0]])
         if part.number == NodeField.INPUT
         else bytes(node.data[part.start : part.end])
         for part in reader.fields(node.data, "node")
     ]
-    return b"".join(pieces), {batch_of[asked[0]]}
+    return replace(node, data=memoryview(b"".join(pieces)), reads=frozenset({batch_of[asked[0]]}))
 
 
 def _is_batch(reader: Reader, shape: Node) -> bool:
@@ -139,40 +142,6 @@ def _is_batch(reader: Reader, shape: Node) -> bool:
                     number = reader.int64(field, "attribute.i")
             bounds[name] = number
     return bounds == {"start": 0, "end": 1}
-
-
-def _first(parts: ModelParts, values: tuple[str, ...]) -> bytes:
-    needed = find_needed(parts, values)
-    inputs, constants = needed.of(parts.inputs), needed.of(parts.initializers)
-    outputs = {name: parts.value_infos[name] for name in values}
-    layout = layout_of(parts, needed, list(inputs.values()), outputs, list(constants.values()))
-    return layout.file().join()
-
-
-def _second(
-    parts: ModelParts,
-    values: tuple[str, ...],
-    nodes: list[bytes | memoryview],
-    read: set[str],
-    gone: frozenset[str],
-) -> bytes:
-    made = parts.value_infos.keys() - set(values)
-    layout = ModelLayout(
-        head=parts.head,
-        opsets=[data for _, data in parts.opsets],
-        functions=[data for data, _ in parts.functions.values()],
-        graph_head=parts.graph_head,
-        nodes=nodes,
-        inputs=[
-            *(parts.value_infos[name] for name in values),
-            *(data for name, data in parts.inputs.items() if name not in gone),
-        ],
-        outputs=list(parts.outputs.values()),
-        value_infos=[parts.value_infos[name] for name in made],
-        copied=[data for name, data in parts.initializers.items() if name in read],
-        sparse=[data for name, data in parts.sparse_initializers.items() if name in read],
-    )
-    return layout.file().join()
 
 
 # ---- on a session --------------------------------------------------------------------------------

@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = 1
-# The numbers of an epoch.
-_NUMBERS = {
-    "epoch": int, "steps": int, "samples": int, "loss": float, "learning_rate": float,
-    "seconds": float,
-}  # fmt: skip
+_COUNTS, _FLOATS = ("epoch", "steps", "samples"), ("loss", "learning_rate", "seconds")
+_NUMBERS: dict[str, Any] = {**dict.fromkeys(_COUNTS, int), **dict.fromkeys(_FLOATS, float)}
 
 
 @dataclass
@@ -125,11 +122,9 @@ def _readable(value: Any) -> Any:
 
 
 def _to_record(content: Mapping[str, Any]) -> EpochRecord:
-    numbers: dict[str, Any] = {name: kind(content[name]) for name, kind in _NUMBERS.items()}
-    return EpochRecord(
-        **numbers,
-        values={str(name): _readable(value) for name, value in content["values"].items()},
-    )
+    numbers = {name: kind(content[name]) for name, kind in _NUMBERS.items()}
+    values = {str(name): _readable(value) for name, value in content["values"].items()}
+    return EpochRecord(**numbers, values=values)
 
 
 def plot_history(history: History, path: str | os.PathLike[str] | None = None) -> Figure:

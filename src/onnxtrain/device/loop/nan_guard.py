@@ -105,11 +105,12 @@ class NanGuard:
 
     def check_gradients(self, at: Moment) -> None:
         """Raise an error if a gradient is not finite, before the optimizer uses it."""
-        bad = _bad(_gradients(self._session))
+        gradients = ((name, p.grad) for name, p in self._session.state.parameters)
+        bad = _bad((name, array) for name, array in gradients if array is not None)
         if bad:
-            gradients = _listed(bad, "the gradient of ")
+            listed = _listed(bad, "the gradient of ")
             raise at.error(
-                f"the loss is finite, but {gradients}. The parameters were not updated.", bad
+                f"the loss is finite, but {listed}. The parameters were not updated.", bad
             )
 
     def check_state(self, at: Moment) -> None:
@@ -152,13 +153,6 @@ class NanGuard:
             f"(The parameters were finite after step {self._good_step}; "
             "callbacks=[CheckFinite()] looks after each step.) "
         )
-
-
-def _gradients(session: TrainingSession) -> Iterator[tuple[str, Array]]:
-    for name, parameter in session.state.parameters:
-        gradient = parameter.grad if parameter.requires_grad else None
-        if gradient is not None:
-            yield name, gradient
 
 
 def _moments(session: TrainingSession) -> Iterator[tuple[str, Array]]:

@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 # The entry of a checkpoint's private record that belongs to `fit`.
 KEY = "fit"
 _FORMAT = 1
-_POSITION = {
-    "seed": int, "epoch": int, "batch": int, "samples": int, "loss_sum": float, "seconds": float,
-    "first_step": int,
-}  # fmt: skip
+_COUNTS, _SUMS = ("seed", "epoch", "batch", "samples", "first_step"), ("loss_sum", "seconds")
 
 
 @dataclass
@@ -64,7 +61,7 @@ class ResumeState:
         return {
             "format": _FORMAT,
             "step": step,
-            **{name: getattr(self, name) for name in (*_POSITION, "scheduler")},
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "history"},
             "order": dict(order),
             "best": None if best is None else dict(best),
             "history": history,
@@ -77,17 +74,18 @@ class ResumeState:
             if saved["format"] != _FORMAT:
                 raise ValueError(f"it has the format {saved['format']!r}, not {_FORMAT}")
             history = {**saved["history"], "losses": _unpack(saved["history"]["losses"])}
-            position: dict[str, Any] = {n: kind(saved[n]) for n, kind in _POSITION.items()}
+            counts = {name: int(saved[name]) for name in _COUNTS}
+            sums = {name: float(saved[name]) for name in _SUMS}
             state = cls(
-                **position,
+                **counts,
+                **sums,
                 scheduler=None if saved["scheduler"] is None else dict(saved["scheduler"]),
                 history=History.from_plain(history),
             )
             saved_step = int(saved["step"])
-            counts = (state.seed, state.epoch, state.batch, state.samples, state.first_step)
-            if min(counts) < 0 or bool(state.batch) != bool(state.samples):
+            if min(counts.values()) < 0 or bool(state.batch) != bool(state.samples):
                 raise ValueError("its counts make no sense")
-            if not math.isfinite(state.loss_sum + state.seconds):
+            if not math.isfinite(sum(sums.values())):
                 raise ValueError("its sums are not finite")
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise CheckpointError(

@@ -324,7 +324,7 @@ class Accumulation:
 
     def _scale(self, factor: float) -> None:
         for _, parameter in self._session.state.parameters:
-            gradient = parameter.grad if parameter.requires_grad else None
+            gradient = parameter.grad
             if gradient is not None:
                 gradient *= gradient.dtype.type(factor)
                 parameter.grad = gradient
