@@ -202,7 +202,7 @@ def test_a_batch_that_the_model_refuses_says_where() -> None:
         ({"schedule": {"name": "linear", "unit": "epoch"}}, "does not take unit='epoch'"),
         ({"schedule": {"name": "step", "step_size": 1, "warmup_ratio": 0.1}}, "warmup_ratio"),
         ({"schedule": {"name": "plateau", "monitor": "f1"}}, "cannot watch 'f1'"),
-        ({"schedule": lambda step: "fast"}, "the learning rate must be a finite number, not 'fast'"),
+        ({"schedule": lambda step: "fast"}, "rate must be a finite number, not 'fast'"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(settings, message) -> None:

@@ -84,8 +84,6 @@ class Module(ParameterBuffers):
         """Open a graph file that belongs to this module."""
         return Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
 
-    # ---- running -------------------------------------------------------------------------------
-
     def __call__(self, *user_inputs: Any, **named: Any) -> Any:
         """Run the training or evaluation graph, whichever the mode is.
 
@@ -130,8 +128,6 @@ class Module(ParameterBuffers):
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
         self.training_executor.reset = True
-
-    # ---- mode ----------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Module:
         """Enter training mode, or (False) evaluation mode."""

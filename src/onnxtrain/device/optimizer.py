@@ -137,8 +137,6 @@ class Optimizer:
         """Return the learning rate, as the float32 that the graph is given."""
         return self.numbers.rate
 
-    # ---- proximal term -------------------------------------------------------------------------
-
     @property
     def has_proximal(self) -> bool:
         """Whether the artifacts were generated with `proximal=True`."""

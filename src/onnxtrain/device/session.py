@@ -149,8 +149,6 @@ class TrainingSession:
                 optimizer.step()
             return result
 
-    # ---- frozen features -----------------------------------------------------------------------
-
     @property
     def fused_model(self) -> ModelFile | None:
         """The graph of a whole step, if there is one."""
@@ -249,8 +247,6 @@ class TrainingSession:
     def get_property(self, name: str) -> int | float | str:
         """Return a value that is kept in the checkpoint."""
         return self.state.properties[name]
-
-    # ---- interface, files ----------------------------------------------------------------------
 
     def input_names(self, training: bool = True) -> list[str]:
         """The names of what a step takes: the inputs of the model, then labels."""

@@ -157,9 +157,6 @@ def _check_size(layout: ModelLayout, path: Path | None, format: Format) -> None:
         )
 
 
-# ---- arguments -----------------------------------------------------------------------------------
-
-
 def _checked_target(target: Target | None, model: ModelFile, format: Format) -> Path | None:
     if format not in ("onnx", "ort"):
         raise ArgumentError(f"the format of an exported model is 'onnx' or 'ort', not {format!r}")

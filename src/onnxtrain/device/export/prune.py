@@ -84,10 +84,22 @@ class Cut:
         metadata = self._model.metadata
         known = {*self._values, *metadata.trainable, *metadata.statistics}
         needed_inputs = self._needed.of(self._parts.inputs)
-        parameters = [name for name in needed_inputs if name in known]
-        inputs = [data for name, data in needed_inputs.items() if name not in known]
-        tensors = [self._parameter(name) for name in parameters]
+        inputs: list[Buffer] = []
         copied: list[Buffer] = []
+        tensors: list[StoredTensor] = []
+        for name, data in needed_inputs.items():
+            if name not in known:
+                inputs.append(data)
+                continue
+            if name not in self._values:
+                raise CheckpointError(
+                    f"there is no value for the parameter {name!r} of {self._model.source_name}: "
+                    "load the checkpoint that belongs to the model"
+                )
+            typed = read_value_type(self._reader, data, "input")
+            tensors.append(
+                StoredTensor.of(name, self._values[name], typed.element_type, typed.dims)
+            )
         for name, data in self._needed.of(self._parts.initializers).items():
             if name in needed_inputs and name in known:
                 continue  # it is among the tensors already
@@ -99,17 +111,6 @@ class Cut:
             else:
                 copied.append(data)
         return layout_of(self._parts, self._needed, inputs, self._output_types(), copied, tensors)
-
-    # ---- tensors -----------------------------------------------------------------------------
-
-    def _parameter(self, name: str) -> StoredTensor:
-        if name not in self._values:
-            raise CheckpointError(
-                f"there is no value for the parameter {name!r} of {self._model.source_name}: load "
-                "the checkpoint that belongs to the model"
-            )
-        wanted = read_value_type(self._reader, self._parts.inputs[name], "input")
-        return StoredTensor.of(name, self._values[name], wanted.element_type, wanted.dims)
 
     def _from_file(self, tensor: ExternalTensor) -> StoredTensor:
         """Read an external tensor that is no parameter from the file that the model names."""
@@ -129,8 +130,6 @@ class Cut:
         return StoredTensor(
             tensor.name, tensor.element_type, tensor.dims, data[tensor.offset : end]
         )
-
-    # ---- types -------------------------------------------------------------------------------
 
     def _output_types(self) -> dict[str, Buffer]:
         """The types of the outputs: as the model states them, else as onnxruntime infers them."""

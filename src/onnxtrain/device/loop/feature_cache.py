@@ -144,9 +144,6 @@ def _is_batch(reader: Reader, shape: Node) -> bool:
     return bounds == {"start": 0, "end": 1}
 
 
-# ---- on a session --------------------------------------------------------------------------------
-
-
 class FrozenFeatures:
     """The frozen part of a session, apart from what trains."""
 

@@ -11,7 +11,6 @@ from onnxtrain.errors import ArgumentError, OnnxTrainError, UnknownNameError
 from onnxtrain.format import strict_json
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FORMAT = 1
@@ -135,7 +134,14 @@ def plot_history(history: History, path: str | os.PathLike[str] | None = None) -
         raise OnnxTrainError(
             "history.plot() needs matplotlib: pip install 'onnxtrain[demo]'"
         ) from None
-    metrics = _plottable(history)
+    epochs = history.epochs
+    drawn = [
+        name
+        for name in (epochs[-1].values if epochs else ())
+        if all(isinstance(record.values.get(name), int | float) for record in epochs)
+    ]
+    losses = [name for name in ("loss", "eval_loss") if epochs and name in ("loss", *drawn)]
+    metrics = [name for name in drawn if name != "eval_loss"]
     size = (6.4, 3.6 + 2.4 * bool(metrics))
     if path is None:
         # pyplot knows how to show a figure in a window or a notebook.
@@ -144,39 +150,16 @@ def plot_history(history: History, path: str | os.PathLike[str] | None = None) -
         figure: Figure = pyplot.figure(figsize=size, layout="constrained")
     else:
         figure = Figure(figsize=size, layout="constrained")
-    top, *bottom = figure.subplots(1 + bool(metrics), 1, sharex=True, squeeze=False)[:, 0]
-    _draw_losses(history, top)
-    for axes in bottom:
-        for name in metrics:
-            axes.plot(history["steps"], history[name], marker="o", markersize=3, label=name)
+    panels = figure.subplots(1 + bool(metrics), 1, sharex=True, squeeze=False)[:, 0]
+    steps = range(1, len(history.losses) + 1)
+    panels[0].plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
+    panels[0].set_ylabel("loss")
+    for axes, names in zip(panels, (losses, metrics), strict=False):
+        for name in names:
+            label = name.replace("_", " ") if names is losses else name
+            axes.plot(history["steps"], history[name], marker="o", markersize=3, label=label)
         axes.legend(frameon=False)
-    figure.axes[-1].set_xlabel("step")
+    panels[-1].set_xlabel("step")
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
-
-
-def _plottable(history: History) -> list[str]:
-    """The names of the metrics that are one number in each epoch."""
-    if not history.epochs:
-        return []
-    return [
-        name
-        for name in history.epochs[-1].values
-        if name != "eval_loss"
-        and all(isinstance(record.values.get(name), int | float) for record in history.epochs)
-    ]
-
-
-def _draw_losses(history: History, axes: Axes) -> None:
-    steps = range(1, len(history.losses) + 1)
-    axes.plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
-    if history.epochs:
-        names = ["loss"]
-        if all("eval_loss" in record.values for record in history.epochs):
-            names.append("eval_loss")
-        for name in names:
-            label = name.replace("_", " ")
-            axes.plot(history["steps"], history[name], marker="o", markersize=3, label=label)
-    axes.set_ylabel("loss")
-    axes.legend(frameon=False)

@@ -76,7 +76,13 @@ class Loop:
                     # In the middle of a step: memory may hold half of one state and half of
                     # another, so it is not saved.
                     raise
-                self._end_interrupted()
+                self._interrupts.busy = True
+                self._history.interrupted = True
+                self._history.stopped = "interrupted"
+                self._saved_at = None  # callbacks may have changed something since
+                self._save_last()
+                saved = "" if self.checkpoint is None else f"; saved to {self.checkpoint.path}"
+                self.progress.say(f"interrupted{saved}")
             finally:
                 self.progress.close()
         self.callbacks.call("on_train_end", self._run)
@@ -93,10 +99,7 @@ class Loop:
         self._history.stopped = self._run.stopped or self._why_over()
         # From here on, an interrupt has nothing left to interrupt.
         self._interrupts.busy = True
-        if self.checkpoint is None:
-            self._record_position()
-        elif self._saved_at != self._position():
-            self._save(self.checkpoint.path)
+        self._save_last()
         self._restore_best()
         self._history.interrupted = self._interrupts.asked
         if self._history.stopped:
@@ -112,16 +115,12 @@ class Loop:
         found = "" if best.value is None else f" (the best: {best.value:.4g} in epoch {best.epoch})"
         return f"no better {best.monitor} for {best.waited} epochs{found}"
 
-    def _end_interrupted(self) -> None:
-        self._interrupts.busy = True
-        self._history.interrupted = True
-        self._history.stopped = "interrupted"
+    def _save_last(self) -> None:
+        """Save the run where it ends."""
         if self.checkpoint is None:
             self._record_position()
-            self.progress.say("interrupted")
-            return
-        self._save(self.checkpoint.path)
-        self.progress.say(f"interrupted; saved to {self.checkpoint.path}")
+        elif self._saved_at != self._position():
+            self._save(self.checkpoint.path)
 
     def _restore_best(self) -> None:
         best = self.best

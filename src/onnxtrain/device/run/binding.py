@@ -57,7 +57,12 @@ class Binding:
             self._session = None
             raise self._failed(error) from None
         if any(array is None for array in made):
-            self._collect(made, symbols)
+            # Take what onnxruntime has allocated, and learn whether that was as declared.
+            found = binding.get_outputs()[len(self._results) :]
+            for index, (output, value) in enumerate(zip(self._outputs, found, strict=True)):
+                if made[index] is None:
+                    made[index] = value
+                    output.learn(tuple(value.shape()), symbols)
         if self._copied:
             self._copy_results()
         return made
@@ -120,14 +125,6 @@ class Binding:
             for dim, size in zip(declared.dims or (), value.shape(), strict=False)
             if isinstance(dim, str)
         }
-
-    def _collect(self, made: list[Any], symbols: Mapping[str, int]) -> None:
-        """Take what onnxruntime has allocated, and learn whether that was as declared."""
-        found = self._binding.get_outputs()[len(self._results) :]
-        for index, (output, value) in enumerate(zip(self._outputs, found, strict=True)):
-            if made[index] is None:
-                made[index] = value
-                output.learn(tuple(value.shape()), symbols)
 
 
 class _Output:

@@ -233,7 +233,12 @@ class Graph:
             options.add_external_initializers(names, [_ortvalue(external[n], n) for n in names])
         elif external:
             # The user's options serve several graphs, and each would have to have all of these.
-            _require_small(external)
+            size = sum(len(tensor_bytes(tensor)) for tensor in external.values())
+            if size > _LARGEST:
+                raise ArgumentError(
+                    f"the frozen parameters have {size:,} bytes, which one SessionOptions for all "
+                    "graphs cannot pass on: give session_options as a function that makes new ones"
+                )
             inline.update(external)
         try:
             source = self._source(inline)
@@ -293,16 +298,6 @@ def _ortvalue(tensor: Tensor, name: str) -> Any:
             "not take from memory"
         )
     return make(tensor.bits(), tensor.code)
-
-
-def _require_small(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what does not fit into one file."""
-    size = sum(len(tensor_bytes(tensor)) for tensor in tensors.values())
-    if size > _LARGEST:
-        raise ArgumentError(
-            f"the frozen parameters have {size:,} bytes, which one SessionOptions for all graphs "
-            "cannot pass on: give session_options as a function that makes new ones each time"
-        )
 
 
 def _same(tensor: Tensor, data: memoryview) -> bool:

@@ -190,9 +190,6 @@ def _check_shape(
                 )
 
 
-# ---- messages ------------------------------------------------------------------------------------
-
-
 def _dims(value: ValueType) -> str:
     if value.dims is None:
         return "of any shape"

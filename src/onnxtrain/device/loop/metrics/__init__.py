@@ -61,24 +61,21 @@ def make_metric(metric: MetricLike) -> Metric:
     if isinstance(metric, Metric):
         return metric
     if isinstance(metric, str):
-        return _by_name(metric)
+        if metric in _NAMED:
+            return _NAMED[metric]()
+        top = re.fullmatch(r"top_?([1-9][0-9]{0,8})", metric)
+        if top is not None:
+            return TopK(int(top[1]))
+        close = difflib.get_close_matches(metric, [*_NAMED, "top5"], 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ArgumentError(
+            f"there is no metric {metric!r}: {hint}the names are {', '.join(_NAMED)} and top1, "
+            "top5 ..."
+        )
     if callable(metric) and not isinstance(metric, type):
         return FunctionMetric(metric)
     raise ArgumentError(
         f"a metric is a name, a function or an object like Accuracy(), not {metric!r}"
-    )
-
-
-def _by_name(name: str) -> Metric:
-    if name in _NAMED:
-        return _NAMED[name]()
-    top = re.fullmatch(r"top_?([1-9][0-9]{0,8})", name)
-    if top is not None:
-        return TopK(int(top[1]))
-    close = difflib.get_close_matches(name, [*_NAMED, "top5"], 1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ArgumentError(
-        f"there is no metric {name!r}: {hint}the names are {', '.join(_NAMED)} and top1, top5 ..."
     )
 
 
