@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.device.export.initializers import stored_shapes
+from onnxtrain.device.export.layout import stored_shapes
 from onnxtrain.device.parameters import checked
 from onnxtrain.device.run.executors import TrainExecutor, require_values
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError

@@ -48,7 +48,8 @@ class LRScheduler:
             rate = saved_number(saved, "initial_lr")
         else:
             rate = self.optimizer.get_learning_rate()
-        self.initial_lr = self._settings["initial_lr"] = float(rate)
+        self.initial_lr: float | None = float(rate)
+        self._settings["initial_lr"] = self.initial_lr
         self._begin(saved)
         self.optimizer.attach(self)
 
@@ -319,7 +320,7 @@ def saved_number(saved: Mapping[str, Any], name: str) -> float:
     return value
 
 
-_FUNCTIONS: tuple[type[LRScheduler], ...] = (
+_ALL: tuple[type[LRScheduler], ...] = (
     LinearLRScheduler,
     ConstantLRScheduler,
     CosineLRScheduler,
@@ -327,5 +328,6 @@ _FUNCTIONS: tuple[type[LRScheduler], ...] = (
     MultiStepLRScheduler,
     ExponentialLRScheduler,
     OneCycleLRScheduler,
+    PlateauLRScheduler,
 )
-SCHEDULERS = {scheduler.kind: scheduler for scheduler in (*_FUNCTIONS, PlateauLRScheduler)}
+SCHEDULERS = {scheduler.kind: scheduler for scheduler in _ALL}

@@ -156,15 +156,11 @@ class TrainingState:
         )
 
     def _training(self) -> dict[str, Any]:
-        optimizer = self.optimizer
-        saved = {
-            "random": self.random.saved(),
-            "private": self.private,
-            "learning_rate": optimizer.get_learning_rate()
-            if optimizer
-            else self.saved_learning_rate,
-            "scheduler": optimizer.scheduler_state() if optimizer else self.saved_scheduler,
-        }
+        saved: dict[str, Any] = {"random": self.random.saved(), "private": self.private}
+        saved |= {"learning_rate": self.saved_learning_rate, "scheduler": self.saved_scheduler}
+        if self.optimizer is not None:
+            saved["learning_rate"] = self.optimizer.get_learning_rate()
+            saved["scheduler"] = self.optimizer.scheduler_state()
         return {key: value for key, value in saved.items() if value not in (None, {})}
 
     def held(self, name: str) -> Tensor:

@@ -1,8 +1,8 @@
-"""From pieces of a model and tensors to the bytes of an ONNX file and of its external data."""
+"""The bytes of an ONNX file and of its external data, and initializers of existing files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -17,9 +17,16 @@ from onnxtrain.format.checkpoint.content import (
     tensor_dims,
 )
 from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
-from onnxtrain.format.model.file import GraphField, ModelField
-from onnxtrain.format.model.tensor import EXTERNAL, TensorField
-from onnxtrain.format.model.wire import bytes_field, header, number_field, text_field
+from onnxtrain.format.model.file import GraphField, ModelField, ModelFile, graph_of
+from onnxtrain.format.model.tensor import (
+    EXTERNAL,
+    ExternalTensor,
+    TensorField,
+    inline_data,
+    read_initializer,
+    read_tensor_type,
+)
+from onnxtrain.format.model.wire import Reader, bytes_field, header, number_field, text_field
 
 Buffer = bytes | memoryview
 Dims = tuple[int | str | None, ...]
@@ -223,3 +230,67 @@ def _dim(dim: int | str | None) -> bytes:
     if isinstance(dim, int):
         return number_field(1, dim)
     return text_field(2, dim) if dim else b""
+
+
+def stored_data(model: ModelFile, names: Iterable[str]) -> dict[str, memoryview]:
+    """Return the elements of those of the named initializers that are in the file itself.
+
+    They are as in a checkpoint: row by row, little-endian. Strings are left out.
+    """
+    reader = Reader(model.source_name)
+    found = {
+        name: inline_data(reader, message)
+        for name, external, message in _initializers(model, reader, names)
+        if not external
+    }
+    return {name: data for name, data in found.items() if data is not None}
+
+
+def stored_shapes(model: ModelFile, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of those of the names that are initializers, inside or external."""
+    reader = Reader(model.source_name)
+    found = _initializers(model, reader, names)
+    return {name: read_tensor_type(reader, message, name).dims for name, _, message in found}
+
+
+def _initializers(
+    model: ModelFile, reader: Reader, names: Iterable[str]
+) -> Iterator[tuple[str, ExternalTensor | None, memoryview]]:
+    wanted = set(names)
+    if wanted and not model.is_ort:
+        for part in reader.fields(graph_of(model, reader), "graph"):
+            if part.number == GraphField.INITIALIZER:
+                name, external = read_initializer(reader, part.data)
+                if name in wanted:
+                    yield name, external, part.data
+
+
+def with_initializers(model: ModelFile, values: Mapping[str, Tensor]) -> bytes:
+    """Return the model with other values for some initializers, inside or external so far.
+
+    The values have to be of the type and shape that they replace. Names that are no initializers
+    are passed over.
+    """
+    reader = Reader(model.source_name)
+    chunks = Chunks()
+    for part in reader.fields(model.data, "model"):
+        if part.number == ModelField.GRAPH:
+            chunks.add_message(part.number, _graph(reader, part.data, values))
+        else:
+            chunks.add(model.data[part.start : part.end])
+    return chunks.join()
+
+
+def _graph(reader: Reader, graph: memoryview, values: Mapping[str, Tensor]) -> Chunks:
+    chunks = Chunks()
+    for part in reader.fields(graph, "graph"):
+        name = ""
+        if part.number == GraphField.INITIALIZER:
+            name, _ = read_initializer(reader, part.data)
+        if name in values:
+            wanted = read_tensor_type(reader, part.data, name)
+            tensor = StoredTensor.of(name, values[name], *wanted)
+            chunks.add_message(part.number, tensor.inside())
+        else:
+            chunks.add(graph[part.start : part.end])
+    return chunks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxtrain.device.loop.history import EpochRecord, History
@@ -16,29 +17,24 @@ T = TypeVar("T")
 _EVENTS = ("on_train_begin", "on_step_end", "on_epoch_end", "on_evaluate", "on_train_end")
 
 
+@dataclass(eq=False, repr=False)
 class Run:
     """A run of `fit`, as callbacks see it.
 
     `epoch` is the number of the epoch, from 1, of `epochs`; `step` the number of steps of the run
     so far and `loss` the loss of the last one. `record` is that of the last finished epoch, and
-    `values` are the results of the last evaluation.
+    `values` are the results of the last evaluation. `save(path)` saves a checkpoint from which the
+    run can be resumed.
     """
 
-    def __init__(
-        self,
-        session: TrainingSession,
-        epochs: int,
-        history: History,
-        save: Callable[[str | os.PathLike[str]], None],
-    ) -> None:
-        self.session = session
-        self.epochs = epochs
-        self.history = history
-        self.epoch = 0
-        self.loss: float | None = None
-        self.values: dict[str, Any] = {}
-        self.stopped: str | None = None
-        self.save = save  # a checkpoint, from which this run can be resumed
+    session: TrainingSession
+    epochs: int
+    history: History
+    save: Callable[[str | os.PathLike[str]], None]
+    epoch: int = 0
+    loss: float | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    stopped: str | None = None
 
     @property
     def step(self) -> int:

@@ -137,7 +137,7 @@ def plot_history(history: History, path: str | os.PathLike[str] | None = None) -
     epochs = history.epochs
     drawn = [
         name
-        for name in (epochs[-1].values if epochs else ())
+        for name in (epochs[-1].values if epochs else {})
         if all(isinstance(record.values.get(name), int | float) for record in epochs)
     ]
     losses = [name for name in ("loss", "eval_loss") if epochs and name in ("loss", *drawn)]

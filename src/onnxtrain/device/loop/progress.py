@@ -54,7 +54,7 @@ class Lines(ProgressDisplay):
 
     def end_epoch(self, record: EpochRecord, epochs: int) -> None:
         """Write the line of an epoch."""
-        self._write(describe(record, epochs) + "\n")
+        self.say(describe(record, epochs))
 
     def say(self, text: str) -> None:
         """Write a line."""
@@ -102,19 +102,11 @@ class Bar(Lines):
         """Say that evaluation has begun."""
         self._draw(f"{self._title}  evaluating ..."[: self._columns()])
 
-    def _clear(self) -> None:
+    def say(self, text: str) -> None:
+        """Write a line in place of the bar."""
         if self._drawn:
             self._write("\r" + " " * self._drawn + "\r")
             self._drawn = 0
-
-    def end_epoch(self, record: EpochRecord, epochs: int) -> None:
-        """Replace the bar by the line of the epoch."""
-        self._clear()
-        super().end_epoch(record, epochs)
-
-    def say(self, text: str) -> None:
-        """Write a line in place of the bar."""
-        self._clear()
         super().say(text)
 
     def close(self) -> None:

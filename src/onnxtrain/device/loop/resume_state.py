@@ -75,7 +75,7 @@ class ResumeState:
                 raise ValueError(f"it has the format {saved['format']!r}, not {_FORMAT}")
             history = {**saved["history"], "losses": _unpack(saved["history"]["losses"])}
             counts = {name: int(saved[name]) for name in _COUNTS}
-            sums = {name: float(saved[name]) for name in _SUMS}
+            sums: dict[str, Any] = {name: float(saved[name]) for name in _SUMS}
             state = cls(
                 **counts,
                 **sums,

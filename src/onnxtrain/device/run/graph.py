@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.device.export.initializers import stored_data, with_initializers
+from onnxtrain.device.export.layout import stored_data, with_initializers
 from onnxtrain.device.run.variables import Device
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
