@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from onnxtrain.device.checks import at_least
 from onnxtrain.device.parameter_buffers import ParameterBuffers
-from onnxtrain.device.run.binding import as_array, as_ortvalue
+from onnxtrain.device.run.binding import as_array, as_ortvalue, providers_of
 from onnxtrain.device.run.executors import (
     EvalExecutor,
     Executor,
@@ -18,7 +18,6 @@ from onnxtrain.device.run.executors import (
 )
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
-from onnxtrain.device.run.variables import providers_of
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, InputError, StateError
 from onnxtrain.format.checkpoint.content import Array
@@ -165,12 +164,8 @@ class Module(ParameterBuffers):
     ) -> bytes | None:
         """Write a model for inference, with the parameters as they are now.
 
-        Args:
-            inference_model_uri: where to; None to get the bytes instead.
-            graph_output_names: any values of the evaluation graph.
-            optimize: save what onnxruntime's optimisations make of it.
-            format: "onnx", or onnxruntime's own "ort".
-
+        Without a path its bytes are returned. Any values of the evaluation graph can be outputs.
+        `optimize` saves what onnxruntime's optimisations make of it, also in its format "ort".
         """
         # Only those who export pay for it.
         from onnxtrain.device.export.inference_model import export_model

@@ -10,10 +10,9 @@ import numpy as np
 from onnxtrain.device.checks import float32, not_negative
 from onnxtrain.device.module import Model, Module
 from onnxtrain.device.parameters import checked
-from onnxtrain.device.run.binding import Binding
+from onnxtrain.device.run.binding import Binding, Variable
 from onnxtrain.device.run.executors import require_values
 from onnxtrain.device.run.graph_signature import check_updates, momentums_of, proximal_of
-from onnxtrain.device.run.variables import Variable
 from onnxtrain.device.state import GROUP, TrainingState
 from onnxtrain.errors import CheckpointError, ModelError, StateError, UnknownNameError
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
@@ -30,13 +29,8 @@ _MOST_STEPS = 2**53  # more than anybody takes; graphs compute with them as floa
 class Optimizer:
     """Takes steps with the gradients that a module has accumulated.
 
-    It continues from the optimizer state of the checkpoint, if there is one: moments, the number of
-    steps, the learning rate.
-
-    Args:
-        optimizer_uri: the optimizer graph: a path, or its bytes.
-        module: whose parameters are updated.
-
+    `optimizer_uri` is the optimizer graph: a path, or its bytes. The optimizer continues from the
+    state in the module's checkpoint, if there is one: moments, number of steps, learning rate.
     """
 
     def __init__(self, optimizer_uri: Model, module: Module) -> None:
@@ -63,7 +57,7 @@ class Optimizer:
     def _adopt_numbers(self) -> None:
         group = self._state.groups.get(GROUP)
         if self._state.saved_learning_rate is not None:
-            self.numbers.rate = self._state.saved_learning_rate
+            self.numbers.rates.array[0] = self._state.saved_learning_rate
         self.initial_lr = DEFAULT_LEARNING_RATE
         if group is not None:
             if not np.isfinite(group.initial_learning_rate) or group.step >= _MOST_STEPS:
@@ -131,11 +125,11 @@ class Optimizer:
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the steps to come."""
-        self.numbers.rate = float32("the learning rate", learning_rate)
+        self.numbers.rates.array[0] = float32("the learning rate", learning_rate)
 
     def get_learning_rate(self) -> float:
         """Return the learning rate, as the float32 that the graph is given."""
-        return self.numbers.rate
+        return float(self.numbers.rates.array[0])
 
     @property
     def has_proximal(self) -> bool:
@@ -247,15 +241,6 @@ class StepNumbers:
         self.rates = Variable(np.array([DEFAULT_LEARNING_RATE], np.float32))
         self.steps = Variable(np.array([0], np.int64))
         self.count = 0
-
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return float(self.rates.array[0])
-
-    @rate.setter
-    def rate(self, rate: float) -> None:
-        self.rates.array[0] = rate
 
     def begin(self) -> None:
         """Tell the graph which step it takes; the first one is 1."""

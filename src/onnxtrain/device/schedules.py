@@ -139,13 +139,9 @@ def onecycle(
 class Plateau:
     """Lower the rate when a metric has not improved for some epochs; for `fit(schedule=...)`.
 
-    Args:
-        monitor: "loss", "eval_loss" or the name of a metric; by default the loss of the validation
-            data, or of training where there are none.
-        mode: whether "min" or "max" of it is better; "auto" knows that of built-in metrics.
-        settings: `factor`, `patience`, `threshold`, `threshold_mode`, `cooldown`, `min_lr`, `eps`
-            and `initial_lr`, as for `onnxtrain.api.PlateauLRScheduler`.
-
+    `monitor` and `mode` are as for `EarlyStopping`. The settings are `factor`, `patience`,
+    `threshold`, `threshold_mode`, `cooldown`, `min_lr`, `eps` and `initial_lr`, as for
+    `onnxtrain.api.PlateauLRScheduler`.
     """
 
     def __init__(

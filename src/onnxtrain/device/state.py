@@ -12,8 +12,8 @@ import numpy as np
 
 from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
+from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.device.run.variables import CPU, Device, Variable
 from onnxtrain.errors import CheckpointError, StateError
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _COUNTS, _FLOATS = ("epoch", "steps", "samples"), ("loss", "learning_rate", "seconds")
-_NUMBERS: dict[str, Any] = {**dict.fromkeys(_COUNTS, int), **dict.fromkeys(_FLOATS, float)}
+NUMBERS: dict[str, Any] = {**dict.fromkeys(_COUNTS, int), **dict.fromkeys(_FLOATS, float)}
 
 
 @dataclass
@@ -37,10 +37,10 @@ class EpochRecord:
     values: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
-        if name in _NUMBERS:
+        if name in NUMBERS:
             return getattr(self, name)
         if name not in self.values:
-            known = ", ".join([*_NUMBERS, *self.values])
+            known = ", ".join([*NUMBERS, *self.values])
             raise UnknownNameError(f"an epoch has no {name!r}; it has {known}")
         return self.values[name]
 
@@ -103,8 +103,7 @@ class History:
         """Draw losses and metrics over the steps; write the picture if a path is given.
 
         The ending of the path says in which format: `.png`, `.svg`, `.pdf`. Returns the figure of
-        matplotlib, which is not on a device unless it was put there: `pip install
-        'onnxtrain[demo]'`.
+        matplotlib, which comes with `pip install 'onnxtrain[demo]'`.
         """
         return plot_history(self, path)
 
@@ -121,7 +120,7 @@ def _readable(value: Any) -> Any:
 
 
 def _to_record(content: Mapping[str, Any]) -> EpochRecord:
-    numbers = {name: kind(content[name]) for name, kind in _NUMBERS.items()}
+    numbers = {name: kind(content[name]) for name, kind in NUMBERS.items()}
     values = {str(name): _readable(value) for name, value in content["values"].items()}
     return EpochRecord(**numbers, values=values)
 

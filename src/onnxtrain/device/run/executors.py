@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from onnxtrain.device.run.binding import Binding, as_array, as_ortvalue
+from onnxtrain.device.run.binding import Binding, Variable, as_array, as_ortvalue
 from onnxtrain.device.run.graph import Graph
 from onnxtrain.device.run.graph_signature import (
     check_belongs,
@@ -17,7 +17,6 @@ from onnxtrain.device.run.graph_signature import (
     check_updates,
     signature_of,
 )
-from onnxtrain.device.run.variables import Variable
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import StateError
 from onnxtrain.format.checkpoint.content import Array

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxtrain.device.export.layout import stored_data, with_initializers
-from onnxtrain.device.run.variables import Device
+from onnxtrain.device.run.binding import Device
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
 from onnxtrain.format.element_types import ELEMENT_TYPES

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from onnxtrain.device.loop.history import NUMBERS
 from onnxtrain.device.loop.metrics.classes import Accuracy, ClassMetric, TopK
 from onnxtrain.device.loop.metrics.confusion import F1, ConfusionMatrix, Precision, Recall
 from onnxtrain.device.loop.metrics.metric import Better, FunctionMetric, Metric
@@ -50,8 +51,6 @@ _NAMED: dict[str, type[Metric]] = {
     "recall": Recall,
     "rmse": RootMeanSquaredError,
 }
-# Names that the values of an epoch have already.
-_TAKEN = ("epoch", "eval_loss", "learning_rate", "loss", "samples", "seconds", "steps")
 
 MetricLike = str | Metric | Callable[[Any, Any], Any]
 
@@ -91,7 +90,7 @@ def make_metrics(
         named = [(made.name, made) for made in map(make_metric, metrics)]
     result: dict[str, Metric] = {}
     for name, metric in named:
-        if name in result or name in _TAKEN:
+        if name in result or name in (*NUMBERS, "eval_loss"):
             raise ArgumentError(
                 f"the name {name!r} of a metric is taken: pass a dictionary with other names, "
                 f"such as {{'my_{name}': ...}}"
