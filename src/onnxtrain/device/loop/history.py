@@ -136,8 +136,9 @@ def plot_history(history: History, path: str | os.PathLike[str] | None = None) -
     epochs = history.epochs
     drawn = [
         name
-        for name in (epochs[-1].values if epochs else {})
-        if all(isinstance(record.values.get(name), int | float) for record in epochs)
+        for record in epochs[-1:]
+        for name in record.values
+        if all(isinstance(each.values.get(name), int | float) for each in epochs)
     ]
     losses = [name for name in ("loss", "eval_loss") if epochs and name in ("loss", *drawn)]
     metrics = [name for name in drawn if name != "eval_loss"]
