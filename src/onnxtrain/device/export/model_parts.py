@@ -23,7 +23,7 @@ from onnxtrain.format.model.file import (
     read_opset,
 )
 from onnxtrain.format.model.tensor import EXTERNAL, TensorField, read_entry
-from onnxtrain.format.model.wire import Field, Reader
+from onnxtrain.format.model.wire import Reader
 
 # Protobuf itself reads no deeper nesting: a body within a node is three messages down.
 MAX_DEPTH = 32
@@ -120,7 +120,7 @@ def take_apart(model: ModelFile) -> ModelParts:
             and read_entry(reader, reader.message(part, "metadata_props"))[0] == METADATA_KEY
         ):
             parts.head.append(model.data[part.start : part.end])
-    _read_graph(reader, graph_of(model, reader), parts)
+    _read_graph(reader, graph_of(model, reader), parts, 0)
     return parts
 
 
@@ -183,10 +183,7 @@ def _all_calls(parts: ModelParts, nodes: list[Node]) -> set[Operator]:
     return calls
 
 
-# ---- the graph -----------------------------------------------------------------------------------
-
-
-def _read_graph(reader: Reader, graph: memoryview, parts: ModelParts) -> None:
+def _read_graph(reader: Reader, graph: memoryview, parts: ModelParts, depth: int) -> None:
     # What a piece is called, where its name is, and where it goes.
     lists = {
         GraphField.INITIALIZER: ("initializer", TensorField.NAME, parts.initializers),
@@ -197,7 +194,7 @@ def _read_graph(reader: Reader, graph: memoryview, parts: ModelParts) -> None:
     }
     for part in reader.fields(graph, "graph"):
         if part.number == GraphField.NODE:
-            parts.nodes.append(_read_node(reader, reader.message(part, "node"), 0))
+            parts.nodes.append(_read_node(reader, reader.message(part, "node"), depth))
         elif part.number == GraphField.SPARSE_INITIALIZER:
             message = reader.message(part, "sparse_initializer")
             parts.sparse_initializers[_sparse_name(reader, message)] = message
@@ -215,9 +212,6 @@ def _sparse_name(reader: Reader, message: memoryview) -> str:
             values = reader.message(part, "sparse_initializer.values")
             return read_name(reader, values, TensorField.NAME, "sparse_initializer")
     return reader.fail("it has no values", "sparse_initializer")
-
-
-# ---- nodes ---------------------------------------------------------------------------------------
 
 
 def _read_node(reader: Reader, message: memoryview, depth: int) -> Node:
@@ -260,7 +254,7 @@ def _read_attribute(
             reads |= outer
             calls |= inner_calls
         elif part.number in (AttributeField.TENSOR, AttributeField.TENSORS):
-            _require_inside(reader, part, "attribute.tensor")
+            _require_inside(reader, reader.message(part, "attribute.tensor"), "attribute.tensor")
 
 
 def _read_body(
@@ -269,30 +263,17 @@ def _read_body(
     """What a body takes from the graphs around it, and what it calls."""
     if depth > MAX_DEPTH:
         reader.fail(f"bodies of nodes are nested more than {MAX_DEPTH} deep", "node")
-    reads: set[str] = set()
-    defined: set[str] = set()
-    calls: set[Operator] = set()
-    for part in reader.fields(graph, "body"):
-        if part.number == GraphField.NODE:
-            node = _read_node(reader, reader.message(part, "body.node"), depth)
-            reads |= node.reads
-            defined.update(node.outputs)
-            calls |= node.calls
-        elif part.number == GraphField.OUTPUT:
-            reads.add(read_name(reader, reader.message(part, "body.output"), 1, "body.output"))
-        elif part.number == GraphField.INPUT:
-            defined.add(read_name(reader, reader.message(part, "body.input"), 1, "body.input"))
-        elif part.number == GraphField.INITIALIZER:
-            _require_inside(reader, part, "body.initializer")
-            defined.add(read_name(reader, part.data, TensorField.NAME, "body.initializer"))
-        elif part.number == GraphField.SPARSE_INITIALIZER:
-            defined.add(_sparse_name(reader, reader.message(part, "body.sparse_initializer")))
-    return reads - defined, frozenset(calls)
+    body = ModelParts(reader.source)
+    _read_graph(reader, graph, body, depth)
+    for tensor in body.initializers.values():
+        _require_inside(reader, tensor, "body.initializer")
+    reads = set(body.outputs).union(*(node.reads for node in body.nodes))
+    return reads - body.value_names(), frozenset().union(*(node.calls for node in body.nodes))
 
 
-def _require_inside(reader: Reader, tensor: Field, where: str) -> None:
+def _require_inside(reader: Reader, tensor: memoryview, where: str) -> None:
     """Refuse external data where pieces are copied as they are: the reference would dangle."""
-    for part in reader.fields(reader.message(tensor, where), where):
+    for part in reader.fields(tensor, where):
         if part.number == TensorField.DATA_LOCATION and part.value == EXTERNAL:
             reader.fail("the tensor is in another file; only initializers may be", where)
 
