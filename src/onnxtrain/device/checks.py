@@ -12,11 +12,6 @@ import numpy as np
 from onnxtrain.errors import ArgumentError
 
 
-def whole(name: str, value: Any) -> int:
-    """Check for an integer that is not negative."""
-    return at_least(0, name, value)
-
-
 def at_least(least: int, name: str, value: Any) -> int:
     """Check for an integer that is not less than `least`."""
     try:

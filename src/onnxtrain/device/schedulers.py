@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onnxtrain.device import schedules
-from onnxtrain.device.checks import choice, not_negative, positive, whole
+from onnxtrain.device.checks import at_least, choice, not_negative, positive
 from onnxtrain.errors import ArgumentError, CheckpointError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class _FunctionLRScheduler(LRScheduler):
     first_step: int = field(default=0, kw_only=True)
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
-        whole("first_step", self.first_step)
+        at_least(0, "first_step", self.first_step)
         rate = "max_lr" if "max_lr" in self._settings else "initial_lr"
         given = {k: v for k, v in self._settings.items() if k not in ("initial_lr", "first_step")}
         given[rate] = self._settings[rate]
@@ -140,7 +140,7 @@ class LinearLRScheduler(_FunctionLRScheduler):
 
     def _check(self) -> None:
         warmup, total = self.warmup_step_count, self.total_step_count
-        if whole("warmup_step_count", warmup) > whole("total_step_count", total):
+        if at_least(0, "warmup_step_count", warmup) > at_least(0, "total_step_count", total):
             raise ArgumentError(
                 f"warmup_step_count ({warmup}) is more than total_step_count ({total}). (The "
                 "Python package of onnxruntime-training took the two in the wrong order; here the "
@@ -248,7 +248,7 @@ class PlateauLRScheduler(LRScheduler):
         if self.factor >= 1.0:
             raise ArgumentError(f"factor must be less than 1, not {self.factor}")
         for name in ("patience", "cooldown"):
-            setattr(self, name, whole(name, getattr(self, name)))
+            setattr(self, name, at_least(0, name, getattr(self, name)))
         for name in ("threshold", "min_lr", "eps"):
             setattr(self, name, not_negative(name, getattr(self, name)))
         self.best: float | None = None

@@ -303,20 +303,15 @@ def _training_of(text: Property | None) -> dict[str, Any]:
     return saved
 
 
-def _is_learning_rate(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= float(np.finfo(np.float32).max)
-
-
-def _is_random_state(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        type(value.get(key)) is int and value[key] >= 0 for key in ("seed", "draws")
-    )
-
-
+# What each entry of the record has to be.
 _TRAINING_RECORD: dict[str, Callable[[Any], bool]] = {
-    "random": _is_random_state,
+    "random": lambda value: (
+        isinstance(value, dict)
+        and all(type(value.get(key)) is int and value[key] >= 0 for key in ("seed", "draws"))
+    ),
     "private": lambda value: isinstance(value, dict),
-    "learning_rate": _is_learning_rate,
+    "learning_rate": lambda value: (
+        type(value) in (int, float) and abs(value) <= float(np.finfo(np.float32).max)
+    ),
     "scheduler": lambda value: isinstance(value, dict),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -116,7 +116,15 @@ class NanGuard:
     def check_state(self, at: Moment) -> None:
         """Raise an error if anything that a checkpoint would hold is not finite."""
         self.check_parameters(at)
-        bad = _bad(_moments(self._session))
+        state = self._session.module.training_state
+        groups = state.content(include_optimizer_state=True).optimizer_groups
+        bad = _bad(
+            (f"{name}.momentum{number}", tensor)
+            for group in groups.values()
+            for name, tensors in group.states.items()
+            for number, tensor in enumerate(tensors)
+            if isinstance(tensor, np.ndarray)
+        )
         if bad:
             raise at.error(
                 f"the state of the optimizer is not usable: {_listed(bad)}. Lower the learning "
@@ -153,16 +161,6 @@ class NanGuard:
             f"(The parameters were finite after step {self._good_step}; "
             "callbacks=[CheckFinite()] looks after each step.) "
         )
-
-
-def _moments(session: TrainingSession) -> Iterator[tuple[str, Array]]:
-    for group in session.module.training_state.content(
-        include_optimizer_state=True
-    ).optimizer_groups.values():
-        for name, tensors in group.states.items():
-            for number, tensor in enumerate(tensors):
-                if isinstance(tensor, np.ndarray):
-                    yield f"{name}.momentum{number}", tensor
 
 
 def _bad(tensors: Iterable[tuple[str, Array]]) -> list[Bad]:

@@ -48,8 +48,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.options is None or callable(self.options):
             return
-        _require_options(self.options, "session_options is an onnxruntime.SessionOptions, or a "
-                         "function that makes one")  # fmt: skip
+        if not isinstance(self.options, ort.SessionOptions):
+            raise ArgumentError(
+                "session_options is an onnxruntime.SessionOptions, or a function that makes one, "
+                f"not {type(self.options).__name__}"
+            )
         if self.automatic:
             # onnxruntime keeps the first size that it is told for a dimension.
             raise ArgumentError(
@@ -64,19 +67,16 @@ class Settings:
         if not callable(self.options):
             return self.options, False
         made = self.options()
-        _require_options(made, "the function session_options makes onnxruntime.SessionOptions")
-        if made is self._made:
+        if made is self._made or not isinstance(made, ort.SessionOptions):
+            what = (
+                "the same options for two sessions" if made is self._made else type(made).__name__
+            )
             raise ArgumentError(
-                "the function session_options gave the same options for two sessions: it has to "
-                "make new ones each time, or give the options themselves instead of a function"
+                f"the function session_options gave {what}: it has to make new "
+                "onnxruntime.SessionOptions each time"
             )
         self._made = made
         return made, True
-
-
-def _require_options(options: Any, wanted: str) -> None:
-    if not isinstance(options, ort.SessionOptions):
-        raise ArgumentError(f"{wanted}, not {type(options).__name__}")
 
 
 def default_options() -> Any:
