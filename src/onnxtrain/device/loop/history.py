@@ -154,11 +154,12 @@ def plot_history(history: History, path: str | os.PathLike[str] | None = None) -
     steps = range(1, len(history.losses) + 1)
     panels[0].plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
     panels[0].set_ylabel("loss")
-    for axes, names in zip(panels, [losses, metrics], strict=False):
+    for number, names in enumerate([losses, metrics][: len(panels)]):
         for name in names:
             label = name.replace("_", " ") if names is losses else name
-            axes.plot(history["steps"], history[name], marker="o", markersize=3, label=label)
-        axes.legend(frameon=False)
+            values = history[name]
+            panels[number].plot(history["steps"], values, marker="o", markersize=3, label=label)
+        panels[number].legend(frameon=False)
     panels[-1].set_xlabel("step")
     if path is not None:
         figure.savefig(path, dpi=150)

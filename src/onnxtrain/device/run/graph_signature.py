@@ -115,7 +115,8 @@ def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignat
             )
     user_inputs = {value.name for value in signature.inputs}
     _check_trainable(model, state, [n for n in signature.trained if n not in user_inputs])
-    for value in (*signature.parameters, *model.external.values()):
+    held: list[ValueType | ExternalTensor] = [*signature.parameters, *model.external.values()]
+    for value in held:
         _check_type(model, state, value)
 
 
