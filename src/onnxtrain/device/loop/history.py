@@ -134,13 +134,13 @@ def plot_history(history: History, path: str | os.PathLike[str] | None = None) -
             "history.plot() needs matplotlib: pip install 'onnxtrain[demo]'"
         ) from None
     epochs = history.epochs
-    drawn = [
+    drawn: list[str] = [
         name
         for record in epochs[-1:]
         for name in record.values
         if all(isinstance(each.values.get(name), int | float) for each in epochs)
     ]
-    losses = [name for name in ("loss", "eval_loss") if epochs and name in ("loss", *drawn)]
+    losses: list[str] = [n for n in ("loss", "eval_loss") if epochs and n in ("loss", *drawn)]
     metrics = [name for name in drawn if name != "eval_loss"]
     size = (6.4, 3.6 + 2.4 * bool(metrics))
     if path is None:
@@ -150,11 +150,12 @@ def plot_history(history: History, path: str | os.PathLike[str] | None = None) -
         figure: Figure = pyplot.figure(figsize=size, layout="constrained")
     else:
         figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(1 + bool(metrics), 1, sharex=True, squeeze=False)[:, 0]
+    groups: list[list[str]] = [losses, metrics] if metrics else [losses]
+    panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
     steps = range(1, len(history.losses) + 1)
     panels[0].plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
     panels[0].set_ylabel("loss")
-    for number, names in enumerate([losses, metrics][: len(panels)]):
+    for number, names in enumerate(groups):
         for name in names:
             label = name.replace("_", " ") if names is losses else name
             values = history[name]
