@@ -67,12 +67,11 @@ class Settings:
         if not callable(self.options):
             return self.options, False
         made = self.options()
-        if made is self._made or not isinstance(made, ort.SessionOptions):
-            what = (
-                "the same options for two sessions" if made is self._made else type(made).__name__
-            )
+        new = isinstance(made, ort.SessionOptions)
+        if not new or made is self._made:
+            what = "the same options for two sessions" if new else type(made).__name__
             raise ArgumentError(
-                f"the function session_options gave {what}: it has to make new "
+                f"the function session_options returned {what}: it has to make new "
                 "onnxruntime.SessionOptions each time"
             )
         self._made = made
