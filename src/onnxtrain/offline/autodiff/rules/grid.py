@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import scatter
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import working_type
@@ -33,8 +33,7 @@ class _Tap:
 @rule("GridSample", notes="the derivative by the grid at pixel centres and borders is torch's")
 def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = Σ w(grid) x[taps], so dx[taps] += w dy and dgrid = Σ w'(grid) ⟨x[taps], dy⟩."""
-    given_x, given_grid = node.inputs
-    assert given_x is not None and given_grid is not None
+    given_x, given_grid = required(node, 2)
     # Half types cannot tell the pixels of a large image apart.
     x, grid, dy = (op.cast(v, working_type(v)) for v in (given_x, given_grid, dy))
     rank = op.rank(x) - 2

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import (
     add_along,
     add_elements,
@@ -29,9 +29,7 @@ from onnxtrain.offline.graph.writer import attributes_of
 @rule("Gather")
 def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The slices of the cotangent, added up where they were taken from."""
-    x, indices = node.inputs
-    assert x is not None
-    assert indices is not None
+    x, indices = required(node, 2)
     axis = node.attributes.get_int("axis", 0) % op.rank(x)
     size, count = op.dim(x, axis), element_count(op, indices)
     slices = dy  # as they are if the indices are a vector; other forms are seen as one
@@ -86,9 +84,7 @@ def gather_nd(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     x is seen as a matrix whose rows are the slices that the indices can name. The same GatherND,
     applied to the numbers of the rows, tells which ones were taken.
     """
-    x, indices = node.inputs
-    assert x is not None
-    assert indices is not None
+    x, indices = required(node, 2)
     batch_dims = node.attributes.get_int("batch_dims", 0)
     depth = (dims_of(indices) or (UNKNOWN,))[-1]
     if not isinstance(depth, int):
@@ -109,8 +105,7 @@ def top_k(
     op: Ops, node: ir.Node, dvalues: ir.Value, dindices: ir.Value | None = None
 ) -> Cotangents:
     """The cotangent of the values, where the indices say that they came from."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     axis = node.attributes.get_int("axis", -1)
     return (op.ScatterElements(op.zeros_like(x), node.outputs[1], dvalues, axis=axis),)
 
@@ -118,8 +113,7 @@ def top_k(
 @rule("Unique", notes="of equal elements the first one gets the gradient")
 def unique(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cotangents:
     """The cotangent of each value, at its first occurrence."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     if len(node.outputs) > 1 and node.outputs[1].name:
         first = node.outputs[1]
     else:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import ShapeInferenceError
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sizes import arange
 
@@ -18,8 +18,7 @@ from onnxtrain.offline.graph.sizes import arange
 @rule("MatMul")
 def matmul(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """DA = dY Bᵀ, dB = Aᵀ dY; vectors are matrices of one row or one column."""
-    a, b = node.inputs
-    assert a is not None and b is not None
+    a, b = required(node, 2)
     rows = op.unsqueeze(a, [0]) if op.rank(a) == 1 else a
     columns = op.unsqueeze(b, [1]) if op.rank(b) == 1 else b
     if op.rank(b) == 1:
@@ -55,7 +54,7 @@ def _rows(op: Ops, value: ir.Value) -> ir.Value:
 def gemm(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Y = alpha A'B' + beta C, each product gradient written as one Gemm again."""
     a, b = node.inputs[:2]
-    c = node.inputs[2] if len(node.inputs) > 2 else None
+    c = optional(node, 2)
     alpha = node.attributes.get_float("alpha", 1.0)
     beta = node.attributes.get_float("beta", 1.0)
     trans_a = int(node.attributes.get_int("transA", 0) != 0)
@@ -191,8 +190,7 @@ def _along(op: Ops, value: ir.Value, axis: int) -> ir.Value:
 @rule("Det", notes="by cofactors, so singular matrices too; the size must be static")
 def det(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """DX = dy cofactor(X): the determinants of all minors, signed, in one batched Det."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     size = op.dims(x)[-1] if isinstance(op.dims(x)[-1], int) else op.dims(x)[-2]
     if not isinstance(size, int):
         raise ShapeInferenceError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import working_type
 
@@ -36,8 +36,7 @@ def softmax_cross_entropy_loss(
 
     For the second output it is dlog_prob - softmax · sum over the classes of dlog_prob.
     """
-    scores = node.inputs[0]
-    assert scores is not None
+    (scores,) = required(node)
     wide = working_type(scores)
     prob = op.Exp(op.cast(_log_prob(op, node), wide))
     parts = []
@@ -58,8 +57,7 @@ def softmax_cross_entropy_loss(
 @rule("NegativeLogLikelihoodLoss", stops=(2,), notes="none to the class weights")
 def negative_log_likelihood_loss(op: Ops, node: ir.Node, dloss: ir.Value) -> Cotangents:
     """Only the element that a label points at has a gradient: minus what its term counts."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     labels, weight = _labels_and_weight(op, node, op.cast(dloss, working_type(x)))
     indices = op.unsqueeze(labels, [1])
     updates = op.Expand(op.cast(-weight, x.dtype), op.shape_of(indices))

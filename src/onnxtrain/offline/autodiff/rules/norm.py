@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, same_dims, working_type
 
@@ -57,8 +57,7 @@ def layer_normalization(
 @rule("RMSNormalization", since=23)
 def rms_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """As at the top of this file, without the mean: c = x."""
-    x, scale = node.inputs
-    assert x is not None and scale is not None
+    x, scale = required(node, 2)
     axes = _last_axes(op, node, x)
     wide = working_type(x)
     xw = op.cast(x, wide)
@@ -218,8 +217,7 @@ def _grouped(op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: boo
     Sums are taken per channel first, which is all that scale and bias need, and the averages of
     the groups come from these few numbers.
     """
-    x, scale, bias = node.inputs
-    assert x is not None and scale is not None and bias is not None
+    x, scale, bias = required(node, 3)
     wide = working_type(x)
     by_group, by_channel = [0, groups, -1], [0, 0, -1]  # 0 keeps the dimension of the input
     xg = op.Reshape(op.cast(x, wide), by_group)
@@ -253,8 +251,7 @@ def _grouped(op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: boo
 @rule("MeanVarianceNormalization")
 def mean_variance_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """dx = (dy - mean(dy)) / (σ + 10⁻⁹) - y mean(dy y) / σ, the last term 0 where σ is."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     wide = working_type(x)
     axes = node.attributes.get_ints("axes", [0, 2, 3])
     xw, seed, y = (op.cast(v, wide) for v in (x, dy, node.outputs[0]))
@@ -268,8 +265,7 @@ def mean_variance_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotange
 @rule("LpNormalization", notes="0 where the norm is 0")
 def lp_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """With s the sum of dy y along the axis: dx = (dy - s y) / |x|₂, or (dy - s sign(x)) / |x|₁."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, y = *required(node), node.outputs[0]
     axis = [node.attributes.get_int("axis", -1) % op.rank(x)]
     along = op.sum(dy * y, axis, keepdims=True)
     if node.attributes.get_int("p", 2) == 1:
@@ -285,8 +281,7 @@ def lrn(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 
     dx = dy D^-β - 2 α β x · average of (dy y / D) over the mirrored window.
     """
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     attribute = node.attributes.get_float
     alpha, beta, bias = attribute("alpha", 1e-4), attribute("beta", 0.75), attribute("bias", 1.0)
     wide = working_type(x)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtrain.offline.autodiff.registry import Cotangents, refuse, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, refuse, required, rule
 from onnxtrain.offline.autodiff.rules.conv_data import flipped_pads, spread
 from onnxtrain.offline.autodiff.rules.scatter_helpers import add_elements, element_count
 from onnxtrain.offline.autodiff.window import Window, pool_window
@@ -30,8 +30,7 @@ from onnxtrain.offline.graph.sizes import (
 @rule("MaxPool", notes="of equal maxima, the first of a window gets the gradient")
 def max_pool(op: Ops, node: ir.Node, dy: ir.Value, *_: ir.Value | None) -> Cotangents:
     """The cotangent of a window goes to the element that won it, and adds up there."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, y = *required(node), node.outputs[0]
     window = pool_window(op, node, x, y)
     reach = [n * k for n, k in zip(_static_space(op, y), window.kernel, strict=False)]
     if (
@@ -99,8 +98,7 @@ def _to_first_maximum(op: Ops, window: Window, x: ir.Value, y: ir.Value, dy: ir.
 @rule("AveragePool")
 def average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each element of a window gets the cotangent divided by the count that was divided by."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     window = pool_window(op, node, x, node.outputs[0])
     return (_spread_evenly(op, window, op.Mul(dy, _one_over_count(op, node, window, x, dy)), x),)
 
@@ -108,8 +106,7 @@ def average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("LpPool")
 def lp_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = (sum |x|^p)^(1/p), so dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p)."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, y = *required(node), node.outputs[0]
     p = node.attributes.get_int("p", 2)
     window = pool_window(op, node, x, node.outputs[0])
     per_window = _over_norm(op, dy, y, p)
@@ -210,16 +207,14 @@ def _spread_evenly(op: Ops, window: Window, per_window: ir.Value, like: ir.Value
 @rule("GlobalAveragePool")
 def global_average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Every element gets the cotangent divided by their number."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     return (op.expand_like(dy * op.one_over_count(x, range(2, op.rank(x))), x),)
 
 
 @rule("GlobalMaxPool", notes="of equal maxima, the first gets the gradient")
 def global_max_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangent goes to the element that won."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     batch, channels, *space = sizes(op, x)
     length = product(*space)
     flat = reshape(op, x, [batch, channels, length])
@@ -232,8 +227,7 @@ def global_max_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("GlobalLpPool")
 def global_lp_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """As LpPool, with one window over everything."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, y = *required(node), node.outputs[0]
     p = node.attributes.get_int("p", 2)
     return (_norm_slope(op, x, _over_norm(op, dy, y, p), p),)
 

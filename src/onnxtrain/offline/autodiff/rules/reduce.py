@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, is_half, working_type
 from onnxtrain.offline.graph.sizes import arange
@@ -29,7 +29,7 @@ class _Reduction:
     def of(cls, op: Ops, node: ir.Node) -> _Reduction:
         x = node.inputs[0]
         assert x is not None
-        axes_input = node.inputs[1] if len(node.inputs) > 1 else None
+        axes_input = optional(node, 1)
         array = constant_array(axes_input)
         if dims_of(x) is None or (axes_input is not None and array is None):
             return cls(node, x, axes_input, None)

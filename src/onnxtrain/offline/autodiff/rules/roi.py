@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import scatter
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import working_type
@@ -22,8 +22,7 @@ from onnxtrain.offline.graph.sizes import arange
 @rule("RoiAlign", stops=(1, 2), notes="none to the regions; in mode max ties share equally")
 def roi_align(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The gradient goes back to the pixels that were averaged, or to those that won."""
-    image, rois, batch = node.inputs
-    assert image is not None and rois is not None and batch is not None
+    image, rois, batch = required(node, 3)
     x, rois, dy = (op.cast(v, working_type(v)) for v in (image, rois, dy))
     rows = _sample(op, node, x, rois, axis=2)
     columns = _sample(op, node, x, rois, axis=3)

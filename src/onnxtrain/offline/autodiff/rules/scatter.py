@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import (
     as_rows,
     positions,
@@ -22,10 +22,7 @@ _NOTES = "max, min: ties share the gradient equally; none: indices must not repe
 @rule("ScatterElements", notes=_NOTES)
 def scatter_elements(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """An update has the cotangent of the element that it fell on; see `_reduced` for the rest."""
-    data, indices, updates = node.inputs
-    assert data is not None
-    assert indices is not None
-    assert updates is not None
+    data, indices, updates = required(node, 3)
     axis = node.attributes.get_int("axis", 0)
     reduction = node.attributes.get_string("reduction", "none")
     if reduction in ("none", "add"):
@@ -44,10 +41,7 @@ def scatter_nd(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     With a product, maximum or minimum, data is seen as a matrix of those slices, and the operator
     as ScatterElements on its rows.
     """
-    data, indices, updates = node.inputs
-    assert data is not None
-    assert indices is not None
-    assert updates is not None
+    data, indices, updates = required(node, 3)
     reduction = node.attributes.get_string("reduction", "none")
     if reduction in ("none", "add"):
         dupdates = op.type_as(op.GatherND(dy, indices), updates)

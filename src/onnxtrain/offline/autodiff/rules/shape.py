@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.writer import attributes_of
@@ -18,8 +18,7 @@ from onnxtrain.offline.graph.writer import attributes_of
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The elements keep their order: the cotangent takes the old shape back."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     return (op.reshape_like(dy, x),)
 
 
@@ -69,8 +68,7 @@ def concat(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Split")
 def split(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
     """The cotangents of the parts, joined; a part that does not matter counts as zero."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     pieces = [
         dy if dy is not None else _zero_part(op, part, x)
         for dy, part in zip(dys, node.outputs, strict=True)
@@ -99,9 +97,7 @@ def expand(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Tile")
 def tile(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The sum over the copies: each axis is seen as (repeats, size), and the first is summed."""
-    x, repeats = node.inputs
-    assert x is not None
-    assert repeats is not None
+    x, repeats = required(node, 2)
     known = constant_array(repeats)
     shape: list[ir.Value] = []
     copies: list[int] = []

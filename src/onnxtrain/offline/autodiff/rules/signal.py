@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.errors import ShapeInferenceError
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import pad, scatter
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, constant_array
@@ -20,8 +20,7 @@ from onnxtrain.offline.graph.sizes import arange
 @rule("DFT", stops=(1, 2), notes="one-sided and inverse, padded or cut by dft_length")
 def dft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The adjoint transform, cut or padded to the length of the input."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     axis = _dft_axis(op, node, x)
     inverse = node.attributes.get_int("inverse", 0)
     onesided = node.attributes.get_int("onesided", 0)
@@ -53,9 +52,8 @@ def _adjoint_of_real_inverse(op: Ops, dy: ir.Value, axis: int) -> ir.Value:
 @rule("STFT", stops=(1, 3))
 def stft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each frame gets the adjoint transform of its spectrum; frames that overlap are added."""
-    signal, step = node.inputs[:2]
-    assert signal is not None and step is not None
-    window = node.inputs[2] if len(node.inputs) > 2 else None
+    signal, step = required(node, 2)
+    window = optional(node, 2)
     length = _frame_length(op, node, signal, window)
     if node.attributes.get_int("onesided", 1):
         dy = pad(op, dy, {2: (0, op.Sub(length, op.dim(dy, 2)))})
@@ -77,7 +75,7 @@ def stft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 def _dft_axis(op: Ops, node: ir.Node, x: ir.Value) -> int:
     if op.opset < 20:
         return int(node.attributes.get_int("axis", 1)) % op.rank(x)
-    given = node.inputs[2] if len(node.inputs) > 2 else None
+    given = optional(node, 2)
     if given is None:
         return op.rank(x) - 2
     known = constant_array(given)
@@ -89,12 +87,12 @@ def _dft_axis(op: Ops, node: ir.Node, x: ir.Value) -> int:
 
 
 def _dft_length(op: Ops, node: ir.Node, x: ir.Value, axis: int) -> ir.Value:
-    given = node.inputs[1] if len(node.inputs) > 1 else None
+    given = optional(node, 1)
     return op.dim(x, axis) if given is None else _as_int64_vector(op, given)
 
 
 def _frame_length(op: Ops, node: ir.Node, signal: ir.Value, window: ir.Value | None) -> ir.Value:
-    given = node.inputs[3] if len(node.inputs) > 3 else None
+    given = optional(node, 3)
     if given is not None:
         return _as_int64_vector(op, given)
     return op.dim(signal, 1) if window is None else op.dim(window, 0)
