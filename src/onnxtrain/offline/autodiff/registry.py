@@ -102,6 +102,14 @@ def optional(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def output_of(op: Ops, node: ir.Node, index: int, label: str) -> ir.Value:
+    """Return an output of a node, which is added where the model leaves it out."""
+    node.resize_outputs(max(len(node.outputs), index + 1))
+    output = node.outputs[index]
+    output.name = output.name or op.names.fresh(f"{node.outputs[0].name}_{label}")
+    return output
+
+
 def zero_gradient(*op_types: str, domain: str = "", reason: str) -> None:
     """Declare that nothing flows back through these operators, and why."""
     for op_type in op_types:

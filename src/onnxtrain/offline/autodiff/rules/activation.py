@@ -10,7 +10,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, optional, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, rule
 from onnxtrain.offline.autodiff.rules.elementwise import unary
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
@@ -138,7 +138,10 @@ def dropout(op: Ops, node: ir.Node, dy: ir.Value | None, dmask: None = None) -> 
     scale = _dropout_scale(op, node, dy)
     if known is None:  # decided at run time; out of training the mask is all true
         scale = op.Where(training, scale, op.const(1.0, dy.dtype))
-    return (op.select(_dropout_mask(op, node), dy * scale, of=node.outputs[0]),)
+    mask = output_of(op, node, 1, "mask")
+    mask.dtype = ir.DataType.BOOL
+    op.shape_as(mask, node.outputs[0])
+    return (op.select(mask, dy * scale, of=node.outputs[0]),)
 
 
 def _dropout_scale(op: Ops, node: ir.Node, dy: ir.Value) -> ir.Value:
@@ -150,13 +153,3 @@ def _dropout_scale(op: Ops, node: ir.Node, dy: ir.Value) -> ir.Value:
         keep = 1.0 - float(known)
         return op.const(1.0 / keep if keep else 0.0, dy.dtype)
     return op.Reciprocal(1.0 - op.cast(ratio, dy.dtype))
-
-
-def _dropout_mask(op: Ops, node: ir.Node) -> ir.Value:
-    if len(node.outputs) < 2:
-        node.resize_outputs(2)
-    mask = node.outputs[1]
-    if not mask.name:
-        mask.name = op.names.fresh(f"{node.outputs[0].name}_mask")
-    mask.dtype = ir.DataType.BOOL
-    return op.shape_as(mask, node.outputs[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import working_type
 
@@ -38,7 +38,10 @@ def softmax_cross_entropy_loss(
     """
     (scores,) = required(node)
     wide = working_type(scores)
-    prob = op.Exp(op.cast(_log_prob(op, node), wide))
+    # The kernel computes it in any case, and exp of it is cheaper than a softmax beside it: along
+    # axis 1 of (8, 21, 128, 128) the Softmax of onnxruntime takes three times as long as the loss.
+    log_prob = op.type_as(output_of(op, node, 1, "log_prob"), scores)
+    prob = op.Exp(op.cast(log_prob, wide))
     parts = []
     if dloss is not None:
         labels, weight = _labels_and_weight(op, node, op.cast(dloss, wide))
@@ -64,22 +67,6 @@ def negative_log_likelihood_loss(op: Ops, node: ir.Node, dloss: ir.Value) -> Cot
     return (op.ScatterElements(op.zeros_like(x), indices, updates, axis=1),)
 
 
-def _log_prob(op: Ops, node: ir.Node) -> ir.Value:
-    """Return the second output of the loss, which is added to the node where it lacks.
-
-    The kernel computes it in any case, and exp of it is cheaper than a softmax beside it: along
-    axis 1 of (8, 21, 128, 128) the Softmax of onnxruntime takes three times as long as the loss.
-    """
-    if len(node.outputs) == 1:
-        node.resize_outputs(2)
-    log_prob, scores = node.outputs[1], node.inputs[0]
-    assert scores is not None
-    if not log_prob.name:
-        log_prob.name = op.names.fresh(f"{node.outputs[0].name}_log_prob")
-        op.type_as(log_prob, scores)
-    return log_prob
-
-
 def _labels_and_weight(op: Ops, node: ir.Node, dloss: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Return labels that can be indexed with, and the derivative of the loss by each term.
 
@@ -87,8 +74,7 @@ def _labels_and_weight(op: Ops, node: ir.Node, dloss: ir.Value) -> tuple[ir.Valu
     be ignored become 0 and count nothing. Where nothing counts, a mean over nothing has the
     gradient 0, although the loss itself is nan.
     """
-    labels, class_weights = node.inputs[1], (*node.inputs, None)[2]
-    assert labels is not None
+    labels, class_weights = required(node, 2)[1], optional(node, 2)
     reduction = node.attributes.get_string("reduction", "mean")
     counts: ir.Value | None = None  # of each label; None if all count one
     ignored = node.attributes.get_int("ignore_index")
