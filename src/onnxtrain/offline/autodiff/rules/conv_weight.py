@@ -178,8 +178,8 @@ def columns(op: Ops, pair: Pair) -> ir.Value:
     batch, channels = sizes(op, pair.large)[:2]
     count = product(*spatial_sizes(op, pair.small))
     taps = [reshape(op, v, [batch, channels, 1, count]) for v in taps_of(op, pair, pair.large, 2)]
-    stacked = taps[0] if len(taps) == 1 else op.Concat(*taps, axis=2)
     apart = [] if groups == 1 else [groups]
+    stacked = op.concat(taps, axis=2)
     matrix = reshape(op, stacked, [batch, *apart, divide(op, channels * len(taps), groups), count])
     small = flat_channels(op, pair.small, groups)
     summed = op.sum(op.MatMul(small, op.swap_last(matrix)), [0])
@@ -255,7 +255,7 @@ def depthwise(op: Ops, pair: Pair) -> ir.Value:
         taps = (reshape(op, tap, [count, groups, 1]) for tap in taps)
     ones = op.Expand(op.const(1.0, small.dtype), op.dims_vector(1, count))
     summed = [op.MatMul(ones, reshape(op, op.Mul(tap, small), [count, rows])) for tap in taps]
-    stacked = summed[0] if len(summed) == 1 else op.Concat(*summed, axis=0)
+    stacked = op.concat(summed, axis=0)
     return op.reshape_like(op.Transpose(stacked, perm=[1, 0]), pair.like)
 
 
@@ -285,8 +285,7 @@ def depthwise_shifted(op: Ops, pair: Pair) -> ir.Value:
         lone = not any((*front, *back))
         small = pair.small if lone else op.with_dims(op.Pad(pair.small, front + back), dims)
         result += [op.unsqueeze(op.sum(op.Mul(piece, small), axes), [1]) for piece in sliced]
-    stacked = result[0] if len(result) == 1 else op.Concat(*result, axis=1)
-    return op.reshape_like(stacked, pair.like)
+    return op.reshape_like(op.concat(result, axis=1), pair.like)
 
 
 def depthwise_conv(op: Ops, pair: Pair) -> ir.Value:

@@ -17,6 +17,7 @@ from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import scatter
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import working_type
+from onnxtrain.offline.graph.sizes import float_size
 
 _CUBIC = -0.75  # the coefficient that ONNX fixes for cubic sampling
 
@@ -120,10 +121,7 @@ class _Sampler:
         return self.op.Mul(size - 1.0 if self.align_corners else size, 0.5)
 
     def _size(self, x: ir.Value, axis: int) -> ir.Value:
-        size = self.op.dims(x)[axis]
-        if isinstance(size, int):
-            return self.op.const(float(size), self.dtype)
-        return self.op.Cast(self.op.Squeeze(self.op.dim(x, axis)), to=self.dtype)
+        return float_size(self.op, x, axis, self.dtype)
 
     def _pixel_coordinate(self, normalized: ir.Value, x: ir.Value, axis: int) -> ir.Value:
         size, shifted = self._size(x, axis), normalized + 1.0

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, working_type
-from onnxtrain.offline.graph.sizes import arange
+from onnxtrain.offline.graph.sizes import arange, entry
 
 # ---- between depth and space -------------------------------------------------------------------
 
@@ -44,8 +44,7 @@ def space_to_depth(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Col2Im", stops=(1, 2))
 def col2im(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each column was added at its window, so its cotangent is what dy has in that window."""
-    x, _, block = node.inputs[:3]
-    assert x is not None and block is not None
+    x, _, block = required(node, 3)
     rank = op.rank(dy) - 2
     ones = [1] * rank
     dilations = node.attributes.get_ints("dilations", ones)
@@ -55,9 +54,7 @@ def col2im(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     if any(pads):
         windows = op.Pad(dy, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
     for i in reversed(range(rank)):
-        known = constant_array(block)
-        width = op.slice(block, 0, i, i + 1) if known is None else op.int64([int(known[i])])
-        around = pads[i] + pads[rank + i]
+        width, around = entry(op, block, i), pads[i] + pads[rank + i]
         places = _window_places(op, op.dim(dy, 2 + i), width, around, strides[i], dilations[i])
         windows = op.Gather(windows, places, axis=2 + i)
     # Now [N, C, k₁, l₁, k₂, l₂ …]: the offsets within a window belong to the channels.

@@ -22,7 +22,7 @@ from onnxtrain.offline.autodiff.registry import Cotangents, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import add_along
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import Dim, constant_array, same_dim, working_type
-from onnxtrain.offline.graph.sizes import arange
+from onnxtrain.offline.graph.sizes import arange, entry
 from onnxtrain.offline.graph.writer import attributes_of
 
 _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
@@ -172,11 +172,7 @@ class _Resampling:
 
     def _entry(self, vector: ir.Value, axis: int, offset: int = 0) -> ir.Value:
         """Return what roi, scales or sizes say of one axis, as a vector of length one."""
-        position = self.axes.index(axis) + offset
-        known = constant_array(vector)
-        if known is not None:
-            return self.op.const(known.reshape(-1)[position : position + 1].copy())
-        return self.op.slice(vector, 0, position, position + 1)
+        return entry(self.op, vector, self.axes.index(axis) + offset)
 
     def _resized(self, rows: ir.Value, dy: ir.Value, axis: int, along: int = 1) -> ir.Value:
         """Do to one axis of a matrix what the node does to an axis of x."""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.sizes import entry
 from onnxtrain.offline.graph.writer import attributes_of
 
 # ---- one input, the same elements --------------------------------------------------------------
@@ -104,11 +105,7 @@ def tile(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     for axis in range(op.rank(x)):
         if known is None or known[axis] != 1:
             copies.append(len(shape))
-            shape.append(
-                op.slice(repeats, 0, axis, axis + 1)
-                if known is None
-                else op.int64([int(known[axis])])
-            )
+            shape.append(entry(op, repeats, axis))
         shape.append(op.dim(x, axis))
     if not copies:
         return (dy,)
