@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import add_along
 from onnxtrain.offline.autodiff.window import Window, conv_window, flat_channels
 from onnxtrain.offline.graph.ops import Ops
@@ -36,9 +36,8 @@ from onnxtrain.offline.graph.sizes import (
 @rule("DeformConv", notes="in two dimensions; offsets as the limit from above at whole pixels")
 def deform_conv(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The chain rule through interpolation and product, with the samples computed again."""
-    x, w, offset, *rest = node.inputs
-    assert x is not None and w is not None and offset is not None
-    bias, mask = (*rest, None, None)[:2]
+    x, w, offset = required(node, 3)
+    bias, mask = optional(node, 3), optional(node, 4)
     groups = node.attributes.get_int("group", 1)
     samples = Samples(
         op, conv_window(op, node, x, w), x, offset, node.attributes.get_int("offset_group", 1), dy
@@ -60,10 +59,7 @@ def deform_conv(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         op.sum(op.Mul(dread, slope_x), [1], keepdims=True),
     )
     db = None if bias is None else op.sum(dy, [0, 2, 3])
-    dmask = None
-    if mask is not None:
-        summed = op.sum(op.Mul(dscaled, read), [1])
-        dmask = op.reshape_like(summed, mask)
+    dmask = None if mask is None else op.reshape_like(op.sum(op.Mul(dscaled, read), [1]), mask)
     return samples.input_gradient(dread), dw, doffset, db, dmask
 
 

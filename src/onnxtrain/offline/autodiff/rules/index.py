@@ -71,8 +71,7 @@ def _different_places(indices: ir.Value, size: ir.Value) -> npt.NDArray[np.int64
 @rule("GatherElements")
 def gather_elements(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The elements of the cotangent, added up where they were taken from."""
-    x, indices = node.inputs
-    assert x is not None
+    x, indices = required(node, 2)
     axis = node.attributes.get_int("axis", 0)
     return (scatter(op, op.zeros_like(x), indices, dy, axis),)
 
@@ -125,8 +124,7 @@ def unique(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cota
 @rule("Compress")
 def compress(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangent, with zeros where the condition did not hold."""
-    x, condition = node.inputs
-    assert x is not None
+    x, condition = required(node, 2)
     axis = node.attributes.get_int("axis")
     numbers = positions(op, x) if axis is None else arange(op, op.dim(x, axis))
     kept = op.Compress(numbers, condition, axis=None if axis is None else 0)
@@ -145,8 +143,7 @@ def _put_back(op: Ops, dy: ir.Value, x: ir.Value, axis: int | None, places: ir.V
 @rule("OneHot", stops=(0, 1))
 def one_hot(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangents of the hot elements add up to that of the on value, the others to off."""
-    indices, depth, values = node.inputs
-    assert values is not None
+    indices, depth, values = required(node, 3)
     zero_one = op.const(np.array([0, 1], dtype=values.dtype.numpy()))  # type: ignore[union-attr]
     ones = op.OneHot(indices, depth, zero_one, **attributes_of(node))
     hot = op.Cast(op.type_as(ones, dy), to=ir.DataType.BOOL)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from onnxtrain.offline.autodiff.registry import Cotangents, refuse, required, rule
 from onnxtrain.offline.autodiff.rules.conv_data import flipped_pads, spread
-from onnxtrain.offline.autodiff.rules.scatter_helpers import add_elements, element_count
+from onnxtrain.offline.autodiff.rules.scatter_helpers import add_elements
 from onnxtrain.offline.autodiff.window import Window, pool_window
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import is_half
@@ -21,7 +21,6 @@ from onnxtrain.offline.graph.sizes import (
     reshape,
     sizes,
     spatial_sizes,
-    zeros_at_run_time,
 )
 
 # ---- maximum -------------------------------------------------------------------------------------
@@ -32,14 +31,11 @@ def max_pool(op: Ops, node: ir.Node, dy: ir.Value, *_: ir.Value | None) -> Cotan
     """The cotangent of a window goes to the element that won it, and adds up there."""
     x, y = *required(node), node.outputs[0]
     window = pool_window(op, node, x, y)
-    reach = [n * k for n, k in zip(_static_space(op, y), window.kernel, strict=False)]
-    if (
-        _tiles_statically(op, window, x)
-        and not is_half(x)
-        and all(r <= n for r, n in zip(reach, _static_space(op, x), strict=True))
-    ):
-        return (_to_first_maximum(op, window, x, y, dy),)
-    return (_to_index(op, x, _indices(op, node, x), dy, window.overlaps),)
+    if _tiles_statically(op, window, x) and not is_half(x):
+        space = zip(_static_space(op, y), window.kernel, _static_space(op, x), strict=True)
+        if all(count * k <= size for count, k, size in space):
+            return (_to_first_maximum(op, window, x, y, dy),)
+    return (add_elements(op, dy, x, _indices(op, node, x), repeated=window.overlaps),)
 
 
 def _indices(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
@@ -55,15 +51,6 @@ def _indices(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
     indices = op.call("MaxPool", x, outputs=2, **attributes)[1]
     indices.dtype = ir.DataType.INT64
     return op.shape_as(indices, node.outputs[0])
-
-
-def _to_index(op: Ops, x: ir.Value, indices: ir.Value, dy: ir.Value, overlaps: bool) -> ir.Value:
-    """Place dy at flat positions of a tensor like x, adding up where positions may repeat."""
-    if overlaps:
-        return add_elements(op, dy, x, indices)
-    zeros = zeros_at_run_time(op, [element_count(op, x)], dy.dtype, indices)
-    flat = op.ScatterElements(zeros, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]), axis=0)
-    return op.reshape_like(flat, x)
 
 
 def _tiles_statically(op: Ops, window: Window, x: ir.Value) -> bool:

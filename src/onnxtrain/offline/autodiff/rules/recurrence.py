@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.autodiff.definitions import split
 from onnxtrain.offline.autodiff.rules.rnn_activations import Activation
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, dims_of
@@ -83,15 +84,7 @@ class Direction:
 
     def split(self, value: ir.Value, parts: int, axis: int = -1) -> tuple[ir.Value, ...]:
         """Cut an axis into equal parts."""
-        op = self.op
-        pieces = op.call("Split", value, outputs=parts, axis=axis, num_outputs=parts)
-        dims = list(op.dims(value))
-        size = dims[axis]
-        dims[axis] = size // parts if isinstance(size, int) else UNKNOWN
-        for piece in pieces:
-            piece.type = value.type
-            op.with_dims(piece, dims)
-        return pieces
+        return split(self.op, value, parts, axis)
 
     def affine(
         self, x: ir.Value, w: ir.Value, h: ir.Value, r: ir.Value, b: ir.Value | None
