@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -115,7 +115,7 @@ class Cell:
         """Return A, F and K (see the rule) of all steps."""
         op, run = self.op, self.run
         f, g, h = run.activations
-        h = h.unclipped()  # onnxruntime clips the arguments of the gates, and not that of h
+        h = replace(h, clip=None)  # onnxruntime clips the arguments of the gates, and not that of h
         p_i, p_o, p_f = self._peepholes()
         pre_i, pre_o = self._peep(self.pre_i, p_i, c_before), self._peep(self.pre_o, p_o, c)
         i, o, candidate, shown = f(op, pre_i), f(op, pre_o), g(op, self.pre_g), h(op, c)
