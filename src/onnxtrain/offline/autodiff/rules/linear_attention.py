@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
+from onnxtrain.offline.autodiff.rules.recurrence import scan
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, Dim
 
@@ -45,7 +46,7 @@ def linear_attention(
         return state, op.Identity(state)
 
     first = layer.first_state(past)
-    _, states = layer.scan(forward, first, along)
+    _, states = scan(op, forward, [first], along, back=False)
     before = op.Concat(op.unsqueeze(first, [0]), op.slice(states, 0, 0, -1), axis=0)
     before = op.type_as(before, states)
     q = layer.by_step(query, layer.heads)
@@ -53,7 +54,7 @@ def linear_attention(
     backward = {**along, "before": before}
     if do is not None:
         backward["q"], backward["do"] = q, layer.by_step(do, layer.heads)
-    results = layer.scan(_backward(op, layer.scale), d_last, backward, against=True)
+    results = scan(op, _backward(op, layer.scale), [d_last], backward, back=True)
     d_first, collected = results[0], dict(zip(along, results[1:], strict=True))
     dq = None
     if do is not None:
@@ -168,30 +169,3 @@ class _Layer:
             self._size(self.value, self.groups),
         )  # fmt: skip
         return op.with_dims(op.Expand(op.const(0.0, ir.DataType.FLOAT), shape), dims)
-
-    def scan(
-        self,
-        step: Callable[[ir.Value, Elements], Sequence[ir.Value]],
-        state: ir.Value,
-        sequences: Elements,
-        against: bool = False,
-    ) -> tuple[ir.Value, ...]:
-        """Run a step over sequences; return the final state and what the steps give."""
-        op = self.op
-        inputs = [("state", state.dtype, [None] * 4)]
-        inputs += [(name, v.dtype, [None] * 4) for name, v in sequences.items()]
-
-        def write(first: ir.Value, *elements: ir.Value) -> Sequence[ir.Value]:
-            return step(first, dict(zip(sequences, elements, strict=True)))
-
-        body = op.body(inputs, write, name="step")  # type: ignore[arg-type]
-        back = [1] * len(sequences) if against else None
-        results = op.call(
-            "Scan", state, *sequences.values(), outputs=len(body.outputs), body=body,
-            num_scan_inputs=len(sequences), scan_input_directions=back,
-            scan_output_directions=[1] * (len(body.outputs) - 1) if against else None,
-        )  # fmt: skip
-        for result in results[1:]:
-            result.dtype = ir.DataType.FLOAT
-            op.with_dims(result, [UNKNOWN] * 5)
-        return (op.type_as(results[0], state), *results[1:])
