@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import reduce
 
 import onnx_ir as ir
 
@@ -78,11 +79,8 @@ def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 
 
 def _product(op: Ops, factors: list[ir.Value | None]) -> ir.Value | None:
-    result: ir.Value | None = None
-    for factor in factors:
-        if factor is not None:
-            result = factor if result is None else op.Mul(result, factor)
-    return result
+    present = [factor for factor in factors if factor is not None]
+    return reduce(op.Mul, present) if present else None
 
 
 def _flat_place(op: Ops, x: ir.Value, taps: tuple[_Tap, ...]) -> ir.Value:

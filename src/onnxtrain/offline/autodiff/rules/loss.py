@@ -87,15 +87,12 @@ def _labels_and_weight(op: Ops, node: ir.Node, dloss: ir.Value) -> tuple[ir.Valu
         one = op.const(1.0, dloss.dtype)
         counts = op.Where(kept, one if counts is None else counts, op.const(0.0, dloss.dtype))
     if reduction == "mean":
-        dloss = dloss / _total(op, labels, counts, dloss)
+        if counts is None:
+            total = op.cast(op.count(labels), dloss.dtype)
+        else:
+            total = op.ReduceSum(counts, keepdims=0)
+            total = op.Where(op.Equal(total, 0.0), 1.0, total)
+        dloss = dloss / total
     if counts is not None:
         dloss = dloss * counts
     return labels, dloss if counts is None and reduction != "none" else op.unsqueeze(dloss, [1])
-
-
-def _total(op: Ops, labels: ir.Value, counts: ir.Value | None, like: ir.Value) -> ir.Value:
-    """Return what the mean divides by, or 1 where that is 0."""
-    if counts is None:
-        return op.cast(op.count(labels), like.dtype)
-    total = op.ReduceSum(counts, keepdims=0)
-    return op.Where(op.Equal(total, 0.0), 1.0, total)

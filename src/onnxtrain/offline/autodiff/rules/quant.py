@@ -51,7 +51,7 @@ def _behind_the_integer(node: ir.Node) -> Iterator[ir.Value]:
     """Yield what was quantized, and the scale it was divided by."""
     source = _quantizer(node)
     if source is not None:
-        yield from (v for v in source.inputs[:2] if v is not None)
+        yield from required(source, 2)
 
 
 @rule(

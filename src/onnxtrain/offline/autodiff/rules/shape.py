@@ -50,7 +50,7 @@ def trilu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Concat")
 def concat(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each input has its part of the cotangent."""
-    parts = [x for x in node.inputs if x is not None]
+    parts = required(node, len(node.inputs))
     if len(parts) == 1:
         return (dy,)
     axis = node.attributes.get_int("axis", 0) % op.rank(parts[0])
@@ -70,20 +70,14 @@ def concat(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 def split(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
     """The cotangents of the parts, joined; a part that does not matter counts as zero."""
     (x,) = required(node)
-    pieces = [
-        dy if dy is not None else _zero_part(op, part, x)
-        for dy, part in zip(dys, node.outputs, strict=True)
-    ]
+    pieces = []
+    for dy, part in zip(dys, node.outputs, strict=True):
+        if dy is None and not part.name:  # unnamed because nobody used it: its size is needed now
+            part.name = op.names.fresh(f"{op.scope}/part")
+        pieces.append(op.expand_like(op.const(0.0, x.dtype), part) if dy is None else dy)
     if len(pieces) == 1:
-        return (pieces[0],)
-    axis = node.attributes.get_int("axis", 0)
-    return (op.type_as(op.Concat(*pieces, axis=axis), x),)
-
-
-def _zero_part(op: Ops, part: ir.Value, whole: ir.Value) -> ir.Value:
-    if not part.name:  # left unnamed by the model because nobody used it: its size is needed now
-        part.name = op.names.fresh(f"{op.scope}/part")
-    return op.expand_like(op.const(0.0, whole.dtype), part)
+        return pieces
+    return (op.type_as(op.Concat(*pieces, axis=node.attributes.get_int("axis", 0)), x),)
 
 
 # ---- repetition --------------------------------------------------------------------------------
