@@ -291,6 +291,7 @@ def test_the_version(capsys) -> None:
     assert capsys.readouterr().out == f"onnxtrain {onnxtrain.__version__}\n"
 
 
+@pytest.mark.slow
 def test_demo_tells_the_whole_story(tmp_path, capsys) -> None:
     for package in ("sklearn", "matplotlib"):
         pytest.importorskip(package, reason="it is in an extra")

@@ -110,11 +110,6 @@ def _not_provided(inner: str) -> str:
 
 
 def _explained(missing: ModuleNotFoundError, wanted: str) -> ImportError:
-    if missing.name in ("onnx", "onnx_ir"):
-        return NotProvidedError(
-            f"{wanted} prepares models and needs the packages onnx and onnx_ir: "
-            "pip install 'onnxtrain[offline]'"
-        )
     if missing.name and missing.name.startswith("onnxtrain."):
         return NotProvidedError(_not_provided(wanted.removeprefix(f"{_PACKAGE}.")))
     return missing

@@ -53,23 +53,17 @@ class Bundle:
 
     def session(self, threads: int | None = None, **options: Any) -> TrainingSession:
         """Make a session with a number of threads; all cores by default."""
-        if threads is not None and "session_options" not in options:
-            options["session_options"] = _Options(threads)
+
+        def with_threads() -> Any:
+            made = default_options()
+            made.intra_op_num_threads = threads
+            return made
+
+        if threads is not None:
+            options.setdefault("session_options", with_threads)
         graphs = [self.graphs.get(name) for name in _GRAPHS]
         assert graphs[0] is not None
         return TrainingSession(self.checkpoint, graphs[0], *graphs[1:], **options)
-
-
-class _Options:
-    """Returns onnxruntime options with a number of threads when called."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-
-    def __call__(self) -> Any:
-        options = default_options()
-        options.intra_op_num_threads = self._threads
-        return options
 
 
 def open_artifacts(source: Source, prefix: str = "") -> Bundle:

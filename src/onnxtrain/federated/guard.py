@@ -110,16 +110,8 @@ class Guarded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages with weights and settings for the clients that the strategy samples."""
-        number = server_round + self._done
         self._sent = read_record(arrays)
-        self._settle(number, config)
-        grid = self._stragglers.exclude_from(grid, self._least)
-        messages = list(self.strategy.configure_train(number, arrays, config, grid))
-        self._asked = {message.metadata.dst_node_id for message in messages}
-        self._bytes_down = 0
-        for message in messages:
-            self._bytes_down += self._begin(message)
-            self._bytes_down += sum(map(size_of, message.content.array_records.values()))
+        messages = self._ask(self.strategy.configure_train, server_round, arrays, config, grid)
         self._sent_at = time.monotonic()
         return messages
 
@@ -197,14 +189,7 @@ class Guarded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages with weights for the clients that evaluate them."""
-        number = server_round + self._done
-        self._settle(number, config)
-        grid = self._stragglers.exclude_from(grid, self._least)
-        messages = list(self.strategy.configure_evaluate(number, arrays, config, grid))
-        self._asked = {message.metadata.dst_node_id for message in messages}
-        for message in messages:
-            self._begin(message)
-        return messages
+        return self._ask(self.strategy.configure_evaluate, server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -228,6 +213,26 @@ class Guarded(Strategy):
         return metrics
 
     # ---- messages ------------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        configure: Callable[..., Iterable[Message]],
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        """Return the strategy's messages to the nodes that answer, and count their bytes."""
+        number = server_round + self._done
+        self._settle(number, config)
+        grid = self._stragglers.exclude_from(grid, self._least)
+        messages = list(configure(number, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
+        self._bytes_down = 0
+        for message in messages:
+            self._bytes_down += self._begin(message)
+            self._bytes_down += sum(map(size_of, message.content.array_records.values()))
+        return messages
 
     def _settle(self, number: int, config: ConfigRecord) -> None:
         """Put the settings of the round into the configuration that is sent."""

@@ -98,10 +98,8 @@ class CheckpointLayout:
     def parameter_places(self) -> dict[str, tuple[bool, int, int]]:
         """Return whether each parameter with elements is external, its offset and length."""
         return {
-            item.name: (item.bulk is None, item.external_offset, item.length)
-            if item.bulk is None
-            else (False, item.bulk.offset, item.length)
-            for item in self._parameters
+            p.name: (not p.bulk, p.bulk.offset if p.bulk else p.external_offset, p.length)
+            for p in self._parameters
         }
 
     def write_main(self, target: BinaryIO) -> None:
