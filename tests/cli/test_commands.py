@@ -328,3 +328,6 @@ def test_what_the_function_can_name_the_command_can(model, capsys) -> None:
     assert "my_nominal_checkpoint" in json.loads(made)["files"]
     run(capsys, "prepare", "model.onnx", "-o", "b", "--loss", "mse", "--optimizer", "none", "-q")
     assert not Path("b/optimizer_model.onnx").exists()
+    # Names are written as in Python, too.
+    run(capsys, "prepare", "model.onnx", "-o", "c", "--loss", "cross_entropy", "-q")
+    assert Path("c/optimizer_model.onnx").exists()
