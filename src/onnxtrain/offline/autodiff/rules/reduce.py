@@ -53,18 +53,18 @@ class Reduction:
             return value
         if self.axes is not None:
             return self.op.unsqueeze(value, self.axes)
-        return self.op.reshape(value, self.op.Shape(self.by("ReduceSum", self.x)))
+        return self.op.reshape(value, self.op.Shape(self.by(self.op.ReduceSum, self.x)))
 
     def sum(self, value: ir.Value) -> ir.Value:
         """Sum over the reduced axes, kept with size one."""
         if self.axes is not None:
             return self.op.sum(value, self.axes, keepdims=True)
-        return self.by("ReduceSum", value)
+        return self.by(self.op.ReduceSum, value)
 
-    def by(self, op_type: str, value: ir.Value) -> ir.Value:
+    def by(self, operator: Callable[..., ir.Value], value: ir.Value) -> ir.Value:
         """Reduce a value in the same way by another operator, with the axes kept."""
         axes = self._axes_input if self.axes is None else self.op.int64(self.axes)
-        return self.op.call(op_type, value, axes, keepdims=1, noop_with_empty_axes=self._noop)[0]
+        return operator(value, axes, keepdims=1, noop_with_empty_axes=self._noop)
 
 
 reduction("ReduceSum")(lambda op, r, dy: op.expand_like(r.kept(dy), r.x))
@@ -97,7 +97,7 @@ def reduce_extremum(op: Ops, r: Reduction, dy: ir.Value) -> ir.Value:
     """The gradient goes to the elements that won, in equal parts where several did."""
     wide, y = op.cast(r.x, working_type(r.x)), r.kept(r.y)
     if is_half(r.x):
-        y = r.by(r.node.op_type, wide)
+        y = r.by(op.ReduceMax if r.node.op_type == "ReduceMax" else op.ReduceMin, wide)
     won = op.Equal(wide, y)
     winners = r.sum(op.Cast(won, to=dy.dtype))
     return op.Where(won, r.kept(dy) / winners, 0.0)
@@ -109,7 +109,7 @@ def reduce_prod(op: Ops, r: Reduction, dy: ir.Value) -> ir.Value:
     zero = op.Equal(r.x, 0.0)
     rest = op.Where(zero, 1.0, r.x)
     zeros = r.sum(op.Cast(zero, to=dy.dtype))
-    product = r.by("ReduceProd", rest)
+    product = r.by(op.ReduceProd, rest)
     spread = op.Mul(r.kept(dy), product)
     at_zero = op.Where(op.Equal(zeros, 1.0), spread, 0.0)
     elsewhere = op.Where(op.Equal(zeros, 0.0), spread, 0.0)
