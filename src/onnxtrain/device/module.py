@@ -64,7 +64,7 @@ class Module(ParameterBuffers):
         self.training_state = state._training  # what graphs are bound to
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
-        self.settings = Settings(providers, where, session_options, fixed, automatic)
+        self.settings = Settings(providers, session_options, fixed, automatic)
         held = self.training_state
         with held.lock:
             held.move_to(where)

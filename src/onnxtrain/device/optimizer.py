@@ -36,7 +36,6 @@ class Optimizer:
     def __init__(self, optimizer_uri: Model, module: Module) -> None:
         if not isinstance(module, Module):
             raise TypeError(f"module is a Module, not {type(module).__name__}")
-        self._module = module
         self._state = module.training_state
         with self._state.lock:
             self._graph = module.graph(optimizer_uri)

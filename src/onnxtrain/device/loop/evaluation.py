@@ -51,7 +51,6 @@ class Evaluation:
                 "or with TrainingSession.from_folder if the folder has eval_model.onnx"
             )
         self._session = session
-        self._what = what
         self._names = names
         self.source: Source = make_source(data, names, batch_size=batch_size, what=what)
         self._metrics = metrics

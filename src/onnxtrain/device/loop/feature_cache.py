@@ -49,24 +49,26 @@ class Split:
 def split(model: ModelFile, user_inputs: frozenset[str]) -> Split | None:
     """Cut a training graph after its frozen layers; None where that would gain nothing."""
     parts = take_apart(model)
-    region = _Region(parts, user_inputs)
-    values = region.crossing()
+    inside, samples = _frozen_region(parts, user_inputs)
+    first = set(inside)
+    rest = [node for index, node in enumerate(parts.nodes) if index not in first]
+    read = parts.outputs.keys() | {name for node in rest for name in node.reads}
+    values = tuple(n for index in inside for n in parts.nodes[index].outputs if n in read)
     typed = all(name in parts.value_infos for name in values)
     if not values or not typed or set(values) & parts.outputs.keys():
         return None
-    rest = [node for index, node in enumerate(parts.nodes) if index not in region.nodes]
-    batch_of = {name: values[0] for name in region.inputs}
+    batch_of = {name: values[0] for name in samples}
     nodes = [_with_batch_of(node, batch_of, model.source_name) for node in rest]
-    if region.inputs & parts.outputs.keys() or any(node.reads & region.inputs for node in nodes):
+    if samples & parts.outputs.keys() or any(node.reads & samples for node in nodes):
         return None  # the trained part reads the samples themselves
     features = {name: parts.value_infos[name] for name in values}
-    others = {name: data for name, data in parts.inputs.items() if name not in region.inputs}
-    samples = {name: data for name, data in parts.inputs.items() if name in region.inputs}
+    others = {name: data for name, data in parts.inputs.items() if name not in samples}
+    own = {name: data for name, data in parts.inputs.items() if name in samples}
     return Split(
-        _part(replace(parts, inputs=samples), features),
+        _part(replace(parts, inputs=own), features),
         _part(replace(parts, nodes=nodes, inputs=features | others), parts.outputs),
         values,
-        tuple(sorted(region.inputs)),
+        tuple(sorted(samples)),
     )
 
 
@@ -77,41 +79,25 @@ def _part(parts: ModelParts, outputs: Mapping[str, memoryview]) -> bytes:
     return layout_of(parts, needed, list(parts.inputs.values()), outputs, constants).file().join()
 
 
-class _Region:
-    """The nodes that depend on samples and constants alone, and on which samples."""
-
-    def __init__(self, parts: ModelParts, user_inputs: frozenset[str]) -> None:
-        self._parts = parts
-        self._depends: dict[str, frozenset[str]] = {n: frozenset({n}) for n in user_inputs}
-        for name in (*parts.initializers, *parts.sparse_initializers):
-            self._depends.setdefault(name, frozenset())
-        found: dict[int, frozenset[str]] = {}
-        costly: set[str] = set()
-        for index, node in enumerate(parts.nodes):
-            if not all(name in self._depends for name in node.reads):
-                continue
+def _frozen_region(
+    parts: ModelParts, user_inputs: frozenset[str]
+) -> tuple[list[int], frozenset[str]]:
+    """Return the nodes that depend on samples and constants alone, and on which samples."""
+    depends = {name: frozenset({name}) for name in user_inputs}
+    for name in (*parts.initializers, *parts.sparse_initializers):
+        depends.setdefault(name, frozenset())
+    found: dict[int, frozenset[str]] = {}
+    costly: frozenset[str] = frozenset()
+    for index, node in enumerate(parts.nodes):
+        if all(name in depends for name in node.reads):
             names = {call.name for call in node.calls}
-            reads = frozenset().union(*(self._depends[name] for name in node.reads))
-            depends = frozenset() if names <= _SHAPES else reads
-            found[index] = depends
-            self._depends.update(dict.fromkeys(node.outputs, depends))
+            shapes = names <= _SHAPES
+            of = frozenset().union(*(depends[name] for name in node.reads if not shapes))
+            found[index] = of
+            depends.update(dict.fromkeys(node.outputs, of))
             if names & _COSTLY:
-                costly |= depends
-        self.inputs = frozenset(costly)
-        self.nodes = {i for i, depends in found.items() if depends and depends <= self.inputs}
-
-    def crossing(self) -> tuple[str, ...]:
-        """The values of the region that are read outside of it."""
-        made = {n for i in self.nodes for n in self._parts.nodes[i].outputs}
-        read = {
-            name
-            for index, node in enumerate(self._parts.nodes)
-            if index not in self.nodes
-            for name in node.reads
-        }
-        order = (n for node in self._parts.nodes for n in node.outputs)
-        wanted = made & (read | self._parts.outputs.keys())
-        return tuple(name for name in order if name in wanted)
+                costly |= of
+    return [index for index, of in found.items() if of and of <= costly], costly
 
 
 def _with_batch_of(node: Node, batch_of: Mapping[str, str], source: str) -> Node:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain.device.run.graph import Graph
 from onnxtrain.errors import ArgumentError, RunError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.element_types import ELEMENT_TYPES, STRING
 from onnxtrain.format.model.file import ValueType
-
-if TYPE_CHECKING:
-    from onnxtrain.device.run.graph import Graph
 
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector registers
 

@@ -16,7 +16,6 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxtrain.device.export.layout import stored_data, with_initializers
-from onnxtrain.device.run.binding import Device
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
 from onnxtrain.format.element_types import ELEMENT_TYPES
@@ -24,7 +23,6 @@ from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
 from onnxtrain.format.model.wire import Reader
 
-Options = Any  # ort.SessionOptions, or a function that makes one
 # A larger file is given to onnxruntime by its path, which spares a copy.
 _LARGE = 1 << 26
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
@@ -39,8 +37,7 @@ class Settings:
     """
 
     providers: Sequence[Any]
-    device: Device
-    options: Options = None
+    options: Any = None
     batch: int | None = None
     automatic: bool = False
     _made: Any = field(default=None, init=False, repr=False)
