@@ -310,7 +310,8 @@ class Proximal:
     def set(self, mu: float, reference: Mapping[str, Array] | None) -> None:
         """Set the strength, and what to pull to: the present values, or those given."""
         require_values(self._state)
-        strength = not_negative("the strength of the proximal term", float32("mu", mu))
+        what = "the strength of the proximal term"
+        strength = not_negative(what, float32(what, mu))
         if reference is None:
             values = {name: self._state.value_of(name) for name in self._names}
         else:
