@@ -26,14 +26,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 
 from onnxtrain.errors import CheckpointDataError, CheckpointError
 from onnxtrain.format.mapped_file import mapped
 
 FOOTER_MARK = b"ODTCDATA"
-_IDENTIFIER_SIZE = 16
-FOOTER_SIZE = len(FOOTER_MARK) + _IDENTIFIER_SIZE
+FOOTER_SIZE = len(FOOTER_MARK) + 16
 # A checkpoint file ends with this and eight hexadecimal digits, the CRC-32 of the rest.
 CHECKSUM_MARK = b"ODTCCRC="
 CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
@@ -45,12 +44,12 @@ Write = Callable[[BinaryIO], object]
 
 def new_identifier() -> str:
     """Return a new identifier for a pair of files."""
-    return os.urandom(_IDENTIFIER_SIZE // 2).hex()
+    return os.urandom(8).hex()
 
 
-def is_identifier(text: str) -> bool:
-    """Whether an untrusted text is an identifier, and so safe in a file name."""
-    return re.fullmatch(rf"[0-9a-f]{{{_IDENTIFIER_SIZE}}}", text) is not None
+def is_identifier(found: object) -> TypeGuard[str]:
+    """Whether an untrusted value is an identifier, and so safe in a file name."""
+    return isinstance(found, str) and re.fullmatch(r"[0-9a-f]{16}", found) is not None
 
 
 def footer(identifier: str) -> bytes:
