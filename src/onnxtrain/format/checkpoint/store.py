@@ -94,15 +94,12 @@ def reason_of(error: OSError) -> str:
 
 def open_bytes(path: Path) -> memoryview:
     """Return the bytes of a checkpoint file; see `mapped`."""
+    if path.is_dir():
+        raise CheckpointError(
+            f"{path} is a directory; checkpoints of ONNX Runtime before 1.16, "
+            "which were directories, cannot be read"
+        )
     with translated("read", path):
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise CheckpointError(
-                f"{path} is a directory; checkpoints of ONNX Runtime before 1.16, "
-                "which were directories, cannot be read"
-            )
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is not a regular file")
         return mapped(path)
 
 
