@@ -15,6 +15,7 @@ import onnx
 
 import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.offline.autodiff.definitions import defined
+from onnxtrain.offline.autodiff.expand import has_function_body
 from onnxtrain.offline.autodiff.registry import lookup, refusal, registered, zero_reason
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET
 
@@ -67,14 +68,6 @@ def _classify(op: str, versions: tuple[int, ...]) -> Coverage:
     if has_function_body(schema):
         return Coverage(op, versions, EXPANDED, "by the function body of the standard")
     return Coverage(op, versions, UNKNOWN, "")
-
-
-def has_function_body(schema: onnx.defs.OpSchema) -> bool:
-    """Tell whether the standard defines an operator by other operators."""
-    return bool(
-        getattr(schema, "has_function", False)
-        or getattr(schema, "has_context_dependent_function", False)
-    )
 
 
 def _input_name(schema: onnx.defs.OpSchema, index: int) -> str:

@@ -54,11 +54,15 @@ def _has_definition(node: ir.Node, opset: int) -> bool:
     if node.domain != "" or refusal(node.op_type) is not None or subgraphs_of(node):
         return False
     try:
-        schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
         return False
-    has_body = schema.has_function or schema.has_context_dependent_function
-    return has_body or definition_of(node) is not None
+    return has_function_body(schema) or definition_of(node) is not None
+
+
+def has_function_body(schema: Any) -> bool:
+    """Tell whether the standard defines an operator by other operators."""
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _expand(op: Ops, node: ir.Node, ir_version: int) -> bool:

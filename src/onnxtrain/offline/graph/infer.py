@@ -86,36 +86,22 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
     Pass `shape_arithmetic=False` for a graph that computes no shapes: onnx takes each vector for a
     possible shape, at a hundred bytes for each of its elements.
     """
-    if not shape_arithmetic:
-        return _infer_once(proto)
-    attempts = (
+    attempts = [
         (proto, True),
-        # Exporters get declared shapes wrong, and runtimes only warn of it: what counts is what
-        # the operators compute.
+        # Declared shapes may be wrong, and runtimes only warn: what operators compute counts.
         (without_declared_shapes(proto), True),
-        # Shape arithmetic is not followed where two branches of an If use one name for a shape.
+        # Shape arithmetic fails where two branches of an If use one name for a shape.
         (proto, False),
-    )
+    ] if shape_arithmetic else [(proto, False)]  # fmt: skip
     failure: Exception | None = None
-    for attempt, follow_shape_arithmetic in attempts:
+    for attempt, data_prop in attempts:
         try:
-            return _infer(attempt, follow_shape_arithmetic)
+            return onnx.shape_inference.infer_shapes(attempt, True, True, data_prop)
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
-    raise _contradiction(failure) from None
-
-
-def _infer_once(proto: onnx.ModelProto) -> onnx.ModelProto:
-    try:
-        return _infer(proto, follow_shape_arithmetic=False)
-    except Exception as error:
-        raise _contradiction(error) from None
-
-
-def _contradiction(failure: Exception | None) -> ShapeInferenceError:
-    return ShapeInferenceError(
+    raise ShapeInferenceError(
         f"the shapes or types of the model contradict each other: {_first_sentence(failure)}"
-    )
+    ) from None
 
 
 def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -130,12 +116,6 @@ def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         if info.name not in own:
             info.type.tensor_type.ClearField("shape")
     return bare
-
-
-def _infer(proto: onnx.ModelProto, follow_shape_arithmetic: bool) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(
-        proto, check_type=True, strict_mode=True, data_prop=follow_shape_arithmetic
-    )
 
 
 RANK_FROM_USE = "rank from use"  # in the meta of a value: no other rank would do

@@ -54,14 +54,9 @@ def _weight(w: ir.Value) -> tuple[ir.Value, bool]:
     producer = w.producer()
     if producer is not None and producer.op_type == "Transpose" and producer.domain == "":
         source = producer.inputs[0]
-        if source is not None and static_dims(source) is not None and _rank(source) == 2:
+        if source is not None and len(static_dims(source) or ()) == 2:
             return source, True
     return w, False
-
-
-def _rank(value: ir.Value) -> int:
-    dims = dims_of(value)
-    return -1 if dims is None else len(dims)
 
 
 def _fits(layer: _Layer) -> bool:

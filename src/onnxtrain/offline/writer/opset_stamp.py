@@ -16,19 +16,10 @@ from onnxtrain.offline.graph.versions import FLOOR_OPSET, least_ir_version
 from onnxtrain.offline.writer.opset_downgrade import highest_opset, lowest_opset, move
 
 _IR_VERSION_OF_TYPE = {
-    "FLOAT8E4M3FN": 9,
-    "FLOAT8E4M3FNUZ": 9,
-    "FLOAT8E5M2": 9,
-    "FLOAT8E5M2FNUZ": 9,
-    "INT4": 10,
-    "UINT4": 10,
-    "FLOAT4E2M1": 11,
-    "FLOAT8E8M0": 12,
-    "INT2": 13,
-    "UINT2": 13,
-    "FLOAT6E2M3": 14,
+    "FLOAT8E4M3FN": 9, "FLOAT8E4M3FNUZ": 9, "FLOAT8E5M2": 9, "FLOAT8E5M2FNUZ": 9, "INT4": 10,
+    "UINT4": 10, "FLOAT4E2M1": 11, "FLOAT8E8M0": 12, "INT2": 13, "UINT2": 13, "FLOAT6E2M3": 14,
     "FLOAT6E3M2": 14,
-}
+}  # fmt: skip
 _IR_VERSION_OF_OVERLOADS = 10
 _QUANTIZATION = "quant_parameter_tensor_names"  # where onnx_ir keeps a quantization annotation
 
