@@ -29,8 +29,8 @@ from onnxtrain.federated.compression import Compression, clip
 from onnxtrain.federated.exporting import ClientExport, checked_outputs
 from onnxtrain.federated.files import unpack_arrays
 from onnxtrain.federated.given_data import Data, data_of, samples_in
-from onnxtrain.federated.messages import contents, error_reply, round_identity
-from onnxtrain.federated.rounds import INITIAL, LAST, PASSED_ON, ROUND, VERSION, Round
+from onnxtrain.federated.messages import contents, error_reply
+from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, PASSED_ON, ROUND, VERSION, Round
 from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger(__name__)
@@ -162,10 +162,11 @@ class Client:
     def _round(self, config: Mapping[str, Any], context: Context) -> Round:
         """Return the settings of a round: the server's, then the client's own, then the run's.
 
-        The number of the round is the server's alone. The run's settings count as far as a server
+        The identity of the round is the server's alone. The run's settings count as far as a server
         passes them on: if a strategy sends no µ, there is none.
         """
-        own = {key: value for key, value in self._defaults.items() if key not in (ROUND, LAST)}
+        servers = (ROUND, LAST, FEDERATION)
+        own = {key: value for key, value in self._defaults.items() if key not in servers}
         of_run = {key: value for key, value in context.run_config.items() if key in PASSED_ON}
         return Round.read(config, own, of_run)
 
@@ -174,7 +175,6 @@ class Client:
     def _train(self, message: Message, context: Context) -> RecordDict:
         arrays, config = contents(message)
         settings = self._round(config, context)
-        identity = round_identity(config, settings.number)
         seed = settings.seed_of(client_number(context))
         data = data_of(self._data, context, "to train with")
         store = self._store(context)
@@ -183,7 +183,7 @@ class Client:
             session = shared.session
             if self._export is not None:
                 self._export.check(session, context, self._folder(context))
-            state = store.before_round(identity)
+            state = store.before_round(settings.identity)
             received = fitting(session, read_record(arrays))
             self._set_parameters(shared, received, state, config, store)
             self._set_optimizer(session, settings, state, seed, store)
@@ -203,7 +203,7 @@ class Client:
             }
             if settings.clip_norm is not None:
                 clip(trained, received, settings.clip_norm)
-            store.write(self._state_after(shared, received, state, identity))
+            store.write(self._state_after(shared, received, state, settings.identity))
         last = history.epochs[-1]
         numbers = {
             "num-examples": last.samples,
@@ -269,7 +269,7 @@ class Client:
             _require_version(shared, config)
             session = shared.session
             received = fitting(session, read_record(arrays))
-            state = store.current(round_identity(config, settings.number))
+            state = store.current(settings.identity)
             self._set_parameters(shared, received, state, config, store)
             if settings.is_last and self._export is not None:
                 self._export.write(session, context, self._folder(context))
@@ -343,7 +343,7 @@ class Client:
         reply = call_next(message, context)
         if compression is None or reply.has_error():
             return reply
-        identity = round_identity(config, settings.number)
+        identity = settings.identity
 
         def compressed() -> RecordDict:
             content = reply.content

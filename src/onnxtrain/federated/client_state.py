@@ -17,7 +17,6 @@ from flwr.app import ConfigRecord, Context
 
 from onnxtrain.errors import StateError
 from onnxtrain.federated.files import pack_arrays, remove_file, replace_file, unpack_arrays
-from onnxtrain.federated.messages import federation_of
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 
 _RECORD, _MARK = "onnxtrain", "onnxtrain-file"
@@ -52,8 +51,8 @@ class ClientState:
 
     def for_round(self, identity: str) -> ClientState:
         """Return a copy for a round; a new federation keeps the local values alone."""
-        federation = federation_of(self.round)
-        if federation and federation != federation_of(identity):
+        federation = self.round.rpartition("/")[0]
+        if federation and federation != identity.rpartition("/")[0]:
             return ClientState(local=self.local, round=self.round)
         return replace(self)
 

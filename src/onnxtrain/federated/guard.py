@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.federated.arrays import read_record, to_record
 from onnxtrain.federated.files import pack_arrays
-from onnxtrain.federated.replies import (
+from onnxtrain.federated.messages import (
     as_error,
     checked_arrays,
     checked_metrics,
@@ -98,7 +98,9 @@ class Guarded(Strategy):
         self._stragglers = Stragglers()
         self._least = least_nodes(strategy)
         self._bytes_down, self._sent_at = 0, time.monotonic()
-        self._weight = _weight_key(strategy)
+        # The metric by which the strategy weights replies.
+        weighted = inner_with(strategy, "weighted_by_key")
+        self._weight = str(getattr(weighted, "weighted_by_key", "num-examples"))
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
@@ -110,29 +112,17 @@ class Guarded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages with weights and settings for the clients that the strategy samples."""
-        number = server_round + self._done
         self._sent = read_record(arrays)
-        self._settle(number, config)
-        grid = self._stragglers.exclude_from(grid, self._least)
-        messages = list(self.strategy.configure_train(number, arrays, config, grid))
-        self._asked = {message.metadata.dst_node_id for message in messages}
-        self._bytes_down = 0
-        for message in messages:
-            self._bytes_down += self._begin(message)
-            self._bytes_down += sum(map(size_of, message.content.array_records.values()))
-        self._sent_at = time.monotonic()
-        return messages
+        return self._messages(self.strategy.configure_train, server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Let the strategy average the good replies."""
         number = server_round + self._done
-        received, bytes_up = list(replies), 0
+        received = list(replies)
         seconds = time.monotonic() - self._sent_at
-        for reply in received:
-            if not reply.has_error():
-                bytes_up += sum(map(size_of, reply.content.array_records.values()))
+        bytes_up = sum(size_of(reply) for reply in received if not reply.has_error())
         good, bad = self._sorted(number, received, self._check_train)
         absent = self._note_absent(number, received)
         self._known -= {*absent, *(reply.metadata.src_node_id for reply in bad)}
@@ -168,10 +158,12 @@ class Guarded(Strategy):
 
     def _check_train(self, reply: Message) -> None:
         content = reply.content
-        key = next(iter(content.array_records), "")
         record = one_record(content.array_records, "arrays")
-        checked_metrics(one_record(content.metric_records, "metrics"), self._weight)
-        content[key] = checked_arrays(record, self._sent)
+        self._check_metrics(reply)
+        content[next(iter(content.array_records))] = checked_arrays(record, self._sent)
+
+    def _check_metrics(self, reply: Message) -> None:
+        checked_metrics(one_record(reply.content.metric_records, "metrics"), self._weight)
 
     def _checked_average(self, number: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
         """Return averaged arrays in the types that are sent, or None if one is not finite."""
@@ -197,26 +189,15 @@ class Guarded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages with weights for the clients that evaluate them."""
-        number = server_round + self._done
-        self._settle(number, config)
-        grid = self._stragglers.exclude_from(grid, self._least)
-        messages = list(self.strategy.configure_evaluate(number, arrays, config, grid))
-        self._asked = {message.metadata.dst_node_id for message in messages}
-        for message in messages:
-            self._begin(message)
-        return messages
+        return self._messages(self.strategy.configure_evaluate, server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Let the strategy average the good metrics."""
-
-        def check(reply: Message) -> None:
-            checked_metrics(one_record(reply.content.metric_records, "metrics"), self._weight)
-
         number = server_round + self._done
         received = list(replies)
-        good, bad = self._sorted(number, received, check)
+        good, bad = self._sorted(number, received, self._check_metrics)
         self._note_absent(number, received, round_ends=False)
         if not good:
             return None
@@ -228,6 +209,23 @@ class Guarded(Strategy):
         return metrics
 
     # ---- messages ------------------------------------------------------------------------------
+
+    def _messages(
+        self,
+        configure: Callable[..., Iterable[Message]],
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        number = server_round + self._done
+        self._settle(number, config)
+        grid = self._stragglers.exclude_from(grid, self._least)
+        messages = list(configure(number, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
+        self._bytes_down = sum(self._begin(message) + size_of(message) for message in messages)
+        self._sent_at = time.monotonic()
+        return messages
 
     def _settle(self, number: int, config: ConfigRecord) -> None:
         """Put the settings of the round into the configuration that is sent."""
@@ -277,21 +275,16 @@ class Guarded(Strategy):
         good, bad = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
-            reason = ""
-            if reply.has_error():
-                reason = reply.error.reason or f"error {reply.error.code}"
-            else:
+            if not reply.has_error():
                 try:
                     check(reply)
+                    good.append(reply)
+                    continue
                 except OnnxTrainError as error:
-                    reason = str(error)
-                    reply = as_error(reply, reason)
-            if reason:
-                if node in self._asked:  # otherwise it is a report of the SuperLink
-                    self._leave_out(number, node, reason)
-                bad.append(reply)
-            else:
-                good.append(reply)
+                    reply = as_error(reply, str(error))
+            if node in self._asked:  # otherwise it is a report of the SuperLink
+                self._leave_out(number, node, reply.error.reason or f"error {reply.error.code}")
+            bad.append(reply)
         _keep_common_metrics(good)
         # A sum of floats depends on the order of its terms, so they are not added as they arrive.
         return sorted(good, key=_place), bad
@@ -305,8 +298,6 @@ def _place(reply: Message) -> tuple[int, int]:
 
 
 def _packed(initial: Mapping[str, Array]) -> bytes:
-    if not initial:
-        return b""
     size = sum(array.nbytes for array in initial.values())
     if size > MOST_INITIAL_BYTES:
         _log.warning(
@@ -314,7 +305,7 @@ def _packed(initial: Mapping[str, Array]) -> bytes:
             "artifacts with weights (pack(..., weights=True), or the folder)", f"{size:,}",
         )  # fmt: skip
         return b""
-    return pack_arrays(initial)
+    return pack_arrays(initial) if initial else b""
 
 
 def inner_with(strategy: Strategy, name: str) -> Strategy:
@@ -330,20 +321,13 @@ def least_nodes(strategy: Strategy) -> int:
     return max(1, *(int(getattr(inner_with(strategy, name), name, 1)) for name in names))
 
 
-def _weight_key(strategy: Strategy) -> str:
-    """Return the metric by which a strategy weights replies."""
-    inner = inner_with(strategy, "weighted_by_key")
-    return str(getattr(inner, "weighted_by_key", "num-examples"))
-
-
-def _length(metric: Any) -> int:
-    return len(metric) if isinstance(metric, list) else -1
-
-
 def _keep_common_metrics(replies: list[Message]) -> None:
     """Drop metrics that some replies lack, or have in another length."""
     records = [next(iter(reply.content.metric_records.values())) for reply in replies]
-    kinds = [{(key, _length(value)) for key, value in record.items()} for record in records]
+    kinds = [
+        {(key, len(value) if isinstance(value, list) else -1) for key, value in record.items()}
+        for record in records
+    ]
     common = {key for key, _ in set.intersection(*kinds)} if kinds else set()
     for record in records:
         for key in [key for key in record if key not in common]:

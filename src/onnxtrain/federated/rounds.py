@@ -32,6 +32,7 @@ class Round:
     """
 
     number: int = 0
+    federation: str = ""
     is_last: bool = False
     learning_rate: float | None = None
     epochs: int = 1
@@ -51,6 +52,7 @@ class Round:
 
         made = {
             "number": _whole(ROUND, find(ROUND), 0),
+            "federation": find(FEDERATION),
             "is_last": bool(find(LAST) or False),
             "learning_rate": _positive(RATE, find(RATE, SHORT_RATE), zero=True),
             "epochs": _whole(EPOCHS, find(EPOCHS), 1),
@@ -62,6 +64,11 @@ class Round:
             "compression": find(COMPRESSION),
         }
         return cls(**{key: value for key, value in made.items() if value is not None})
+
+    @property
+    def identity(self) -> str:
+        """The identity of the round, federation/number; a repeated round has the same."""
+        return f"{self.federation}/{self.number}"
 
     def seed_of(self, client: int) -> int | None:
         """Return the seed of a client in this round; None without a seed."""
