@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from onnxtrain.device.run.graph import default_options
 from onnxtrain.device.session import TrainingSession
-from onnxtrain.device.state import CheckpointState
+from onnxtrain.device.state import CheckpointState, TrainingState
 from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
 from onnxtrain.federated.files import replace_file
 from onnxtrain.federated.selection import is_float
@@ -53,23 +54,17 @@ class Bundle:
 
     def session(self, threads: int | None = None, **options: Any) -> TrainingSession:
         """Make a session with a number of threads; all cores by default."""
-        if threads is not None and "session_options" not in options:
-            options["session_options"] = _Options(threads)
+        if threads is not None:
+            options.setdefault("session_options", partial(_options, threads))
         graphs = [self.graphs.get(name) for name in _GRAPHS]
         assert graphs[0] is not None
         return TrainingSession(self.checkpoint, graphs[0], *graphs[1:], **options)
 
 
-class _Options:
-    """Returns onnxruntime options with a number of threads when called."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-
-    def __call__(self) -> Any:
-        options = default_options()
-        options.intra_op_num_threads = self._threads
-        return options
+def _options(threads: int) -> Any:
+    options = default_options()
+    options.intra_op_num_threads = threads
+    return options
 
 
 def open_artifacts(source: Source, prefix: str = "") -> Bundle:
@@ -186,29 +181,27 @@ class SharedSession:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
+    def state(self) -> TrainingState:
+        """The state of the session."""
+        return self.session.module.training_state
+
+    @property
     def changing(self) -> list[str]:
         """The names of trainable parameters and running statistics."""
-        return [
-            *self.session.module.training_state.trainable_names(),
-            *self.session.module.statistics,
-        ]
+        return [*self.state.trainable_names(), *self.session.module.statistics]
 
     def has(self, name: str, array: Array) -> bool:
         """Whether the artifacts hold this value for a frozen parameter."""
         if self.nominal:
             return False
-        own = self.initial.get(name)
-        return np.array_equal(
-            self.session.module.training_state.value_of(name) if own is None else own, array
-        )
+        own = self.initial[name] if name in self.initial else self.state.value_of(name)
+        return np.array_equal(own, array)
 
     def load(self, values: Mapping[str, Array]) -> None:
         """Set parameters; the artifacts' values of frozen ones are kept for other clients."""
         if not self.nominal:
             frozen = set(values) - set(self.initial) - set(self.changing)
-            self.initial |= {
-                n: np.array(self.session.module.training_state.value_of(n)) for n in frozen
-            }
+            self.initial |= {name: np.array(self.state.value_of(name)) for name in frozen}
         self.session.load_parameters(values)
 
 
@@ -223,30 +216,22 @@ def borrowed(source: Source | Bundle, prefix: str, threads: int | None) -> Itera
     Making a session takes longer than a round of a small model, so simulated clients in one
     process share it. The borrower sets everything that training changes.
     """
-    key = _key(source, prefix, threads)
-    with _lock:
-        place = _sessions.get(key)
-        if place is None:
-            bundle = source if isinstance(source, Bundle) else open_artifacts(source, prefix)
-            place = _sessions[key] = _open(bundle, threads)
-    with place.lock:
-        yield place
-
-
-def _key(source: Source | Bundle, prefix: str, threads: int | None) -> tuple[Any, ...]:
+    key: tuple[Any, ...]
     if isinstance(source, Bundle):
-        return (source.version, id(source), threads)
-    path = Path(source).absolute()
-    file = path / f"{prefix}training_model.onnx" if path.is_dir() else path
-    stamp = file.stat().st_mtime_ns if file.exists() else 0
-    return (str(path), prefix, threads, stamp)
-
-
-def _open(bundle: Bundle, threads: int | None) -> SharedSession:
-    session = bundle.session(threads)
-    state = session.module.training_state
-    place = SharedSession(bundle, session, {}, state.nominal)
-    if not state.nominal:
-        names = [name for name in place.changing if is_float(state, name)]
-        place.initial = {name: np.array(state.value_of(name)) for name in names}
-    return place
+        key = (source.version, id(source), threads)
+    else:
+        path = Path(source).absolute()
+        file = path / f"{prefix}training_model.onnx" if path.is_dir() else path
+        key = (str(path), prefix, threads, file.stat().st_mtime_ns if file.exists() else 0)
+    with _lock:
+        if key not in _sessions:
+            bundle = source if isinstance(source, Bundle) else open_artifacts(source, prefix)
+            session = bundle.session(threads)
+            shared = SharedSession(bundle, session, {}, session.module.training_state.nominal)
+            if not shared.nominal:
+                names = [name for name in shared.changing if is_float(shared.state, name)]
+                shared.initial = {name: np.array(shared.state.value_of(name)) for name in names}
+            _sessions[key] = shared
+        shared = _sessions[key]
+    with shared.lock:
+        yield shared

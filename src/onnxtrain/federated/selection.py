@@ -22,7 +22,7 @@ Which = (
 )
 Holder = TrainingSession | Module | CheckpointState
 _BATCH_NORM = Operator("", "BatchNormalization")
-NAMED = ("changing", "trainable", "no-batch-norm", "everything")
+_NAMED = ("changing", "trainable", "no-batch-norm", "everything")
 
 
 def state_of(holder: Holder) -> TrainingState:
@@ -55,9 +55,9 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
 
     """
     is_list = isinstance(which, Iterable) and not isinstance(which, str)
-    if not is_list and not callable(which) and which not in NAMED:
+    if not is_list and not callable(which) and which not in _NAMED:
         raise ArgumentError(
-            f"which is one of {', '.join(map(repr, NAMED))}, a list of names and patterns, or a "
+            f"which is one of {', '.join(map(repr, _NAMED))}, a list of names and patterns, or a "
             f"function, not {which!r}"
         )
     state = state_of(holder)

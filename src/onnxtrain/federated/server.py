@@ -6,6 +6,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger("flwr")
 Finish = Callable[..., None]
+Central = Callable[[int, ArrayRecord], MetricRecord | None]  # evaluation on the server
 Weights = Source | Mapping[str, Array] | Callable[[dict[str, tuple[int, ...]]], Mapping[str, Array]]
 
 
@@ -175,7 +177,10 @@ class Server:
             )
         self.strategy, self._rounds, self._folder = strategy, rounds, folder
         self._first = to_arrays(self.session, which)
-        self._initial = self._not_shared()
+        held = self.session.module.training_state
+        self._initial = {  # of any type: a packed client has no weights at all
+            name: np.array(held.value_of(name)) for name in held.names() if name not in self._first
+        }
         self._fixed = settings_of(strategy)
         self._has_weights = weights is not None
         self._require_proximal()
@@ -213,14 +218,6 @@ class Server:
         restore(self.strategy, saved.strategy)
         return saved
 
-    def _not_shared(self) -> dict[str, Array]:
-        state = self.session.module.training_state
-        return {
-            name: np.array(state.value_of(name))
-            for name in state.names()
-            if name not in self._first  # of any type: a packed client has no weights at all
-        }
-
     def run(
         self,
         grid: Grid,
@@ -230,20 +227,16 @@ class Server:
     ) -> Result:
         """Run the remaining rounds; afterwards the session has the final weights."""
         _require_nodes(grid, self.strategy)
+        central = None if measure is None else self._measure(*measure)
         with locked(self._folder):
-            self._run(grid, config, measure, timeout)
+            self._run(grid, config, central, timeout)
         from_arrays(self.session, self.progress.record())
         return self.progress.result()
 
     def _run(
-        self,
-        grid: Grid,
-        config: Settings | None,
-        measure: tuple[Any, Any, int] | None,
-        timeout: float,
+        self, grid: Grid, config: Settings | None, central: Central | None, timeout: float
     ) -> None:
         progress, done = self.progress, self.progress.round
-        central = None if measure is None else self._measure(*measure, done)
         self.guarded = Guarded(
             self.strategy,
             config=config,
@@ -284,9 +277,9 @@ class Server:
         if messages:
             guarded.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
 
-    def _measure(
-        self, data: Any, metrics: Any, batch_size: int, done: int
-    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+    def _measure(self, data: Any, metrics: Any, batch_size: int) -> Central:
+        done = self.progress.round
+
         def measure(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             from_arrays(self.session, arrays)
             try:
@@ -396,17 +389,11 @@ def _listed(which: Any) -> list[str]:
 
 def _ending(finish: Finish) -> Finish:
     """Return a function of three arguments that calls one of two or three."""
-    try:
-        inspect.signature(finish).bind(None, None, None)
-    except TypeError:
-        try:
-            inspect.signature(finish).bind(None, None)
-        except TypeError:
-            raise ArgumentError(
-                "finish takes Flower's result, the session and, optionally, the Context"
-            ) from None
-        return lambda result, session, context: finish(result, session)
-    return finish
+    for count in (3, 2):
+        with suppress(TypeError):
+            inspect.signature(finish).bind(*[None] * count)
+            return lambda *given: finish(*given[:count])
+    raise ArgumentError("finish takes Flower's result, the session and, optionally, the Context")
 
 
 def _require_nodes(grid: Grid, strategy: Strategy) -> None:
