@@ -86,21 +86,15 @@ def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, Numpy
 
 def _converted(name: str, array: NumpyArray, shape: tuple[int, ...], dtype: Any) -> NumpyArray:
     if array.shape != shape:
-        raise ArgumentError(
-            f"the parameter {name!r} has the shape {list(shape)}, and the received array "
-            f"{list(array.shape)}"
-        )
+        shapes = f"{list(shape)}, and the received array {list(array.shape)}"
+        raise ArgumentError(f"the parameter {name!r} has the shape {shapes}")
     if dtype is None or array.dtype == dtype:
         return array
     if array.dtype.kind != "f" or np.dtype(dtype).kind != "f":
-        raise ArgumentError(
-            f"the parameter {name!r} is {np.dtype(dtype).name}, and the received array "
-            f"{array.dtype.name}"
-        )
+        kinds = f"{np.dtype(dtype).name}, and the received array {array.dtype.name}"
+        raise ArgumentError(f"the parameter {name!r} is {kinds}")
     with np.errstate(over="ignore"):
         converted: NumpyArray = array.astype(dtype)
     if np.isfinite(array).all() and not np.isfinite(converted).all():
-        raise NonFiniteError(
-            f"the parameter {name!r} has values that {np.dtype(dtype).name} cannot hold"
-        )
+        raise NonFiniteError(f"the parameter {name!r} has values that do not fit {converted.dtype}")
     return converted

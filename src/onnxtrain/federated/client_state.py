@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import quote
 
 import numpy as np
@@ -123,15 +124,12 @@ class ClientStateStore:
 
     def __init__(self, context: Context, folder: Path | None) -> None:
         self._context = context
-        self._file = None if folder is None else folder / f"client-{client_name(context)}.npz"
         self._stored: ClientState | None = None
-
-    @property
-    def how_to_reset(self) -> str:
-        """What to do about a state that cannot be used."""
-        if self._file is None:
-            return "restart the node"
-        return f"delete the client's file {self._file}"
+        self._file = None if folder is None else folder / f"client-{client_name(context)}.npz"
+        # What to do about a state that cannot be used.
+        self.how_to_reset = (
+            f"delete the client's file {self._file}" if folder else "restart the node"
+        )
 
     def before_round(self, identity: str) -> ClientState:
         """Return the state that a round begins with; a repeated round begins with the same."""
@@ -148,23 +146,26 @@ class ClientStateStore:
         """Store the state; remove a stored one that nothing is left of."""
         stored = self._read()
         if not state.has_changing and not state.frozen:
-            self._remove()
+            if self._file is None:
+                self._context.state.pop(_RECORD, None)
+            else:
+                remove_file(self._file)
         elif state.has_changing or stored.has_changing or not _same(state.frozen, stored.frozen):
             self._replace(state)
         self._stored = None
 
     def _read(self) -> ClientState:
         if self._stored is None:
-            self._stored = self._from_context() if self._file is None else self._from(self._file)
+            self._stored = self._in_context() if self._file is None else self._in_file(self._file)
         return self._stored
 
-    def _from_context(self) -> ClientState:
+    def _in_context(self) -> ClientState:
         record = self._context.state.config_records.get(_RECORD)
         if record is None:
             return ClientState()
         return ClientState.from_bytes(bytes(record["kept"]), "the state in the context")
 
-    def _from(self, file: Path) -> ClientState:
+    def _in_file(self, file: Path) -> ClientState:
         if not file.exists():
             return ClientState()
         claim(file, self._context, _OWN_FILE)
@@ -172,9 +173,7 @@ class ClientStateStore:
         mark = self._context.state.config_records.get(_MARK)
         if mark is not None and state.owner not in ("", mark["node"]):
             # Not this node before a restart: the node has written the file since it started.
-            raise StateError(
-                _shared(file, f"node {mark['node']}", f"node {state.owner}", _OWN_FILE)
-            )
+            _refuse(file, f"node {mark['node']}", f"node {state.owner}", _OWN_FILE)
         return state
 
     def _replace(self, state: ClientState) -> None:
@@ -187,12 +186,6 @@ class ClientStateStore:
             state = replace(state, owner=str(self._context.node_id))
             self._context.state[_MARK] = ConfigRecord({"node": state.owner})
         replace_file(self._file, state.to_bytes())
-
-    def _remove(self) -> None:
-        if self._file is None:
-            self._context.state.pop(_RECORD, None)
-        else:
-            remove_file(self._file)
 
 
 def _same(some: Mapping[str, Array], others: Mapping[str, Array]) -> bool:
@@ -214,11 +207,11 @@ def claim(file: Path, context: Context, advice: str) -> None:
     with _lock:
         first = _claims.setdefault(file.absolute(), client)
     if first != client:
-        raise StateError(_shared(file, first, client, advice))
+        _refuse(file, first, client, advice)
 
 
-def _shared(file: Path, one: str, other: str, advice: str) -> str:
-    return f"two clients, {one} and {other}, share the file {file}: {advice}"
+def _refuse(file: Path, one: str, other: str, advice: str) -> NoReturn:
+    raise StateError(f"two clients, {one} and {other}, share the file {file}: {advice}")
 
 
 def given_name(context: Context) -> str | None:
