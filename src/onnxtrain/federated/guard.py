@@ -99,8 +99,7 @@ class Guarded(Strategy):
         self._least = least_nodes(strategy)
         self._bytes_down, self._sent_at = 0, time.monotonic()
         # The metric by which the strategy weights replies.
-        weighted = inner_with(strategy, "weighted_by_key")
-        self._weight = str(getattr(weighted, "weighted_by_key", "num-examples"))
+        self._weight = str(setting_of(strategy, "weighted_by_key", "num-examples"))
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
@@ -308,17 +307,17 @@ def _packed(initial: Mapping[str, Array]) -> bytes:
     return pack_arrays(initial) if initial else b""
 
 
-def inner_with(strategy: Strategy, name: str) -> Strategy:
-    """Return the outermost of nested strategies that has an attribute."""
+def setting_of(strategy: Strategy, name: str, default: Any) -> Any:
+    """Return a setting of the outermost of nested strategies that has it."""
     while not hasattr(strategy, name) and hasattr(strategy, "strategy"):
         strategy = strategy.strategy
-    return strategy
+    return getattr(strategy, name, default)
 
 
 def least_nodes(strategy: Strategy) -> int:
     """Return the number of nodes that a strategy waits for, at least one."""
     names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
-    return max(1, *(int(getattr(inner_with(strategy, name), name, 1)) for name in names))
+    return max(1, *(int(setting_of(strategy, name, 1)) for name in names))
 
 
 def _keep_common_metrics(replies: list[Message]) -> None:

@@ -24,13 +24,11 @@ from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger("flwr")
 _FILE, _HISTORY = "federation.npz", "history.json"
-_LOCK = "lock"
 _FORMAT = 2
-TRAIN, EVALUATE, CENTRAL = _KINDS = (
-    "train_metrics_clientapp",
-    "evaluate_metrics_clientapp",
-    "evaluate_metrics_serverapp",
-)
+# Where Flower's result has the metrics of rounds.
+TRAIN, EVALUATE = "train_metrics_clientapp", "evaluate_metrics_clientapp"
+CENTRAL = "evaluate_metrics_serverapp"
+_KINDS = (TRAIN, EVALUATE, CENTRAL)
 
 
 @dataclass
@@ -157,11 +155,10 @@ def locked(folder: Path | None) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     here = (os.getpid(), folder.resolve())
-    with (folder / _LOCK).open("w") as file:
+    with (folder / "lock").open("w") as file:
         if here in _running or not _lock(file):
             raise StateError(
-                f"another server runs a federation in {str(folder)!r}: wait for it, or use another "
-                "folder"
+                f"another server runs a federation in {str(folder)!r}: use another folder"
             )
         _running.add(here)
         try:
@@ -193,8 +190,7 @@ def _lock(file: IO[str]) -> bool:
 
 def kind_of(strategy: Strategy) -> str:
     """Return the class names of nested strategies."""
-    inner = getattr(strategy, "strategy", None)
-    name = type(strategy).__name__
+    inner, name = getattr(strategy, "strategy", None), type(strategy).__name__
     return f"{name}({kind_of(inner)})" if isinstance(inner, Strategy) else name
 
 

@@ -14,6 +14,7 @@ from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState, TrainingState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.model.file import ModelFile
 
 Which = (
     Literal["changing", "trainable", "no-batch-norm", "everything"]
@@ -54,12 +55,7 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
             (FedPer: `["features.*"]`), where a leading "!" excludes; or a function of the name.
 
     """
-    is_list = isinstance(which, Iterable) and not isinstance(which, str)
-    if not is_list and not callable(which) and which not in _NAMED:
-        raise ArgumentError(
-            f"which is one of {', '.join(map(repr, _NAMED))}, a list of names and patterns, or a "
-            f"function, not {which!r}"
-        )
+    which = checked_which(which)
     state = state_of(holder)
     if which == "everything":
         chosen = [*state.trainable_names(), *_others(state)]
@@ -78,6 +74,18 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
     if not floats:
         raise ArgumentError(f"which={which!r} leaves no parameter to share")
     return floats
+
+
+def checked_which(which: Which) -> Which:
+    """Return a selection that can be used twice: a list in place of a generator."""
+    if isinstance(which, Iterable) and not isinstance(which, str):
+        return list(which)
+    if not callable(which) and which not in _NAMED:
+        raise ArgumentError(
+            f"which is one of {', '.join(map(repr, _NAMED))}, a list of names and patterns, or a "
+            f"function, not {which!r}"
+        )
+    return which
 
 
 def is_float(state: TrainingState, name: str) -> bool:
@@ -107,8 +115,7 @@ def _batch_norm(holder: Holder) -> set[str]:
     module = module_of(holder)
     if module is None:
         raise StateError("which='no-batch-norm' needs the graphs: pass the TrainingSession")
-    chosen = module.evaluation_executor or module.training_executor
-    model = chosen.graph.model
+    model = _model_of(module)
     if model.is_ort:
         raise StateError(
             f"{model.source_name} is in the ORT format, which hides BatchNormalization: use the "
@@ -118,26 +125,26 @@ def _batch_norm(holder: Holder) -> set[str]:
     return {name for name in names if module.state.has_parameter(name)} | set(module.statistics)
 
 
-def variances(holder: Holder) -> set[str]:
+def _model_of(module: Module) -> ModelFile:
+    return (module.evaluation_executor or module.training_executor).graph.model
+
+
+def variances(session: TrainingSession) -> set[str]:
     """Return the running variances, which must not become negative."""
-    module = module_of(holder)
-    chosen = None if module is None else module.evaluation_executor or module.training_executor
-    if module is None or chosen is None:
-        return set()
-    statistics = set(module.statistics)
-    if chosen.graph.model.is_ort:  # only the name tells
+    statistics, model = set(session.module.statistics), _model_of(session.module)
+    if model.is_ort:  # only the name tells
         return {name for name in statistics if "var" in name.lower()}
-    nodes = take_apart(chosen.graph.model).nodes
+    nodes = take_apart(model).nodes
     return statistics & {n.inputs[4] for n in nodes if _BATCH_NORM in n.calls and len(n.inputs) > 4}
 
 
 def _matching(patterns: list[str], names: list[str]) -> list[str]:
-    if not patterns:
-        raise ArgumentError("which=[] leaves no parameter to share")
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise ArgumentError(f"which is a list of names and patterns, not {patterns!r}")
     taken_away = [p[1:] for p in patterns if p.startswith("!")]
-    wanted = [p for p in patterns if not p.startswith("!")] or ["*"]
+    wanted = [p for p in patterns if not p.startswith("!")]
+    if taken_away and not wanted:
+        wanted = ["*"]
     for pattern in (*wanted, *taken_away):
         if not fnmatch.filter(names, pattern):
             raise UnknownNameError(

@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from onnxtrain.device.checks import at_least
 from onnxtrain.device.loop import evaluate as evaluate_session
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState
@@ -24,7 +25,7 @@ from onnxtrain.federated.bundle import Bundle, Source, open_artifacts
 from onnxtrain.federated.compression import Compression
 from onnxtrain.federated.exporting import check_export, checked_outputs
 from onnxtrain.federated.given_data import made_by
-from onnxtrain.federated.guard import Guarded, Settings, inner_with, least_nodes
+from onnxtrain.federated.guard import Guarded, Settings, least_nodes, setting_of
 from onnxtrain.federated.local import LocalGrid
 from onnxtrain.federated.progress import (
     CENTRAL,
@@ -38,7 +39,7 @@ from onnxtrain.federated.progress import (
     settings_of,
 )
 from onnxtrain.federated.rounds import MU, PASSED_ON, Round
-from onnxtrain.federated.selection import Which, variances
+from onnxtrain.federated.selection import Which, checked_which, variances
 from onnxtrain.federated.stragglers import DeadlineGrid, GridProxy
 from onnxtrain.format.checkpoint.content import Array
 
@@ -112,8 +113,7 @@ def server_app(
     _require_number("wait_for", wait_for, 0)
     _require_strategy(strategy)
     ending = None if finish is None else _ending(finish)
-    # An app may run twice, and a generator only once.
-    shared = which if isinstance(which, str) or callable(which) else _listed(which)
+    shared = checked_which(which)
     app = ServerApp()
 
     @app.main()
@@ -122,10 +122,13 @@ def server_app(
         chosen = strategy(context) if callable(strategy) else strategy
         settings = _settings(config, context)
         data = made_by(evaluate, context)
+        rounds = (
+            context.run_config.get("num-server-rounds", 3) if num_rounds is None else num_rounds
+        )
         server = Server(
             bundle,
             FedAvg() if chosen is None else chosen,
-            rounds=_rounds(num_rounds, context),
+            rounds=at_least(1, "the number of rounds", rounds),
             weights=weights,
             which=shared,
             folder=None if state is None else Path(state),
@@ -190,7 +193,7 @@ class Server:
     def _require_proximal(self) -> None:
         """Raise an error for FedProx if the artifacts have no proximal term."""
         optimizer = self.session.optimizer
-        mu = getattr(inner_with(self.strategy, "proximal_mu"), "proximal_mu", 0.0)
+        mu = setting_of(self.strategy, "proximal_mu", 0.0)
         if mu and optimizer is not None and not optimizer.has_proximal:
             raise ArgumentError(
                 f"the strategy has proximal_mu={mu}, but the artifacts have no proximal term: "
@@ -227,17 +230,9 @@ class Server:
     ) -> Result:
         """Run the remaining rounds; afterwards the session has the final weights."""
         _require_nodes(grid, self.strategy)
-        central = None if measure is None else self._measure(*measure)
-        with locked(self._folder):
-            self._run(grid, config, central, timeout)
-        from_arrays(self.session, self.progress.record())
-        return self.progress.result()
-
-    def _run(
-        self, grid: Grid, config: Settings | None, central: Central | None, timeout: float
-    ) -> None:
         progress, done = self.progress, self.progress.round
-        self.guarded = Guarded(
+        central = None if measure is None else self._measure(*measure)
+        guarded = self.guarded = Guarded(
             self.strategy,
             config=config,
             name=progress.name,
@@ -249,33 +244,31 @@ class Server:
             after_round=self._save,
             after_evaluation=lambda n, m: progress.note(EVALUATE, n, m, self._folder),
         )
-        if done:
-            self._make_up_for_evaluation(grid, timeout)
-        if done >= self._rounds:
-            _log.info("all %d rounds are done", self._rounds)
-            if central is not None and not progress.has(CENTRAL, done):
-                central(0, progress.record())
-            return
-        self.guarded.start(
-            grid,
-            progress.record(),
-            num_rounds=self._rounds - done,
-            timeout=timeout,
-            train_config=ConfigRecord(),
-            evaluate_config=ConfigRecord(),
-            evaluate_fn=central,
-        )
-        if not self.guarded.updates:
-            _log.error("no round had an update: the weights have not changed")
-
-    def _make_up_for_evaluation(self, grid: Grid, timeout: float) -> None:
-        """Let clients evaluate the last round, if the server stopped before they did."""
-        guarded, progress = self.guarded, self.progress
-        if guarded is None or progress.has(EVALUATE, progress.round):
-            return
-        messages = list(guarded.configure_evaluate(0, progress.record(), ConfigRecord(), grid))
-        if messages:
-            guarded.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
+        with locked(self._folder):
+            if done and not progress.has(EVALUATE, done):
+                # The server stopped before the clients evaluated the last round.
+                record = progress.record()
+                messages = list(guarded.configure_evaluate(0, record, ConfigRecord(), grid))
+                if messages:
+                    guarded.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
+            if done < self._rounds:
+                guarded.start(
+                    grid,
+                    progress.record(),
+                    num_rounds=self._rounds - done,
+                    timeout=timeout,
+                    train_config=ConfigRecord(),
+                    evaluate_config=ConfigRecord(),
+                    evaluate_fn=central,
+                )
+                if not guarded.updates:
+                    _log.error("no round had an update: the weights have not changed")
+            else:
+                _log.info("all %d rounds are done", self._rounds)
+                if central is not None and not progress.has(CENTRAL, done):
+                    central(0, progress.record())
+        from_arrays(self.session, progress.record())
+        return progress.result()
 
     def _measure(self, data: Any, metrics: Any, batch_size: int) -> Central:
         done = self.progress.round
@@ -314,13 +307,6 @@ def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:
         return given({name: session.module.shape_of(name) for name in names})
     state = CheckpointState.load_checkpoint(given)
     return {name: parameter.data for name, parameter in state.parameters}
-
-
-def _rounds(given: int | None, context: Context) -> int:
-    number = context.run_config.get("num-server-rounds", 3) if given is None else given
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ArgumentError(f"the number of rounds is an integer of at least 1, not {number!r}")
-    return number
 
 
 def _wait_for(grid: Grid, clients: int) -> None:
@@ -379,12 +365,6 @@ def _require_strategy(given: Any) -> None:
             f"strategy is one of Flower's, such as {hint}, or a function of the Context that "
             f"returns one, not {given!r}"
         )
-
-
-def _listed(which: Any) -> list[str]:
-    if not isinstance(which, Iterable):
-        raise ArgumentError(f"which is a name, a list of patterns, or a function, not {which!r}")
-    return list(which)
 
 
 def _ending(finish: Finish) -> Finish:

@@ -106,7 +106,7 @@ def write_checkpoint(
     target = Path(path)
     if not target.name:
         raise CheckpointError(f"{str(path)!r} does not name a file")
-    identifier = disk.new_identifier()
+    identifier = os.urandom(8).hex()
     layout = CheckpointLayout(
         content, sort=sort, threshold=external_data_threshold, bond=(_DATA_ID, identifier)
     )
