@@ -23,7 +23,7 @@ import numpy as np
 from onnxtrain.device.run.graph import default_options
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState, TrainingState
-from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
+from onnxtrain.errors import ArgumentError, ModelError
 from onnxtrain.federated.files import replace_file
 from onnxtrain.federated.selection import is_float
 from onnxtrain.format.checkpoint.content import Array
@@ -101,8 +101,6 @@ def pack(
 
     """
     folder = Path(artifacts)
-    if not folder.is_dir():
-        raise ModelError(f"there is no folder {str(folder)!r}")
     bundle = _from_folder(folder, prefix)
     parts = dict(bundle.graphs)
     if weights:
@@ -132,10 +130,7 @@ def _from_folder(folder: Path, prefix: str) -> Bundle:
             if name not in graphs and file.is_file():
                 graphs[name] = file.read_bytes()
     if "training_model" not in graphs:
-        raise ModelError(
-            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not an artifact "
-            "folder"
-        )
+        raise ModelError(f"there is no '{prefix}training_model.onnx' in {str(folder)!r}")
     for name in (f"{prefix}checkpoint", f"{prefix}nominal_checkpoint"):
         if (folder / name).is_file():
             return Bundle(str(folder), graphs, folder / name)
@@ -157,8 +152,6 @@ def _from_file(path: Path) -> Bundle:
         bundle = Bundle(str(path), parts, checkpoint)
         if bundle.version != content["version"] or "training_model" not in parts:
             raise ValueError("its content does not match its version")
-    except OnnxTrainError:
-        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"{str(path)!r} is not a file of packed artifacts, or it is damaged ({error}): write "

@@ -17,8 +17,9 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from onnxtrain.errors import StateError
-from onnxtrain.federated.files import pack_arrays, remove_file, replace_file, unpack_arrays
+from onnxtrain.federated.files import pack_arrays, replace_file, unpack_arrays
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
+from onnxtrain.format.checkpoint.store import translated
 
 _RECORD, _MARK = "onnxtrain", "onnxtrain-file"
 _LOCAL, _FROZEN, _RESIDUAL = _KINDS = ("local", "frozen", "residual")
@@ -46,9 +47,8 @@ class ClientState:
     @property
     def has_changing(self) -> bool:
         """Whether the state holds anything that a round changes."""
-        if self.local or self.residual or self.optimizer is not None:
-            return True
-        return self.previous is not None and self.previous.has_changing
+        own = self.local or self.residual or self.optimizer is not None
+        return bool(own) or (self.previous is not None and self.previous.has_changing)
 
     def for_round(self, identity: str) -> ClientState:
         """Return a copy for a round; a new federation keeps the local values alone."""
@@ -149,7 +149,8 @@ class ClientStateStore:
             if self._file is None:
                 self._context.state.pop(_RECORD, None)
             else:
-                remove_file(self._file)
+                with translated("remove", self._file):
+                    self._file.unlink(missing_ok=True)
         elif state.has_changing or stored.has_changing or not _same(state.frozen, stored.frozen):
             self._replace(state)
         self._stored = None

@@ -41,6 +41,12 @@ def check_export(session: TrainingSession, target: Source, outputs: Sequence[str
     check_request(evaluation.graph.model, outputs, target)
 
 
+def write_export(session: TrainingSession, target: Source, outputs: Sequence[str]) -> None:
+    """Export the model; its folder is created if it does not exist."""
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    session.export_model_for_inferencing(target, outputs)
+
+
 class ClientExport:
     """The model that a client exports after the last round."""
 
@@ -58,8 +64,7 @@ class ClientExport:
         """Export the model."""
         path = self._path(context, folder)
         claim(path, context, f"give each a folder of its own, or put {_CLIENT!r} into export")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        session.export_model_for_inferencing(path, self._outputs)
+        write_export(session, path, self._outputs)
 
     def _path(self, context: Context, folder: Path | None) -> Path:
         """Return the file; clients that share a folder have a file each."""

@@ -112,7 +112,8 @@ class Guarded(Strategy):
     ) -> Iterable[Message]:
         """Return messages with weights and settings for the clients that the strategy samples."""
         self._sent = read_record(arrays)
-        return self._messages(self.strategy.configure_train, server_round, arrays, config, grid)
+        number, grid = self._settle(server_round, config, grid)
+        return self._asking(self.strategy.configure_train(number, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -123,19 +124,17 @@ class Guarded(Strategy):
         seconds = time.monotonic() - self._sent_at
         bytes_up = sum(size_of(reply) for reply in received if not reply.has_error())
         good, bad = self._sorted(number, received, self._check_train)
-        absent = self._note_absent(number, received)
-        self._known -= {*absent, *(reply.metadata.src_node_id for reply in bad)}
-        self._known |= {reply.metadata.src_node_id for reply in good}
-        arrays, metrics = self._averaged(
-            number, lambda: self.strategy.aggregate_train(number, [*good, *bad])
-        ) or (None, None)
+        without = {*self._note_absent(number, received), *_nodes(bad)}
+        self._known = (self._known - without) | _nodes(good)
+        averaged = _averaged(self.strategy.aggregate_train, number, [*good, *bad])
+        arrays, metrics = averaged or (None, None)
         arrays = self._checked_average(number, arrays)
         self.updates += arrays is not None
         if arrays is None:
             _log.warning("round %d: no update; the weights stay as they are", number)
         metrics = MetricRecord() if metrics is None else metrics
         metrics["clients"] = len(good)
-        metrics["left-out"] = len(set(absent) | {reply.metadata.src_node_id for reply in bad})
+        metrics["left-out"] = len(without)
         metrics["round_seconds"] = seconds
         metrics["bytes-up"], metrics["bytes-down"] = bytes_up, self._bytes_down
         _log.info("round %d: %d clients, %s bytes sent, %s received", number, len(good),
@@ -144,16 +143,6 @@ class Guarded(Strategy):
             final = to_record(self._sent) if arrays is None else arrays
             self._after_round(number, final, metrics)
         return arrays, metrics
-
-    def _averaged(self, number: int, average: Callable[[], T]) -> T | None:
-        """Return the strategy's average, or None: a failure costs one round only."""
-        try:
-            return average()
-        except (AggregationError, InconsistentMessageReplies) as error:
-            _log.warning("round %d: the replies could not be averaged: %s", number, error)
-        except Exception:  # a strategy may call the user's functions
-            _log.exception("round %d: the replies could not be averaged", number)
-        return None
 
     def _check_train(self, reply: Message) -> None:
         content = reply.content
@@ -188,7 +177,8 @@ class Guarded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages with weights for the clients that evaluate them."""
-        return self._messages(self.strategy.configure_evaluate, server_round, arrays, config, grid)
+        number, grid = self._settle(server_round, config, grid)
+        return self._asking(self.strategy.configure_evaluate(number, arrays, config, grid))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -200,34 +190,27 @@ class Guarded(Strategy):
         self._note_absent(number, received, round_ends=False)
         if not good:
             return None
-        metrics = self._averaged(
-            number, lambda: self.strategy.aggregate_evaluate(number, [*good, *bad])
-        )
+        metrics = _averaged(self.strategy.aggregate_evaluate, number, [*good, *bad])
         if metrics is not None and self._after_evaluation is not None:
             self._after_evaluation(number, metrics)
         return metrics
 
     # ---- messages ------------------------------------------------------------------------------
 
-    def _messages(
-        self,
-        configure: Callable[..., Iterable[Message]],
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-    ) -> list[Message]:
-        number = server_round + self._done
-        self._settle(number, config)
-        grid = self._stragglers.exclude_from(grid, self._least)
-        messages = list(configure(number, arrays, config, grid))
+    def _asking(self, configured: Iterable[Message]) -> list[Message]:
+        """Record who is asked, and how many bytes that takes."""
+        messages = list(configured)
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._bytes_down = sum(self._begin(message) + size_of(message) for message in messages)
         self._sent_at = time.monotonic()
         return messages
 
-    def _settle(self, number: int, config: ConfigRecord) -> None:
-        """Put the settings of the round into the configuration that is sent."""
+    def _settle(self, server_round: int, config: ConfigRecord, grid: Grid) -> tuple[int, Grid]:
+        """Put the settings of the round into the configuration that is sent.
+
+        Returns the number of the round, and the grid without the nodes that are skipped.
+        """
+        number = server_round + self._done
         given = self._config(number) if callable(self._config) else self._config
         for key in self._settled - set(given):  # Flower hands on one record from round to round
             config.pop(key, None)
@@ -238,6 +221,7 @@ class Guarded(Strategy):
         config[FEDERATION] = self._name
         if self._version is not None:
             config[VERSION] = self._version
+        return number, self._stragglers.exclude_from(grid, self._least)
 
     def _begin(self, message: Message) -> int:
         """Add initial values for a client that has not trained yet; return their size."""
@@ -261,8 +245,7 @@ class Guarded(Strategy):
             reply.error.reason for reply in replies
             if reply.has_error() and reply.metadata.src_node_id not in self._asked
         ))  # fmt: skip
-        answered = {reply.metadata.src_node_id for reply in replies}
-        absent = self._stragglers.record(self._asked, answered, round_ends=round_ends)
+        absent = self._stragglers.record(self._asked, _nodes(replies), round_ends=round_ends)
         for node in absent:
             self._leave_out(number, node, said or "it did not answer in time")
         return absent
@@ -287,6 +270,21 @@ class Guarded(Strategy):
         _keep_common_metrics(good)
         # A sum of floats depends on the order of its terms, so they are not added as they arrive.
         return sorted(good, key=_place), bad
+
+
+def _averaged(average: Callable[..., T], number: int, replies: list[Message]) -> T | None:
+    """Return the strategy's average, or None: a failure costs one round only."""
+    try:
+        return average(number, replies)
+    except (AggregationError, InconsistentMessageReplies) as error:
+        _log.warning("round %d: the replies could not be averaged: %s", number, error)
+    except Exception:  # a strategy may call the user's functions
+        _log.exception("round %d: the replies could not be averaged", number)
+    return None
+
+
+def _nodes(replies: Iterable[Message]) -> set[int]:
+    return {reply.metadata.src_node_id for reply in replies}
 
 
 def _place(reply: Message) -> tuple[int, int]:

@@ -259,12 +259,9 @@ def _is_plain(value: Any) -> bool:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether plain values are equal, arrays included."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    return bool(one == other)
+    some: dict[str, Array] = {}
+    others: dict[str, Array] = {}
+    return _split(one, some) == _split(other, others) and all(
+        array.dtype == others[key].dtype and np.array_equal(array, others[key])
+        for key, array in some.items()
+    )

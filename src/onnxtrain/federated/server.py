@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
 from onnxtrain.federated.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.federated.bundle import Bundle, Source, open_artifacts
 from onnxtrain.federated.compression import Compression
-from onnxtrain.federated.exporting import check_export, checked_outputs
+from onnxtrain.federated.exporting import check_export, checked_outputs, write_export
 from onnxtrain.federated.given_data import made_by
 from onnxtrain.federated.guard import Guarded, Settings, least_nodes, setting_of
 from onnxtrain.federated.local import LocalGrid
@@ -45,7 +46,6 @@ from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger("flwr")
 Finish = Callable[..., None]
-Central = Callable[[int, ArrayRecord], MetricRecord | None]  # evaluation on the server
 Weights = Source | Mapping[str, Array] | Callable[[dict[str, tuple[int, ...]]], Mapping[str, Array]]
 
 
@@ -144,8 +144,7 @@ def server_app(
             grid = DeadlineGrid(grid, patience, least_nodes(server.strategy))
         result = server.run(grid, settings, measure, timeout)
         if export is not None:
-            Path(export).parent.mkdir(parents=True, exist_ok=True)
-            server.session.export_model_for_inferencing(export, names)
+            write_export(server.session, export, names)
         if ending is not None:
             ending(result, server.session, context)
 
@@ -231,7 +230,7 @@ class Server:
         """Run the remaining rounds; afterwards the session has the final weights."""
         _require_nodes(grid, self.strategy)
         progress, done = self.progress, self.progress.round
-        central = None if measure is None else self._measure(*measure)
+        central = None if measure is None else partial(self._measure, measure, done)
         guarded = self.guarded = Guarded(
             self.strategy,
             config=config,
@@ -270,23 +269,22 @@ class Server:
         from_arrays(self.session, progress.record())
         return progress.result()
 
-    def _measure(self, data: Any, metrics: Any, batch_size: int) -> Central:
-        done = self.progress.round
-
-        def measure(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            from_arrays(self.session, arrays)
-            try:
-                values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
-            except OnnxTrainError as error:
-                if number + done == 0:  # nothing is lost yet, and it would fail in every round
-                    raise
-                _log.warning("round %d: evaluation on the server failed: %s", number + done, error)
-                return None
-            made = MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
-            self.progress.note(CENTRAL, number + done, made, self._folder)
-            return made
-
-        return measure
+    def _measure(
+        self, given: tuple[Any, Any, int], done: int, number: int, arrays: ArrayRecord
+    ) -> MetricRecord | None:
+        """Evaluate on the server; `number` counts the rounds since this run began."""
+        data, metrics, batch_size = given
+        from_arrays(self.session, arrays)
+        try:
+            values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
+        except OnnxTrainError as error:
+            if number + done == 0:  # nothing is lost yet, and it would fail in every round
+                raise
+            _log.warning("round %d: evaluation on the server failed: %s", number + done, error)
+            return None
+        made = MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
+        self.progress.note(CENTRAL, number + done, made, self._folder)
+        return made
 
     def _save(self, number: int, arrays: ArrayRecord, metrics: MetricRecord) -> None:
         progress = self.progress

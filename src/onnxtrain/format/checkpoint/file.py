@@ -29,7 +29,7 @@ from onnxtrain.format.checkpoint.content import (
     RawTensor,
     Tensor,
 )
-from onnxtrain.format.checkpoint.flat_reader import FlatReader, FlatTable
+from onnxtrain.format.checkpoint.flat_file import FlatReader, FlatTable
 from onnxtrain.format.checkpoint.layout import (
     EXTERNAL_DATA_THRESHOLD,
     IDENTIFIER,

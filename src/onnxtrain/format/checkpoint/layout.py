@@ -21,7 +21,7 @@ from onnxtrain.format.checkpoint.content import (
     tensor_code,
     tensor_dims,
 )
-from onnxtrain.format.checkpoint.flat_writer import Bulk, Scalar, Table, lay_out
+from onnxtrain.format.checkpoint.flat_file import Bulk, Scalar, Table, lay_out
 from onnxtrain.format.checkpoint.store import checksum, footer
 from onnxtrain.format.element_types import STRING, data_size
 

@@ -78,7 +78,10 @@ class ModelFile:
         """Read a model from a path, which is mapped, or from memory."""
         path = None
         if isinstance(source, bytes | bytearray | memoryview):
-            name, data = "model in memory", _frozen(source)
+            name, view = "model in memory", memoryview(source)
+            # The bytes must not change while the model is in use.
+            is_fixed = view.readonly and view.contiguous
+            data = view.cast("B") if is_fixed else memoryview(bytes(view))
         elif isinstance(source, str | os.PathLike):
             path = Path(os.fsdecode(source))
             name, data = str(path), map_file(path)
@@ -104,14 +107,6 @@ def _one_graph(reader: Reader, parts: dict[int, list[Field]]) -> memoryview:
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
-
-
-def _frozen(source: bytes | bytearray | memoryview) -> memoryview:
-    """Return the bytes, which must not change while the model is in use."""
-    view = memoryview(source)
-    if view.readonly and view.contiguous:
-        return view.cast("B")
-    return memoryview(bytes(view))
 
 
 def map_file(path: Path) -> memoryview:
@@ -240,11 +235,10 @@ def read_value_type(reader: Reader, message: memoryview, where: str) -> ValueTyp
 def has_type(reader: Reader, message: memoryview) -> bool:
     """Whether a ValueInfoProto has a type; the shape may be missing."""
     declared = _only(reader, message, 2, "value")
-    if declared is None or len(declared) == 0:
+    if not declared:
         return False
-    if _only(reader, declared, 1, "value") is None:
-        return True  # a sequence or the like
-    return read_value_type(reader, message, "value").element_type != 0
+    is_tensor = _only(reader, declared, 1, "value") is not None
+    return not is_tensor or read_value_type(reader, message, "value").element_type != 0
 
 
 def has_shape(reader: Reader, message: bytes | memoryview) -> bool:
