@@ -68,7 +68,8 @@ def read_record(record: ArrayRecord) -> dict[str, NumpyArray]:
 
 def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
     """Return arrays in the types of the parameters; one that does not fit is an error."""
-    state, module = state_of(holder), module_of(holder)
+    state = state_of(holder)
+    module = module_of(holder) if state.nominal else None  # knows what the state does not
     values = {}
     for name, array in arrays.items():
         if not state.has(name):
@@ -78,8 +79,7 @@ def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, Numpy
                 f"there is no parameter {name!r} here, only {', '.join(state.names())}: use "
                 "artifacts of the same model"
             )
-        nominal = state.nominal and module is not None
-        shape = module.shape_of(name) if nominal and module is not None else state.type_of(name)[0]
+        shape = state.type_of(name)[0] if module is None else module.shape_of(name)
         values[name] = _converted(name, array, shape, ELEMENT_TYPES[state.code_of(name)].dtype)
     return values
 

@@ -141,13 +141,10 @@ def _from_file(path: Path) -> Bundle:
     try:
         content = json.loads(path.read_bytes())
         if content["onnxtrain-artifacts"] != FORMAT:
-            raise ModelError(
-                f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}, and this version "
-                f"of onnxtrain knows format {FORMAT}: use a newer one"
-            )
-        parts = {
-            name: base64.b64decode(text, validate=True) for name, text in content["files"].items()
-        }
+            found = f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}"
+            raise ModelError(f"{found}, and onnxtrain knows format {FORMAT}: use a newer version")
+        files = content["files"].items()
+        parts = {name: base64.b64decode(text, validate=True) for name, text in files}
         checkpoint = parts.pop("checkpoint", None) or parts.pop("nominal_checkpoint")
         bundle = Bundle(str(path), parts, checkpoint)
         if bundle.version != content["version"] or "training_model" not in parts:

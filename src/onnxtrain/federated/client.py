@@ -22,13 +22,12 @@ from onnxtrain.device.loop.batches import make_source
 from onnxtrain.device.optimizer import Optimizer
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
+from onnxtrain.federated.arguments import ClientExport, Data, checked_outputs, data_of, samples_in
 from onnxtrain.federated.arrays import fitting, read_record, to_record
 from onnxtrain.federated.bundle import Bundle, SharedSession, Source, borrowed, require_path
 from onnxtrain.federated.client_state import ClientState, ClientStateStore, client_number
 from onnxtrain.federated.compression import Compression, clip
-from onnxtrain.federated.exporting import ClientExport, checked_outputs
 from onnxtrain.federated.files import unpack_arrays
-from onnxtrain.federated.given_data import Data, data_of, samples_in
 from onnxtrain.federated.messages import contents, error_reply
 from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, PASSED_ON, ROUND, VERSION, Round
 from onnxtrain.format.checkpoint.content import Array
@@ -326,8 +325,7 @@ def _set_parameters(
     if missing:
         raise StateError(
             f"this client has no values for {missing[0]!r}, which the server does not share: its "
-            "artifacts were packed without weights, and the initial values did not arrive or were "
-            "lost"
+            "artifacts have no weights, and the initial values did not arrive or were lost"
         )
     shared.load(values)
 
@@ -365,9 +363,8 @@ def _update(trained: Mapping[str, Array], sent: Mapping[str, Array]) -> dict[str
     for name, array in trained.items():
         if name not in sent or array.shape != sent[name].shape:
             raise ArgumentError(
-                f"a mod of this client replies with {name!r} of the shape {list(array.shape)}, "
-                "which the server did not send: with compression, mods must not change names and "
-                "shapes of arrays"
+                f"a mod replies with {name!r} of the shape {list(array.shape)}, which the server "
+                "did not send: with compression, mods must not change names and shapes of arrays"
             )
     return {name: array.astype(np.float64) - sent[name] for name, array in trained.items()}
 

@@ -22,7 +22,7 @@ from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor
 from onnxtrain.format.checkpoint.store import translated
 
 _RECORD, _MARK = "onnxtrain", "onnxtrain-file"
-_LOCAL, _FROZEN, _RESIDUAL = _KINDS = ("local", "frozen", "residual")
+_KINDS = ("local", "frozen", "residual")
 _MOMENT, _STEP, _ROUND, _OWNER, _PREVIOUS = "moment", "step", "round", "owner", "before/"
 
 
@@ -162,9 +162,8 @@ class ClientStateStore:
 
     def _in_context(self) -> ClientState:
         record = self._context.state.config_records.get(_RECORD)
-        if record is None:
-            return ClientState()
-        return ClientState.from_bytes(bytes(record["kept"]), "the state in the context")
+        data = b"" if record is None else bytes(record["kept"])
+        return ClientState.from_bytes(data, "the state in the context") if data else ClientState()
 
     def _in_file(self, file: Path) -> ClientState:
         if not file.exists():

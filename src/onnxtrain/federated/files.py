@@ -37,9 +37,7 @@ def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
     buffer = io.BytesIO()
     # Names may hold any characters, so arrays are numbered and the names listed apart.
     names = np.array([name.encode().hex() for name in arrays], dtype=np.str_)
-    numbered: dict[str, Any] = {
-        f"a{i}": np.asarray(array) for i, array in enumerate(arrays.values())
-    }
+    numbered: dict[str, Any] = {f"a{i}": array for i, array in enumerate(arrays.values())}
     np.savez(buffer, names=names, **numbered)
     return buffer.getvalue()
 

@@ -22,13 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.federated.arrays import read_record, to_record
 from onnxtrain.federated.files import pack_arrays
-from onnxtrain.federated.messages import (
-    as_error,
-    checked_arrays,
-    checked_metrics,
-    one_record,
-    size_of,
-)
+from onnxtrain.federated.messages import as_error, check_arrays, check_metrics, size_of
 from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, ROUND, VERSION
 from onnxtrain.federated.stragglers import Stragglers
 from onnxtrain.format.checkpoint.content import Array
@@ -145,13 +139,8 @@ class Guarded(Strategy):
         return arrays, metrics
 
     def _check_train(self, reply: Message) -> None:
-        content = reply.content
-        record = one_record(content.array_records, "arrays")
-        self._check_metrics(reply)
-        content[next(iter(content.array_records))] = checked_arrays(record, self._sent)
-
-    def _check_metrics(self, reply: Message) -> None:
-        checked_metrics(one_record(reply.content.metric_records, "metrics"), self._weight)
+        check_arrays(reply, self._sent)
+        check_metrics(reply, self._weight)
 
     def _checked_average(self, number: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
         """Return averaged arrays in the types that are sent, or None if one is not finite."""
@@ -186,7 +175,7 @@ class Guarded(Strategy):
         """Let the strategy average the good metrics."""
         number = server_round + self._done
         received = list(replies)
-        good, bad = self._sorted(number, received, self._check_metrics)
+        good, bad = self._sorted(number, received, lambda reply: check_metrics(reply, self._weight))
         self._note_absent(number, received, round_ends=False)
         if not good:
             return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 
 from onnxtrain.errors import ArgumentError, OnnxTrainError
 from onnxtrain.federated.arrays import to_record
@@ -29,14 +29,14 @@ def error_reply(message: Message, reason: str) -> Message:
     return Message(Error(code=RAISED, reason=reason), reply_to=message)
 
 
-def checked_arrays(record: ArrayRecord, sent: Mapping[str, Array]) -> ArrayRecord:
-    """Return the arrays of a reply in the order and the types of the arrays that were sent.
+def check_arrays(reply: Message, sent: Mapping[str, Array]) -> None:
+    """Put the arrays of a reply into the order and the types of the arrays that were sent.
 
     Names and shapes have to be those that were sent, and all values finite. Additional arrays that
     are not floats, such as counters of another framework, are dropped.
     """
     try:
-        arrays = decode(record, sent)
+        arrays = decode(one_record(reply.content.array_records, "arrays"), sent)
     except OnnxTrainError:
         raise
     except Exception as error:  # numpy has no common error for bytes that are no array
@@ -59,12 +59,14 @@ def checked_arrays(record: ArrayRecord, sent: Mapping[str, Array]) -> ArrayRecor
         bad = int(array.size - np.isfinite(array).sum())
         if bad:
             raise ArgumentError(f"its {name!r} has {bad} values that are not finite")
-    return to_record({name: arrays[name] for name in sent})
+    key = next(iter(reply.content.array_records))
+    reply.content[key] = to_record({name: arrays[name] for name in sent})
 
 
-def checked_metrics(metrics: MetricRecord | None, weight: str) -> None:
+def check_metrics(reply: Message, weight: str) -> None:
     """Raise an error for metrics that would spoil the average."""
-    if metrics is None or weight not in metrics:
+    metrics = one_record(reply.content.metric_records, "metrics")
+    if weight not in metrics:
         raise ArgumentError(f"it has no {weight!r}")
     for name, value in metrics.items():
         numbers = value if isinstance(value, list) else [value]

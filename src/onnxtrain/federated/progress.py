@@ -46,14 +46,8 @@ class Progress:
     def write(self, folder: Path) -> None:
         """Write the progress atomically."""
         kept: dict[str, Array] = {f"w:{name}": array for name, array in self.arrays.items()}
-        about = {
-            "format": _FORMAT,
-            "version": self.version,
-            "name": self.name,
-            "round": self.round,
-            "strategy": _split(self.strategy, kept),
-            "kind": self.kind,
-        }
+        about = {"format": _FORMAT} | {k: getattr(self, k) for k in ("version", "name", "round")}
+        about |= {"strategy": _split(self.strategy, kept), "kind": self.kind}
         kept["about"] = np.frombuffer(strict_json.dumps(about).encode(), np.uint8)
         replace_file(folder / _FILE, pack_arrays(kept))
 
@@ -95,9 +89,8 @@ class Progress:
     def result(self) -> Result:
         """Return all rounds as Flower's result."""
         made = Result(arrays=self.record())
-        for kind in _KINDS:
-            of_kind = self.history.get(kind, {})
-            setattr(made, kind, {int(k): MetricRecord(v) for k, v in of_kind.items()})
+        for kind, rounds in self.history.items():
+            setattr(made, kind, {int(k): MetricRecord(v) for k, v in rounds.items()})
         return made
 
     def record(self) -> ArrayRecord:
@@ -157,9 +150,7 @@ def locked(folder: Path | None) -> Iterator[None]:
     here = (os.getpid(), folder.resolve())
     with (folder / "lock").open("w") as file:
         if here in _running or not _lock(file):
-            raise StateError(
-                f"another server runs a federation in {str(folder)!r}: use another folder"
-            )
+            raise StateError(f"another server runs a federation in {folder}: use another folder")
         _running.add(here)
         try:
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -16,14 +16,10 @@ from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile
 
-Which = (
-    Literal["changing", "trainable", "no-batch-norm", "everything"]
-    | Iterable[str]
-    | Callable[[str], bool]
-)
+Named = Literal["changing", "trainable", "no-batch-norm", "everything"]
+Which = Named | Iterable[str] | Callable[[str], bool]
 Holder = TrainingSession | Module | CheckpointState
 _BATCH_NORM = Operator("", "BatchNormalization")
-_NAMED = ("changing", "trainable", "no-batch-norm", "everything")
 
 
 def state_of(holder: Holder) -> TrainingState:
@@ -58,7 +54,8 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
     which = checked_which(which)
     state = state_of(holder)
     if which == "everything":
-        chosen = [*state.trainable_names(), *_others(state)]
+        frozen = (name for name in state.names() if not state.is_trainable(name))
+        chosen = [*state.trainable_names(), *frozen]
     elif which == "trainable":
         chosen = state.trainable_names()
     elif which == "no-batch-norm":
@@ -80,11 +77,9 @@ def checked_which(which: Which) -> Which:
     """Return a selection that can be used twice: a list in place of a generator."""
     if isinstance(which, Iterable) and not isinstance(which, str):
         return list(which)
-    if not callable(which) and which not in _NAMED:
-        raise ArgumentError(
-            f"which is one of {', '.join(map(repr, _NAMED))}, a list of names and patterns, or a "
-            f"function, not {which!r}"
-        )
+    if not callable(which) and which not in get_args(Named):
+        named = ", ".join(map(repr, get_args(Named)))
+        raise ArgumentError(f"which is {named}, a list of patterns, or a function, not {which!r}")
     return which
 
 
@@ -94,15 +89,11 @@ def is_float(state: TrainingState, name: str) -> bool:
     return dtype is not None and np.issubdtype(dtype, np.floating)
 
 
-def _others(state: TrainingState) -> list[str]:
-    return [name for name in state.names() if not state.is_trainable(name)]
-
-
 def _changing(holder: Holder) -> list[str]:
     state, module = state_of(holder), module_of(holder)
     if module is not None:
         return [*state.trainable_names(), *module.statistics]
-    if _others(state):
+    if not all(map(state.is_trainable, state.names())):
         raise StateError(
             "a CheckpointState does not know its running statistics: pass "
             "the TrainingSession, or which='trainable' or 'everything'"

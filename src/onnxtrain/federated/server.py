@@ -21,11 +21,10 @@ from onnxtrain.device.loop import evaluate as evaluate_session
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
+from onnxtrain.federated.arguments import check_export, checked_outputs, made_by, write_export
 from onnxtrain.federated.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.federated.bundle import Bundle, Source, open_artifacts
 from onnxtrain.federated.compression import Compression
-from onnxtrain.federated.exporting import check_export, checked_outputs, write_export
-from onnxtrain.federated.given_data import made_by
 from onnxtrain.federated.guard import Guarded, Settings, least_nodes, setting_of
 from onnxtrain.federated.local import LocalGrid
 from onnxtrain.federated.progress import (
@@ -185,19 +184,14 @@ class Server:
         }
         self._fixed = settings_of(strategy)
         self._has_weights = weights is not None
-        self._require_proximal()
-        self.progress = self._begin(resume)
-        self.guarded: Guarded | None = None
-
-    def _require_proximal(self) -> None:
-        """Raise an error for FedProx if the artifacts have no proximal term."""
-        optimizer = self.session.optimizer
-        mu = setting_of(self.strategy, "proximal_mu", 0.0)
+        mu, optimizer = setting_of(strategy, "proximal_mu", 0.0), self.session.optimizer
         if mu and optimizer is not None and not optimizer.has_proximal:
             raise ArgumentError(
                 f"the strategy has proximal_mu={mu}, but the artifacts have no proximal term: "
                 "generate them with generate_artifacts(..., proximal=True)"
             )
+        self.progress = self._begin(resume)
+        self.guarded: Guarded | None = None
 
     def _begin(self, resume: bool) -> Progress:
         saved = Progress.read(self._folder) if resume and self._folder is not None else None
@@ -312,7 +306,7 @@ def _wait_for(grid: Grid, clients: int) -> None:
     while (found := len(list(grid.get_node_ids()))) < clients:
         if found != shown:
             _log.info("waiting for clients: %d of %d are connected", found, clients)
-            shown = found
+        shown = found
         time.sleep(0.5)
 
 
@@ -338,10 +332,8 @@ def _settings(given: Settings | None, context: Context) -> Callable[[int], dict[
 def _plain(key: str, value: Any) -> Any:
     """Return a setting in a type that Flower sends."""
     value = value.item() if isinstance(value, np.generic) else value
-    kinds = bool | int | float | str | bytes
-    if not isinstance(value, kinds) and not (
-        isinstance(value, list) and all(isinstance(item, kinds) for item in value)
-    ):
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, bool | int | float | str | bytes) for item in items):
         raise ArgumentError(f"the setting {key!r} is {value!r}, not a number, a string or a list")
     return value
 

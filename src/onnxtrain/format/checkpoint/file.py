@@ -154,7 +154,9 @@ class _CheckpointReader:
             content.nominal = module.flag(2, "is_nominal_state")
             content.has_external_data = module.flag(3, "has_external_data")
             if content.has_external_data:
-                self._data = self._open_data(identifier)
+                if self._path is None:
+                    raise CheckpointError("the checkpoint has external data: read it by its path")
+                self._data = disk.open_data(self._path, identifier)
             for slot, field, tensors in (
                 (0, "requires_grad_params", content.trainable),
                 (1, "frozen_params", content.frozen),
@@ -173,13 +175,6 @@ class _CheckpointReader:
         found, rest = bytes(self._bytes[-disk.CHECKSUM_SIZE :]), self._bytes[: -disk.CHECKSUM_SIZE]
         if found.startswith(disk.CHECKSUM_MARK) and found != disk.checksum(zlib.crc32(rest)):
             self._root.fail("the checksum does not match: the file is damaged")
-
-    def _open_data(self, identifier: str | None) -> memoryview:
-        if self._path is None:
-            raise CheckpointError(
-                "the checkpoint has external data in a second file: read it by its path"
-            )
-        return disk.open_data(self._path, identifier)
 
     def properties(self) -> tuple[dict[str, Property], str | None]:
         """Read the properties, and the identifier of the external data if there is a valid one."""

@@ -57,9 +57,11 @@ class CheckpointLayout:
             raise CheckpointError(f"{min(both)!r} is trainable and frozen at once")
         if content.nominal and content.optimizer_groups:
             raise CheckpointError("a nominal checkpoint holds no state of an optimizer")
-        inline, moments = _sizes(content)
+        states = [group.states for group in content.optimizer_groups.values()]
+        moments = _size((n, m) for state in states for n, ms in state.items() for m in ms)
+        size = _size(content.trainable.items()) + _size(content.frozen.items()) + moments
         self.external = not self._nominal and (
-            content.has_external_data or _rounded_up(inline + moments) >= threshold
+            content.has_external_data or _rounded_up(size) >= threshold
         )
         # ONNX Runtime looks for momentums in the first file, so they leave it only if they do not
         # fit.
@@ -170,20 +172,9 @@ class CheckpointLayout:
         return bags
 
 
-def _sizes(content: CheckpointContent) -> tuple[int, int]:
-    """Estimate the sizes of the parameters and of the optimizer state in bytes."""
-
-    def size(name: str, tensor: Tensor) -> int:
-        return len(name) + data_size(tensor_code(tensor, name), tensor_dims(tensor, name))
-
-    parameters = (*content.trainable.items(), *content.frozen.items())
-    moments = (
-        (parameter, moment)
-        for group in content.optimizer_groups.values()
-        for parameter, tensors in group.states.items()
-        for moment in tensors
-    )
-    return sum(size(*item) for item in parameters), sum(size(*item) for item in moments)
+def _size(tensors: Iterable[tuple[str, Tensor]]) -> int:
+    """Estimate the size of tensors in bytes."""
+    return sum(len(n) + data_size(tensor_code(t, n), tensor_dims(t, n)) for n, t in tensors)
 
 
 def _rounded_up(size: int) -> int:

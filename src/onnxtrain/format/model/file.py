@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,17 +168,16 @@ def _read_graph(model: ModelFile, reader: Reader, graph: memoryview) -> None:
     model.inputs, model.outputs = map(tuple, values.values())
     model.initializer_names = tuple(name for name, _ in initializers)
     model.external = {name: external for name, external in initializers if external is not None}
-    _require_unique(reader, "input", [value.name for value in model.inputs])
-    _require_unique(reader, "output", [value.name for value in model.outputs])
-    _require_unique(reader, "initializer", model.initializer_names)
-
-
-def _require_unique(reader: Reader, what: str, names: Sequence[str]) -> None:
-    if not all(names):
-        reader.fail("it has no name", f"graph.{what}")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        reader.fail(f"the name {twice[0]!r} occurs twice", f"graph.{what}")
+    for what, names in (
+        ("input", [value.name for value in model.inputs]),
+        ("output", [value.name for value in model.outputs]),
+        ("initializer", model.initializer_names),
+    ):
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if not all(names):
+            reader.fail("it has no name", f"graph.{what}")
+        if twice:
+            reader.fail(f"the name {twice[0]!r} occurs twice", f"graph.{what}")
 
 
 def read_metadata(reader: Reader, text: str) -> GraphMetadata:

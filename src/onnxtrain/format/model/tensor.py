@@ -152,14 +152,11 @@ def _typed_data(
     number = _FIELD_OF_TYPE.get(element.name, TensorField.INT32_DATA)
     if number in (TensorField.FLOAT_DATA, TensorField.DOUBLE_DATA):
         alone, width = (FIXED32, 4) if number == TensorField.FLOAT_DATA else (FIXED64, 8)
-        return memoryview(
-            b"".join(
-                part.value.to_bytes(width, "little")
-                if part.kind == alone
-                else reader.message(part, where)
-                for part in parts[number]
-            )
-        )
+        chunks = [
+            p.value.to_bytes(width, "little") if p.kind == alone else reader.message(p, where)
+            for p in parts[number]
+        ]
+        return memoryview(b"".join(chunks))
     # Elements narrower than a byte are packed into bytes, one number each.
     count = math.prod(stored.dims) if element.bits >= 8 else data_size(*stored)
     values = reader.int64s(parts[number], where, most=count)
