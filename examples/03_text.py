@@ -3,9 +3,9 @@
 # %% [markdown]
 # # 3. Fine-tune text
 #
-# A small transformer reads text letter by letter. On the workstation it learns to tell six languages
-# apart. On the device it is fine-tuned for what one user needs: Danish, Finnish or Turkish? The text
-# is real: the messages of Django in their translations, as its wheel ships them.
+# A small transformer reads text letter by letter. On the workstation it learns to classify six
+# languages. On the device it is fine-tuned for three others: Danish, Finnish and Turkish. The text
+# is that of Django's messages and their translations, which its wheel ships.
 #
 # ```sh
 # pip install 'onnxtrain[offline,cli]' torch
@@ -33,7 +33,7 @@ archive = zipfile.ZipFile(next(wheels.glob("[dD]jango-*.whl")))
 
 
 def messages(language: str) -> dict[str, str]:
-    """The translations of a language, by what is translated."""
+    """Return the translations into a language, by original."""
     found = {}
     for name in archive.namelist():
         if name.endswith(f"/locale/{language}/LC_MESSAGES/django.mo"):
@@ -42,32 +42,32 @@ def messages(language: str) -> dict[str, str]:
     return found
 
 
-def numbers(text: str) -> np.ndarray:
-    """Letters as numbers: 0 is nothing, 1 is a letter from elsewhere."""
+def encode(text: str) -> np.ndarray:
+    """Return letters as numbers: 0 is padding, 1 is an unknown letter."""
     codes = [ord(letter) if ord(letter) < LETTERS else 1 for letter in text.lower()]
     return np.array((codes + [0] * LENGTH)[:LENGTH], np.int64)
 
 
-def pieces(languages: list[str], test: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Lines of up to 40 letters; a message is for training or for the test in all languages."""
+def load(languages: list[str], test: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return lines of up to 40 letters; the split into training and test is by message."""
     texts, labels = [], []
     for label, language in enumerate(languages):
         for original, translated in messages(language).items():
             if (zlib.crc32(original.encode()) % 4 == 0) == test:
                 lines = [s for s in textwrap.wrap(translated, LENGTH) if len(s) >= 12]
-                texts += [numbers(line) for line in lines]
+                texts += [encode(line) for line in lines]
                 labels += [label] * len(lines)
     return np.stack(texts), np.array(labels)
 
 
 known = ["de", "fr", "es", "it", "nl", "pl"]
-train, test = pieces(known, test=False), pieces(known, test=True)
+train, test = load(known, test=False), load(known, test=True)
 print(train[0].shape, test[0].shape)
 
 # %% [markdown]
 # ## The encoder
 #
-# An embedding, one layer of attention with the usual residuals, and the mean over the letters.
+# An embedding, a convolution, one attention layer with residuals, and the mean over the letters.
 
 # %%
 import torch
@@ -119,63 +119,52 @@ torch.onnx.export(
 )
 
 # %% [markdown]
-# ## Pretraining, on the workstation
+# ## Pretrain on the workstation
 #
-# onnxtrain trains it from nothing, too.
+# onnxtrain trains from scratch as well.
 
 # %%
 import onnxtrain
-from onnxtrain import artifacts, onnxblock
 
 
-def prepare(model, folder: str, frozen: list[str] | None = None) -> artifacts.Artifacts:
-    return artifacts.generate_artifacts(
-        model,
-        frozen_params=frozen,
-        loss=onnxblock.loss.CrossEntropyLoss(),
-        optimizer=onnxblock.optim.AdamW(weight_decay=0.01),
-        artifact_directory=folder,
-        additional_output_names=["scores"],
-    )
-
-
-def learn(session: onnxtrain.TrainingSession, data, unseen, epochs: int, rate: float):
-    session.set_learning_rate(rate)
+def learn(session: onnxtrain.TrainingSession, data, unseen, epochs: int) -> onnxtrain.History:
+    session.set_learning_rate(3e-3)
     schedule = {"name": "cosine", "warmup_ratio": 0.1}
     return onnxtrain.fit(
         session, data, epochs, validation=unseen, metrics=["accuracy"], schedule=schedule, seed=0
     )
 
 
-print(prepare("encoder.onnx", "pretraining"))
-session = onnxtrain.TrainingSession.from_folder("pretraining")
-learn(session, train, test, epochs=4, rate=3e-3)
+optimizer = onnxtrain.optim.AdamW(weight_decay=0.01)
+print(onnxtrain.prepare("encoder.onnx", "pretraining", optimizer=optimizer))
+session = onnxtrain.TrainingSession("pretraining")
+learn(session, train, test, epochs=4)
 session.export_model_for_inferencing("pretrained.onnx", ["scores"])
 
 # %% [markdown]
-# ## Fine-tuning, on the device
+# ## Fine-tune on the device
 #
-# The user has 150 lines of each of three languages that the encoder has never seen. A new head learns
-# them, and most of the encoder with it: the embedding has not met a Danish æ before. The convolution
-# stays as it is.
+# The user has 150 lines of each of three languages that the encoder has never seen.
+# `replace_classifier` returns a model with a new last layer. Most of the encoder trains with it,
+# because the embedding has never seen a Danish æ; the convolution and the positions stay frozen.
 
 # %%
-from onnxtrain.offline.passes.replace_classifier import replace_classifier
-
 wanted = ["da", "fi", "tr"]
-lines, labels = pieces(wanted, test=False)
+lines, labels = load(wanted, test=False)
 chosen = np.concatenate([np.flatnonzero(labels == k)[:150] for k in range(3)])
-few, unseen = (lines[chosen], labels[chosen]), pieces(wanted, test=True)
+few, unseen = (lines[chosen], labels[chosen]), load(wanted, test=True)
 
-replaced = replace_classifier("pretrained.onnx", len(wanted))
-made = prepare(replaced.model, "artifacts", frozen=["before.*", "places"])
-print(made.parameter_count, "numbers train,", sum(made.frozen.values()), "stay")
-session = onnxtrain.TrainingSession.from_folder("artifacts")
-history = learn(session, few, unseen, epochs=8, rate=3e-3)
+replaced = onnxtrain.replace_classifier("pretrained.onnx", len(wanted))
+made = onnxtrain.prepare(
+    replaced.model, "artifacts", freeze=["before.*", "places"], optimizer=optimizer
+)
+print(made.parameter_count, "parameters train,", sum(made.frozen.values()), "are frozen")
+session = onnxtrain.TrainingSession("artifacts")
+history = learn(session, few, unseen, epochs=8)
 figure = history.plot("loss.png")
 
 # %% [markdown]
-# What the exported model says:
+# The exported model classifies new text:
 
 # %%
 import onnxruntime
@@ -187,5 +176,5 @@ for line in (
     "Valitse sopiva vaihtoehto luettelosta.",
     "Listeden geçerli bir seçenek seçin.",
 ):
-    (scores,) = model.run(None, {"text": numbers(line)[None]})
+    (scores,) = model.run(None, {"text": encode(line)[None]})
     print(wanted[int(scores.argmax())], line)

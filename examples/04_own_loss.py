@@ -3,12 +3,12 @@
 # %% [markdown]
 # # 4. A custom loss and a custom metric
 #
-# A loss that onnxtrain does not bring is a Python function over blocks; it is differentiated like
-# everything else. A metric is a Python function, or an object with three methods, and runs on the
-# device with numpy.
+# A custom loss is a Python function over blocks. It is differentiated like the rest of the model. A
+# custom metric is a Python function, or an object with three methods; it runs on the device, with
+# numpy.
 #
-# The task: of scikit-learn's digits, nines are rare in training, one in seven of what they should
-# be, and the rare class is the one that matters.
+# The task: classify scikit-learn's digits where nines are rare in training, and the rare class
+# matters most.
 
 # %%
 import numpy as np
@@ -25,10 +25,10 @@ print("digits in training:", np.bincount(digits[kept]))
 # %% [markdown]
 # ## The loss
 #
-# The focal loss (Lin et al., 2017) takes weight away from what is already right: with p the
-# probability of the truth, −(1 − p)² log p. Each block writes a node and returns the name of what it
-# computes. The first parameter is the model's output; further ones, such as `targets`, become inputs
-# of the training graph.
+# The focal loss (Lin et al., 2017) gives less weight to samples that are already classified well:
+# −(1 − p)² log p, with p the probability of the true class. Each block writes a node and returns the
+# name of its output. The first parameter is the model's output; further parameters, such as
+# `targets`, become inputs of the training graph.
 
 # %%
 from onnxtrain.onnxblock import blocks
@@ -36,7 +36,7 @@ from onnxtrain.onnxblock import blocks
 
 def focal(scores, targets):
     one = blocks.Constant(1.0)()
-    # The probability of the truth: sigmoid(x) where the target is 1, sigmoid(-x) where it is 0.
+    # p is sigmoid(x) where the target is 1, and sigmoid(-x) where it is 0.
     sign = blocks.Sub()(blocks.Add()(targets, targets), one)
     logit = blocks.Mul()(scores, sign)
     wrong = blocks.Sigmoid()(blocks.Neg()(logit))
@@ -46,25 +46,17 @@ def focal(scores, targets):
 
 
 # %%
-from onnxtrain import artifacts
+import onnxtrain
 from onnxtrain.cli.demo.network import network
 
-for name, loss in (("focal", focal), ("bce", artifacts.LossType.BCEWithLogitsLoss)):
-    artifacts.generate_artifacts(
-        network(),
-        loss=loss,
-        optimizer=artifacts.OptimType.AdamW,
-        artifact_directory=name,
-        additional_output_names=["scores"],
-    )
+onnxtrain.prepare(network(), "focal", loss=focal)
+onnxtrain.prepare(network(), "bce", loss="bce")
 
 # %% [markdown]
-# The graph computes what the formula says:
+# The graph agrees with the formula:
 
 # %%
-import onnxtrain
-
-session = onnxtrain.TrainingSession.from_folder("focal")
+session = onnxtrain.TrainingSession("focal")
 loss, scores = session.eval_step(*test)
 p = 1 / (1 + np.exp(-np.where(test[1] == 1, scores, -scores).astype(np.float64)))
 print(f"{loss:.6f} {-((1 - p) ** 2 * np.log(p)).mean():.6f}")
@@ -72,8 +64,9 @@ print(f"{loss:.6f} {-((1 - p) ** 2 * np.log(p)).mean():.6f}")
 # %% [markdown]
 # ## The metric
 #
-# A function of a batch is averaged over batches. What cannot be averaged, such as the recall of the
-# worst class, keeps counts: `reset`, `update`, `value`. `better` says where to look for the best.
+# A function of a batch is averaged over samples. A metric that is no average, such as the recall of
+# the worst class, keeps counts: `reset`, `update`, `value`. `better` says whether a high or a low
+# value is good.
 
 # %%
 from onnxtrain.metrics import Metric
@@ -84,7 +77,7 @@ def accuracy(scores, targets):
 
 
 class WorstRecall(Metric):
-    """How much of the class that is found least is found."""
+    """The lowest recall of all classes."""
 
     name = "worst_recall"
     better = "max"
@@ -104,7 +97,7 @@ class WorstRecall(Metric):
 
 # %%
 for name in ("bce", "focal"):
-    session = onnxtrain.TrainingSession.from_folder(name)
+    session = onnxtrain.TrainingSession(name)
     session.set_learning_rate(2e-3)
     history = onnxtrain.fit(
         session,
@@ -119,5 +112,5 @@ for name in ("bce", "focal"):
     print(f"{name:6} accuracy {history['accuracy'][-1]:.3f}  worst recall {' '.join(found)}")
 
 # %% [markdown]
-# Which loss is better depends on the data; measure on yours. A loss that exists as an ONNX model can
-# be passed as `loss="my_loss.onnx"` instead.
+# Which loss is better depends on the data: measure on yours. A loss can also be an ONNX model:
+# `loss="my_loss.onnx"`.

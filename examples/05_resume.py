@@ -3,34 +3,27 @@
 # %% [markdown]
 # # 5. Resume, schedules, accumulation
 #
-# A device is switched off at any time, has little memory, and gets one chance. This page interrupts a
-# run and goes on, to the bit; changes the learning rate on the way; and makes large batches out of
-# small ones.
+# A device may be switched off at any time, and has little memory. This page interrupts a run and
+# continues it, to the bit; changes the learning rate during a run; and trains with large batches in
+# little memory.
 
 # %%
 import numpy as np
 from sklearn.datasets import load_digits
 
 import onnxtrain
-from onnxtrain import artifacts
 from onnxtrain.cli.demo.network import network
 
 pixels, digits = load_digits(return_X_y=True)
 images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
 train, test = (images[:1400], digits[:1400]), (images[1400:], digits[1400:])
-artifacts.generate_artifacts(
-    network(),
-    loss=artifacts.LossType.CrossEntropyLoss,
-    optimizer=artifacts.OptimType.AdamW,
-    artifact_directory="artifacts",
-    additional_output_names=["scores"],
-)
+onnxtrain.prepare(network(), "artifacts", loss="cross_entropy", optimizer="adamw")
 
 # %% [markdown]
-# ## A run that is interrupted
+# ## Interrupt a run
 #
-# The same function starts a run and resumes it. `SaveCheckpoint` saves it every ten steps; a file is
-# replaced as a whole or not at all.
+# The same function starts a run and resumes it. `SaveCheckpoint` saves the run every ten steps; the
+# file is replaced as a whole or not at all.
 
 # %%
 from pathlib import Path
@@ -59,7 +52,7 @@ def run(saved: Path, callbacks=()) -> onnxtrain.TrainingSession:
 whole = run(Path("whole"))
 
 # %% [markdown]
-# Now the power fails in the middle of the second epoch, here by an exception out of a callback:
+# Now the power fails in the middle of the second epoch. Here, a callback raises an exception:
 
 
 # %%
@@ -76,11 +69,11 @@ class Accident:
 try:
     run(Path("broken"), callbacks=[Accident()])
 except PowerFailure:
-    print("dark")
+    print("power failure after step 57")
 
 # %% [markdown]
-# The last checkpoint is of step 50. The run goes on from there, with the optimizer's moments, the
-# schedule, the order of the samples and the place in it.
+# The last checkpoint is that of step 50. The run continues from there, with the optimizer's moments,
+# the schedule, and the position in the shuffled data.
 
 # %%
 resumed = run(Path("broken"))
@@ -93,8 +86,8 @@ print("every parameter is the same, to the bit:", same)
 # %% [markdown]
 # ## Schedules
 #
-# A schedule is a function from the step to the learning rate. As a name, such as `schedule="cosine"`,
-# it takes what is not given from the data and the number of epochs.
+# A schedule is a function from the step to the learning rate. A name, such as `schedule="cosine"`,
+# stands for a schedule over the whole run.
 
 # %%
 from matplotlib.figure import Figure
@@ -118,16 +111,16 @@ figure.savefig("schedules.png", dpi=100)
 # %% [markdown]
 # ## Large batches in little memory
 #
-# Four batches of 25 with `accumulate=4` are one of 100: the mean gradient of all samples, one update.
+# `micro_batch_size=25` computes a batch of 100 in four passes. The update is the same.
 
 
 # %%
 def losses(**options) -> list[float]:
-    session = onnxtrain.TrainingSession.from_folder("artifacts")
+    session = onnxtrain.TrainingSession("artifacts")
     session.set_learning_rate(1e-3)
-    return onnxtrain.fit(session, train, shuffle=False, progress=False, **options).losses
+    return onnxtrain.fit(session, train, batch_size=100, seed=0, progress=False, **options).losses
 
 
-at_once, in_parts = losses(batch_size=100), losses(batch_size=25, accumulate=4)
+at_once, in_parts = losses(), losses(micro_batch_size=25)
 print(f"{len(at_once)} steps; the losses differ by at most "
       f"{np.abs(np.subtract(at_once, in_parts)).max():.1e}")  # fmt: skip

@@ -3,9 +3,8 @@
 # %% [markdown]
 # # 6. Migrating from onnxruntime.training
 #
-# ONNX Runtime's own training package ended with version 1.19.2. A script that was written for it runs
-# on the stock onnxruntime in one of two ways: unchanged, or with other imports. First what the script
-# works with, a model and data:
+# ONNX Runtime's own training package ended with version 1.19.2. A script written for it runs on the
+# stock onnxruntime in one of two ways: unchanged, or with other imports. It needs a model and data:
 
 # %%
 import os
@@ -22,7 +21,7 @@ np.savez("digits.npz", images=(pixels / 16).astype(np.float32).reshape(-1, 1, 8,
 onnx.save(network(), "digits.onnx")
 
 # %% [markdown]
-# And the script. Nothing in it knows of onnxtrain:
+# The script, which does not mention onnxtrain:
 
 # %%
 examples = Path(__file__).parent if "__file__" in globals() else Path("examples")
@@ -30,10 +29,10 @@ script = (examples / "upstream_script.py").read_text()
 print(script)
 
 # %% [markdown]
-# ## Unchanged
+# ## Run it unchanged
 #
-# `python -m onnxtrain.compat script.py` runs a script with onnxtrain in the place of
-# `onnxruntime.training`; a call of `onnxtrain.compat.install()` does the same.
+# `python -m onnxtrain.compat script.py` runs a script with onnxtrain in place of
+# `onnxruntime.training`. In a program of your own, call `onnxtrain.compat.install()`.
 
 # %%
 import subprocess
@@ -45,9 +44,9 @@ unchanged = subprocess.run(command, capture_output=True, text=True, check=True)
 print(unchanged.stdout)
 
 # %% [markdown]
-# ## With other imports
+# ## Change the imports
 #
-# For good, two lines change. Names, argument orders, defaults and files stay.
+# To migrate for good, change two lines. Names, argument order, defaults and files stay the same.
 
 # %%
 changed = script.replace("from onnxruntime.training", "from onnxtrain")
@@ -60,15 +59,16 @@ result = subprocess.run([sys.executable, "script.py"], capture_output=True, text
 assert result.stdout == unchanged.stdout
 
 # %% [markdown]
-# What it saved is in the format of 1.19.2. What is new comes without another change to the script:
-# the whole step as one graph, for instance, which `TrainingSession` uses.
+# The checkpoint has the format of 1.19.2. The folder also holds `step_model.onnx`, a whole step in
+# one graph, which `TrainingSession` uses.
 
 # %%
 import onnxtrain
 
 print(sorted(os.listdir("artifacts")))
 session = onnxtrain.TrainingSession.from_folder("artifacts", checkpoint="trained")
-print(f"goes on from step {session.optimizer.step_count}")
+print(f"continues from step {session.optimizer.step_count}")
 
 # %% [markdown]
-# [Coming from onnxruntime-training](../migrating.md) lists what is deliberately different.
+# [Coming from onnxruntime-training](../migrating.md) lists the differences. New code is shorter with
+# `onnxtrain.prepare` and `onnxtrain.fit`, as in [tutorial 1](01-mnist.md).

@@ -3,11 +3,11 @@
 # %% [markdown]
 # # 7. Only the gradient
 #
-# Sometimes nothing is to be trained: a model computes an energy, and its gradient is the force. The
-# gradient of an ONNX model is another ONNX model, which any onnxruntime runs.
+# Some programs need gradients without training: a model computes an energy, and its gradient gives
+# the forces. The gradient of an ONNX model is another ONNX model, which any onnxruntime runs.
 #
-# The energy here is that of a few atoms that attract each other from afar and repel each other when
-# close (Lennard-Jones). It could as well be a neural network that somebody exported.
+# The energy here is that of a few atoms that attract each other at a distance and repel each other
+# when close (Lennard-Jones). It could also be a neural network.
 
 # %%
 import numpy as np
@@ -56,7 +56,7 @@ print([output.name for output in model.graph.output])
 print(len(model.graph.node), "nodes, of", {node.domain or "ai.onnx" for node in model.graph.node})
 
 # %% [markdown]
-# It is right: a step in any direction changes the energy by what the gradient says.
+# A finite difference in a random direction confirms it:
 
 # %%
 session = onnxruntime.InferenceSession(model.SerializeToString())
@@ -80,8 +80,7 @@ print(f"{difference / (2 * step):.3f} {np.vdot(gradient, direction):.3f}")
 # %% [markdown]
 # ## Forces
 #
-# Follow the force downhill until the atoms rest: the seven find the hexagon with one in the middle,
-# or another arrangement nearby.
+# Follow the forces until the atoms rest, in a local minimum of the energy.
 
 # %%
 positions, path, energies = start.copy(), [start.copy()], []
@@ -108,6 +107,6 @@ right.set(xlabel="step", ylabel="energy")
 figure.savefig("atoms.png", dpi=100)
 
 # %% [markdown]
-# `wrt` also takes weights and values inside the model; `of` chooses the output; an output that is not
-# a single number gets an input for the cotangent. From a shell:
+# `wrt` also takes weights and intermediate values, and `of` names the output to differentiate. For an
+# output that is not a scalar, the new model has an input for the cotangent. In a shell:
 # `onnxtrain gradient energy.onnx --wrt positions -o forces.onnx`.

@@ -1,10 +1,9 @@
-"""Runs the examples and writes their pages: prose, code, what it printed, what it drew.
+"""Run the examples and write their pages: prose, code, output and pictures.
 
     python examples/gallery.py [NAME ...]
 
-An example is a Python file whose prose stands in comments below `# %% [markdown]` and whose code
-stands below `# %%`, as editors and notebooks know it. A test checks that each page has the code of
-its example, and runs the example.
+An example is a Python file in cells, as editors and notebooks know them: prose in comments below
+`# %% [markdown]`, code below `# %%`. Tests run each example, and compare its code with its page.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def examples() -> list[Path]:
 
 
 def cells_of(source: str) -> list[Cell]:
-    """Split an example; what stands above the first mark is left out."""
+    """Split an example into cells; everything above the first mark is left out."""
     parts = re.split(r"^# %%(.*)\n", source, flags=re.MULTILINE)[1:]
     cells = []
     for mark, body in zip(parts[::2], parts[1::2], strict=True):
@@ -85,7 +84,7 @@ def write_page(example: Path) -> Path:
 
 
 def renew(target: Path, text: str) -> None:
-    """Write a page, unless nothing but the seconds that something took is new."""
+    """Write a page, unless only durations have changed."""
     if not target.exists() or timeless(target.read_text(encoding="utf-8")) != timeless(text):
         target.write_text(text, encoding="utf-8")
 
@@ -95,7 +94,7 @@ def timeless(text: str) -> str:
 
 
 def run(code: str, names: dict[str, object], file: str) -> str:
-    """Execute code; return what it printed on either stream."""
+    """Execute code; return what it printed to standard output and standard error."""
     stream = io.StringIO()
     with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         exec(compile(code, file, "exec"), names)
@@ -103,7 +102,7 @@ def run(code: str, names: dict[str, object], file: str) -> str:
 
 
 def write_notebook(example: Path) -> Path:
-    """Write an example as a notebook, executed."""
+    """Write an example as an executed notebook."""
     import nbformat
     from nbclient import NotebookClient
     from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -129,10 +128,7 @@ def write_notebook(example: Path) -> Path:
 
 
 def joined(outputs: list[Any]) -> list[Any]:
-    """Put together what was written on one stream; how it arrived in pieces is chance.
-
-    Warnings name temporary files; pages are written without them, too.
-    """
+    """Join consecutive outputs of a stream, and drop warnings, which name temporary files."""
     kept: list[Any] = []
     for output in outputs:
         is_stream = output.output_type == "stream"
@@ -149,7 +145,7 @@ def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(HERE))
     os.environ.setdefault("ONNXTRAIN_MODELS", str(HERE.parent / ".venv" / "models"))
-    if not names:  # each in a process of its own: what one has imported or named, others do not see
+    if not names:  # each in its own process, so that no example sees the imports of another
         for example in examples():
             subprocess.run([sys.executable, __file__, example.stem], check=True)
     for name in names:

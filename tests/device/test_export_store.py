@@ -35,6 +35,7 @@ def scale_of(path: Path) -> float:
     return float(found[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("before", [0, 2**40], ids=["external", "inside"])
 @pytest.mark.parametrize("after", [0, 2**40], ids=["external", "inside"])

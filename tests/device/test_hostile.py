@@ -111,6 +111,7 @@ def test_flipped_bits(saved, tmp_path) -> None:
     assert files_in(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_flipped_bits_where_there_is_no_checksum(saved, tmp_path) -> None:
     """Such as in a file of ONNX Runtime: an error, or other numbers; never a crash."""
     chooser = random.Random(1)

@@ -360,6 +360,7 @@ def ort_folder(request, tmp_path_factory):
     return request.param, folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [False, True], ids=["paths", "memory"])
 def test_graphs_in_the_ort_format(ort_folder, memory) -> None:
     model, folder = ort_folder

@@ -1,4 +1,4 @@
-"""Every block of code in the documents is run by some test, and none is of an unknown kind."""
+"""Every code block in the documentation is run by a test, and none is of an unknown kind."""
 
 import os
 import re
@@ -17,7 +17,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FENCE = re.compile(r"^( *)(```+|~~~+) *(\S*).*?\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
-# Who runs what. Text is what something printed, or a picture made of letters.
+# Which test runs which language. Text is output, or a drawing.
 RUN_BY = {
     "python": "tests/docs/test_pages.py, tests/docs/test_examples.py, tests/device",
     "console": "tests/docs/test_examples.py",
@@ -47,7 +47,7 @@ def test_every_block_says_what_it_is() -> None:
     assert len(found) > 60
     for block in found:
         assert block.language in RUN_BY, f"{block.page}: a block of {block.language or 'nothing'}"
-        # The tests that run blocks look for such as begin a line.
+        # The tests that run blocks do not find indented ones.
         assert not block.indent, f"{block.page}: an indented block"
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def test_blocks_stand_where_tests_look_for_them() -> None:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Return the commands of all blocks of the shell, each with its page."""
+    """Return the commands of all shell blocks, each with its page."""
     lines = [
         (block.page, line.split(" #")[0].strip())
         for block in blocks()
@@ -91,7 +91,7 @@ def test_a_command_of_a_page(page, command, tmp_path) -> None:
 
 
 def make(command: str) -> None:
-    """See that a target is there and can be made; all that it does is too much for a test."""
+    """Check that a target exists and is listed; running it would take too long."""
     if shutil.which("make") is None:
         pytest.skip("there is no make")
     target = command.split()[1]
@@ -102,9 +102,9 @@ def make(command: str) -> None:
 
 
 def install(command: str) -> None:
-    """Let pip resolve what would be installed, with this folder for what is on the index.
+    """Let pip resolve the command, with this folder in place of the index.
 
-    Packages of others are those that our extras or the Makefile ask for.
+    Other packages must be in our extras or in the Makefile.
     """
     pytest.importorskip("hatchling", reason="the package is built with it; `make test` installs it")
     named = shlex.split(command)[2:]
@@ -125,7 +125,7 @@ def install(command: str) -> None:
 
 
 def measure(command: str) -> None:
-    """See that the benchmark takes these arguments: it runs for minutes, and not with others."""
+    """Check that the benchmark takes these arguments; running it would take minutes."""
     words = shlex.split(command)
     main = ROOT / words[1] / "__main__.py"
     code = (
@@ -139,7 +139,7 @@ def measure(command: str) -> None:
 
 
 def run(command: str, folder: Path) -> None:
-    """Run a command as it stands, in a folder that has what pages speak of."""
+    """Run a command in a folder with the scripts that pages name."""
     for name in ("script.py", "module.py"):
         (folder / name).write_text(
             "import sys\nfrom onnxruntime.training import artifacts\nprint(sys.argv[1:])\n"

@@ -1,4 +1,4 @@
-"""The examples in docstrings, which the pages of the reference show, run as they stand."""
+"""The examples in docstrings, which the reference shows, run."""
 
 import contextlib
 import doctest
@@ -45,7 +45,7 @@ def energy() -> onnx.ModelProto:
 
 
 def surroundings(module: str) -> contextlib.AbstractContextManager[object]:
-    """Return what an example stands in: losses are called while a model is built."""
+    """Return the context of an example: losses are called while a model is built."""
     if module.startswith(("onnxtrain.offline.blocks", "onnxtrain.offline.losses")):
         model = network()
         model.graph.output[0].name = "output"
@@ -76,7 +76,7 @@ def test_the_examples_of_a_module_run(module, tmp_path, monkeypatch) -> None:
 
 
 def test_no_example_is_hidden_from_these_tests() -> None:
-    """Every example begins with what doctest looks for."""
+    """Every example begins with the prompt that doctest looks for."""
     for path in SOURCES.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "```" not in text, path

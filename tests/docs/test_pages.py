@@ -11,7 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import onnxtrain
+from onnxtrain import moved
 from onnxtrain.cli.demo.network import network
+from onnxtrain.device.loop import old_keywords
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -125,6 +128,7 @@ def test_the_code_of_a_page_runs(page, tmp_path) -> None:
     execute("\n".join([BEFORE.get(page, ""), *blocks(DOCS / page)]), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_walks_of_contributing_run(tmp_path) -> None:
     classifier(tmp_path / "model.onnx")
     execute("\n".join(blocks(ROOT / "CONTRIBUTING.md")), tmp_path)
@@ -184,6 +188,23 @@ def test_links_lead_somewhere(page) -> None:
 def test_the_site_lists_every_page() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert listed == set(pages())
+
+
+def test_the_reference_lists_the_names_that_a_user_starts_with() -> None:
+    text = "".join(p.read_text(encoding="utf-8") for p in (DOCS / "api").glob("*.md"))
+    shown = re.findall(r"^(?:::: |      heading: )onnxtrain\.(\w+)", text, re.MULTILINE)
+    assert set(onnxtrain.__all__) - {"__version__", "OnnxTrainError"} <= set(shown)
+    assert "::: onnxtrain.errors" in text
+
+
+def test_old_names_are_listed_for_those_who_come_from_an_earlier_version() -> None:
+    _, _, text = (DOCS / "migrating.md").read_text(encoding="utf-8").partition("## From onnxtrain")
+    keywords = {key for call in re.findall(r"`fit\((.*?)\)`", text.replace("[", "("))
+                for key in re.findall(r"(\w+)=", call)}  # fmt: skip
+    assert keywords >= old_keywords._OLD.keys()
+    for name in moved.MOVED:
+        parents = [name, name.rpartition(".")[0]]
+        assert any(f"`{parent}`" in text for parent in parents), name
 
 
 def test_the_comparison_counts_operators_as_their_table_does() -> None:

@@ -42,7 +42,7 @@ BAD = {
     "a name instead of a list": ({"requires_grad": "w"}, TypeError, "requires_grad is a list"),
     "numbers instead of names": ({"frozen_params": [1]}, TypeError, "frozen_params is a list"),
     "a loss class": ({"loss": onnxblock.loss.MSELoss}, RuntimeError, "instance"),
-    "a loss by its name": ({"loss": "MSELoss"}, RuntimeError, "not 'MSELoss'"),
+    "a loss by its name": ({"loss": "MSELoss"}, RuntimeError, "'MSELoss', which is none of"),
     "a loss that is no scalar": (
         {"loss_input_names": ["y"]}, NotDifferentiableError, r"'y' has the shape.*single number"
     ),
@@ -65,13 +65,13 @@ BAD = {
         "depends on no weight",
     ),
     "an optimizer and nothing to train": (
-        {"requires_grad": [], "optimizer": OptimType.SGD}, OnnxTrainError, "requires_grad is empty"
+        {"requires_grad": [], "optimizer": OptimType.SGD}, OnnxTrainError, "nothing trains"
     ),
     "an optimizer and everything frozen": (
         {"frozen_params": ["*"], "optimizer": OptimType.SGD}, OnnxTrainError, "every weight"
     ),
-    "no optimizer": ({"optimizer": "AdamW"}, TypeError, "OptimType"),
-    "an optimizer class": ({"optimizer": onnxblock.optim.AdamW}, TypeError, "OptimType"),
+    "no optimizer": ({"optimizer": 1}, TypeError, "optimizer is a name"),
+    "an optimizer class": ({"optimizer": onnxblock.optim.AdamW}, TypeError, "optimizer is a name"),
     "a group of nothing": (
         {"optimizer": SGD(groups=[ParameterGroup("none.*")])}, LookupError, "'none.\\*'"
     ),

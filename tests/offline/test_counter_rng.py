@@ -91,6 +91,7 @@ def test_dropout_keeps_its_share_and_scales_it(ratio) -> None:
     assert not y[~mask].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [[], [5000], [50, 100], [20, 25, 10], [5, 10, 10, 10], [5] * 5])
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_dropout_of_any_rank(dims, symbolic) -> None:

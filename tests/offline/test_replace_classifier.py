@@ -342,7 +342,7 @@ def test_what_cannot_be_replaced_is_refused_with_a_way_out(name) -> None:
 
 def test_bad_arguments(tmp_path: Path) -> None:
     given = CASES["gemm"].model
-    with pytest.raises(UnknownNameError, match="it has y"):
+    with pytest.raises(UnknownNameError, match="its outputs are 'y'"):
         replace_classifier(given, 3, of="z")
     with pytest.raises(ArgumentError, match="at least 1"):
         replace_classifier(given, 0)

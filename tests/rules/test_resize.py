@@ -132,6 +132,7 @@ def test_gradient(spec: Spec) -> None:
     check_spec(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [s for s in SPECS if s.symbolic], ids=ids)
 def test_gradient_with_symbolic_dimensions(spec: Spec) -> None:
     check_spec(spec, symbolic=True)

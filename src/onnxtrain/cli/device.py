@@ -212,13 +212,13 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
     lines = [
         f"checkpoint     {path}, {megabytes(content['bytes'])}"
         + (", nominal: names without values" if state.nominal else ""),
-        f"trains         {len(trained)} tensors, {count:,} numbers",
+        f"trains         {len(trained)} tensors, {count:,} parameters",
         f"optimizer      {_optimizer_line(content)}",
         *(f"{name:14} {value}" for name, value in content["properties"].items()),
     ]
     console.result(content, "\n".join(lines))
     console.table(
-        ("parameter", "type", "shape", "trains", "numbers", "norm"),
+        ("parameter", "type", "shape", "trains", "elements", "norm"),
         [
             (p["name"], p["type"], _shape(p["shape"]), "yes" if p["trains"] else "", p["numbers"],
              "" if p["norm"] is None else float(p["norm"]))

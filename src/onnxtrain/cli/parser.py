@@ -17,7 +17,7 @@ class Named(tuple[str, ...]):
     """Names that settings may follow, "huber:delta=0.5"; "none" and files are taken as well."""
 
     def __contains__(self, text: object) -> bool:
-        name = str(text).partition(":")[0]
+        name = str(text).partition(":")[0].replace("_", "-")
         return name == "none" or name in tuple(self) or Path(str(text)).is_file()
 
 

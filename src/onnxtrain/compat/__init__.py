@@ -84,11 +84,6 @@ class _AliasLoader(Loader):
         try:
             own = importlib.import_module(f"onnxtrain.{_RENAMED.get(self._inner, self._inner)}")
         except ModuleNotFoundError as missing:
-            if missing.name in ("onnx", "onnx_ir"):
-                raise NotProvidedError(
-                    f"{module.__name__} prepares models and needs the packages onnx and onnx_ir: "
-                    "pip install 'onnxtrain[offline]'"
-                ) from None
             if missing.name and missing.name.startswith("onnxtrain."):
                 raise NotProvidedError(_not_provided(self._inner)) from None
             raise

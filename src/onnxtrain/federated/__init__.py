@@ -35,20 +35,16 @@ __all__ = [
     "to_arrays",
 ]
 
-_HOMES = {
-    "Bundle": "bundle",
-    "Client": "client",
-    "Compression": "compression",
-    "Guarded": "guard",
-    "LocalGrid": "local",
-    "client_app": "client",
-    "from_arrays": "arrays",
-    "open_artifacts": "bundle",
-    "pack": "bundle",
-    "run_locally": "local",
-    "server_app": "server",
-    "to_arrays": "arrays",
+_NAMES = {
+    "arrays": ("from_arrays", "to_arrays"),
+    "bundle": ("Bundle", "open_artifacts", "pack"),
+    "client": ("Client", "client_app"),
+    "compression": ("Compression",),
+    "guard": ("Guarded",),
+    "local": ("LocalGrid", "run_locally"),
+    "server": ("server_app",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

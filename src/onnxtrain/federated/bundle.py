@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +53,17 @@ class Bundle:
 
     def session(self, threads: int | None = None, **options: Any) -> TrainingSession:
         """Make a session with a number of threads; all cores by default."""
+
+        def with_threads() -> Any:
+            made = default_options()
+            made.intra_op_num_threads = threads
+            return made
+
         if threads is not None:
-            options.setdefault("session_options", partial(_options, threads))
+            options.setdefault("session_options", with_threads)
         graphs = [self.graphs.get(name) for name in _GRAPHS]
         assert graphs[0] is not None
         return TrainingSession(self.checkpoint, graphs[0], *graphs[1:], **options)
-
-
-def _options(threads: int) -> Any:
-    options = default_options()
-    options.intra_op_num_threads = threads
-    return options
 
 
 def open_artifacts(source: Source, prefix: str = "") -> Bundle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,8 @@ from onnxtrain.errors import ArgumentTypeError, OnnxTrainError
 from onnxtrain.offline import losses
 from onnxtrain.offline.blocks.accessor import base
 from onnxtrain.offline.blocks.block import Block, names_of
-from onnxtrain.offline.blocks.external import locate
 from onnxtrain.offline.blocks.operators import PassThrough
-from onnxtrain.offline.blocks.values import defined_names
+from onnxtrain.offline.blocks.values import defined_names, locate
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.selection import list_of_names
 
@@ -56,16 +55,24 @@ def add_loss(
     """
     own = [output.name for output in forward.graph.output]
     block = _make_block(loss)
+    is_built_in = type(block) in losses.BY_NAME.values()
     names, notes = list_of_names(listed(of), "of") or own, tuple[str, ...]()
-    if is_built_in(block) and not of and len(own) > 1:
+    if is_built_in and not of and len(own) > 1:
         raise OnnxTrainError(
             f"the model has {len(own)} outputs ({', '.join(map(repr, own))}) and "
             f"{type(block).__name__} takes one: say which with of=... (loss_input_names=[...] in "
             "generate_artifacts)"
         )
-    if isinstance(loss, str) and is_built_in(block):
+    if isinstance(loss, str) and is_built_in:
         names, notes = _before_activation(forward, names, block)
-    _require_taken(block, names)
+    try:
+        inspect.signature(block.build).bind(*names)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"the loss {type(block).__name__} cannot be called with {', '.join(map(repr, names))} "
+            f"({error}): say what to call it with in of=[...] (loss_input_names in "
+            "generate_artifacts)"
+        ) from None
     if of and isinstance(block, losses.ModelLoss):
         block = block.by_position(names)
     with base(forward, path) as accessor:
@@ -78,11 +85,6 @@ def add_loss(
         beside = [*beside, *names]
     brought = frozenset(defined_names(model.graph)) - frozenset(defined_names(forward.graph))
     return WithLoss(model, list(dict.fromkeys([*returned, *beside])), brought, notes)
-
-
-def is_built_in(block: Block) -> bool:
-    """Tell whether a block is one of the losses that have a name."""
-    return type(block) in losses.BY_NAME.values()
 
 
 def listed(names: str | Iterable[str] | None) -> Iterable[str] | None:
@@ -124,15 +126,3 @@ def _before_activation(
         f"loss is computed from {before!r}."
     )
     return [before, *names[1:]], (note,)
-
-
-def _require_taken(block: Block, names: Sequence[str]) -> None:
-    """Refuse names that the loss has no parameters for, or lacks."""
-    try:
-        inspect.signature(block.build).bind(*names)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"the loss {type(block).__name__} cannot be called with {', '.join(map(repr, names))} "
-            f"({error}): say what to call it with in of=[...] (loss_input_names in "
-            "generate_artifacts)"
-        ) from None

@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import onnx
 
-from onnxtrain.offline.memory import Activations, estimate_proto
+from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.remat.budget import StepMemory
-from onnxtrain.offline.passes.webgpu import Uncovered
+from onnxtrain.offline.passes.webgpu.kernels import Uncovered, first_of
 
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The artifacts of a model.
-
-    Attributes:
-        directory: the folder.
-        files: the size of each file, in bytes.
-        trainable: the number of elements of each parameter that trains.
-        frozen: the same for parameters in the checkpoint that never change.
-        statistics: the same for running statistics, which training updates.
-        unreached: what looks like a weight, but receives no gradient.
-        without_gradient: operators that would block the gradient if more parameters trained.
-        loss: the name of the loss.
-        outputs: the names of the outputs beside it.
-        memory: what a step takes, where a budget was given.
-        on_cpu: with `target="webgpu"`, the nodes on floats that WebGPU has no kernel for.
-        notes: what was decided in the caller's place, in sentences.
-
-    """
+    """The artifacts of a model. Tensors and files are listed with their sizes."""
 
     directory: Path
-    files: dict[str, int]
-    trainable: dict[str, int]
-    frozen: dict[str, int]
-    statistics: dict[str, int]
-    unreached: tuple[str, ...]
-    without_gradient: tuple[str, ...]
+    files: dict[str, int]  # bytes
+    trainable: dict[str, int]  # elements
+    frozen: dict[str, int]  # in the checkpoint, but never changed
+    statistics: dict[str, int]  # running statistics, which training updates
+    unreached: tuple[str, ...]  # what looks like a weight, but receives no gradient
+    without_gradient: tuple[str, ...]  # would block the gradient if more parameters trained
     loss: str
-    outputs: tuple[str, ...]
-    memory: StepMemory | None
-    on_cpu: tuple[Uncovered, ...]
-    notes: tuple[str, ...]
+    outputs: tuple[str, ...]  # beside the loss
+    memory: StepMemory | None  # where a budget was given
+    on_cpu: tuple[Uncovered, ...]  # nodes on floats that the target "webgpu" has no kernel for
+    notes: tuple[str, ...]  # what was decided in the caller's place, in sentences
     _graph: onnx.ModelProto = field(repr=False, compare=False)
     _inputs: frozenset[str] = field(repr=False, compare=False)
 
@@ -66,7 +50,7 @@ class Artifacts:
 
     def estimate_memory(self, sizes: Mapping[str, int] | None = None) -> Activations:
         """Estimate the memory of a step; `sizes` gives numbers for symbolic dimensions."""
-        return estimate_proto(self._graph, sizes, self._inputs)
+        return estimate(self._graph, sizes, self._inputs)
 
     def __str__(self) -> str:
         """Return the summary as a few lines of text."""
@@ -86,13 +70,7 @@ class Artifacts:
             ("outputs", ", ".join(self.outputs)),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
-            ("not on WebGPU", shortened(self.on_cpu)),
+            ("not on WebGPU", first_of(self.on_cpu)),
             ("note", " ".join(self.notes)),
         )
         return "\n".join([*lines, *(f"{name:14}{text}" for name, text in more if text)])
-
-
-def shortened(found: Sequence[Uncovered]) -> str:
-    """List the first of the nodes, and count the others."""
-    more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
-    return "; ".join([*map(str, found[:8]), *more])

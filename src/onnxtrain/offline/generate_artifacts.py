@@ -13,7 +13,7 @@ from onnxtrain.offline.add_loss import Loss
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.blocks.block import Block
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode
+from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget
 from onnxtrain.offline.prepare import prepare
 from onnxtrain.offline.selection import list_of_names
@@ -60,9 +60,8 @@ def generate_artifacts(
 
     Args:
         model: the forward model, or the path to its file; it is not changed.
-        requires_grad: names or patterns (`"classifier.*"`) of what trains. By default every weight
-            trains that the loss depends on and that `frozen_params` does not name.
-        frozen_params: names or patterns of parameters that do not train.
+        requires_grad: what trains (`train` of `prepare`).
+        frozen_params: what does not (`freeze`).
         loss: a `LossType`, or what `prepare` takes; None where the first output is the loss.
         optimizer: an `OptimType`, or what `prepare` takes; None for no optimizer graph.
         artifact_directory: where to write; the working directory by default. It is created.

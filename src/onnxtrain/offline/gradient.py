@@ -20,8 +20,9 @@ from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
 from onnxtrain.offline.graph.sweep import sweep
-from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.selection import output_named, some_of
 from onnxtrain.offline.writer.opset_stamp import stamp
 
 _PROTO_LIMIT = 2**31 - 2**26  # 2 GB, less what the graph itself may take
@@ -86,12 +87,30 @@ def _gradient(
     prepared = canonical_model(model)
     set_batch_norm_mode(prepared, bn)
     graph = prepared.graph
-    output = _output_named(graph, of)
+    output = output_named(graph, of)
+    if not is_float(output):
+        raise NotDifferentiableError(
+            f"the output {output.name!r} is of type {output.dtype}; only floats have a gradient"
+        )
     targets = _values_named(graph, wrt)
     through = _straight_through(graph, straight_through)
-    _refuse_itself(output, targets)
-    expand_by_definition(prepared, lambda: _path(prepared, targets, output, through))
-    _require_reachable(_path(prepared, targets, output, through), output)
+    if output in targets and dims_of(output) != ():
+        raise NotDifferentiableError(
+            f"the gradient of {output.name!r} with respect to itself is the cotangent that you "
+            "give: leave it out of wrt"
+        )
+
+    def path() -> ActivePath:
+        return ActivePath(list(graph), targets, [output], prepared.opset_imports[""], through)
+
+    expand_by_definition(prepared, path)
+    lost = path().lost()
+    if lost:
+        raise NotDifferentiableError(
+            f"{output.name!r} does not depend on {some_of(v.name for v in lost)} in a way that has "
+            "a gradient: integers, shapes and operators such as ArgMax let none through. Leave the "
+            "name out, or differentiate another output (of=...)"
+        )
     gradient_names = _reserve_names(graph, [output, *targets])
     op = Ops(graph, prepared.opset_imports[""])
     seed = _seed(op, graph, output, gradient_names[output])
@@ -118,29 +137,6 @@ def _names_in(names: str | Iterable[str], argument: str) -> list[str]:
     raise ArgumentError(f"{argument} is a name or a sequence of names (str), not {wrong}")
 
 
-def _path(
-    model: ir.Model, targets: Sequence[ir.Value], output: ir.Value, through: frozenset[str]
-) -> ActivePath:
-    return ActivePath(list(model.graph), targets, [output], model.opset_imports[""], through)
-
-
-def _output_named(graph: ir.Graph, name: str | None) -> ir.Value:
-    if name is None:
-        output = graph.outputs[0]
-    else:
-        by_name = {v.name: v for v in graph.outputs}
-        if name not in by_name:
-            raise UnknownNameError(
-                f"the model has no output {name!r}; its outputs are {_listing(by_name)}"
-            )
-        output = by_name[name]
-    if not is_float(output):
-        raise NotDifferentiableError(
-            f"the output {output.name!r} is of type {output.dtype}; only floats have a gradient"
-        )
-    return output
-
-
 def _values_named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
     """Find the values to differentiate with respect to, each once."""
     interface = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
@@ -151,8 +147,8 @@ def _values_named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
     unknown = [name for name in wanted if name not in values]
     if unknown:
         raise UnknownNameError(
-            f"the model has no value {_listing(unknown)} to differentiate with respect to; its "
-            f"inputs and initializers are {_listing(interface)}"
+            f"the model has no value {some_of(unknown)} to differentiate with respect to; its "
+            f"inputs and initializers are {some_of(interface)}"
         )
     for name in wanted:
         if not is_float(values[name]):
@@ -162,31 +158,6 @@ def _values_named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
     return [values[name] for name in wanted]
 
 
-def _listing(names: Iterable[str | None], most: int = 20) -> str:
-    known = [repr(n) for n in names if n is not None]
-    rest = f" and {len(known) - most} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + rest
-
-
-def _require_reachable(path: ActivePath, output: ir.Value) -> None:
-    lost = path.lost()
-    if lost:
-        raise NotDifferentiableError(
-            f"{output.name!r} does not depend on {_listing(v.name for v in lost)} in a way that "
-            "has a gradient: there is no path of differentiable operators between them (integers, "
-            "shapes and operators such as ArgMax let no gradient through). Leave the name out, or "
-            "differentiate another output (of=...)"
-        )
-
-
-def _refuse_itself(output: ir.Value, targets: Sequence[ir.Value]) -> None:
-    if output in targets and dims_of(output) != ():
-        raise NotDifferentiableError(
-            f"the gradient of {output.name!r} with respect to itself is the cotangent that you "
-            "give: leave it out of wrt"
-        )
-
-
 def _straight_through(graph: ir.Graph, names: Iterable[str]) -> frozenset[str]:
     """Check that the named operators exist and can pass a gradient on unchanged."""
     wanted = frozenset(names)
@@ -194,7 +165,7 @@ def _straight_through(graph: ir.Graph, names: Iterable[str]) -> frozenset[str]:
     unknown = wanted - {operator_name(node) for node in nodes}
     if unknown:
         raise UnknownNameError(
-            f"straight_through names {_listing(sorted(unknown))}, but the model has no such "
+            f"straight_through names {some_of(sorted(unknown))}, but the model has no such "
             "operator (operators of other domains are written 'domain.Op')"
         )
     for node in nodes:

@@ -5,61 +5,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.errors import UnknownNameError
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
+from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.memory import Activations, estimate
-from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.gelu import join_gelu
-from onnxtrain.offline.selection import Role, survey
+from onnxtrain.offline.selection import Role, output_named, survey
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `inspect` found: counts are numbers of elements, sizes are bytes.
-
-    Attributes:
-        outputs: the outputs of the model.
-        weights: what would train.
-        statistics: mean and variance of each BatchNormalization.
-        constants: all other initializers.
-        unreached: those of the constants that look like weights, but that the output has no
-            gradient for: it does not depend on them, or the way leads through an operator whose
-            gradient is zero.
-        without_gradient: the operators that stand in the way of training.
-        parameter_bytes: the size of the weights.
-        activations: what a step takes beside the parameters; None where there is no gradient.
-        opset: the version of the operators, after what is old has been upgraded.
-
-    """
+    """What `inspect` found. Initializers are listed with their numbers of elements."""
 
     outputs: tuple[str, ...]
-    weights: dict[str, int]
-    statistics: dict[str, int]
-    constants: dict[str, int]
-    unreached: tuple[str, ...]
-    without_gradient: tuple[str, ...]
-    parameter_bytes: int
-    activations: Activations | None
-    opset: int
+    weights: dict[str, int]  # what would train
+    statistics: dict[str, int]  # mean and variance of each BatchNormalization
+    constants: dict[str, int]  # all other initializers
+    unreached: tuple[str, ...]  # those of the constants that look like weights without a gradient
+    without_gradient: tuple[str, ...]  # the operators that stand in the way of training
+    parameter_bytes: int  # of the weights
+    activations: Activations | None  # what a step takes beside them; None without a gradient
+    opset: int  # of the operators, after old ones have been upgraded
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers would train."""
+        """The number of parameters that would train."""
         return sum(self.weights.values())
 
     @property
     def activation_bytes_per_sample(self) -> int | None:
-        """How much memory each sample of a batch takes at the peak, as far as can be told."""
+        """The memory of each sample of a batch at the peak, as far as can be told."""
         return None if self.activations is None else self.activations.bytes_per_sample
 
     @property
@@ -71,7 +56,7 @@ class Report:
         """Return the report as a few lines of text."""
         lines = [
             f"outputs       {', '.join(self.outputs)} (opset {self.opset})",
-            f"weights       {len(self.weights)} tensors, {self.parameter_count:,} numbers, "
+            f"weights       {len(self.weights)} tensors, {self.parameter_count:,} parameters, "
             f"{self.parameter_bytes / 2**20:,.1f} MB",
             f"statistics    {len(self.statistics)} tensors (BatchNormalization)",
             f"constants     {len(self.constants)} tensors",
@@ -97,8 +82,8 @@ def inspect(
         model: the model, or the path to its file.
         of: the output that the loss will be computed from; the first one by default.
         bn: the mode of BatchNormalization, as for training.
-        sizes: numbers for symbolic dimensions, by their names, for the estimate of memory. One
-            that is not given is assumed, and the report says so.
+        sizes: numbers for symbolic dimensions, by name, for the estimate of memory. The report
+            says what was assumed for others.
 
     Examples:
         >>> print(onnxtrain.inspect("mobilenet.onnx"))
@@ -108,7 +93,7 @@ def inspect(
     graph = canonical.graph
     for value in [v for v in graph.inputs if v.name in graph.initializers]:
         graph.inputs.remove(value)  # a weight is trained, not fed
-    found = survey(canonical, _output(graph, of))
+    found = survey(canonical, output_named(graph, of))
     weights = [graph.initializers[n] for n in found.names(Role.WEIGHT)]
     counts = {role: found.counts(found.names(role)) for role in Role}
     without_gradient = found.without_gradient()
@@ -122,33 +107,21 @@ def inspect(
         without_gradient=without_gradient,
         parameter_bytes=sum(v.const_value.nbytes for v in weights if v.const_value is not None),
         opset=canonical.opset_imports[""],
-        activations=_activations(canonical, of, bn, counts, sizes) if can_train else None,
-    )
-
-
-def _output(graph: ir.Graph, name: str | None) -> ir.Value:
-    if name is None:
-        return graph.outputs[0]
-    for value in graph.outputs:
-        if value.name == name:
-            return value
-    raise UnknownNameError(
-        f"the model has no output {name!r}; it has {', '.join(repr(v.name) for v in graph.outputs)}"
+        activations=_activations(canonical, of, weights, bn, sizes) if can_train else None,
     )
 
 
 def _activations(
     model: ir.Model,
     of: str | None,
+    weights: Sequence[ir.Value],
     bn: BatchNormMode | None,
-    counts: Mapping[Role, Mapping[str, int]],
     sizes: Mapping[str, int] | None,
 ) -> Activations:
     """Differentiate a canonical model, which is changed, and estimate what the result takes."""
     set_batch_norm_mode(model, bn)
     graph, opset = model.graph, model.opset_imports[""]
-    output = _output(graph, of)
-    weights = [graph.initializers[name] for name in counts[Role.WEIGHT]]
+    output = output_named(graph, of)
     expand_by_definition(model, lambda: ActivePath(list(graph), weights, [output], opset))
     op = Ops(graph, opset)
     with op.arithmetic():
@@ -158,4 +131,4 @@ def _activations(
     graph.outputs.clear()
     graph.outputs.extend(value for value in gradients.values() if value is not None)
     sweep(graph)
-    return estimate(model, sizes)
+    return estimate(skeleton(model), sizes)

@@ -1,6 +1,6 @@
 """How much memory a training step takes for what it computes, told from its graph alone.
 
-The nodes are walked in the order in which onnxruntime runs them (`recompute/flow.py`). A value
+The nodes are walked in the order in which onnxruntime runs them (`remat/flow.py`). A value
 lives from the node that computes it to the last one that reads it, and the sum over all that live
 at a time has a peak. What grows with the batch is walked by itself: its peak is what each sample
 takes. Parameters, what a graph gives out (it is written over parameters, or over what is kept for
@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import UnknownNameError
 from onnxtrain.offline.graph.folding import fold_constants
-from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.passes.remat.flow import Flow
 
 # What is assumed for symbolic dimensions that nobody gave a size for: sides of images, and others.
@@ -31,47 +30,37 @@ _BATCHES = (8, 16)
 class Activations:
     """An estimate of the memory of a training step beside its parameters, in bytes.
 
-    `batch` is the symbolic dimension that counts samples. Where there is none, all sizes are fixed
-    and everything is in `fixed_bytes`. `assumed` has the sizes that had to be assumed for other
-    symbolic dimensions.
+    Where no dimension counts samples, everything is in `fixed_bytes`.
     """
 
     bytes_per_sample: int
     fixed_bytes: int
-    batch: str
-    assumed: dict[str, int]
+    batch: str  # the symbolic dimension that counts samples
+    assumed: dict[str, int]  # sizes of other symbolic dimensions
 
     def __str__(self) -> str:
         """Return the estimate as a line of text."""
-        parts = [f"{_megabytes(self.bytes_per_sample)} per sample"] if self.batch else []
-        parts.append(f"{_megabytes(self.fixed_bytes)} for any batch" if parts else
-                     _megabytes(self.fixed_bytes))  # fmt: skip
+        parts = [f"{megabytes(self.bytes_per_sample)} per sample"] if self.batch else []
+        parts.append(f"{megabytes(self.fixed_bytes)} for any batch" if parts else
+                     megabytes(self.fixed_bytes))  # fmt: skip
         sizes = ", ".join(f"{name} = {number}" for name, number in self.assumed.items())
         return f"about {' and '.join(parts)}{f' (assuming {sizes})' if sizes else ''}"
 
 
-def _megabytes(size: int) -> str:
+def megabytes(size: int) -> str:
+    """Write a number of bytes."""
     return f"{size / 2**20:,.1f} MB"
 
 
-def estimate(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Activations:
-    """Estimate what a step of a graph that computes gradients takes; see `estimate_proto`."""
-    return estimate_proto(skeleton(model), sizes)
-
-
-def estimate_proto(
+def estimate(
     proto: onnx.ModelProto,
     sizes: Mapping[str, int] | None = None,
     inputs: Collection[str] | None = None,
 ) -> Activations:
     """Estimate what a step of a training graph takes beside its parameters.
 
-    Args:
-        proto: a graph that computes gradients, without its large tensors.
-        sizes: numbers for symbolic dimensions, by their names.
-        inputs: the inputs whose symbolic dimensions can be chosen, all by default; those of others,
-            such as labels, follow.
-
+    The symbolic dimensions of `inputs` (all by default) can be chosen with `sizes`; those of other
+    inputs, such as labels, follow.
     """
     graph = ir.from_proto(proto).graph
     symbols, given = likely_sizes(graph.inputs, inputs), dict(sizes or {})
@@ -83,8 +72,8 @@ def estimate_proto(
     known = {**assumed, **given}
     flow = Flow.of(graph)
     if not batch:
-        return Activations(0, flow.peak(sizes_of(shapes_of(proto, known))), "", assumed)
-    few, many = (sizes_of(shapes_of(proto, {**known, batch: size})) for size in _BATCHES)
+        return Activations(0, flow.peak(_bytes(shapes_of(proto, known))), "", assumed)
+    few, many = (_bytes(shapes_of(proto, {**known, batch: size})) for size in _BATCHES)
     growth = {n: many[n] - few.get(n, 0) for n in many}
     fixed = {n: size for n, size in many.items() if not growth[n]}
     per_sample = flow.peak(growth) // (_BATCHES[1] - _BATCHES[0])
@@ -143,8 +132,7 @@ def shapes_of(proto: onnx.ModelProto, numbers: Mapping[str, int]) -> dict[str, T
     return found
 
 
-def sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the bytes of values."""
+def _bytes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: tensor.nbytes for name, tensor in tensors.items()}
 
 

@@ -13,14 +13,7 @@ from onnxtrain.offline.optimizers import BY_NAME, ClipGradNorm, Optimizer
 
 
 def make_named(text: str, table: Mapping[str, type], argument: str) -> Any:
-    """Make what a text names, such as "sgd:momentum=0.9,nesterov=True".
-
-    Args:
-        text: the name, in lower case with underscores or hyphens, and settings behind a colon.
-        table: the classes by name.
-        argument: what the text was given as, for errors.
-
-    """
+    """Make what a text names, such as "sgd:momentum=0.9"; `argument` is what it was given as."""
     name, _, settings = text.partition(":")
     kind = table.get(name.strip().lower().replace("-", "_"))
     if kind is None:

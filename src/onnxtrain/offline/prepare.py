@@ -21,7 +21,7 @@ from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
-from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode
+from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
@@ -168,9 +168,7 @@ def prepare(
     return Artifacts(
         directory=folder.directory,
         files=files,
-        trainable=parameters.counts("trainable"),
-        frozen=parameters.counts("frozen"),
-        statistics=parameters.counts("statistics"),
+        **parameters.counts(),
         unreached=found.unreached,
         without_gradient=found.without_gradient(),
         loss=names[0],

@@ -44,20 +44,13 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Survey:
-    """The initializers of a canonical model, sorted by their role for one output (the loss).
-
-    Attributes:
-        roles: the role of each initializer.
-        reached: the float initializers that receive a gradient, weights or constants.
-        unreached: initializers that look like weights but receive no gradient.
-
-    """
+    """The initializers of a canonical model, sorted by their role for one output (the loss)."""
 
     model: ir.Model
     output: ir.Value
     roles: dict[str, Role]
-    reached: frozenset[str]
-    unreached: tuple[str, ...]
+    reached: frozenset[str]  # the floats that receive a gradient, weights or constants
+    unreached: tuple[str, ...]  # what looks like a weight, but receives no gradient
 
     def names(self, role: Role) -> list[str]:
         """Return the initializers with this role."""
@@ -124,6 +117,16 @@ def survey(model: ir.Model, output: ir.Value | str, brought: Collection[str] = (
     return Survey(model, output, found, frozenset(v.name or "" for v in reached), unreached)
 
 
+def output_named(graph: ir.Graph, name: str | None) -> ir.Value:
+    """Return an output of the graph, the first one by default."""
+    outputs = {value.name: value for value in graph.outputs}
+    if name is not None and name not in outputs:
+        raise UnknownNameError(
+            f"the model has no output {name!r}; its outputs are {some_of(outputs)}"
+        )
+    return graph.outputs[0] if name is None else outputs[name]
+
+
 def _value_named(graph: ir.Graph, name: str) -> ir.Value:
     for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
         if value.name == name:
@@ -185,16 +188,14 @@ def choose(
         trains = _trained(train, found)
     both = sorted(kept.intersection(trains))
     if both:
-        raise OnnxTrainError(f"{_some(both)} cannot both train and be frozen")
+        raise OnnxTrainError(f"{some_of(both)} cannot both train and be frozen")
     kept.update(n for n, role in roles.items() if role is not Role.CONSTANT)
-    kept.update(n for n, v in found.model.graph.initializers.items() if _is_stored_once(v))
+    for name, value in found.model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= _STORED_ONCE and not value.is_graph_input():
+            kept.add(name)
     chosen = set(trains)
     return trains, [n for n in roles if n in kept and n not in chosen]
-
-
-def _is_stored_once(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and tensor.nbytes >= _STORED_ONCE and not value.is_graph_input()
 
 
 def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | None:
@@ -226,7 +227,7 @@ def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:
         missing.append(name)
     if missing:
         warnings.warn(
-            f"nothing to freeze: the model has no initializer {_some(missing)}",
+            f"nothing to freeze: the model has no initializer {some_of(missing)}",
             UnknownNameWarning,
             stacklevel=5,
         )
@@ -257,7 +258,7 @@ def _trained(train: Iterable[str], found: Survey) -> list[str]:
         weights = weights or [n for n in matches if n in found.reached]
         if not weights:
             raise NotDifferentiableError(
-                f"{name!r} cannot train: it matches {_some(matches)}, and none of these is a "
+                f"{name!r} cannot train: it matches {some_of(matches)}, and none of these is a "
                 "weight that the loss depends on"
             )
         chosen.update(weights)
@@ -278,7 +279,7 @@ def _similar(name: str, found: Survey) -> str:
     near = get_close_matches(name, found.roles, n=3)
     if near:
         return f"Did you mean {' or '.join(map(repr, near))}?"
-    return f"Its weights are {_some(found.names(Role.WEIGHT))}."
+    return f"Its weights are {some_of(found.names(Role.WEIGHT))}."
 
 
 def _is_pattern(name: str) -> bool:
@@ -292,7 +293,8 @@ def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
     return [n for n in names if n in listed or any(fnmatch.fnmatchcase(n, g) for g in globs)]
 
 
-def _some(names: Iterable[str], most: int = 12) -> str:
+def some_of(names: Iterable[str | None], most: int = 12) -> str:
+    """List names, and count those beyond the first."""
     listed = [repr(n) for n in names]
     rest = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + rest

@@ -13,8 +13,8 @@ of the result, each with what comes behind the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import onnx
@@ -30,18 +30,16 @@ from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.graph.sweep import sweep
-from onnxtrain.offline.optimizers import (
-    Optimizer,
-    add_proximal,
-    write_optimizer,
-    write_update,
+from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
+from onnxtrain.offline.passes.batch_norm import (
+    BatchNormMode,
+    join_statistics,
+    set_batch_norm_mode,
 )
-from onnxtrain.offline.passes.batch_norm_mode import BatchNormMode, set_batch_norm_mode
-from onnxtrain.offline.passes.batch_norm_statistics import join_statistics
 from onnxtrain.offline.passes.counter_rng import seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
-from onnxtrain.offline.passes.remat.rewrite import Recomputation
+from onnxtrain.offline.passes.remat.rewrite import rematerialize
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
 from onnxtrain.offline.writer.opset_stamp import stamp
 
@@ -57,86 +55,55 @@ class TrainingGraphs:
     evaluation: onnx.ModelProto
     trainable: Tensors
     frozen: Tensors
-    statistics: tuple[str, ...] = ()
-    step: onnx.ModelProto | None = None
 
 
 @dataclass(frozen=True)
 class LossGradients:
-    """A model that computes a loss and its gradients.
+    """A model that computes a loss and its gradients; values go by their names."""
 
-    Attributes:
-        model: forward and backward pass; its outputs are those that were asked for.
-        gradients: the name of the gradient of each target, by the target's name.
-        updates: the name of the updated value of each running statistic, by its name.
-        tensors: the values of parameters and statistics, which are inputs of the model or stay
-            initializers (the frozen ones), in the order of the model.
-        forward: the values of the forward pass.
-        data: the inputs that are not parameters.
-        fed: the targets that are inputs of the model: they have gradients, but no updates.
+    model: ir.Model  # its outputs are those that were asked for
+    gradients: dict[str, str]  # by the name of the target
+    updates: dict[str, str]  # by the name of the running statistic
+    tensors: Tensors  # of parameters and statistics, in the order of the model
+    forward: frozenset[str]  # the values of the forward pass
+    data: frozenset[str]  # the inputs that are not parameters
+    fed: frozenset[str]  # the targets that are inputs: they have gradients, but no updates
 
-    """
-
-    model: ir.Model
-    gradients: dict[str, str]
-    updates: dict[str, str]
-    tensors: Tensors
-    forward: frozenset[str]
-    data: frozenset[str]
-    fed: frozenset[str]
-
-    def rematerialized(self, plan: Recomputation) -> LossGradients:
-        """Return a copy whose backward pass computes again what the plan does not keep."""
+    def rematerialized(
+        self, kept: Collection[str], sizes: Mapping[str, int]
+    ) -> tuple[LossGradients, dict[str, str]]:
+        """Return a copy whose backward pass computes again what is not kept, and what it copies."""
         made = _Copy.of(self, join=False)
-        kept = [*made.gradients.values(), *made.updates]
-        plan.write(made.op, made.model.graph, kept, self.forward, self.data)
-        return replace(self, model=made.model)
+        results = [*made.gradients.values(), *made.updates]
+        copies = rematerialize(made.op, results, self.forward, self.data, kept, sizes)
+        return replace(self, model=made.model), copies
 
 
 def build_training_graphs(
-    model: ModelLike | ir.Model,
-    outputs: Sequence[str],
-    trainable: Sequence[str],
-    frozen: Sequence[str] = (),
-    *,
-    bn: BatchNormMode | None = None,
-    optimizer: Optimizer | None = None,
-    target: Target = "cpu",
-    proximal: bool = False,
+    model: ModelLike, outputs: Sequence[str], trainable: Sequence[str], frozen: Sequence[str] = ()
 ) -> TrainingGraphs:
-    """Build the graphs of training from a model that computes a loss.
+    """Build the training and the evaluation graph of a model that computes a loss.
 
     Args:
         model: forward pass and loss; it is not changed.
         outputs: the values to return; the first is the loss.
         trainable: what to differentiate with respect to: initializers, or inputs of the graph.
         frozen: initializers to list beside them; they stay initializers.
-        bn: the mode of BatchNormalization; what the model says by default.
-        optimizer: where given, the step graph is built as well.
-        target: what the graphs are to run on. Those for "webgpu" have operators that it covers,
-            and do not let the memory of a parameter take its update.
-        proximal: whether the step has the proximal term of federated learning.
 
     """
-    canonical = model if isinstance(model, ir.Model) else canonical_model(model)
-    found = differentiate_loss(canonical, outputs, trainable, frozen, bn=bn)
-    trains = set(trainable)
+    canonical = canonical_model(model)
+    found = differentiate_loss(canonical, outputs, trainable, frozen)
     return TrainingGraphs(
-        training=_proto(training_graph(found, target)),
-        evaluation=_proto(evaluation_graph(canonical, outputs, found, target)),
-        trainable={n: t for n, t in found.tensors.items() if n in trains},
-        frozen={n: t for n, t in found.tensors.items() if n not in trains},
-        statistics=tuple(found.updates),
-        step=None
-        if optimizer is None
-        else _proto(step_graph(found, optimizer, target, proximal=proximal)),
+        _proto(training_graph(found)),
+        _proto(evaluation_graph(canonical, outputs, found)),
+        {n: t for n, t in found.tensors.items() if n in trainable},
+        {n: t for n, t in found.tensors.items() if n not in trainable},
     )
 
 
 def _proto(model: ir.Model) -> onnx.ModelProto:
     stamp(model)
-    proto: onnx.ModelProto = ir.to_proto(model)
-    return proto
+    return ir.to_proto(model)
 
 
 # ---- differentiation -----------------------------------------------------------------------------
@@ -163,7 +130,12 @@ def differentiate_loss(
     _choose_outputs(graph, outputs)
     targets = _targets(graph, trainable, updates)
     fed = frozenset(str(v.name) for v in targets if v.is_graph_input())
-    tensors = _tensors_of(graph, [*trainable, *frozen, *updates])
+    stored = {*trainable, *frozen, *updates}
+    tensors = {
+        name: value.const_value
+        for name, value in graph.initializers.items()
+        if name in stored and value.const_value is not None
+    }
     _promote(graph, [*trainable, *updates])
     loss = graph.outputs[0]
     _require_scalar(loss)
@@ -176,9 +148,7 @@ def differentiate_loss(
     nodes = list(graph)
     found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
     with op.arithmetic():
-        gradients = {
-            v: op.zeros_like(v) if (gradient := found[v]) is None else gradient for v in targets
-        }
+        gradients = {v: g if (g := found[v]) is not None else op.zeros_like(v) for v in targets}
     sweep(graph, keep=[*gradients.values(), *updates.values()])
     seed_random_nodes(op, graph)
     return LossGradients(
@@ -233,15 +203,6 @@ def _targets(
     return sorted(targets, key=lambda v: order[v])
 
 
-def _tensors_of(graph: ir.Graph, names: Sequence[str]) -> Tensors:
-    wanted = set(names)
-    return {
-        name: value.const_value
-        for name, value in graph.initializers.items()
-        if name in wanted and value.const_value is not None
-    }
-
-
 def _promote(graph: ir.Graph, names: Sequence[str]) -> None:
     """Turn initializers that training changes into inputs of the graph."""
     wanted = set(names)
@@ -291,7 +252,7 @@ class _Copy:
     model: ir.Model
     op: Ops
     gradients: dict[ir.Value, ir.Value]
-    updates: list[ir.Value] = field(default_factory=list)
+    updates: list[ir.Value]
 
     @staticmethod
     def of(source: LossGradients, *, join: bool = True, last: bool = False) -> _Copy:
@@ -301,9 +262,7 @@ class _Copy:
         op = Ops(model.graph, model.opset_imports[""])
         gradients = {values[target]: values[name] for target, name in source.gradients.items()}
         updates = [values[name] for name in source.updates.values()]
-        if join:
-            updates = join_statistics(op, updates)
-        return _Copy(model, op, gradients, updates)
+        return _Copy(model, op, gradients, join_statistics(op, updates) if join else updates)
 
     def in_order(self) -> dict[ir.Value, ir.Value]:
         """Return the gradients so that those which are computed first come last.
@@ -370,7 +329,9 @@ def evaluation_graph(
     model = canonical.clone()
     set_batch_norm_mode(model, "frozen")
     _choose_outputs(model.graph, outputs)
-    _stop_dropout(model.graph)
+    for node in model.graph.all_nodes():
+        if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
+            node.replace_input_with(2, None)
     _promote(model.graph, [*source.gradients, *source.updates])
     return _complete(model, target)
 
@@ -412,9 +373,3 @@ def _complete(model: ir.Model, target: Target) -> ir.Model:
         graph.inputs.remove(seed)
         graph.inputs.append(seed)
     return model
-
-
-def _stop_dropout(graph: ir.Graph) -> None:
-    for node in graph.all_nodes():
-        if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
-            node.replace_input_with(2, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -164,16 +164,12 @@ def base(
     """
     if not isinstance(model, onnx.ModelProto):
         raise BlockError(f"base() takes an onnx.ModelProto, not {type(model).__name__}")
-
-    def copied() -> ModelAccessor:
-        own = copy.deepcopy(model)
-        drop_default_inputs(own)
-        forget_traced_sizes(own)
-        if model_path is not None:
-            _read_small_tensors(own, Path(model_path).parent)
-        return ModelAccessor(own, model_path)
-
-    with _entered(copied) as accessor:
+    own = copy.deepcopy(model)
+    drop_default_inputs(own)
+    forget_traced_sizes(own)
+    if model_path is not None:
+        _read_small_tensors(own, Path(model_path).parent)
+    with _entered(ModelAccessor(own, model_path)) as accessor:
         yield accessor
 
 
@@ -192,15 +188,14 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
         opset_import=[opset],
         graph=onnx.GraphProto(name="graph"),
     )
-    with _entered(lambda: ModelAccessor(model)) as accessor:
+    with _entered(ModelAccessor(model)) as accessor:
         yield accessor
 
 
 @contextmanager
-def _entered(make: Callable[[], ModelAccessor]) -> Iterator[ModelAccessor]:
+def _entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
     if _accessor.get() is not None:
         raise BlockError("there is a base model already: base() and empty_base() cannot be nested")
-    accessor = make()
     token = _accessor.set(accessor)
     try:
         yield accessor

@@ -59,12 +59,8 @@ def content_of(
     nominal: bool = False,
 ) -> CheckpointContent:
     """Return what a checkpoint of these parameters holds; names and types alone if nominal."""
-    convert = _nominal if nominal else _stored
-    return CheckpointContent(
-        trainable={name: convert(tensor) for name, tensor in trainable.items()},
-        frozen={name: convert(tensor) for name, tensor in frozen.items()},
-        nominal=nominal,
-    )
+    kinds = [{n: _stored(t, nominal) for n, t in kind.items()} for kind in (trainable, frozen)]
+    return CheckpointContent(trainable=kinds[0], frozen=kinds[1], nominal=nominal)
 
 
 def load_checkpoint_to_model(path: str | os.PathLike[str], model: onnx.ModelProto) -> None:
@@ -78,18 +74,16 @@ def load_checkpoint_to_model(path: str | os.PathLike[str], model: onnx.ModelProt
             _overwrite(initializer, stored[initializer.name])
 
 
-def _stored(tensor: ir.TensorProtocol) -> Tensor:
+def _stored(tensor: ir.TensorProtocol, nominal: bool) -> Tensor:
     code, dims = int(tensor.dtype), tuple(tensor.shape.numpy())
+    if nominal:
+        return RawTensor(code, (), np.empty(0, dtype=np.uint8))
     if code == STRING:
         texts = [text.decode("utf-8") for text in tensor.numpy().flat]
         return np.array(texts, dtype=object).reshape(dims)
     if ELEMENT_TYPES[code].dtype is not None:
         return tensor.numpy()
     return RawTensor(code, dims, np.frombuffer(tensor.tobytes(), dtype=np.uint8))
-
-
-def _nominal(tensor: ir.TensorProtocol) -> RawTensor:
-    return RawTensor(int(tensor.dtype), (), np.empty(0, dtype=np.uint8))
 
 
 def _overwrite(initializer: onnx.TensorProto, tensor: Tensor) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx
 from onnx import version_converter
 
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.accessor import ModelAccessor
-from onnxtrain.offline.blocks.values import all_graphs, defined_names
+from onnxtrain.offline.blocks.values import all_graphs, defined_names, rename
 from onnxtrain.offline.graph.infer import root_cause
 
 
@@ -25,12 +25,13 @@ def merge(accessor: ModelAccessor, added: onnx.ModelProto, inputs: Mapping[str, 
     _add_functions(base, added)
     taken = set(defined_names(base.graph))
     renamed = dict(inputs)
-    for name in _all_definitions(added.graph):
+    for name in (name for each in all_graphs(added.graph) for name in defined_names(each)):
         if name and name not in renamed:
             renamed[name] = accessor.fresh_name(name) if name in taken else name
     graph = onnx.GraphProto()
     graph.CopyFrom(added.graph)
-    _rename(graph, renamed)
+    for each in all_graphs(graph):
+        rename(each, renamed)
     node_names = {node.name for node in base.graph.node}
     for node in graph.node:
         if node.name in node_names:
@@ -98,18 +99,3 @@ def _add_functions(base: onnx.ModelProto, added: onnx.ModelProto) -> None:
                 f"the model and the loss model both define the function "
                 f"{function.domain}.{function.name}, differently"
             )
-
-
-def _all_definitions(graph: onnx.GraphProto) -> Iterator[str]:
-    for each in all_graphs(graph):
-        yield from defined_names(each)
-
-
-def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-    for each in all_graphs(graph):
-        for info in (*each.input, *each.output, *each.value_info, *each.initializer):
-            info.name = renamed.get(info.name, info.name)
-        for node in each.node:
-            for names in (node.input, node.output):
-                for index, name in enumerate(names):
-                    names[index] = renamed.get(name, name)

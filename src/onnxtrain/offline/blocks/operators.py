@@ -58,14 +58,21 @@ class Operator(Block):
         return append_node(self._op_type, input_names, domain=self._domain, **self._attributes)
 
 
-# ---- of two values -----------------------------------------------------------------------------
-
-
-class _BinaryOp(Block):
-    """An operator of two values."""
+class _Named(Block):
+    """A block of one operator, which a direct subclass has its name from."""
 
     op_type: str
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not cls.__name__.startswith("_") and not hasattr(cls, "op_type"):
+            cls.op_type = cls.__name__
+
+
+# ---- of two values -----------------------------------------------------------------------------
+
+
+class _BinaryOp(_Named):
     def build(self, input_name1: str, input_name2: str) -> str:
         """Add the node."""
         return append_node(self.op_type, [input_name1, input_name2])
@@ -74,35 +81,23 @@ class _BinaryOp(Block):
 class Add(_BinaryOp):
     """a + b."""
 
-    op_type = "Add"
-
 
 class Sub(_BinaryOp):
     """a - b."""
-
-    op_type = "Sub"
 
 
 class Mul(_BinaryOp):
     """a · b."""
 
-    op_type = "Mul"
-
 
 class Div(_BinaryOp):
     """a / b."""
-
-    op_type = "Div"
 
 
 # ---- of one value ------------------------------------------------------------------------------
 
 
-class _UnaryOp(Block):
-    """An operator of one value."""
-
-    op_type: str
-
+class _UnaryOp(_Named):
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
         self._attributes = attributes
@@ -112,52 +107,37 @@ class _UnaryOp(Block):
         return append_node(self.op_type, [input_name], **self._attributes)
 
 
-class ReduceMean(_UnaryOp):
+class _Reduction(_UnaryOp):
+    def __init__(self, keepdims: bool = True) -> None:
+        super().__init__(keepdims=int(keepdims))
+
+
+class ReduceMean(_Reduction):
     """The mean over all axes; they stay, of size 1, unless `keepdims` is False."""
 
-    op_type = "ReduceMean"
 
-    def __init__(self, keepdims: bool = True) -> None:
-        super().__init__(keepdims=int(keepdims))
-
-
-class ReduceSum(_UnaryOp):
+class ReduceSum(_Reduction):
     """The sum over all axes; they stay, of size 1, unless `keepdims` is False."""
-
-    op_type = "ReduceSum"
-
-    def __init__(self, keepdims: bool = True) -> None:
-        super().__init__(keepdims=int(keepdims))
 
 
 class Sigmoid(_UnaryOp):
     """1 / (1 + exp(-x))."""
 
-    op_type = "Sigmoid"
-
 
 class Log(_UnaryOp):
     """The natural logarithm."""
-
-    op_type = "Log"
 
 
 class Neg(_UnaryOp):
     """-x."""
 
-    op_type = "Neg"
-
 
 class Abs(_UnaryOp):
     """|x|."""
 
-    op_type = "Abs"
-
 
 class Cast(_UnaryOp):
     """x as another element type, one of onnx.TensorProto."""
-
-    op_type = "Cast"
 
     def __init__(self, to: int) -> None:
         super().__init__(to=to)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.accessor import current
 from onnxtrain.offline.blocks.block import Block, names_of, set_outputs
-from onnxtrain.offline.blocks.external import locate, name_as_before
+from onnxtrain.offline.blocks.values import locate, name_as_before
 from onnxtrain.offline.training_graph import TrainingGraphs, build_training_graphs
 
 
@@ -33,19 +33,20 @@ class TrainingBlock(Block):
 
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
         """Return the trainable and the frozen parameters, each in the order of the model."""
-        if self._graphs is None:
-            raise BlockError(
-                "Please build the training model first before trying to retrieve the parameters."
-            )
-        return _protos(self._graphs.trainable), _protos(self._graphs.frozen)
+        graphs = self._built_graphs("parameters")
+        return _protos(graphs.trainable), _protos(graphs.frozen)
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """Return the training and the evaluation model."""
+        graphs = self._built_graphs("models")
+        return graphs.training, graphs.evaluation
+
+    def _built_graphs(self, what: str) -> TrainingGraphs:
         if self._graphs is None:
             raise BlockError(
-                "Please build the training model first before trying to retrieve the models."
+                f"Please build the training model first before trying to retrieve the {what}."
             )
-        return self._graphs.training, self._graphs.evaluation
+        return self._graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the block, and differentiate the loss that it returns."""

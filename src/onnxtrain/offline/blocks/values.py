@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 from onnx import helper
 
+from onnxtrain.errors import ModelError
+from onnxtrain.offline.frontend.external_data import settle_tensors
 from onnxtrain.offline.graph.infer import SMALL
 
 _OWN = ("", "ai.onnx")
@@ -34,9 +39,11 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     graph = model.graph
     large = {
-        node.output[0]: tensor
+        node.output[0]: attribute.t
         for node in graph.node
-        if (tensor := _constant_of(node)) is not None and _is_left_out(tensor)
+        if node.op_type == "Constant" and node.domain in _OWN
+        for attribute in node.attribute
+        if attribute.name == "value" and _is_left_out(attribute.t)
     }
     nodes = [n for n in graph.node if large.keys().isdisjoint(n.output)] if large else graph.node
     large |= {tensor.name: tensor for tensor in graph.initializer if _is_left_out(tensor)}
@@ -99,12 +106,6 @@ def _is_left_out(tensor: onnx.TensorProto) -> bool:
     return is_large(tensor) or bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
-def _constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-        return None
-    return next((a.t for a in node.attribute if a.name == "value"), None)
-
-
 def _info(name: str, tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
 
@@ -129,6 +130,15 @@ def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from node.output
 
 
+def rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Give the values of a graph other names, its subgraphs not included."""
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = renamed.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+
+
 def unknown(model: onnx.ModelProto, name: str) -> str:
     """Return the message for a name that is unknown, or whose type is."""
     if name in defined_names(model.graph):
@@ -140,3 +150,58 @@ def unknown(model: onnx.ModelProto, name: str) -> str:
     hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
     outputs = ", ".join(repr(info.name) for info in model.graph.output)
     return f"the model has no value {name!r}{hint or '.'} Its outputs are {outputs or 'none'}"
+
+
+# ---- tensors in files beside the model -----------------------------------------------------------
+
+
+def locate(model: onnx.ModelProto, path: str | os.PathLike[str]) -> dict[str, str]:
+    """Replace the locations of external tensors by full paths; return the old ones by the new.
+
+    A file that is missing, too short, or outside of the folder of the model is an error.
+    """
+    if not any(True for _ in _external(model)):
+        return {}
+    file = Path(path).absolute()
+    loaded = ir.from_proto(model)
+    for graph in (loaded.graph, *loaded.graph.subgraphs()):
+        ir.external_data.set_base_dir(graph, file.parent)
+    settle_tensors(loaded, repr(str(path)), "put it beside the model", file)
+    settled = {
+        name: value.const_value
+        for graph in (loaded.graph, *loaded.graph.subgraphs())
+        for name, value in graph.initializers.items()
+    }
+    declared = {}
+    for tensor in list(_external(model)):
+        found = settled[tensor.name]
+        if isinstance(found, ir.ExternalTensor):
+            full = os.path.abspath(found.path)
+            declared[full] = _entry(tensor).value
+            _entry(tensor).value = full
+        elif found is not None:  # a small one, which has been read
+            tensor.CopyFrom(ir.to_proto(found))
+    return declared
+
+
+def name_as_before(models: Iterable[onnx.ModelProto], declared: Mapping[str, str]) -> None:
+    """Undo `locate` in models that were made from that model."""
+    for model in models:
+        for tensor in _external(model):
+            entry = _entry(tensor)
+            entry.value = declared.get(entry.value, entry.value)
+
+
+def _external(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for graph in all_graphs(model.graph):
+        for tensor in graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                yield tensor
+
+
+def _entry(tensor: onnx.TensorProto) -> onnx.StringStringEntryProto:
+    entry: onnx.StringStringEntryProto
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            return entry
+    raise ModelError(f"the external tensor {tensor.name!r} does not name its file")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -71,13 +71,24 @@ def take_out(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node]]:
     return outputs, nodes
 
 
-def move_before(graph: ir.Graph, last: ir.Node, node: ir.Node) -> None:
-    """Move the nodes that were written after `last`, at the end of a graph, to before a node."""
+def replace_node(node: ir.Node, made: Sequence[ir.Value], last: ir.Node) -> None:
+    """Put the nodes that were written after `last`, at the end of the graph, in a node's place.
+
+    The values that they made take over the names, types and shapes of the outputs of the node.
+    """
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    for old, new in zip(node.outputs, made, strict=False):
+        name = old.name
+        new.type, new.shape = old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        old.name, new.name = f"{name}_before", name
     written = []
     while graph[-1] is not last:
         written.append(graph[-1])
         graph.remove(graph[-1])
     node.prepend(reversed(written))
+    graph.remove(node, safe=True)
 
 
 def release(node: ir.Node) -> None:

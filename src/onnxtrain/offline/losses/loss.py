@@ -59,18 +59,11 @@ class Loss(Block):
         labels: ir.Value | None = None,
         labels_name: str | None = None,
     ) -> ir.Value:
-        """Write the loss into the graph of `op`, and return it.
+        """Write the loss of the scores at the end of the graph of `op`, and return it.
 
-        The loss has the element type of the scores. Half types are computed with in float32.
-
-        Args:
-            op: writes into the graph that has the scores, at its end.
-            scores: what the model computes; a float tensor of known type.
-            labels: what the model should have computed.
-            labels_name: the name of the labels, if `labels` is None; "labels" or "target" by
-                default, as the loss calls them. The value of the graph that has this name is taken.
-                If there is none, an input of this name is added behind the other inputs.
-
+        Without `labels`, the value of the graph that is called `labels_name` ("labels" or "target"
+        by default) is taken, or an input of that name added. The loss has the element type of the
+        scores; half types are computed with in float32.
         """
         name = type(self).__name__
         if op.opset < self.least_opset:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims
-from onnxtrain.offline.graph.subgraphs import ancestors, sources
+from onnxtrain.offline.graph.subgraphs import ancestors, sources, subgraphs_of
 
 
 class ControlDependencies:
@@ -32,7 +32,14 @@ class ControlDependencies:
             for p in gradients
         }
         self._place = {node: i for i, node in enumerate(graph)}
-        self._before = _marks_before(graph, {n for nodes in self._ends.values() for n in nodes})
+        readers = {node for nodes in self._ends.values() for node in nodes}
+        self._bit = {node: 1 << i for i, node in enumerate(readers)}
+        # For every node the readers that it depends on, itself included, as bits of a number.
+        self._before: dict[ir.Node | None, int] = {}
+        for node in graph:  # in topological order
+            self._before[node] = self._bit.get(node, 0)
+            for source in sources(node):
+                self._before[node] |= self._before.get(source, 0)
 
     def flag(self, op: Ops, parameters: Iterable[ir.Value]) -> ir.Value | None:
         """Return a number, 0 or 1, that is computed when the parameters may be overwritten.
@@ -42,25 +49,27 @@ class ControlDependencies:
         late = self._late(list(parameters))
         if not late:
             return None
-        with _written_behind(op, max(late, key=lambda node: self._place[node])):
-            flags = [_flag(op, node.outputs[0]) for node in late]
+        with written_behind(op, max(late, key=lambda node: self._place[node])):
+            flags = [flag_of(op, node.outputs[0]) for node in late]
             return flags[0] if len(flags) == 1 else op.Max(*flags)
 
     def _late(self, parameters: Sequence[ir.Value]) -> list[ir.Node]:
         """Return the readers that neither a gradient nor another one of them depends on."""
         readers = list(dict.fromkeys(node for p in parameters for node in self._ends[p]))
-        seen = [self._before.get(self._gradients[p].producer(), ()) for p in parameters]
+        seen = 0
+        for parameter in parameters:
+            seen |= self._before.get(self._gradients[parameter].producer(), 0)
         return [
             node
             for node in readers
-            if not any(node in before for before in seen)
-            and not any(node in self._before[r] for r in readers if r is not node)
+            if not seen & self._bit[node]
+            and not any(self._before[r] & self._bit[node] for r in readers if r is not node)
         ]
 
 
 @contextmanager
-def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
-    """Put what is written into a graph behind a node of it.
+def written_behind(op: Ops, node: ir.Node) -> Iterator[list[ir.Node]]:
+    """Put what is written into a graph behind a node of it; the list is filled in the end.
 
     Of two inputs of a node, onnxruntime computes the one that is later in the file first. So the
     gradient of a weight is computed before the nodes of its control dependencies, and what it is
@@ -68,8 +77,8 @@ def _written_behind(op: Ops, node: ir.Node) -> Iterator[None]:
     """
     graph = op.target
     last = graph[-1]
-    yield
-    written = []
+    written: list[ir.Node] = []
+    yield written
     while graph[-1] is not last:
         written.append(graph[-1])
         graph.remove(graph[-1])
@@ -84,7 +93,7 @@ def delayed(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | N
         return gradient
     made_by = flag.producer()
     assert made_by is not None
-    with _written_behind(op, made_by):
+    with written_behind(op, made_by):
         shape = op.Max(op.int64(list(dims)), flag)
     late = op.Reshape(gradient, shape)
     # onnxruntime merges a chain of Reshapes whose last shape it knows, and with it the dependency
@@ -94,30 +103,7 @@ def delayed(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | N
     return late
 
 
-class _Marks:
-    """Which of some nodes come before a node, as a number with one bit for each."""
-
-    def __init__(self, bits: int, place: Mapping[ir.Node, int]) -> None:
-        self._bits = bits
-        self._place = place
-
-    def __contains__(self, node: ir.Node) -> bool:
-        return bool(self._bits >> self._place[node] & 1)
-
-
-def _marks_before(graph: ir.Graph, marked: set[ir.Node]) -> dict[ir.Node | None, _Marks]:
-    """Find for every node the marked ones that it depends on, itself included."""
-    place = {node: i for i, node in enumerate(marked)}
-    bits: dict[ir.Node, int] = {}
-    for node in graph:  # in topological order
-        own = 1 << place[node] if node in place else 0
-        for source in sources(node):
-            own |= bits.get(source, 0)
-        bits[node] = own
-    return {node: _Marks(number, place) for node, number in bits.items()}
-
-
-def _flag(op: Ops, value: ir.Value) -> ir.Value:
+def flag_of(op: Ops, value: ir.Value) -> ir.Value:
     """Return a vector of one number, 0 or 1, from the first element of a tensor of any type."""
     first = op.Slice(op.Reshape(value, [-1]), [0], [1], [0])
     number = op.Cast(op.Cast(first, to=ir.DataType.BOOL), to=ir.DataType.INT64)
@@ -156,7 +142,9 @@ def late_readers(value: ir.Value, updated: ir.Value) -> list[ir.Node]:
 
 def _owners(graph: Iterable[ir.Node]) -> dict[ir.Node, ir.Node]:
     """Map the nodes in bodies to the node of the graph that they are a part of."""
-    return {inner: node for node in graph for inner in _inside(node)}
+    return {
+        inner: node for node in graph for body in subgraphs_of(node) for inner in body.all_nodes()
+    }
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
@@ -164,9 +152,3 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
         yield node
         if node.op_type in VIEWS and node.domain == "":
             yield from _readers(node.outputs[0])
-
-
-def _inside(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from attribute.value.all_nodes()

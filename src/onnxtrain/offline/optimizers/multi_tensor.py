@@ -39,26 +39,23 @@ def update_multi_tensor(
     `tensors` has a row (parameter, gradient, *states) for each; returns a row (parameter, *states).
     """
     shapes = [static_dims(own[0]) or () for own in tensors]
-    sizes = [math.prod(shape) for shape in shapes]
     made = update(*(_concatenate(op, column) for column in zip(*tensors, strict=True)))
-    columns = [_split(op, vector, sizes, shapes) for vector in made]
+    columns = [_split(op, vector, shapes) for vector in made]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _concatenate(op: Ops, tensors: Sequence[ir.Value]) -> ir.Value:
-    vector = op.Concat(*(_flat(op, tensor) for tensor in tensors), axis=0)
-    return op.with_dims(vector, [sum(math.prod(static_dims(t) or ()) for t in tensors)])
+    shapes = [static_dims(tensor) or () for tensor in tensors]
+    flat = [
+        tensor if len(shape) == 1 else op.reshape(tensor, [math.prod(shape)])
+        for tensor, shape in zip(tensors, shapes, strict=True)
+    ]
+    return op.with_dims(op.Concat(*flat, axis=0), [sum(map(math.prod, shapes))])
 
 
-def _flat(op: Ops, tensor: ir.Value) -> ir.Value:
-    dims = static_dims(tensor) or ()
-    return tensor if len(dims) == 1 else op.reshape(tensor, [math.prod(dims)])
-
-
-def _split(
-    op: Ops, vector: ir.Value, sizes: Sequence[int], shapes: Sequence[Sequence[int]]
-) -> list[ir.Value]:
-    parts = op.call("Split", vector, list(sizes), outputs=len(sizes), axis=0)
+def _split(op: Ops, vector: ir.Value, shapes: Sequence[Sequence[int]]) -> list[ir.Value]:
+    sizes = [math.prod(shape) for shape in shapes]
+    parts = op.call("Split", vector, sizes, outputs=len(sizes), axis=0)
     for part, size in zip(parts, sizes, strict=True):
         part.type = vector.type
         op.with_dims(part, [size])
@@ -72,11 +69,7 @@ def combinable_parameters(
     gradients: Mapping[ir.Value, ir.Value], live: Collection[ir.Node]
 ) -> set[ir.Value]:
     """Return the small parameters whose gradients may wait for each other."""
-    return {
-        parameter
-        for parameter, gradient in gradients.items()
-        if is_small(parameter) and _comes_from_shared_sums(gradient, live)
-    }
+    return {p for p, g in gradients.items() if is_small(p) and _comes_from_shared_sums(g, live)}
 
 
 def _comes_from_shared_sums(gradient: ir.Value, live: Collection[ir.Node]) -> bool:
@@ -86,7 +79,8 @@ def _comes_from_shared_sums(gradient: ir.Value, live: Collection[ir.Node]) -> bo
     while pending:
         value = pending.pop()
         node = value.producer()
-        if node is None or node in own or _has_other_readers(value, own, live):
+        is_shared = any(user in live and user not in own for user, _ in value.uses())
+        if node is None or node in own or is_shared:
             continue
         inputs = [v for v in node.inputs if v is not None and v.const_value is None]
         if not all(is_small(v) for v in inputs):
@@ -94,9 +88,3 @@ def _comes_from_shared_sums(gradient: ir.Value, live: Collection[ir.Node]) -> bo
         own.add(node)
         pending.extend(inputs)
     return True
-
-
-def _has_other_readers(
-    value: ir.Value, own: Collection[ir.Node], live: Collection[ir.Node]
-) -> bool:
-    return any(node in live and node not in own for node, _ in value.uses())

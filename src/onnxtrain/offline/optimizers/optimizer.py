@@ -24,7 +24,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
-from onnxtrain.format.names import GRADIENT, LEARNING_RATE, STEP
+from onnxtrain.format.names import GRADIENT, LEARNING_RATE, PROXIMAL_MU, REFERENCE, STEP
 from onnxtrain.offline.blocks.accessor import current
 from onnxtrain.offline.blocks.append_graph import append, writer
 from onnxtrain.offline.blocks.block import ForwardBlock
@@ -33,11 +33,13 @@ from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
 from onnxtrain.offline.optimizers.clip import GradientClip
-from onnxtrain.offline.optimizers.groups import ParameterGroup, Settings, settings_of
 from onnxtrain.offline.optimizers.in_place import ControlDependencies
 from onnxtrain.offline.optimizers.multi_tensor import combinable_parameters
-from onnxtrain.offline.optimizers.proximal import add_proximal
-from onnxtrain.offline.optimizers.update_context import UpdateContext
+from onnxtrain.offline.optimizers.update_context import (
+    ParameterGroup,
+    UpdateContext,
+    settings_of,
+)
 from onnxtrain.offline.optimizers.update_writer import (
     Formula,
     Slot,
@@ -153,20 +155,20 @@ class Optimizer(ForwardBlock):
         if self.clip_grad is not None:
             gradients, clip = self.clip_grad.write(op, gradients)
         names = [str(slot.parameter.name) for slot in slots]
-        formulas: dict[tuple[Settings, ir.DataType], Formula] = {}
+        formulas: dict[tuple[float, float, ir.DataType], Formula] = {}
         updates = []
-        for slot, gradient, settings in zip(
-            slots, gradients, settings_of(self.groups, self.weight_decay, names), strict=True
-        ):
+        settings = settings_of(self.groups, self.weight_decay, names)
+        for slot, gradient, (decay, scale) in zip(slots, gradients, settings, strict=True):
             dtype = slot.parameter.dtype
             assert dtype is not None
-            if (settings, dtype) not in formulas:
+            if (decay, scale, dtype) not in formulas:
                 working = _working(dtype)
-                formula = self.formula(UpdateContext.of(op, working, settings, rate, number, clip))
+                own_rate = rate if scale == 1.0 else op.Mul(rate, scale)
+                formula = self.formula(UpdateContext(op, working, own_rate, number, decay, clip))
                 if dtype != working:
                     formula = _with_remainder(op, formula)
-                formulas[settings, dtype] = formula
-            updates.append(Update(slot, gradient, formulas[settings, dtype]))
+                formulas[decay, scale, dtype] = formula
+            updates.append(Update(slot, gradient, formulas[decay, scale, dtype]))
         return updates
 
     # ---- as a block ----------------------------------------------------------------------------
@@ -220,13 +222,13 @@ def write_optimizer(
     Outputs: the flag, which is always true, then for each `<p>.updated`, `<p>.momentum<k>.updated`.
     """
     graph = op.target
-    learning_rate = _input(op, graph, LEARNING_RATE, ir.DataType.FLOAT, [1])
-    step = _input(op, graph, STEP, ir.DataType.INT64, [1])
+    learning_rate = _input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
+    step = _input(op, STEP, ir.DataType.INT64, [1])
     slots = []
     for name, dtype, dims in parameters:
-        parameter = _input(op, graph, name, dtype, dims)
-        gradient = _input(op, graph, f"{name}{GRADIENT}", dtype, dims)
-        slots.append(Slot(parameter, gradient, _states(op, graph, optimizer, parameter)))
+        parameter = _input(op, name, dtype, dims)
+        gradient = _input(op, f"{name}{GRADIENT}", dtype, dims)
+        slots.append(Slot(parameter, gradient, _states(op, optimizer, parameter)))
     if proximal:
         pulled = add_proximal(op, graph, {slot.parameter: slot.gradient for slot in slots})
         slots = [replace(slot, gradient=pulled[slot.parameter]) for slot in slots]
@@ -258,9 +260,9 @@ def write_update(
     dependencies = ControlDependencies(graph, gradients)
     combinable = combinable_parameters(gradients, dependencies.live)
     places = {p: place for place, p in enumerate(gradients)}
-    slots = [Slot(p, gradients[p], _states(op, graph, optimizer, p), places[p]) for p in parameters]
-    learning_rate = _input(op, graph, LEARNING_RATE, ir.DataType.FLOAT, [1])
-    step = _input(op, graph, STEP, ir.DataType.INT64, [1])
+    slots = [Slot(p, gradients[p], _states(op, optimizer, p), places[p]) for p in parameters]
+    learning_rate = _input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
+    step = _input(op, STEP, ir.DataType.INT64, [1])
     updates = optimizer.write(
         op,
         slots,
@@ -273,23 +275,45 @@ def write_update(
     return [value for updated in updates for value in updated.values]
 
 
-def _states(
-    op: Ops, graph: ir.Graph, optimizer: Optimizer, parameter: ir.Value
-) -> tuple[ir.Value, ...]:
-    dims = dims_of(parameter) or ()
+def add_proximal(
+    op: Ops, graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Return the gradients of parameters with the proximal term µ(w − w₀) added to each.
+
+    FedProx adds µ/2·‖w − w₀‖² to the loss, where w₀ are the weights that a round of federated
+    learning began with: the term pulls the weights of a client back to those of the server. Its
+    gradient is added before clipping and the formula; the reported loss does not contain it. Adds
+    the inputs `proximal_mu` (FLOAT[1]) and, for each parameter, `<p>.reference`.
+    """
+    mu = _input(op, PROXIMAL_MU, ir.DataType.FLOAT, [1])
+    scope, op.scope = op.scope, "proximal"
+    made = {}
+    numbers: dict[ir.DataType, ir.Value] = {}
+    for parameter, gradient in gradients.items():
+        dtype = parameter.dtype
+        assert dtype is not None
+        name = f"{parameter.name}{REFERENCE}"
+        reference = _input(op, name, dtype, dims_of(parameter) or ())
+        if dtype not in numbers:
+            numbers[dtype] = op.squeeze(op.cast(mu, dtype), [0])
+        pull = op.Mul(numbers[dtype], op.Sub(parameter, reference))
+        made[parameter] = op.type_as(op.Add(gradient, pull), parameter)
+    op.scope = scope
+    return made
+
+
+def _states(op: Ops, optimizer: Optimizer, parameter: ir.Value) -> tuple[ir.Value, ...]:
     assert parameter.dtype is not None
     return tuple(
-        _input(op, graph, f"{parameter.name}.{state.name}", state.dtype, dims)
+        _input(op, f"{parameter.name}.{state.name}", state.dtype, dims_of(parameter) or ())
         for state in optimizer.states(parameter.dtype)
     )
 
 
-def _input(
-    op: Ops, graph: ir.Graph, name: str, dtype: ir.DataType, dims: Sequence[Dim]
-) -> ir.Value:
+def _input(op: Ops, name: str, dtype: ir.DataType, dims: Sequence[Dim]) -> ir.Value:
     value = ir.Value(name=reserve(op, name))
     value.dtype, value.shape = dtype, ir.Shape(dims)
-    graph.inputs.append(value)
+    op.target.inputs.append(value)
     return value
 
 

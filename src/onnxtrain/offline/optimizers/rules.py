@@ -16,9 +16,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.optimizers.clip import GradientClip
-from onnxtrain.offline.optimizers.groups import ParameterGroup
 from onnxtrain.offline.optimizers.optimizer import Optimizer, at_least_zero, below_one
-from onnxtrain.offline.optimizers.update_context import Number, UpdateContext
+from onnxtrain.offline.optimizers.update_context import Number, ParameterGroup, UpdateContext
 from onnxtrain.offline.optimizers.update_writer import Formula
 
 Values = Sequence[ir.Value]
@@ -152,9 +151,8 @@ class SGD(Optimizer):
 
     def formula(self, ctx: UpdateContext) -> Formula:
         """Return the update above."""
-        return self._with_momentum(ctx) if self.momentum else self._plain(ctx)
-
-    def _plain(self, ctx: UpdateContext) -> Formula:
+        if self.momentum:
+            return self._with_momentum(ctx)
         rate, keep = ctx.gradient_factor(ctx.rate), _keep(ctx)
         return lambda p, g: (ctx.scale(p, keep) - ctx.scale(g, rate),)
 
@@ -164,9 +162,8 @@ class SGD(Optimizer):
             # m is zero before the first step, where the factor 1 makes m' = g'
             double = ir.DataType.DOUBLE
             first = ctx.op.Equal(ctx.step, 1.0)
-            part = ctx.op.Where(
-                first, ctx.op.const(1.0, double), ctx.op.const(1.0 - self.dampening, double)
-            )
+            one, rest = (ctx.op.const(n, double) for n in (1.0, 1.0 - self.dampening))
+            part = ctx.op.Where(first, one, rest)
         of_gradient = ctx.gradient_factor(part)
         of_weight = ctx.number(part * ctx.weight_decay) if ctx.weight_decay else None
         rate = ctx.number(ctx.rate)

@@ -129,15 +129,11 @@ class UpdateWriter:
         return Updated(made[0], tuple(made[1:]))
 
 
-def reserve(
-    op: Ops,
-    name: str,
-    adds: str = "optimizer",
-    advice: str = "Build the optimizer in onnxblock.empty_base()",
-) -> str:
+def reserve(op: Ops, name: str) -> str:
     """Take a name that is part of the interface of the graph; it is an error if it is in use."""
     if op.names.fresh(name) != name:
         raise BlockError(
-            f"the {adds} adds a value {name!r}, but the model has one already. {advice}"
+            f"the optimizer adds a value {name!r}, but the model has one already: rename it, or "
+            "build the optimizer in onnxblock.empty_base()"
         )
     return name

@@ -22,7 +22,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.format.names import RANDOM_SEED
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.graph.subgraphs import move_before
+from onnxtrain.offline.graph.subgraphs import replace_node
 
 _INT32, _UINT32 = ir.DataType.INT32, ir.DataType.UINT32
 
@@ -37,13 +37,19 @@ def seed_random_nodes(op: Ops, graph: ir.Graph) -> None:
         return
     # A writer of its own: what the other one remembers was written behind these nodes.
     op = Ops(graph, op.opset, op.names)
-    seed = _seed_input(op, graph)
+    if op.names.fresh(RANDOM_SEED) != RANDOM_SEED:
+        raise ModelError(
+            f"the model has a value called {RANDOM_SEED!r}, which is the name of the input for the "
+            "random seed of training: rename it"
+        )
+    seed = ir.Value(name=RANDOM_SEED)
+    seed.dtype, seed.shape = _UINT32, ir.Shape([2])
+    graph.inputs.append(seed)
     for number, node in enumerate(nodes):
         op.scope = f"random/{node.name or node.outputs[0].name}"
         last = graph[-1]
-        _DRAWN[node.op_type](op, node, _Stream(op, seed, number))
-        move_before(graph, last, node)
-        graph.remove(node, safe=True)
+        made = _DRAWN[node.op_type](op, node, _Stream(op, seed, number))
+        replace_node(node, made, last)
 
 
 def _draws(node: ir.Node) -> bool:
@@ -54,25 +60,11 @@ def _draws(node: ir.Node) -> bool:
     return training is not None and (known is None or bool(known.any()))
 
 
-def _seed_input(op: Ops, graph: ir.Graph) -> ir.Value:
-    if op.names.fresh(RANDOM_SEED) != RANDOM_SEED:
-        raise ModelError(
-            f"the model has a value called {RANDOM_SEED!r}, which is the name of the input for the "
-            "random seed of training: rename it"
-        )
-    seed = ir.Value(name=RANDOM_SEED)
-    seed.dtype, seed.shape = _UINT32, ir.Shape([2])
-    graph.inputs.append(seed)
-    return seed
-
-
 class _Stream:
     """The random numbers of one node."""
 
     def __init__(self, op: Ops, seed: ir.Value, number: int) -> None:
-        self._op = op
-        self._seed = seed
-        self._number = number
+        self._op, self._seed, self._number = op, seed, number
 
     def bits(self, rows: ir.Value, columns: ir.Value, draw: int = 0) -> ir.Value:
         """Return [rows, columns] numbers of type int32, whose high bits are random.
@@ -120,7 +112,7 @@ def _hash(op: Ops, x: ir.Value) -> ir.Value:
 # ---- the operators -------------------------------------------------------------------------------
 
 
-def _dropout(op: Ops, node: ir.Node, stream: _Stream) -> None:
+def _dropout(op: Ops, node: ir.Node, stream: _Stream) -> list[ir.Value]:
     x, ratio, training = (*node.inputs, None, None)[:3]
     assert x is not None and training is not None
     ratio = op.const(0.5) if ratio is None else op.cast(ratio, ir.DataType.FLOAT)
@@ -130,9 +122,7 @@ def _dropout(op: Ops, node: ir.Node, stream: _Stream) -> None:
     kept = op.Not(op.Less(stream.bits(*_rows_and_columns(op, x)), _threshold(op, ratio)))
     mask = op.reshape(kept, op.shape_of(x))
     scale = op.cast(op.Reciprocal(op.Sub(1.0, ratio)), x.dtype)
-    y = op.Mul(op.Mul(x, op.Cast(mask, to=x.dtype)), scale)
-    for old, new in zip(node.outputs, (y, mask), strict=False):
-        _take_over(old, new)
+    return [op.Mul(op.Mul(x, op.Cast(mask, to=x.dtype)), scale), mask]
 
 
 def _threshold(op: Ops, probability: ir.Value) -> ir.Value:
@@ -152,29 +142,30 @@ def _rows_and_columns(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     return rows, op.squeeze(op.slice(shape, 0, -1, 2**31), [0])
 
 
-def _random_uniform(op: Ops, node: ir.Node, stream: _Stream) -> None:
+def _random_uniform(op: Ops, node: ir.Node, stream: _Stream) -> list[ir.Value]:
     low = node.attributes.get_float("low", 0.0)
     high = node.attributes.get_float("high", 1.0)
     number = stream.uniform(_shape_to_draw(op, node))
-    _take_over_float(op, node, op.Add(op.Mul(number, high - low), low))
+    return [op.cast(op.Add(op.Mul(number, high - low), low), node.outputs[0].dtype)]
 
 
-def _random_normal(op: Ops, node: ir.Node, stream: _Stream) -> None:
+def _random_normal(op: Ops, node: ir.Node, stream: _Stream) -> list[ir.Value]:
     """Box and Muller: the logarithm of one uniform number is a radius, another one an angle."""
     mean = node.attributes.get_float("mean", 0.0)
     scale = node.attributes.get_float("scale", 1.0)
     shape = _shape_to_draw(op, node)
     radius = op.Sqrt(op.Mul(op.Log(op.Sub(1.0, stream.uniform(shape))), -2.0))
     wave = op.Cos(op.Mul(stream.uniform(shape, draw=1), 2.0 * np.pi))
-    _take_over_float(op, node, op.Add(op.Mul(op.Mul(radius, wave), scale), mean))
+    number = op.Add(op.Mul(op.Mul(radius, wave), scale), mean)
+    return [op.cast(number, node.outputs[0].dtype)]
 
 
-def _bernoulli(op: Ops, node: ir.Node, stream: _Stream) -> None:
+def _bernoulli(op: Ops, node: ir.Node, stream: _Stream) -> list[ir.Value]:
     chance = node.inputs[0]
     assert chance is not None
     number = stream.uniform(op.shape_of(chance))
     drawn = op.Less(number, op.cast(chance, ir.DataType.FLOAT))
-    _take_over(node.outputs[0], op.Cast(drawn, to=node.outputs[0].dtype))
+    return [op.Cast(drawn, to=node.outputs[0].dtype)]
 
 
 def _shape_to_draw(op: Ops, node: ir.Node) -> ir.Value:
@@ -185,19 +176,7 @@ def _shape_to_draw(op: Ops, node: ir.Node) -> ir.Value:
     return op.int64(list(node.attributes.get_ints("shape") or ()))
 
 
-def _take_over_float(op: Ops, node: ir.Node, new: ir.Value) -> None:
-    _take_over(node.outputs[0], op.cast(new, node.outputs[0].dtype))
-
-
-def _take_over(old: ir.Value, new: ir.Value) -> None:
-    name = old.name
-    new.type, new.shape = old.type, old.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    old.name = f"{name}_before"
-    new.name = name
-
-
-_DRAWN: dict[str, Callable[[Ops, ir.Node, _Stream], None]] = {
+_DRAWN: dict[str, Callable[[Ops, ir.Node, _Stream], list[ir.Value]]] = {
     "Bernoulli": _bernoulli,
     "Dropout": _dropout,
     "RandomNormal": _random_normal,

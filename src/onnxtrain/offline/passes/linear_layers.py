@@ -7,19 +7,17 @@ and need no transposed copies. onnxruntime does the same for constant weights, b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
-from onnxtrain.offline.graph.subgraphs import move_before
+from onnxtrain.offline.graph.subgraphs import replace_node
 
 
-@dataclass(frozen=True)
-class _Layer:
+class _Layer(NamedTuple):
     product: ir.Node
-    addition: ir.Node
     x: ir.Value
     weight: ir.Value  # [in, out], or [out, in] where it is transposed
     bias: ir.Value
@@ -32,7 +30,7 @@ def join_linear_layers(model: ir.Model) -> None:
     for addition in [n for n in graph if n.op_type == "Add" and n.domain == ""]:
         layer = _layer_of(addition)
         if layer is not None:
-            _replace(Ops(graph, model.opset_imports[""]), graph, layer)
+            _replace(Ops(graph, model.opset_imports[""]), addition, layer)
 
 
 def _layer_of(addition: ir.Node) -> _Layer | None:
@@ -44,7 +42,7 @@ def _layer_of(addition: ir.Node) -> _Layer | None:
         if first is None or len(first.uses()) > 1 or first.is_graph_output() or not (x and w):
             continue
         weight, transposed = _weight(w)
-        layer = _Layer(product, addition, x, weight, second, transposed)
+        layer = _Layer(product, x, weight, second, transposed)
         if _fits(layer):
             return layer
     return None
@@ -63,22 +61,21 @@ def _fits(layer: _Layer) -> bool:
     weight, bias = static_dims(layer.weight), static_dims(layer.bias)
     if weight is None or bias is None or len(weight) != 2 or not is_float(layer.x):
         return False
-    width = weight[0] if layer.transposed else weight[1]
-    depth = weight[1] if layer.transposed else weight[0]
+    depth, width = reversed(weight) if layer.transposed else weight
     dims = dims_of(layer.x)
     same_type = layer.x.dtype == layer.weight.dtype == layer.bias.dtype
     known = dims is not None and len(dims) > 2 and dims[-1] == depth
     return bool(known and bias == (width,) and same_type and 0 not in weight)
 
 
-def _replace(op: Ops, graph: ir.Graph, layer: _Layer) -> None:
-    """Write the layer anew in front of the addition, whose output keeps its name."""
-    x, old = layer.x, layer.addition.outputs[0]
+def _replace(op: Ops, addition: ir.Node, layer: _Layer) -> None:
+    """Write the layer anew in the place of the addition."""
+    x = layer.x
     dims = op.dims(x)
     depth, width = dims[-1], static_dims(layer.bias)
     assert isinstance(depth, int) and width is not None
-    last = graph[-1]
-    op.scope = layer.product.name or layer.addition.name or str(old.name)
+    last = op.target[-1]
+    op.scope = layer.product.name or addition.name or str(addition.outputs[0].name)
     rows = op.with_dims(op.reshape(x, [-1, depth]), [ir.SymbolicDim(None), depth])
     made = op.Gemm(rows, layer.weight, layer.bias, transB=int(layer.transposed))
     made.type = x.type
@@ -88,9 +85,5 @@ def _replace(op: Ops, graph: ir.Graph, layer: _Layer) -> None:
         target = op.int64([d if isinstance(d, int) else -1 for d in dims[:-1]] + list(width))
     else:
         target = op.dims_vector(*(op.dim(x, axis) for axis in range(len(dims) - 1)), *width)
-    result = op.with_dims(op.Reshape(made, target), [*dims[:-1], *width])
-    move_before(graph, last, layer.addition)
-    name, old.name = old.name, f"{old.name}_before"
-    result.type, result.name = old.type, name
-    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-    graph.remove(layer.addition, safe=True)
+    result = op.Reshape(made, target)
+    replace_node(addition, [result], last)

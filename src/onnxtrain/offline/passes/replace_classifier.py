@@ -32,6 +32,7 @@ from onnxtrain.offline.graph.shapes import (
 )
 from onnxtrain.offline.graph.subgraphs import ancestors, captured_values, values_of
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.selection import output_named
 
 # What may follow the last layer. A loss wants scores, so what turns them into probabilities goes,
 # and so does what quantizes them.
@@ -50,22 +51,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ReplacedClassifier:
-    """A model with a new last layer, and the names in it.
-
-    Attributes:
-        model: the new model.
-        weight: the name of the new layer's weight.
-        bias: the name of its bias.
-        output: the name of its output: scores, without a softmax.
-        removed_outputs: other outputs of the old model that were computed from the old layer.
-
-    """
+    """A model with a new last layer, and the names in it."""
 
     model: onnx.ModelProto
     weight: str
     bias: str
-    output: str
-    removed_outputs: tuple[str, ...] = ()
+    output: str  # scores, without a softmax
+    removed_outputs: tuple[str, ...] = ()  # which were computed from the old layer
 
     @property
     def parameters(self) -> list[str]:
@@ -113,10 +105,7 @@ def replace_classifier(
     release_initializers(loaded)
     sort_nodes(loaded)
     inline_functions(loaded)
-    outputs = [value.name or "" for value in loaded.graph.outputs]
-    if of is not None and of not in outputs:
-        raise UnknownNameError(f"the model has no output {of!r}; it has {', '.join(outputs)}")
-    position = 0 if of is None else outputs.index(of)
+    position = loaded.graph.outputs.index(output_named(loaded.graph, of))
     rng = np.random.default_rng(seed)
     if after is None:
         return _replace(loaded, position, classes, rng)
@@ -125,11 +114,8 @@ def replace_classifier(
 
 def new_head(model: ModelLike, classes: int, **options: Any) -> onnx.ModelProto:
     """Return the model of `replace_classifier` with only its new output (deprecated)."""
-    warnings.warn(
-        "new_head is deprecated: use replace_classifier(...).model",
-        DeprecationWarning,
-        stacklevel=2,
-    )
+    advice = "new_head is deprecated: use replace_classifier(...).model"
+    warnings.warn(advice, DeprecationWarning, stacklevel=2)
     replaced = replace_classifier(model, classes, **options)
     alone = ir.from_proto(replaced.model)
     alone.graph.outputs[:] = [v for v in alone.graph.outputs if v.name == replaced.output]
@@ -168,7 +154,11 @@ def _replace(
     group = node.attributes.get_int("group", 1)
     if classes % group:
         raise _no_layer(output, node, f"with {group} groups, which do not divide {classes} classes")
-    kept = [v for v in graph.outputs if v is output or not _depends_on(v, node)]
+    kept = [
+        v
+        for v in graph.outputs
+        if v is output or (p := v.producer()) is None or node not in ancestors([p])
+    ]
     removed = tuple(v.name or "" for v in graph.outputs if v not in kept)
     graph.outputs[:], position = kept, kept.index(output)
     node.outputs[0].shape = None
@@ -197,11 +187,6 @@ def _replace(
     scores = head.name_scores(graph.outputs[position])
     _declare(model, scores, old_shape, layer.classes, classes)
     return ReplacedClassifier(ir.to_proto(model), *head.names, scores.name or "", removed)
-
-
-def _depends_on(value: ir.Value, node: ir.Node) -> bool:
-    producer = value.producer()
-    return producer is not None and node in ancestors([producer])
 
 
 def _find_layer(
@@ -300,8 +285,8 @@ def _append(
     graph = model.graph
     here = {value.name or "": value for value in values_of(graph)}
     if after not in here:
-        near = get_close_matches(after, here, n=3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        near = " or ".join(map(repr, get_close_matches(after, here, n=3)))
+        hint = f"; did you mean {near}?" if near else ""
         raise UnknownNameError(f"the model has no value {after!r}{hint}")
     found = _inferred(model)[after]
     batch, *sizes = dims_of(found) or (None,)
@@ -346,8 +331,7 @@ class _Head:
         return self._parameter(self.names[1], np.zeros(shape))
 
     def _parameter(self, name: str, array: Array) -> ir.Value:
-        tensor = ir.Tensor(array.astype(self.dtype.numpy()), dtype=self.dtype)
-        value = initializer(name, tensor)
+        value = initializer(name, ir.Tensor(array.astype(self.dtype.numpy()), dtype=self.dtype))
         self.graph.register_initializer(value)
         return value
 

@@ -7,13 +7,12 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.format.checkpoint.content import CheckpointContent
 from onnxtrain.format.checkpoint.file import WrittenCheckpoint, write_checkpoint
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.offline.blocks.accessor import current_library
@@ -47,10 +46,9 @@ class Parameters:
             {n: t for n, t in rest.items() if n in source.updates},
         )
 
-    def counts(self, kind: Literal["trainable", "frozen", "statistics"]) -> dict[str, int]:
-        """Return the number of elements of each tensor of a kind."""
-        tensors: Tensors = getattr(self, kind)
-        return {name: tensor.size for name, tensor in tensors.items()}
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the number of elements of each tensor of each kind."""
+        return {kind: {n: t.size for n, t in own.items()} for kind, own in vars(self).items()}
 
 
 def write_files(
@@ -69,13 +67,23 @@ def write_files(
     `on_cpu` lists the nodes of each graph that its target has no kernel for. Returns the training
     graph as it was before the file lost names and shapes that no runtime needs.
     """
-    written = write_checkpoint(folder.file("checkpoint"), _content(parameters), sort=False)
+    stored = parameters.trainable, {**parameters.frozen, **parameters.statistics}
+    written = write_checkpoint(folder.file("checkpoint"), content_of(*stored), sort=False)
     if written.data_path is not None:
         folder.file("checkpoint.data")
     if nominal:
-        content = _content(parameters, nominal=True)
+        content = content_of(*stored, nominal=True)
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    metadata = _metadata(parameters, outputs, written, target, memory)
+    metadata = GraphMetadata(
+        checkpoint=written.path.name,
+        loss=outputs[0],
+        outputs=tuple(outputs[1:]),
+        trainable=tuple(parameters.trainable),
+        frozen=tuple(parameters.frozen),
+        statistics=tuple(parameters.statistics),
+        target=target,
+        memory=None if memory is None else memory.notes(),
+    )
     forward = names_in(models["eval_model"].graph)
     training = onnx.ModelProto()
     for name in sorted(models, key=_ORDER.index):
@@ -98,48 +106,20 @@ def write_files(
     return training
 
 
-def _content(parameters: Parameters, *, nominal: bool = False) -> CheckpointContent:
-    return content_of(
-        parameters.trainable, {**parameters.frozen, **parameters.statistics}, nominal=nominal
-    )
-
-
-def _metadata(
-    parameters: Parameters,
-    outputs: Sequence[str],
-    written: WrittenCheckpoint,
-    target: Target,
-    memory: StepMemory | None,
-) -> GraphMetadata:
-    return GraphMetadata(
-        checkpoint=written.path.name,
-        loss=outputs[0],
-        outputs=tuple(outputs[1:]),
-        trainable=tuple(parameters.trainable),
-        frozen=tuple(parameters.frozen),
-        statistics=tuple(parameters.statistics),
-        target=target,
-        memory=None if memory is None else memory.notes(),
-    )
-
-
 def _point_to_checkpoint(model: ir.Model, written: WrittenCheckpoint) -> None:
     """Let the graph take frozen parameters from the checkpoint file, where they are stored once."""
     for name, value in model.graph.initializers.items():
         tensor, place = value.const_value, written.locations.get(name)
         assert tensor is not None
-        if place is not None and not _is_read_by_shape_inference(tensor):
+        # onnxruntime wants what shape inference reads, such as shapes and scales, in the graph.
+        most = 64 if tensor.dtype in FLOATS else 1024
+        if place is not None and tensor.nbytes > most:
             value.const_value = ir.ExternalTensor(
                 place.path.name, place.offset, place.length, tensor.dtype,
                 shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=place.path.parent,
             )  # fmt: skip
         elif isinstance(tensor, ir.ExternalTensor):  # in a file beside the given model
             value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
-
-
-def _is_read_by_shape_inference(tensor: ir.TensorProtocol) -> bool:
-    """Tell small ones, such as shapes and scales, which onnxruntime wants in the graph itself."""
-    return tensor.nbytes <= (64 if tensor.dtype in FLOATS else 1024)
 
 
 def find_library(given: str | bytes | os.PathLike[Any] | None) -> str | None:

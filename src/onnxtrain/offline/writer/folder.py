@@ -21,16 +21,18 @@ class Folder:
     """An artifact folder in the making; use it in a `with` statement and `publish` at the end."""
 
     def __init__(self, directory: str | bytes | os.PathLike[Any] | None, prefix: str) -> None:
-        self.directory = _as_path(directory)
+        try:
+            self.directory = Path.cwd() if directory is None else Path(os.fsdecode(directory))
+        except TypeError:
+            raise ArgumentTypeError(f"artifact_directory is a path, not {directory!r}") from None
         self.prefix = _checked(prefix)
-        self._created: Path | None = None
+        self._created: list[Path] = []  # the outermost new folder, if there is one
         self._staging: Path | None = None
         self._names: list[str] = []
 
     def __enter__(self) -> Folder:
         try:
-            self._created = _first_missing(self.directory)
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self._created = _make_folder(self.directory)[-1:]
             self._staging = Path(tempfile.mkdtemp(prefix=".onnxtrain-", dir=self.directory))
         except OSError as error:
             raise OnnxTrainError(
@@ -47,8 +49,8 @@ class Folder:
     ) -> None:
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)
-        if kind is not None and self._created is not None:
-            shutil.rmtree(self._created, ignore_errors=True)
+        for folder in self._created if kind is not None else ():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def file(self, name: str) -> Path:
         """Return where to write a file before it is published, under its final name."""
@@ -105,15 +107,6 @@ class Folder:
         )
 
 
-def _as_path(directory: str | bytes | os.PathLike[Any] | None) -> Path:
-    if directory is None:
-        return Path.cwd()
-    try:
-        return Path(os.fsdecode(directory))
-    except TypeError:
-        raise ArgumentTypeError(f"artifact_directory is a path, not {directory!r}") from None
-
-
 def _checked(prefix: str) -> str:
     """Return the prefix if file names can begin with it; it may name folders inside of the folder.
 
@@ -134,12 +127,6 @@ def _make_folder(folder: Path) -> list[Path]:
     missing = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
     return missing
-
-
-def _first_missing(directory: Path) -> Path | None:
-    """Return the outermost folder that has to be created, or None."""
-    missing = list(takewhile(lambda f: not f.exists(), (directory, *directory.parents)))
-    return missing[-1] if missing else None
 
 
 def _sync(file: Path) -> None:

@@ -10,7 +10,6 @@ onnx brought it) is not crossed; a test asks for it to be classified.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -89,30 +88,23 @@ def _without(attribute: str, value: str) -> Callable[[ir.Node], bool]:
     return lambda node: node.attributes.get_string(attribute, "") != value
 
 
-@dataclass(frozen=True)
-class Guard:
-    """A change that concerns some nodes: where `holds` is true, a node means what it meant."""
-
-    holds: Callable[[ir.Node], bool]
-    change: str
-
-
-_WINDOWS = Guard(_has_no_ceil_mode, "windows that would start in the padding are left out")
-_FLOAT8 = Guard(_makes_no_unsigned_zero_float8, "infinity converts to another number in float8")
-
-GUARDED: dict[tuple[str, int], Guard] = {
-    ("Attention", 24): Guard(_mask_covers_every_key, "a mask may be shorter than the keys"),
-    ("AveragePool", 22): _WINDOWS,
-    ("MaxPool", 22): _WINDOWS,
-    ("Cast", 24): _FLOAT8,
-    ("CastLike", 24): _FLOAT8,
-    ("GridSample", 20): Guard(_samples_images, "other than images are sampled; modes were renamed"),
-    ("Mod", 28): Guard(_divides_as_before, "floats may be divided with fmod=0"),
-    ("Pad", 19): Guard(_without("mode", "wrap"), "the mode wrap was added"),
-    ("Resize", 19): Guard(
-        _without("coordinate_transformation_mode", "half_pixel_symmetric"),
-        "the coordinates half_pixel_symmetric were added",
-    ),
+# Changes that concern some nodes: where the function is true, a node means what it meant.
+GUARDED: dict[tuple[str, int], Callable[[ir.Node], bool]] = {
+    # a mask may be shorter than the keys
+    ("Attention", 24): _mask_covers_every_key,
+    # windows that would start in the padding are left out
+    ("AveragePool", 22): _has_no_ceil_mode,
+    ("MaxPool", 22): _has_no_ceil_mode,
+    # infinity converts to another number in float8
+    ("Cast", 24): _makes_no_unsigned_zero_float8,
+    ("CastLike", 24): _makes_no_unsigned_zero_float8,
+    # more than images can be sampled, and modes were renamed
+    ("GridSample", 20): _samples_images,
+    # floats may be divided with fmod=0
+    ("Mod", 28): _divides_as_before,
+    # a mode was added
+    ("Pad", 19): _without("mode", "wrap"),
+    ("Resize", 19): _without("coordinate_transformation_mode", "half_pixel_symmetric"),
 }
 
 _OLD_GRID_SAMPLE_MODES = {"linear": "bilinear", "cubic": "bicubic"}
@@ -129,18 +121,22 @@ def lowest_opset(node: ir.Node, opset: int) -> int:
         return opset
     if not _accepts(home, node, strict=False):
         return next(
-            (v.since for v in _upwards(node, versions, home) if _accepts(v, node, strict=False)),
+            (
+                v.since_version
+                for v in _upwards(node, versions, home)
+                if _accepts(v, node, strict=False)
+            ),
             max(opset, FLOOR_OPSET),
         )
     current = home
-    while current.since > FLOOR_OPSET:
-        older = _at(versions, current.since - 1)
-        if older is None or not _same_across(node, current.since):
+    while current.since_version > FLOOR_OPSET:
+        older = _at(versions, current.since_version - 1)
+        if older is None or not _same_across(node, current.since_version):
             break
         if not _accepts(older, node, home):
             break
         current = older
-    return max(current.since, FLOOR_OPSET)
+    return max(current.since_version, FLOOR_OPSET)
 
 
 def highest_opset(node: ir.Node, opset: int) -> int:
@@ -150,9 +146,14 @@ def highest_opset(node: ir.Node, opset: int) -> int:
     newest: int = onnx.defs.onnx_opset_version()
     if home is None:
         return newest
-    reached = {v.since for v in _upwards(node, versions, home)}
+    reached = {v.since_version for v in _upwards(node, versions, home)}
     return next(
-        (v.since - 1 for v in versions if v.since > opset and v.since not in reached), newest
+        (
+            v.since_version - 1
+            for v in versions
+            if v.since_version > opset and v.since_version not in reached
+        ),
+        newest,
     )
 
 
@@ -163,20 +164,20 @@ def move(node: ir.Node, opset: int, target: int) -> None:
         node.attributes.add(ir.AttrString("mode", _OLD_GRID_SAMPLE_MODES.get(mode, mode)))
     version = _at(_versions(node.op_type), target) if node.attributes else None
     if version is not None:
-        for name in [n for n in node.attributes if n not in version.attributes]:
+        for name in [n for n in node.attributes if n not in _attributes(version)]:
             del node.attributes[name]  # it has its default, or the node would not go here
 
 
 def _same_across(node: ir.Node, version: int) -> bool:
     step = (node.op_type, version)
-    return step in WIDENED or (step in GUARDED and GUARDED[step].holds(node))
+    return step in WIDENED or (step in GUARDED and GUARDED[step](node))
 
 
-def _upwards(node: ir.Node, versions: Sequence[_Version], home: _Version) -> Iterator[_Version]:
+def _upwards(node: ir.Node, versions: Sequence[Schema], home: Schema) -> Iterator[Schema]:
     for version in versions:
-        if version.since > home.since:
-            renamed = (node.op_type, version.since) == ("GridSample", 20)
-            if renamed or not _same_across(node, version.since):
+        if version.since_version > home.since_version:
+            renamed = (node.op_type, version.since_version) == ("GridSample", 20)
+            if renamed or not _same_across(node, version.since_version):
                 return
             yield version
 
@@ -187,70 +188,39 @@ def _upwards(node: ir.Node, versions: Sequence[_Version], home: _Version) -> Ite
 # For each value its type; None for one that is left out.
 _Types = tuple["ir.DataType | str | None", ...]
 _UNKNOWN = ""
-
-
-@dataclass(frozen=True)
-class _Parameter:
-    variable: str | None  # the name of the type that it shares with others, if it does
-    types: frozenset[str]
-
-
-@dataclass(frozen=True)
-class _Version:
-    """One version of an operator, read once from onnx."""
-
-    since: int
-    inputs: tuple[_Parameter, ...]
-    outputs: tuple[_Parameter, ...]
-    input_count: tuple[int, int]
-    output_count: tuple[int, int]
-    attributes: dict[str, Any]  # with the default, or None
-
-    @classmethod
-    def read(cls, schema: onnx.defs.OpSchema) -> _Version:
-        return cls(
-            schema.since_version,
-            tuple(_parameter(p) for p in schema.inputs),
-            tuple(_parameter(p) for p in schema.outputs),
-            (schema.min_input, schema.max_input),
-            (schema.min_output, schema.max_output),
-            {name: _default(a) for name, a in schema.attributes.items()},
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.since)
-
-
-def _parameter(parameter: onnx.defs.OpSchema.FormalParameter) -> _Parameter:
-    shared = parameter.is_homogeneous and "(" not in parameter.type_str
-    return _Parameter(parameter.type_str if shared else None, frozenset(parameter.types))
-
-
-def _default(attribute: onnx.defs.OpSchema.Attribute) -> Any:
-    if not attribute.default_value.name:
-        return None
-    return ir.serde.deserialize_attribute(attribute.default_value).value
+Schema = onnx.defs.OpSchema
 
 
 @cache
-def _history() -> dict[str, tuple[_Version, ...]]:
-    found: dict[str, list[_Version]] = {}
+def _history() -> dict[str, tuple[Schema, ...]]:
+    found: dict[str, list[Schema]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "":
-            found.setdefault(schema.name, []).append(_Version.read(schema))
-    return {name: tuple(sorted(vs, key=lambda v: v.since)) for name, vs in found.items()}
+            found.setdefault(schema.name, []).append(schema)
+    return {name: tuple(sorted(vs, key=lambda v: v.since_version)) for name, vs in found.items()}
 
 
-def _versions(op_type: str) -> tuple[_Version, ...]:
+def _versions(op_type: str) -> tuple[Schema, ...]:
     return _history().get(op_type, ())
 
 
-def _at(versions: Sequence[_Version], opset: int) -> _Version | None:
-    return next((v for v in reversed(versions) if v.since <= opset), None)
+def _at(versions: Sequence[Schema], opset: int) -> Schema | None:
+    return next((v for v in reversed(versions) if v.since_version <= opset), None)
+
+
+@cache
+def _attributes(version: Schema) -> dict[str, Any]:
+    """Return the attributes of a version with their defaults, None where there is none."""
+    return {
+        name: ir.serde.deserialize_attribute(attribute.default_value).value
+        if attribute.default_value.name
+        else None
+        for name, attribute in version.attributes.items()
+    }
 
 
 def _accepts(
-    version: _Version, node: ir.Node, home: _Version | None = None, strict: bool = True
+    version: Schema, node: ir.Node, home: Schema | None = None, strict: bool = True
 ) -> bool:
     """Tell whether a version takes a node as it is, but for attributes that have their default.
 
@@ -259,48 +229,46 @@ def _accepts(
     """
     home = home or version
     if node.attributes and not all(
-        name in version.attributes or _is_default(attribute, home.attributes.get(name))
+        name in _attributes(version) or _is_default(attribute, _attributes(home).get(name))
         for name, attribute in node.attributes.items()
     ):
         return False
-    inputs = _types(node.inputs)
     outputs = _types([v if v.name else None for v in node.outputs])
-    return _types_fit(node.op_type, version.since, home.since, inputs, outputs, strict)
+    return _types_fit(version, home, _types(node.inputs), outputs, strict)
 
 
 @cache
 def _types_fit(
-    op_type: str, since: int, home_since: int, inputs: _Types, outputs: _Types, strict: bool
+    version: Schema, home: Schema, inputs: _Types, outputs: _Types, strict: bool
 ) -> bool:
     """Tell whether a version accepts these numbers and types of inputs and outputs."""
-    versions = _versions(op_type)
-    version, home = (next(v for v in versions if v.since == s) for s in (since, home_since))
-    counts = ((inputs, version.input_count), (outputs, version.output_count))
-    if not all(low <= len(types) <= high for types, (low, high) in counts):
+    if not (
+        version.min_input <= len(inputs) <= version.max_input
+        and version.min_output <= len(outputs) <= version.max_output
+    ):
         return False
-    bound: dict[str | None, str] = {}
+    bound: dict[str, str] = {}
     open_ = []
-    for kind, parameter, home_parameter in (
+    for kind, parameter, at_home in (
         *_with_parameters(inputs, version.inputs, home.inputs),
         *_with_parameters(outputs, version.outputs, home.outputs),
     ):
         name = f"tensor({kind.name.lower()})" if isinstance(kind, ir.DataType) else kind
+        is_shared = parameter.is_homogeneous and "(" not in parameter.type_str
+        variable = parameter.type_str if is_shared else ""
         if name == _UNKNOWN:
-            open_.append((parameter, home_parameter))
+            open_.append((variable, at_home.types <= parameter.types))
             continue
         if name not in parameter.types:
             return False
-        if parameter.variable and bound.setdefault(parameter.variable, name) != name:
+        if is_shared and bound.setdefault(variable, name) != name:
             return False
-    return not strict or all(
-        parameter.variable in bound or at_home.types <= parameter.types
-        for parameter, at_home in open_
-    )
+    return not strict or all(fits or variable in bound for variable, fits in open_)
 
 
 def _with_parameters(
-    types: _Types, now: Sequence[_Parameter], home: Sequence[_Parameter]
-) -> Iterator[tuple[ir.DataType | str, _Parameter, _Parameter]]:
+    types: _Types, now: Sequence[Any], home: Sequence[Any]
+) -> Iterator[tuple[ir.DataType | str, Any, Any]]:
     """Pair types with their parameters; the last parameter may stand for any number of them."""
     for index, kind in enumerate(types):
         if kind is not None:

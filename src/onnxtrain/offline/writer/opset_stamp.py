@@ -15,11 +15,15 @@ from onnxtrain.offline.graph.subgraphs import values_of
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, least_ir_version
 from onnxtrain.offline.writer.opset_downgrade import highest_opset, lowest_opset, move
 
-_IR_VERSION_OF_TYPE = {
-    "FLOAT8E4M3FN": 9, "FLOAT8E4M3FNUZ": 9, "FLOAT8E5M2": 9, "FLOAT8E5M2FNUZ": 9, "INT4": 10,
-    "UINT4": 10, "FLOAT4E2M1": 11, "FLOAT8E8M0": 12, "INT2": 13, "UINT2": 13, "FLOAT6E2M3": 14,
-    "FLOAT6E3M2": 14,
-}  # fmt: skip
+_TYPES_SINCE = {
+    9: "FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ",
+    10: "INT4 UINT4",
+    11: "FLOAT4E2M1",
+    12: "FLOAT8E8M0",
+    13: "INT2 UINT2",
+    14: "FLOAT6E2M3 FLOAT6E3M2",
+}
+_IR_VERSION_OF_TYPE = {name: v for v, names in _TYPES_SINCE.items() for name in names.split()}
 _IR_VERSION_OF_OVERLOADS = 10
 _QUANTIZATION = "quant_parameter_tensor_names"  # where onnx_ir keeps a quantization annotation
 

@@ -8,12 +8,12 @@ forward pass. Nodes keep their names too, which is what errors and profiles of a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Iterator
 
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.offline.blocks.values import all_graphs, defined_names
+from onnxtrain.offline.blocks.values import all_graphs, defined_names, rename
 from onnxtrain.offline.graph.subgraphs import values_of
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -37,12 +37,14 @@ def shorten_names(model: onnx.ModelProto, forward: Collection[str]) -> None:
     fresh = (name for name in _short_names() if name not in taken)
     shorter: dict[str, str] = {"": ""}
     for graph in list(all_graphs(model.graph)):
-        _state_less(graph, kept)
+        stated = [value for value in graph.value_info if value.name in kept]
+        del graph.value_info[:]
+        graph.value_info.extend(stated)
         for name in defined_names(graph):
             if name not in kept and name not in shorter and len(name) > 4:
                 shorter[name] = next(fresh)
     for graph in all_graphs(model.graph):
-        _rename(graph, shorter)
+        rename(graph, shorter)
 
 
 def _short_names() -> Iterator[str]:
@@ -53,18 +55,3 @@ def _short_names() -> Iterator[str]:
             digits, rest = _DIGITS[rest % 36] + digits, rest // 36
         yield f"_{digits}"
         number += 1
-
-
-def _state_less(graph: onnx.GraphProto, kept: Container[str]) -> None:
-    stated = [value for value in graph.value_info if value.name in kept]
-    if len(stated) < len(graph.value_info):
-        del graph.value_info[:]
-        graph.value_info.extend(stated)
-
-
-def _rename(graph: onnx.GraphProto, shorter: dict[str, str]) -> None:
-    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-        value.name = shorter.get(value.name, value.name)
-    for node in graph.node:
-        node.input[:] = [shorter.get(name, name) for name in node.input]
-        node.output[:] = [shorter.get(name, name) for name in node.output]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, MemoryBudgetError
 from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.subgraphs import values_of
-from onnxtrain.offline.memory import Tensor, likely_sizes, require_symbols, shapes_of, sizes_of
+from onnxtrain.offline.memory import Tensor, likely_sizes, megabytes, require_symbols, shapes_of
 from onnxtrain.offline.passes.remat.arena import resident_bytes
 from onnxtrain.offline.passes.remat.flow import Flow, execution_order
 from onnxtrain.offline.passes.remat.layers import Layers
 from onnxtrain.offline.passes.remat.plan import Plan, Planner
-from onnxtrain.offline.passes.remat.rewrite import Recomputation
 
 if TYPE_CHECKING:
     from onnxtrain.offline.training_graph import LossGradients
@@ -32,31 +31,19 @@ _MARGIN = 0.97  # of the budget is aimed at, as an estimate is one
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What a step takes beside its parameters, in bytes, as estimated from its graph.
+    """What a step takes beside its parameters, in bytes, as estimated from its graph."""
 
-    Attributes:
-        budget: what it may take.
-        without: what it takes if nothing is computed again.
-        peak: what it takes now.
-        sizes: the numbers of symbolic dimensions that this holds for.
-        assumed: those of them that nobody gave.
-        copies: how many nodes run again.
-        more_time: by which part a step takes longer, roughly.
-
-    """
-
-    budget: int
-    without: int
-    peak: int
-    sizes: dict[str, int] = field(default_factory=dict)
-    assumed: tuple[str, ...] = ()
-    copies: int = 0
-    more_time: float = 0.0
+    budget: int  # what it may take
+    without: int  # what it takes if nothing is computed again
+    peak: int  # what it takes now
+    sizes: dict[str, int] = field(default_factory=dict)  # of symbolic dimensions
+    assumed: tuple[str, ...] = ()  # those of them that nobody gave
+    copies: int = 0  # how many nodes run again
+    more_time: float = 0.0  # by which part a step takes longer, roughly
 
     def __str__(self) -> str:
         """Return the estimate as a line of text."""
-        known = ", ".join(f"{name} = {number}" for name, number in self.sizes.items())
-        sizes = f" for {known}{' (assumed)' if self.assumed else ''}" if known else ""
+        sizes = f"{_for_sizes(self.sizes)}{' (assumed)' if self.assumed else ''}"
         change = (
             f"{megabytes(self.peak)} instead of {megabytes(self.without)}: {self.copies} nodes run "
             f"again, about {self.more_time:.0%} of the time of a step"
@@ -75,11 +62,6 @@ class StepMemory:
         }
 
 
-def megabytes(size: int) -> str:
-    """Write a number of bytes."""
-    return f"{size / 2**20:,.1f} MB"
-
-
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?")
 _UNITS = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30}
 
@@ -95,11 +77,9 @@ def parse_budget(budget: object) -> int | float:
             raise ArgumentError(
                 f"memory_budget is a size such as 300MB, or a part such as 50%, not {budget!r}"
             )
-        number, unit = float(found[1]), found[2]
-        if unit is not None:
-            budget = number / 100 if unit == "%" else int(number * _UNITS[unit])
-        else:
-            budget = number
+        budget = float(found[1])
+        if found[2] is not None:
+            budget = budget / 100 if found[2] == "%" else int(budget * _UNITS[found[2]])
     if isinstance(budget, bool) or not isinstance(budget, int | float):
         raise ArgumentTypeError(
             "memory_budget is a number of bytes, or a fraction of what a step takes without one, "
@@ -119,14 +99,9 @@ def fit_into(
 ) -> tuple[LossGradients, Models, StepMemory]:
     """Return gradients and graphs whose activations fit into a budget, and what they take.
 
-    Args:
-        budget: bytes, or a fraction of what a step takes otherwise; see `parse_budget`.
-        differentiate: returns the gradients; if its argument is True, those that take little memory
-            and more time.
-        build: makes the training and the step graph of gradients.
-        sizes: numbers for symbolic dimensions, by their names.
-        inputs: the inputs whose symbolic dimensions can be chosen.
-
+    `differentiate(True)` returns gradients that take less memory and more time; `build` makes the
+    graphs of gradients. `sizes` has numbers for symbolic dimensions, which can be chosen for
+    `inputs`.
     """
     wanted = parse_budget(budget)
     source = differentiate(False)
@@ -182,8 +157,8 @@ class _Scale:
         self.tensors: dict[str, Tensor] = shapes_of(skeleton(training), numbers)
         if step is not None:
             # Inference over the optimizer takes long, and its shapes are declared.
-            self.tensors = declared(step.graph, numbers) | self.tensors
-        self.sizes = sizes_of(self.tensors)
+            self.tensors = _declared(step.graph, numbers) | self.tensors
+        self.sizes = {name: tensor.nbytes for name, tensor in self.tensors.items()}
 
     def weigh(self, models: Models, copies: Mapping[str, str] | None = None) -> int:
         """Return what the largest of the graphs takes, gaps between values included."""
@@ -193,7 +168,7 @@ class _Scale:
         return int(taken * _INSIDE_OPERATORS)
 
 
-def declared(graph: ir.Graph, numbers: Mapping[str, int]) -> dict[str, Tensor]:
+def _declared(graph: ir.Graph, numbers: Mapping[str, int]) -> dict[str, Tensor]:
     """Return the values whose shape the graph tells, with numbers for symbolic dimensions."""
     found = {}
     for value in values_of(graph):
@@ -204,8 +179,7 @@ def declared(graph: ir.Graph, numbers: Mapping[str, int]) -> dict[str, Tensor]:
     return found
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     source: LossGradients
     models: Models
     plan: Plan
@@ -236,10 +210,9 @@ def _search(
         if peak > limit and not misses and left:
             target = _lower(target, plan, peak, limit)
             continue  # it would not fit: that is known before it is built
-        remat = Recomputation(plan.kept, scale.sizes)
-        smaller = source.rematerialized(remat)
+        smaller, copies = source.rematerialized(plan.kept, scale.sizes)
         built = build(smaller)
-        peak = scale.weigh(built, remat.copies)
+        peak = scale.weigh(built, copies)
         if best is None or peak < best.peak:
             best = _Found(smaller, built, plan, peak, plan.seconds / planner.seconds)
         if peak <= limit or misses > 1:
@@ -255,11 +228,15 @@ def _lower(target: int, plan: Plan, peak: int, limit: int) -> int:
 
 
 def _out_of_reach(limit: int, peak: int, without: int, numbers: Mapping[str, int]) -> str:
-    sizes = ", ".join(f"{name} = {number}" for name, number in numbers.items())
     return (
-        f"memory_budget={limit} ({megabytes(limit)}) cannot be reached"
-        f"{f' for {sizes}' if sizes else ''}: with all that helps computed again, a step takes "
-        f"about {megabytes(peak)} beside its parameters ({megabytes(without)} if nothing is "
-        f"computed again). Give memory_budget={peak + (1 << 20)} or more, or train with smaller "
-        "batches: fit(..., micro_batch_size=n) makes the same update in smaller passes"
+        f"memory_budget={limit} ({megabytes(limit)}) cannot be reached{_for_sizes(numbers)}: with "
+        f"all that helps computed again, a step takes about {megabytes(peak)} beside its "
+        f"parameters ({megabytes(without)} if nothing is computed again). Give "
+        f"memory_budget={peak + (1 << 20)} or more, or train with smaller batches: "
+        "fit(..., micro_batch_size=n) makes the same update in smaller passes"
     )
+
+
+def _for_sizes(numbers: Mapping[str, int]) -> str:
+    known = ", ".join(f"{name} = {number}" for name, number in numbers.items())
+    return f" for {known}" if known else ""

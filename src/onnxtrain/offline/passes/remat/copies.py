@@ -1,4 +1,8 @@
-"""The graph with copies, as numbers: what `rewrite.py` writes, to try out a choice."""
+"""The graph of a step with copies, as numbers: to try out a choice, and to write it.
+
+A late node that reads a value which is not kept reads a copy instead. A chain of copies begins with
+a kept value that *waits* for a gate, one of the values that the late node reads as well.
+"""
 
 from __future__ import annotations
 
@@ -8,51 +12,52 @@ from onnxtrain.offline.passes.remat.flow import Flow, Step
 from onnxtrain.offline.passes.remat.layers import Layers
 
 AGAIN = " again"
+FLAG, WAIT = "Flag", "Reshape"  # a flag of a gate, and a kept value that waits for that flag
 
 
 def with_copies(flow: Flow, layers: Layers, kept: Collection[str]) -> Flow:
     """Return the graph in which late nodes read copies of what is not kept."""
-    return _Copies(flow, layers, kept).flow()
+    # What runs when a gradient asks for it comes first: of what a node needs, onnxruntime runs
+    # first what is last in the file, and that shall be the gradient.
+    early = [step for place, step in enumerate(layers.steps) if place not in layers.late]
+    return Flow(_swept([*early, *late_steps(layers, kept)], flow.outputs), flow.outputs)
+
+
+def late_steps(layers: Layers, kept: Collection[str]) -> list[Step]:
+    """Return the late nodes, each behind the copies that it reads."""
+    copies = _Copies(layers, kept)
+    for place in sorted(layers.late):
+        copies.add(layers.steps[place])
+    return copies.steps
 
 
 class _Copies:
-    def __init__(self, flow: Flow, layers: Layers, kept: Collection[str]) -> None:
-        self._flow = flow
+    def __init__(self, layers: Layers, kept: Collection[str]) -> None:
         self._layers = layers
         self._copied = layers.copied(kept)
-        self._forward = layers.forward
         self._made: dict[str, str] = {}
         self._gates: dict[str, str] = {}
         self._waiting: set[str] = set()
-        self._steps: list[Step] = []
+        self.steps: list[Step] = []
 
-    def flow(self) -> Flow:
+    def add(self, step: Step) -> None:
+        """Add a late node, behind the copies that it reads."""
         layers = self._layers
-        # What runs when a gradient asks for it comes first: of what a node needs, onnxruntime runs
-        # first what is last in the file, and that shall be the gradient.
-        self._steps.extend(s for i, s in enumerate(layers.steps) if i not in layers.late)
-        for step in (layers.steps[i] for i in sorted(layers.late)):
-            wanted = [n for n in step.reads if self._is_copied(n)]
-            if wanted:
-                gate = self._gate(step)
-                for name in wanted:
-                    self._copy(name, gate)
-                reads = tuple(self._made.get(n, n) for n in step.reads)
-                step = Step(step.op_type, reads, step.makes, step.is_pure)
-            self._steps.append(step)
-        return Flow(_swept(self._steps, self._flow.outputs), self._flow.outputs)
+        wanted = [n for n in step.reads if self._is_copied(n)]
+        if wanted:
+            late = [n for n in step.reads if n in layers.late_names or n in layers.ends]
+            gate = max(late, key=lambda n: layers.maker[n])
+            for name in wanted:
+                self._copy(name, gate)
+            reads = tuple(self._made.get(n, n) for n in step.reads)
+            step = Step(step.op_type, reads, step.makes, step.is_pure)
+        self.steps.append(step)
 
     def _is_copied(self, name: str) -> bool:
-        place = self._layers.maker.get(name)
-        return place in self._copied and name not in self._layers.fixed
-
-    def _gate(self, step: Step) -> str:
-        """Return the last one of the late values that a node reads."""
-        layers = self._layers
-        names = [n for n in step.reads if n in layers.late_names or n in layers.ends]
-        return max(names, key=lambda n: layers.maker[n])
+        return self._layers.maker.get(name) in self._copied and name not in self._layers.fixed
 
     def _copy(self, name: str, gate: str) -> None:
+        """Add what a value is computed from that is not there; iteratively, it may be long."""
         waiting = [name]
         while waiting:
             current = waiting[-1]
@@ -72,14 +77,14 @@ class _Copies:
             flag, waiting = f"{gate} is there", f"{reads[index]} after {gate}"
             if waiting not in self._waiting:
                 if flag not in self._waiting:
-                    self._steps.append(Step("Flag", (gate,), (flag,)))
-                self._steps.append(Step("Reshape", (reads[index], flag), (waiting,)))
+                    self.steps.append(Step(FLAG, (gate,), (flag,)))
+                self.steps.append(Step(WAIT, (reads[index], flag), (waiting,)))
                 self._waiting.update((flag, waiting))
             reads[index] = waiting
         made = tuple(f"{n}{AGAIN}" for n in step.makes)
         self._made.update(zip(step.makes, made, strict=True))
         self._gates.update(dict.fromkeys(step.makes, gate))
-        self._steps.append(Step(step.op_type, tuple(reads), made, is_copy=True))
+        self.steps.append(Step(step.op_type, tuple(reads), made, is_copy=True))
 
 
 def _swept(steps: list[Step], outputs: Collection[str]) -> list[Step]:

@@ -19,12 +19,8 @@ class Layers:
     single layers (masks and such); it runs when a gradient asks for it. *Fixed* values follow from
     parameters alone.
 
-    Args:
-        flow: the graph.
-        forward: names of the values of the model.
-        data: the inputs of the graph that are not parameters.
-        sizes: bytes of values.
-
+    `forward` names the values of the model, and `data` the inputs that are not parameters; `sizes`
+    has the bytes of values.
     """
 
     def __init__(
@@ -35,7 +31,7 @@ class Layers:
         self.maker = {name: i for i, step in enumerate(steps) for name in step.makes}
         self.home = homes(steps)
         self.forward = self._ancestors(forward)
-        self.fixed = self._fixed(self._data)
+        self.fixed = self._fixed()
         self.ends = self._ends()
         self.late = self._late()
         self.forward_names = {n for i in self.forward for n in steps[i].makes}
@@ -65,14 +61,12 @@ class Layers:
                     waiting.append(place)
         return found
 
-    def _fixed(self, data: set[str]) -> set[str]:
+    def _fixed(self) -> set[str]:
         fixed: set[str] = set()
+        varying = self._data | self.maker.keys()
         for step in self.steps:
             given = step.reads or step.op_type == "Constant"
-            if given and all(
-                name in fixed or (name not in self.maker and name not in data)
-                for name in step.reads
-            ):
+            if given and all(name in fixed or name not in varying for name in step.reads):
                 fixed.update(step.makes)
         return fixed
 
@@ -117,15 +111,12 @@ class Layers:
             if name in self._data or (name in self.maker and name not in self.fixed)
         )  # fmt: skip
 
-    def is_there(self, name: str, kept: Collection[str], copied: Collection[int] = ()) -> bool:
+    def is_there(self, name: str, kept: Collection[str]) -> bool:
         """Whether a value outlives the forward pass if these large ones are kept."""
-        place = self.maker.get(name)
-        if place is None or name in self.fixed or place in self.late:
+        if name not in self.forward_names or name in self.fixed:
             return True
-        if place in self.forward:
-            home = self.home[name]
-            return home not in self.can_copy or home in kept
-        return place not in copied
+        home = self.home[name]
+        return home not in self.can_copy or home in kept
 
     def copied(self, kept: Collection[str]) -> set[int]:
         """Return the nodes that run again, or late only, because of what is not kept."""

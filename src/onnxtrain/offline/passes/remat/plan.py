@@ -18,15 +18,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from onnxtrain.offline.graph.op_facts import COSTLY, ELEMENT_COST
 from onnxtrain.offline.passes.remat.arena import resident_bytes
 from onnxtrain.offline.passes.remat.copies import AGAIN, with_copies
-from onnxtrain.offline.passes.remat.cost import Shape, seconds
 from onnxtrain.offline.passes.remat.flow import Flow, Step, bytes_alive, execution_order
 from onnxtrain.offline.passes.remat.layers import Layers
 
 _SHARPNESS = 4
+_PRODUCTS_PER_SECOND = 3e10  # of two numbers, added up: on two cores of these days
+_NUMBERS_PER_SECOND = 1e9  # read or written
 _TRIES = 250  # simulations; each takes some ten milliseconds
+Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -48,39 +52,25 @@ class _Trial:
     again: set[str] = field(repr=False)  # was computed again, and lives at the peak
 
 
-@dataclass(frozen=True)
-class _Move:
+class _Move(NamedTuple):
     drop: frozenset[str]
     add: frozenset[str]
     gain: int
-    cost: float
-
-    @property
-    def worth(self) -> float:
-        return self.gain / (self.cost + 1e-6)
+    worth: float  # the gain for the time
 
 
 class Planner:
     """Searches what to keep for a graph of a training step."""
 
     def __init__(
-        self,
-        flow: Flow,
-        layers: Layers,
-        shapes: Mapping[str, Shape],
-        sizes: Mapping[str, int],
+        self, flow: Flow, layers: Layers, shapes: Mapping[str, Shape], sizes: Mapping[str, int]
     ) -> None:
         self._flow = flow
         self._layers = layers
         self._sizes = {**sizes, **{f"{name}{AGAIN}": size for name, size in sizes.items()}}
-        self._seconds = [seconds(step, shapes) for step in flow.steps]
+        self._seconds = [_seconds(step, shapes) for step in flow.steps]
         self.seconds = sum(self._seconds)  # of a step that computes nothing again
         self.tries = 0
-
-    def keep_all(self) -> Plan:
-        """Return the plan that computes nothing again."""
-        kept = frozenset(self._layers.read_late)
-        return Plan(kept, self._try(kept, math.inf).peak)
 
     def search(self, budget: int, start: frozenset[str] | None = None) -> Plan:
         """Return a plan that fits, or the one that comes nearest to it.
@@ -193,8 +183,7 @@ class Planner:
         """Yield what could lower the number of bytes at the peak."""
         copied = self._layers.copied(now.kept)
         for name in now.waiting:
-            drop = frozenset({name})
-            yield self._move(now, drop, frozenset(), copied)
+            yield self._move(now, frozenset({name}), frozenset(), copied)
         for name in self._layers.anchors - now.kept:
             drop = frozenset(self._cheap_from(name, now))
             if drop:
@@ -208,7 +197,7 @@ class Planner:
         after = self._layers.copied((now.kept - drop) | add)
         cost = sum(self._seconds[i] for i in after) - sum(self._seconds[i] for i in copied)
         gain = sum(self._sizes[n] for n in drop) - sum(self._sizes[n] for n in add)
-        return _Move(drop, add, gain, max(cost, 0.0))
+        return _Move(drop, add, gain, gain / (max(cost, 0.0) + 1e-6))
 
     def _cheap_from(self, anchor: str, now: _Trial) -> Iterator[str]:
         """Yield the waiting values that cheap nodes compute from an anchor and kept values."""
@@ -219,3 +208,30 @@ class Planner:
             if all(n in there or layers.is_there(n, now.kept) for n in step.reads):
                 there.update(step.makes)
                 yield from (n for n in step.makes if n in now.waiting)
+
+
+def _seconds(step: Step, shapes: Mapping[str, Shape]) -> float:
+    """Estimate how long a node takes on a small machine."""
+    made = sum(math.prod(shapes.get(name, ())) for name in step.makes)
+    read = sum(math.prod(shapes.get(name, ())) for name in step.reads)
+    moved = (made + read) * ELEMENT_COST.get(step.op_type, 1) / _NUMBERS_PER_SECOND
+    return 0.0 if step.is_view else moved + _products(step, shapes) / _PRODUCTS_PER_SECOND
+
+
+def _products(step: Step, shapes: Mapping[str, Shape]) -> float:
+    if step.op_type not in COSTLY:
+        return 0.0
+    made = math.prod(shapes.get(step.makes[0], ()))
+    known = [shapes[name] for name in step.reads[:2] if name in shapes]
+    if len(known) < 2 or not known[0] or not known[1]:
+        return 100.0 * made
+    first, second = known
+    if step.op_type == "Conv":
+        return float(made * math.prod(second[1:]))
+    if step.op_type == "MatMul":
+        return float(made * first[-1])
+    if step.op_type == "Gemm":
+        return float(made * math.prod(first) / max(1, shapes[step.makes[0]][0]))
+    # Every number of the smaller one meets a row of the other: right for recurrent layers, and
+    # an order of magnitude for the rest.
+    return float(math.prod(first[:-1] or first) * math.prod(second))

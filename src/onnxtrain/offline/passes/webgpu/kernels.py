@@ -13,7 +13,7 @@ small: onnxruntime keeps them on the CPU, and that is where they belong.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -99,15 +99,20 @@ def uncovered(model: onnx.ModelProto | ir.Model, graph: str = "the graph") -> li
 def warn_of_uncovered(models: Mapping[str, ir.Model]) -> dict[str, list[Uncovered]]:
     """Return the nodes of each graph that onnxruntime-web runs on the CPU, and log a warning."""
     found = {name: uncovered(model, name) for name, model in models.items()}
-    everything = [str(node) for nodes in found.values() for node in nodes]
+    everything = [node for nodes in found.values() for node in nodes]
     if everything:
-        more = [f"and {len(everything) - 8} more"] if len(everything) > 8 else []
         _log.warning(
             "onnxruntime-web %s has no WebGPU kernel for %d nodes on floats and runs them on the "
             "CPU: %s",
-            ONNXRUNTIME_WEB, len(everything), "; ".join([*everything[:8], *more]),
+            ONNXRUNTIME_WEB, len(everything), first_of(everything),
         )  # fmt: skip
     return found
+
+
+def first_of(found: Sequence[Uncovered]) -> str:
+    """List the first of the nodes, and count the others."""
+    more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
+    return "; ".join([*map(str, found[:8]), *more])
 
 
 def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:

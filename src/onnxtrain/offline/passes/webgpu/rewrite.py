@@ -14,13 +14,13 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, static_dims
-from onnxtrain.offline.graph.subgraphs import move_before
+from onnxtrain.offline.graph.subgraphs import replace_node
 from onnxtrain.offline.passes.webgpu.kernels import computes_with_floats, is_covered
 from onnxtrain.offline.passes.webgpu.single import without_doubles
 from onnxtrain.offline.passes.webgpu.unroll import unroll_scans
 
 _INT32 = ir.DataType.INT32
-Rule = Callable[[Ops, ir.Node], Sequence[ir.Value] | None]
+Rule = Callable[..., Sequence[ir.Value] | None]
 
 
 def rewrite_for_webgpu(model: ir.Model) -> None:
@@ -50,70 +50,41 @@ def _replace(op: Ops, graph: ir.Graph, node: ir.Node, rule: Rule) -> None:
     op.scope = f"webgpu/{node.name or node.outputs[0].name}"
     last = graph[-1]
     with op.arithmetic():
-        made = rule(op, node)
+        made = rule(op, node, *(v for v in node.inputs if v is not None))
     if made is None:
         return
-    for old, new in zip(node.outputs, made, strict=False):
-        _take_over(op, old, new)
-    move_before(graph, last, node)
-    graph.remove(node, safe=True)
-
-
-def _take_over(op: Ops, old: ir.Value, new: ir.Value) -> None:
-    if new.producer() is None:  # an input, or a constant
-        new = op.Identity(new)
-    name = old.name
-    new.type, new.shape = old.type, old.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    old.name = op.names.fresh(f"{name}_before")
-    new.name = name
+    # an input or a constant keeps its name
+    made = [op.Identity(value) if value.producer() is None else value for value in made]
+    replace_node(node, made, last)
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
 
 
-def _inputs(node: ir.Node) -> list[ir.Value]:
-    return [v for v in node.inputs if v is not None]
-
-
-def _sum(op: Ops, node: ir.Node) -> list[ir.Value]:
-    total, *rest = _inputs(node)
+def _sum(op: Ops, node: ir.Node, total: ir.Value, *rest: ir.Value) -> list[ir.Value]:
     for value in rest:
         total = op.Add(total, value)
     return [total]
 
 
-def _mean(op: Ops, node: ir.Node) -> list[ir.Value]:
-    (total,) = _sum(op, node)
-    return [op.Mul(total, 1.0 / len(_inputs(node)))]
+def _mean(op: Ops, node: ir.Node, *values: ir.Value) -> list[ir.Value]:
+    (total,) = _sum(op, node, *values)
+    return [op.Mul(total, 1.0 / len(values))]
 
 
-def _sign(op: Ops, node: ir.Node) -> list[ir.Value]:
-    (x,) = _inputs(node)
+def _sign(op: Ops, node: ir.Node, x: ir.Value) -> list[ir.Value]:
     one, minus, zero = (op.const(number, x.dtype) for number in (1.0, -1.0, 0.0))
     return [op.Where(op.Greater(x, zero), one, op.Where(op.Less(x, zero), minus, zero))]
 
 
-def _softsign(op: Ops, node: ir.Node) -> list[ir.Value]:
-    (x,) = _inputs(node)
-    return [op.Div(x, op.Add(op.Abs(x), 1.0))]
-
-
-def _mish(op: Ops, node: ir.Node) -> list[ir.Value]:
-    (x,) = _inputs(node)
-    return [op.Mul(x, op.Tanh(op.Softplus(x)))]
-
-
-def _selu(op: Ops, node: ir.Node) -> list[ir.Value]:
-    (x,) = _inputs(node)
+def _selu(op: Ops, node: ir.Node, x: ir.Value) -> list[ir.Value]:
     alpha = node.attributes.get_float("alpha", 1.67326319217681884765625)
     gamma = node.attributes.get_float("gamma", 1.05070102214813232421875)
     return [op.Mul(op.Elu(x, alpha=alpha), gamma)]
 
 
-def _round(op: Ops, node: ir.Node) -> list[ir.Value]:
+def _round(op: Ops, node: ir.Node, x: ir.Value) -> list[ir.Value]:
     """Halves go to the even neighbour: an odd result of a tie is one too much."""
-    (x,) = _inputs(node)
     rounded = op.Floor(op.Add(x, 0.5))
     is_tie = op.Equal(op.Sub(rounded, x), 0.5)
     half = op.Mul(rounded, 0.5)
@@ -121,24 +92,13 @@ def _round(op: Ops, node: ir.Node) -> list[ir.Value]:
     return [op.Where(op.And(is_tie, is_odd), op.Sub(rounded, 1.0), rounded)]
 
 
-def _or(op: Ops, node: ir.Node) -> list[ir.Value]:
-    a, b = _inputs(node)
-    return [op.Not(op.And(op.Not(a), op.Not(b)))]
-
-
-def _xor(op: Ops, node: ir.Node) -> list[ir.Value]:
-    a, b = _inputs(node)
-    return [op.And(op.Not(op.And(a, b)), op.Not(op.And(op.Not(a), op.Not(b))))]
-
-
-def _pow(op: Ops, node: ir.Node) -> list[ir.Value]:
-    x, exponent = _inputs(node)
+def _pow(op: Ops, node: ir.Node, x: ir.Value, exponent: ir.Value) -> list[ir.Value]:
     known = constant_array(exponent)
     number = op.cast(exponent, x.dtype) if known is None else op.const(known.astype(np.float32))
     return [op.Pow(x, number)]
 
 
-def _dropout(op: Ops, node: ir.Node) -> list[ir.Value] | None:
+def _dropout(op: Ops, node: ir.Node, x: ir.Value, *_: ir.Value) -> list[ir.Value] | None:
     """Outside of training it changes nothing."""
     if len(node.outputs) > 1 and node.outputs[1].uses():
         return None
@@ -146,21 +106,21 @@ def _dropout(op: Ops, node: ir.Node) -> list[ir.Value] | None:
     known = constant_array(training)
     if training is not None and (known is None or known.any()):
         return None
-    return [op.Identity(_inputs(node)[0])]
+    return [op.Identity(x)]
 
 
 # ---- filling, choosing ---------------------------------------------------------------------------
 
 
-def _constant_of_shape(op: Ops, node: ir.Node) -> list[ir.Value]:
-    (shape,) = _inputs(node)
+def _constant_of_shape(op: Ops, node: ir.Node, shape: ir.Value) -> list[ir.Value]:
     fill = node.attributes.get_tensor("value")
     number = 0.0 if fill is None else float(fill.numpy().reshape(-1)[0])
     return [op.Expand(op.const(number, node.outputs[0].dtype), shape)]
 
 
-def _one_hot(op: Ops, node: ir.Node) -> list[ir.Value] | None:
-    indices, depth, values = _inputs(node)
+def _one_hot(
+    op: Ops, node: ir.Node, indices: ir.Value, depth: ir.Value, values: ir.Value
+) -> list[ir.Value] | None:
     count, dims = constant_array(depth), dims_of(indices)
     if count is None or dims is None:
         return None
@@ -184,28 +144,25 @@ def _log_softmax_of(op: Ops, x: ir.Value, axis: int) -> ir.Value:
     return op.Sub(shifted, op.Log(op.ReduceSum(op.Exp(shifted), [axis], keepdims=1)))
 
 
-def _log_softmax(op: Ops, node: ir.Node) -> list[ir.Value]:
-    (x,) = _inputs(node)
+def _log_softmax(op: Ops, node: ir.Node, x: ir.Value) -> list[ir.Value]:
     return [_log_softmax_of(op, x, node.attributes.get_int("axis", -1) % op.rank(x))]
 
 
-def _cross_entropy(op: Ops, node: ir.Node) -> list[ir.Value]:
-    scores = node.inputs[0]
-    assert scores is not None
+def _cross_entropy(
+    op: Ops, node: ir.Node, scores: ir.Value, labels: ir.Value, *weights: ir.Value
+) -> list[ir.Value]:
     log_prob = _log_softmax_of(op, scores, 1)
-    return [_picked(op, node, log_prob), log_prob]
+    return [*_picked(op, node, log_prob, labels, *weights), log_prob]
 
 
-def _negative_log_likelihood(op: Ops, node: ir.Node) -> list[ir.Value]:
-    log_prob = node.inputs[0]
-    assert log_prob is not None
-    return [_picked(op, node, log_prob)]
-
-
-def _picked(op: Ops, node: ir.Node, log_prob: ir.Value) -> ir.Value:
+def _picked(
+    op: Ops,
+    node: ir.Node,
+    log_prob: ir.Value,
+    labels: ir.Value,
+    class_weights: ir.Value | None = None,
+) -> list[ir.Value]:
     """Minus what the labels point at, weighted and reduced as the node says."""
-    labels, class_weights = node.inputs[1], (*node.inputs, None)[2]
-    assert labels is not None
     ignored = node.attributes.get_int("ignore_index")
     reduction = node.attributes.get_string("reduction", "mean")
     weights: ir.Value | None = None
@@ -225,20 +182,19 @@ def _picked(op: Ops, node: ir.Node, log_prob: ir.Value) -> ir.Value:
     if weights is not None:
         terms = op.Mul(terms, weights)
     if reduction == "none":
-        return terms
+        return [terms]
     total = op.ReduceSum(terms, keepdims=0)
     if reduction == "sum":
-        return total
+        return [total]
     if weights is None:
-        return op.ReduceMean(terms, keepdims=0)
-    return op.Div(total, op.ReduceSum(weights, keepdims=0))
+        return [op.ReduceMean(terms, keepdims=0)]
+    return [op.Div(total, op.ReduceSum(weights, keepdims=0))]
 
 
 # ---- windows -------------------------------------------------------------------------------------
 
 
-def _space_to_depth(op: Ops, node: ir.Node) -> list[ir.Value] | None:
-    (x,) = _inputs(node)
+def _space_to_depth(op: Ops, node: ir.Node, x: ir.Value) -> list[ir.Value] | None:
     dims = static_dims(x)
     if dims is None:
         return None
@@ -249,23 +205,27 @@ def _space_to_depth(op: Ops, node: ir.Node) -> list[ir.Value] | None:
     return [op.reshape(moved, [n, c * size * size, h // size, w // size])]
 
 
+def _either(op: Ops, a: ir.Value, b: ir.Value) -> ir.Value:
+    return op.Not(op.And(op.Not(a), op.Not(b)))
+
+
 _OF_BOOLS = frozenset({"Or", "Xor"})
 _RULES: dict[str, Rule] = {
     "ConstantOfShape": _constant_of_shape,
     "Dropout": _dropout,
     "LogSoftmax": _log_softmax,
     "Mean": _mean,
-    "Mish": _mish,
-    "NegativeLogLikelihoodLoss": _negative_log_likelihood,
+    "Mish": lambda op, _, x: [op.Mul(x, op.Tanh(op.Softplus(x)))],
+    "NegativeLogLikelihoodLoss": _picked,
     "OneHot": _one_hot,
-    "Or": _or,
+    "Or": lambda op, _, a, b: [_either(op, a, b)],
     "Pow": _pow,
     "Round": _round,
     "Selu": _selu,
     "Sign": _sign,
     "SoftmaxCrossEntropyLoss": _cross_entropy,
-    "Softsign": _softsign,
+    "Softsign": lambda op, _, x: [op.Div(x, op.Add(op.Abs(x), 1.0))],
     "SpaceToDepth": _space_to_depth,
     "Sum": _sum,
-    "Xor": _xor,
+    "Xor": lambda op, _, a, b: [op.And(op.Not(op.And(a, b)), _either(op, a, b))],
 }

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.graph.subgraphs import move_before, subgraphs_of
+from onnxtrain.offline.graph.subgraphs import replace_node, subgraphs_of
 
 _FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 _TERMS = 9  # of the series: at 0.5 the tenth is below 1e-9
@@ -80,9 +80,7 @@ def _write_corrections(op: Ops, graph: ir.Graph) -> None:
         writer.scope = f"webgpu/{node.name}"
         last = graph[-1]
         made = writer.Cast(_one_minus_power(writer, float(base), step), to=_DOUBLE)
-        ir.convenience.replace_all_uses_with(node.outputs[0], made)
-        move_before(graph, last, node)
-        graph.remove(node, safe=True)
+        replace_node(node, [made], last)
 
 
 def _one_minus_power(op: Ops, base: float, step: ir.Value) -> ir.Value:

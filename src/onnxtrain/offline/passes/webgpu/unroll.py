@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of
-from onnxtrain.offline.graph.subgraphs import move_before, subgraphs_of
+from onnxtrain.offline.graph.subgraphs import replace_node, subgraphs_of
 
 MOST_STEPS = 256  # a longer loop would make a graph that takes minutes to load
 
@@ -17,21 +17,14 @@ def unroll_scans(op: Ops, graph: ir.Graph) -> None:
         if node.op_type != "Scan" or node.domain:
             continue
         scan = _Scan(node)
-        if scan.steps is None or scan.steps > MOST_STEPS or scan.has_bodies:
+        steps = scan.steps()
+        if steps is None or steps > MOST_STEPS or any(map(subgraphs_of, scan.body)):
             continue
         writer = Ops(graph, op.opset, op.names)
         writer.scope = f"webgpu/{node.name or node.outputs[0].name}"
         last = graph[-1]
-        results = scan.write(writer)
-        for old, new in zip(node.outputs, results, strict=True):
-            name = old.name
-            new = writer.Identity(new)
-            new.type, new.shape = old.type, old.shape
-            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-            old.name = writer.names.fresh(f"{name}_before")
-            new.name = name
-        move_before(graph, last, node)
-        graph.remove(node, safe=True)
+        results = [writer.Identity(value) for value in scan.write(writer, steps)]
+        replace_node(node, results, last)
 
 
 class _Scan:
@@ -39,23 +32,18 @@ class _Scan:
 
     def __init__(self, node: ir.Node) -> None:
         self.body = subgraphs_of(node)[0]
-        self.scanned = node.attributes.get_int("num_scan_inputs", 0)
-        self.carried = len(node.inputs) - self.scanned
+        scanned = node.attributes.get_int("num_scan_inputs", 0)
+        self.carried = len(node.inputs) - scanned
         self.inputs = [v for v in node.inputs if v is not None]
         made = len(node.outputs) - self.carried
-        self.axes = self._numbers(node, "scan_input_axes", self.scanned)
-        self.backwards = self._numbers(node, "scan_input_directions", self.scanned)
-        self.output_axes = self._numbers(node, "scan_output_axes", made)
-        self.prepends = self._numbers(node, "scan_output_directions", made)
-        self.has_bodies = any(subgraphs_of(inner) for inner in self.body)
+        get = node.attributes.get_ints
+        self.axes = get("scan_input_axes") or [0] * scanned
+        self.backwards = get("scan_input_directions") or [0] * scanned
+        self.output_axes = get("scan_output_axes") or [0] * made
+        self.prepends = get("scan_output_directions") or [0] * made
 
-    @staticmethod
-    def _numbers(node: ir.Node, name: str, count: int) -> list[int]:
-        return list(node.attributes.get_ints(name) or [0] * count)
-
-    @property
     def steps(self) -> int | None:
-        """The number of steps, if the shape of any scanned input has it."""
+        """Return the number of steps, if the shape of any scanned input has it."""
         for value, axis in zip(self.inputs[self.carried :], self.axes, strict=True):
             dims = dims_of(value)
             size = None if dims is None else dims[axis]
@@ -63,36 +51,30 @@ class _Scan:
                 return size
         return None
 
-    def write(self, op: Ops) -> list[ir.Value]:
+    def write(self, op: Ops, steps: int) -> list[ir.Value]:
         """Write all steps and return the outputs of the Scan."""
-        assert self.steps is not None
         state = self.inputs[: self.carried]
         made: list[list[ir.Value]] = [[] for _ in self.output_axes]
-        for step in range(self.steps):
-            values = [*state, *self._items(op, step)]
-            results = self._step(op, values)
+        for step in range(steps):
+            items = []
+            for value, axis, backwards in zip(
+                self.inputs[self.carried :], self.axes, self.backwards, strict=True
+            ):
+                at = steps - 1 - step if backwards else step
+                items.append(op.Squeeze(op.slice(value, axis, at, at + 1), [axis]))
+            results = self._step(op, [*state, *items])
             state = results[: self.carried]
-            for items, item, axis in zip(
+            for own, item, axis in zip(
                 made, results[self.carried :], self.output_axes, strict=True
             ):
                 dims = dims_of(item)
                 place = axis if axis >= 0 or dims is None else axis + len(dims) + 1
-                items.append(op.unsqueeze(item, [place]))
+                own.append(op.unsqueeze(item, [place]))
         stacked = [
-            op.Concat(*(reversed(items) if first else items), axis=axis)
-            for items, axis, first in zip(made, self.output_axes, self.prepends, strict=True)
+            op.Concat(*(reversed(own) if first else own), axis=axis)
+            for own, axis, first in zip(made, self.output_axes, self.prepends, strict=True)
         ]
         return [*state, *stacked]
-
-    def _items(self, op: Ops, step: int) -> list[ir.Value]:
-        assert self.steps is not None
-        items = []
-        for value, axis, backwards in zip(
-            self.inputs[self.carried :], self.axes, self.backwards, strict=True
-        ):
-            at = self.steps - 1 - step if backwards else step
-            items.append(op.Squeeze(op.slice(value, axis, at, at + 1), [axis]))
-        return items
 
     def _step(self, op: Ops, values: list[ir.Value]) -> list[ir.Value]:
         inside: dict[ir.Value | None, ir.Value | None] = {None: None}
