@@ -26,7 +26,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxtrain
-from onnxtrain.offline.autodiff.allowed import EMITTED_OPS, REPEATED_OPS
+from allowed_ops import EMITTED_OPS, REPEATED_OPS
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 NEWEST_RUNNABLE_OPSET = 26  # what the installed onnxruntime accepts
@@ -121,7 +121,9 @@ def _check_node(node: onnx.NodeProto) -> None:
     )
     if "_grad/" not in node.name and not node.name.startswith("grad/"):
         return
-    assert node.op_type in EMITTED_OPS | REPEATED_OPS.keys(), f"{node.name} is not in allowed.py"
+    assert node.op_type in EMITTED_OPS | REPEATED_OPS.keys(), (
+        f"{node.name} is not in allowed_ops.py"
+    )
     assert node.op_type != "ScatterND" or attributes.get("reduction", b"none") == b"none", (
         f"{node.name}: onnxruntime loses updates of ScatterND with a reduction"
     )

@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxtrain
+import onnxtrain.offline.autodiff.rules  # registers the rules
 from gradcheck import Spec, check_gradient, check_spec, ids
 from onnxtrain.errors import MissingGradientError
 from onnxtrain.offline.autodiff import registry

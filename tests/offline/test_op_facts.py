@@ -18,11 +18,9 @@ TABLES = {name: table for name, table in vars(op_facts).items() if name.isupper(
 # Modules that list operators for a reason of their own.
 EXCEPTIONS = {
     "graph/op_facts.py": "the table itself",
-    "autodiff/allowed.py": "a decision about what gradients may consist of",
     "autodiff/rules/rnn_activations.py": "activations by the names that attributes give them",
-    "frontend/enum_attributes.py": "the words that attributes may hold",
+    "frontend/canonicalize.py": "the words that attributes may hold",
     "frontend/fused/activations.py": "activations by the names that attributes give them",
-    "frontend/upgrade/unchanged.py": "the history of operators, reviewed change by change",
     "writer/opset_downgrade.py": "the history of operators, reviewed change by change",
     "passes/replace_classifier.py": "the layers that it replaces",
     "passes/webgpu/kernels.py": "the kernels of another runtime",

@@ -13,9 +13,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from allowed_ops import EMITTED_OPS
 from onnxtrain import onnxblock
 from onnxtrain.errors import BlockError, OnnxTrainError
-from onnxtrain.offline.autodiff.allowed import EMITTED_OPS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.optimizers import chunked, multi_tensor
 from onnxtrain.onnxblock.optim import (

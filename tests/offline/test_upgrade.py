@@ -25,11 +25,12 @@ from old_nodes import (
 )
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.frontend.canonical_model import canonical_model, lift_constants
-from onnxtrain.offline.frontend.upgrade import release_initializers, upgrade_to_floor
+from onnxtrain.offline.frontend.canonicalize import release_initializers
+from onnxtrain.offline.frontend.upgrade import upgrade_to_floor
 from onnxtrain.offline.frontend.upgrade.adapters import ADAPTERS
-from onnxtrain.offline.frontend.upgrade.unchanged import UNCHANGED
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes
 from onnxtrain.offline.graph.versions import OLDEST_OPSET
+from unchanged_operators import UNCHANGED
 
 FLOOR = 18
 

@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxtrain.cli.interrupt import INTERRUPTED, ends_at_once
 from onnxtrain.errors import MissingGradientError, NonFiniteError, OnnxTrainError, RunError
@@ -60,50 +60,34 @@ def _open_streams() -> None:
 
 def _report(error: Exception, command: str, console: Console) -> int:
     """Say what is wrong, if it is something that a user can put right."""
+    code = WRONG
     if isinstance(error, MissingGradientError):
-        console.complain(f"onnxtrain {command}: {error}")
-        return WRONG
-    if isinstance(error, OnnxTrainError):
-        console.complain(f"onnxtrain {command}: {_one_line(_with_notes(error))}")
-        return _code(error)
-    if isinstance(error, ModuleNotFoundError):
-        hint = _package_of(error.name or "")
-        if hint:
-            console.complain(f"onnxtrain {command}: {hint}")
-            return WRONG
-    if isinstance(error, OSError) and error.filename is not None:
-        console.complain(f"onnxtrain {command}: {error.filename}: {error.strerror}{_advice(error)}")
-        return WRONG
-    if isinstance(error, OSError) and error.errno is not None:
-        console.complain(f"onnxtrain {command}: {error.strerror}")
-        return WRONG
-    if isinstance(error, MemoryError):
+        text = str(error)
+    elif isinstance(error, OnnxTrainError):
+        notes = [f"({note})" for note in getattr(error, "__notes__", [])]
+        text = _one_line(" ".join([str(error), *notes]))
+        in_data = isinstance(error, NonFiniteError) and error.in_data
+        if isinstance(error, (NonFiniteError, RunError)) and not in_data:
+            code = FAILED
+    elif isinstance(error, ModuleNotFoundError) and _package_of(error.name or ""):
+        text = _package_of(error.name or "")
+    elif isinstance(error, OSError) and error.errno is not None:
+        text = error.strerror or ""
+        if error.filename is not None:
+            text = f"{error.filename}: {text}"
+            if isinstance(error, PermissionError):
+                text += ": give another, or change who may use it"
+    elif isinstance(error, MemoryError):
         said = f" ({_one_line(str(error))})" if str(error) else ""
-        console.complain(f"onnxtrain {command}: there is not enough memory{said}: ask for less")
-        return WRONG
-    raise error
-
-
-def _code(error: OnnxTrainError) -> int:
-    """Return the exit code: whether what was given is wrong, or training came to nothing."""
-    if isinstance(error, NonFiniteError):
-        return WRONG if error.in_data else FAILED
-    return FAILED if isinstance(error, RunError) else WRONG
-
-
-def _advice(error: OSError) -> str:
-    if isinstance(error, PermissionError):
-        return ": give another, or change who may use it"
-    return ""
+        text = f"there is not enough memory{said}: ask for less"
+    else:
+        raise error
+    console.complain(f"onnxtrain {command}: {text}")
+    return code
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _with_notes(error: Exception) -> str:
-    notes: list[Any] = getattr(error, "__notes__", [])
-    return " ".join([str(error), *(f"({note})" for note in notes)])
 
 
 def _package_of(module: str) -> str:

@@ -13,8 +13,7 @@ Command = tuple[tuple[str, ...], argparse.ArgumentParser]
 
 def completion_command(options: argparse.Namespace, console: Console) -> int:
     """Print the completion script of a shell."""
-    write = {"bash": bash, "zsh": zsh, "fish": fish}[options.shell]
-    script = write()
+    script = {"bash": bash, "zsh": zsh, "fish": fish}[options.shell]()
     if console.as_json:
         console.result({"shell": options.shell, "script": script})
     else:
@@ -50,77 +49,60 @@ def _arguments(parser: argparse.ArgumentParser) -> list[str]:
     return [str(word) for choices in found for word in choices]
 
 
-def _takes_files(parser: argparse.ArgumentParser) -> bool:
-    return not _arguments(parser)
+_BASH = r"""_onnxtrain() {
+  local IFS=$' \t\n'
+  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
+  local command="${COMP_WORDS[1]}" offer="" files=1
+  [ "$COMP_CWORD" -le 1 ] && command=""
+  [ "$command" = checkpoint ] && [ "$COMP_CWORD" -gt 2 ] && command="checkpoint show"
+CASES
+  COMPREPLY=($(compgen -W "$offer" -- "$word"))
+  IFS=$'\n'  # file names may have spaces
+  [ -z "$files" ] || COMPREPLY+=($(compgen -f -- "$word"))
+}
+complete -o filenames -F _onnxtrain onnxtrain
+"""
+
+_ZSH = """(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -u; }
+_onnxtrain() {
+  local command="${words[2]}" before="${words[CURRENT-1]}" offer="" files=1
+  (( CURRENT <= 2 )) && command=""
+  [[ "$command" = checkpoint ]] && (( CURRENT > 3 )) && command="checkpoint show"
+CASES
+  [[ -z "$offer" ]] || compadd -- ${=offer}
+  [[ -z "$files" ]] || _files
+}
+compdef _onnxtrain onnxtrain
+"""
 
 
-def _cases() -> tuple[list[str], list[str]]:
-    """Return the case branches for bash and zsh: by command, and by command and last option."""
+def _cases() -> str:
+    """Return what bash and zsh offer: by command, and by command and last option."""
     words, values = [], []
     for path, parser in _commands(make_parser()):
         key = " ".join(path)
+        arguments = _arguments(parser)
         names = [name for action in _options(parser) for name in action.option_strings]
-        files = "" if _takes_files(parser) else "; files="
-        words.append(f'    "{key}") offer="{" ".join([*_arguments(parser), *names])}"{files} ;;')
+        files = "; files=" if arguments else ""
+        words.append(f'    "{key}") offer="{" ".join([*arguments, *names])}"{files} ;;')
         for action in _options(parser):
             if action.nargs == 0:
                 continue
             offered = " ".join(map(str, action.choices or ()))
             here = "|".join(f'"{key} {name}"' for name in action.option_strings)
             values.append(f'    {here}) offer="{offered}"{"; files=" if offered else ""} ;;')
-    return words, values
+    by_command = ['  case "$command" in', *words, "  esac"]
+    return "\n".join([*by_command, '  case "$command $before" in', *values, "  esac"])
 
 
 def bash() -> str:
     """Return the script for bash."""
-    words, values = _cases()
-    return "\n".join(
-        [
-            "_onnxtrain() {",
-            "  local IFS=$' \\t\\n'",
-            '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"',
-            '  local command="${COMP_WORDS[1]}" offer="" files=1',
-            '  [ "$COMP_CWORD" -le 1 ] && command=""',
-            '  [ "$command" = checkpoint ] && [ "$COMP_CWORD" -gt 2 ] && command="checkpoint show"',
-            '  case "$command" in',
-            *words,
-            "  esac",
-            '  case "$command $before" in',
-            *values,
-            "  esac",
-            '  COMPREPLY=($(compgen -W "$offer" -- "$word"))',
-            "  IFS=$'\\n'  # file names may have spaces",
-            '  [ -z "$files" ] || COMPREPLY+=($(compgen -f -- "$word"))',
-            "}",
-            "complete -o filenames -F _onnxtrain onnxtrain",
-            "",
-        ]
-    )
+    return _BASH.replace("CASES", _cases())
 
 
 def zsh() -> str:
     """Return the script for zsh."""
-    words, values = _cases()
-    return "\n".join(
-        [
-            "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -u; }",
-            "_onnxtrain() {",
-            '  local command="${words[2]}" before="${words[CURRENT-1]}" offer="" files=1',
-            '  (( CURRENT <= 2 )) && command=""',
-            '  [[ "$command" = checkpoint ]] && (( CURRENT > 3 )) && command="checkpoint show"',
-            '  case "$command" in',
-            *words,
-            "  esac",
-            '  case "$command $before" in',
-            *values,
-            "  esac",
-            '  [[ -z "$offer" ]] || compadd -- ${=offer}',
-            '  [[ -z "$files" ]] || _files',
-            "}",
-            "compdef _onnxtrain onnxtrain",
-            "",
-        ]
-    )
+    return _ZSH.replace("CASES", _cases())
 
 
 def fish() -> str:

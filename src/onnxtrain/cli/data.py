@@ -35,23 +35,25 @@ def load(paths: Sequence[str], session: TrainingSession, reading: Reading, optio
     for _, path in files:
         if not path.exists():
             raise InputError(f"{option}: {str(path)!r} does not exist")
-    first = files[0][1]
-    many = len(files) > 1 or files[0][0] is not None or first.suffix == ".npy"
-    if many:
+    name, first = files[0]
+    where = f"{option}: {first}"
+    if len(files) > 1 or name is not None or first.suffix == ".npy":
         data = Data(_read_npy(files, inputs, option), reading)
-    elif first.is_dir():
-        data = read_images(first, inputs, reading, option)
-    elif first.suffix == ".npz":
+    elif first.suffix == ".npz" and first.is_file():
         data = Data(_read_npz(first, inputs, reading.names, option), reading)
-    elif first.suffix.lower() in (".csv", ".tsv"):
-        data = read_table(first, inputs, reading, option)
+    elif first.is_dir() or first.suffix.lower() in (".csv", ".tsv"):
+        if len(inputs) != 2:
+            names = ", ".join(value.name for value in inputs)
+            raise InputError(f"{where}: the model has the inputs {names}: use an .npz file")
+        read = read_images if first.is_dir() else read_table
+        data = read(first, inputs, reading, where)
     else:
         raise InputError(
             f"{option}: {str(first)!r} is neither .npz, .npy, .csv nor a folder of images"
         )
-    arrays = {v.name: fitting(data.arrays[v.name], v, f"{option}: {first}") for v in inputs}
+    arrays = {v.name: fitting(data.arrays[v.name], v, where) for v in inputs}
     for value in inputs:
-        _check_type(arrays[value.name], value, f"{option}: {first}")
+        _check_type(arrays[value.name], value, where)
     _check_labels(arrays, session, option)
     return replace(data, arrays=arrays)
 
@@ -159,23 +161,23 @@ def fitting(array: Array, value: ValueType, where: str) -> Array:
     sample = [dim for dim in dims[1:] if isinstance(dim, int)]
     if len(sample) == len(dims) - 1 and math.prod(array.shape[1:]) == math.prod(sample):
         return array.reshape([len(array), *sample])
+    hint = "; the first axis is the samples"
+    if len(dims) == 1 and array.ndim == 2:  # one-hot labels
+        hint = ": give the class index of each sample, such as array.argmax(axis=1)"
     raise InputError(
         f"{where}: the array for {value.name!r} has the shape {_shape(array.shape)}, and the model "
-        f"takes {_shape(dims)}{_hint(array, dims)}"
+        f"takes {_shape(dims)}{hint}"
     )
 
 
-def _hint(array: Array, dims: Sequence[int | str | None]) -> str:
-    """Advise on one-hot labels."""
-    if len(dims) == 1 and array.ndim == 2:
-        return ": give the class index of each sample, such as array.argmax(axis=1)"
-    return "; the first axis is the samples"
+def _dtype(value: ValueType) -> np.dtype[Any] | None:
+    element = ELEMENT_TYPES.get(value.element_type)
+    return None if element is None else element.dtype
 
 
 def _check_type(array: Array, value: ValueType, where: str) -> None:
     """Refuse elements that cannot be converted to the type of an input."""
-    element = ELEMENT_TYPES.get(value.element_type)
-    wanted = None if element is None else element.dtype
+    wanted = _dtype(value)
     if wanted is None or wanted.kind not in "fiub":
         return
     if array.dtype.kind not in "fiub":
@@ -208,12 +210,11 @@ def _shape(dims: Sequence[Any]) -> str:
 def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option: str) -> None:
     """Refuse labels outside the classes of the model, if their number is known."""
     name, labels = list(arrays.items())[-1]
-    declared = session.module.training_executor.signature.inputs[-1]
-    element = ELEMENT_TYPES.get(declared.element_type)
-    if len(arrays) < 2 or not labels.size or element is None or element.dtype is None:
+    declared = _dtype(session.module.training_executor.signature.inputs[-1])
+    if len(arrays) < 2 or not labels.size or declared is None or declared.kind not in "iu":
         return
     count = _class_count(session)
-    if element.dtype.kind not in "iu" or labels.dtype.kind not in "iuf" or count is None:
+    if labels.dtype.kind not in "iuf" or count is None:
         return
     low, high = labels.min(), labels.max()
     if low < 0 or high >= count:
@@ -229,7 +230,5 @@ def _class_count(session: TrainingSession) -> int | None:
     beside = session.output_names(training=False)[1:]
     if evaluation is None or not beside:
         return None
-    dims = evaluation.graph.model.output_dims(beside[-1])
-    if dims is None or len(dims) != 2 or not isinstance(dims[1], int):
-        return None
-    return dims[1]
+    dims = evaluation.graph.model.output_dims(beside[-1]) or ()
+    return dims[1] if len(dims) == 2 and isinstance(dims[1], int) else None

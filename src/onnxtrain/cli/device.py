@@ -14,7 +14,7 @@ import numpy as np
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
-from onnxtrain.cli.reading import Reading, remembered
+from onnxtrain.cli.reading import remembered
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
 from onnxtrain.format.element_types import ELEMENT_TYPES
@@ -41,17 +41,15 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         raise ArgumentError("--metric is measured on validation data: pass --validation")
     resumes = options.resume and saved.exists()
     set_seed(options.seed)
-    session = _session(folder, saved if resumes else options.start)
-    reading = remembered(session, _reading(options))
-    data = load(options.data, session, reading, "--data")
+    start = saved if resumes else options.start
+    session = TrainingSession.from_folder(folder, checkpoint=start and _existing(start))
+    data = load(options.data, session, remembered(session, options), "--data")
     validation = None
     if options.validation:
         validation = load(options.validation, session, data.reading, "--validation")
     data.reading.remember(session)
-    if not resumes:
+    if options.lr is not None or not resumes:
         session.set_learning_rate(_LEARNING_RATE if options.lr is None else options.lr)
-    elif options.lr is not None:
-        session.set_learning_rate(options.lr)
     if session.get_learning_rate() == 0 and options.schedule is None:
         console.note("note: the learning rate is 0, as a schedule left it: give --lr or --schedule")
     metrics = _metrics(session, options) if validation is not None else []
@@ -79,9 +77,14 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         console.note(
             f"note: the run has had its {options.epochs} epochs: go on with more by --epochs"
         )
+    lines = [f"saved     {saved}, {megabytes(_size(saved))}"]
     if options.plot and history.losses:
         history.plot(options.plot)
-    _report_training(history, saved, options, console)
+        lines.append(f"picture   {options.plot}")
+    if history.interrupted:
+        lines.append("go on     the same command with --resume")
+    content = json.loads(history.to_json()) | {"checkpoint": str(saved)}
+    console.result(content, "\n".join(lines))
     return 130 if history.interrupted else 0
 
 
@@ -89,22 +92,10 @@ def _steps(session: TrainingSession) -> int:
     return 0 if session.optimizer is None else session.optimizer.step_count
 
 
-def _report_training(history: Any, saved: Path, options: Any, console: Console) -> None:
-    content = json.loads(history.to_json()) | {"checkpoint": str(saved)}
-    lines = [f"saved     {saved}, {megabytes(_size(saved))}"]
-    if options.plot and history.losses:
-        lines.append(f"picture   {options.plot}")
-    if history.interrupted:
-        lines.append("go on     the same command with --resume")
-    console.result(content, "\n".join(lines))
-
-
 def _schedule(options: argparse.Namespace) -> Any:
-    if options.schedule is None:
-        if options.warmup is None:
-            return None
-        return {"name": "constant", "warmup_ratio": options.warmup}
-    settings: dict[str, Any] = {"name": options.schedule}
+    if options.schedule is None and options.warmup is None:
+        return None
+    settings: dict[str, Any] = {"name": options.schedule or "constant"}
     if options.warmup is not None:
         settings["warmup_ratio"] = options.warmup
     if options.schedule == "exponential":
@@ -133,8 +124,8 @@ def eval_command(options: argparse.Namespace, console: Console) -> int:
 
     folder = _folder(options.artifacts)
     checkpoint = _chosen(folder, options.checkpoint)
-    session = _session(folder, checkpoint)
-    data = load(options.data, session, remembered(session, _reading(options)), "--data")
+    session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
+    data = load(options.data, session, remembered(session, options), "--data")
     metrics = _metrics(session, options)
     values = evaluate(session, data.arrays, metrics, batch_size=options.batch_size)
     samples = len(next(iter(data.arrays.values())))
@@ -146,20 +137,16 @@ def eval_command(options: argparse.Namespace, console: Console) -> int:
     console.table(("measure", "value"), [("samples", samples), *simple])
     for name, value in values.items():
         if not isinstance(value, float):
-            _matrix(name, value, data.reading.classes, console)
+            names = data.reading.classes or [str(i) for i in range(len(value))]
+            console.table((name, *names), [(n, *row) for n, row in zip(names, value, strict=True)])
     return 0
-
-
-def _matrix(name: str, rows: Any, classes: Sequence[str] | None, console: Console) -> None:
-    names = list(classes or map(str, range(len(rows))))
-    console.table((name, *names), [(n, *row) for n, row in zip(names, rows, strict=True)])
 
 
 def export_command(options: argparse.Namespace, console: Console) -> int:
     """Write a model for inference."""
     folder = _folder(options.artifacts)
     checkpoint = _chosen(folder, options.checkpoint)
-    session = _session(folder, checkpoint)
+    session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     names = options.outputs or session.output_names(training=False)[1:]
     if not names:
         raise ArgumentError(
@@ -187,10 +174,7 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.device.state import CheckpointState
 
     path = Path(options.checkpoint)
-    if path.is_dir():
-        path = _chosen(path, None)
-    if not path.is_file():
-        raise CheckpointError(f"the checkpoint {str(path)!r} is not there: give its file")
+    path = _chosen(path, None) if path.is_dir() else _existing(path)
     checkpoint = CheckpointState.load_checkpoint(path)
     state = checkpoint._training
     trained = set(state.trainable_names())
@@ -266,28 +250,22 @@ def _folder(name: str) -> Path:
     return folder
 
 
-def _session(folder: Path, checkpoint: str | Path | None) -> TrainingSession:
-    if checkpoint is not None and not Path(checkpoint).is_file():
+def _existing(checkpoint: str | Path) -> Path:
+    if not Path(checkpoint).is_file():
         raise CheckpointError(f"the checkpoint {str(checkpoint)!r} is not there: give its file")
-    return TrainingSession.from_folder(folder, checkpoint=checkpoint)
+    return Path(checkpoint)
 
 
 def _chosen(folder: Path, given: str | None) -> Path:
     """Return the checkpoint that is meant: the one given, the trained one, or the first one."""
-    if given is not None:
-        return Path(given)
     trained = folder / TRAINED
-    return trained if trained.exists() else folder / "checkpoint"
+    return _existing(given or (trained if trained.exists() else folder / "checkpoint"))
 
 
 def _size(path: Path) -> int:
     """Return the size of a file and of the data beside it."""
     beside = path.with_name(f"{path.name}.data")
     return sum(p.stat().st_size for p in (path, beside) if p.exists())
-
-
-def _reading(options: argparse.Namespace) -> Reading:
-    return Reading.from_options(options)
 
 
 def _metrics(session: TrainingSession, options: argparse.Namespace) -> list[Any]:

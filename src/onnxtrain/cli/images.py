@@ -38,22 +38,8 @@ class Layout(NamedTuple):
         return (self.channels, *size) if self.first else (*size, self.channels)
 
 
-def read_images(folder: Path, inputs: Sequence[ValueType], reading: Reading, option: str) -> Data:
+def read_images(folder: Path, inputs: Sequence[ValueType], reading: Reading, where: str) -> Data:
     """Read all images; the names of the subfolders are the classes."""
-    where = f"{option}: {folder}"
-    if len(inputs) != 2:
-        names = ", ".join(value.name for value in inputs)
-        raise InputError(f"{where}: the model has the inputs {names}: use an .npz file")
-    files = _files(folder, where)
-    layout = layout_of(inputs[0], reading.size, where)
-    labels, classes = numbered([name for name, _ in files], reading.classes, where)
-    images = _decode([path for _, path in files], layout, reading, where)
-    size = None if reading.size is None else layout.height
-    kept = replace(reading, classes=classes, size=size)
-    return Data({inputs[0].name: images, inputs[1].name: labels}, kept)
-
-
-def _files(folder: Path, where: str) -> list[tuple[str, Path]]:
     found = [
         (inner.name, path)
         for inner in sorted(folder.iterdir())
@@ -66,10 +52,14 @@ def _files(folder: Path, where: str) -> list[tuple[str, Path]]:
             f"{where}: no images found: put them into one folder for each class, such as "
             f"{folder.name}/cat/1.jpg"
         )
-    return found
+    layout = _layout_of(inputs[0], reading.size, where)
+    labels, classes = numbered([name for name, _ in found], reading.classes, where)
+    images = _decode([path for _, path in found], layout, reading, where)
+    kept = replace(reading, classes=classes)
+    return Data({inputs[0].name: images, inputs[1].name: labels}, kept)
 
 
-def layout_of(value: ValueType, size: int | None, where: str) -> Layout:
+def _layout_of(value: ValueType, size: int | None, where: str) -> Layout:
     """Derive the layout of images from the shape of an input."""
     dims = value.dims
     if dims is None or len(dims) != 4:
@@ -93,11 +83,10 @@ def layout_of(value: ValueType, size: int | None, where: str) -> Layout:
 
 
 def _decode(paths: Sequence[Path], layout: Layout, reading: Reading, where: str) -> Array:
-    shape = (len(paths), *layout.shape)
-    result = _room(shape)
+    result = _room((len(paths), *layout.shape))
     mean, std = (_per_channel(v, layout, where) for v in (reading.mean, reading.std))
     for index, path in enumerate(paths):
-        pixels = pixels_of(_open(path, where), layout)
+        pixels = _pixels(_open(path, where), layout)
         if mean is not None:
             pixels = pixels - mean
         if std is not None:
@@ -137,7 +126,7 @@ def _open(path: Path, where: str) -> Image:
     return image
 
 
-def pixels_of(image: Image, layout: Layout) -> Array:
+def _pixels(image: Image, layout: Layout) -> Array:
     """Return an image as height × width × channels, from 0 to 1, scaled and center-cropped."""
     from PIL import ImageOps
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,17 +35,8 @@ def _file(text: str) -> str:
     return text
 
 
-def _count(text: str) -> int:
-    """Take a whole number of at least 1."""
-    return _whole(text, 1)
-
-
-def _seed(text: str) -> int:
-    """Take a whole number of at least 0."""
-    return _whole(text, 0)
-
-
 def _whole(text: str, least: int) -> int:
+    """Take a whole number."""
     try:
         number = int(text)
     except ValueError:
@@ -52,6 +44,9 @@ def _whole(text: str, least: int) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return number
+
+
+_count, _seed = partial(_whole, least=1), partial(_whole, least=0)
 
 
 def _rate(text: str) -> float:
@@ -119,9 +114,7 @@ def _inspect(commands: Any) -> None:
     add("model", type=_file, help="an .onnx file")
     add("--of", metavar="OUTPUT", help="the output that the loss reads")
     add("--weights", action="store_true", help="list every weight by name")
-    add(
-        "--size", action="append", default=[], metavar="NAME=N", help="size of a symbolic dimension"
-    )
+    add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
 
 
@@ -151,7 +144,7 @@ def _prepare(commands: Any) -> None:
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")
     add("--memory-budget", metavar="X", help="memory of a step: 300MB, or 50%% of the default")
-    add("--size", action="append", default=[], metavar="NAME=N", help="a dimension, for the budget")
+    add("--size", action="append", metavar="NAME=N", help="a dimension, for the budget")
     add("--proximal", action="store_true", help="updates have FedProx's proximal term")
     add("--prefix", default="", metavar="TEXT", help="what the names of the files begin with")
     add("--nominal-checkpoint", action="store_true", help="write a checkpoint without data too")
@@ -234,12 +227,9 @@ def _gradient(commands: Any) -> None:
     add("--wrt", action="append", required=True, metavar="NAME", help="input or weight")
     add("--of", metavar="OUTPUT", help="the output to differentiate; default: the first")
     add(
-        "--straight-through",
-        action="append",
-        default=[],
-        metavar="OP",
+        "--straight-through", action="append", default=[], metavar="OP",
         help="an operator to treat as the identity, such as Round",
-    )
+    )  # fmt: skip
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--output", "-o", type=_file, required=True, metavar="FILE", help="the model to write")
 
@@ -253,12 +243,8 @@ def _ops(commands: Any) -> None:
 
 
 def _demo(commands: Any) -> None:
-    add = _command(
-        commands,
-        "demo",
-        "demo.command",
-        "pretrain, personalize on a device, export: handwritten digits",
-    ).add_argument
+    does = "pretrain, personalize on a device, export: handwritten digits"
+    add = _command(commands, "demo", "demo.story", does).add_argument
     add(
         "--output", "-o", type=_file, default="onnxtrain-demo", metavar="FOLDER",
         help="the folder to write",

@@ -36,18 +36,6 @@ class Reading:
     mean: list[float] | None = None
     std: list[float] | None = None
 
-    @classmethod
-    def from_options(cls, options: argparse.Namespace) -> Reading:
-        """Read the options of a command."""
-        return cls(
-            names=_pairs(options.map),
-            label=options.label,
-            columns=None if options.columns is None else options.columns.split(","),
-            size=options.image_size,
-            mean=_numbers(options.mean, "--mean"),
-            std=_numbers(options.std, "--std"),
-        )
-
     def remember(self, session: TrainingSession) -> None:
         """Store in the checkpoint what evaluation has to do in the same way."""
         kept = {k: getattr(self, k) for k in _KEPT if getattr(self, k) is not None}
@@ -66,8 +54,16 @@ class Data:
     reading: Reading
 
 
-def remembered(session: TrainingSession, reading: Reading) -> Reading:
-    """Complete the options of the command line with those stored in the checkpoint."""
+def remembered(session: TrainingSession, options: argparse.Namespace) -> Reading:
+    """Return the options of the command line, completed with those stored in the checkpoint."""
+    reading = Reading(
+        names=_pairs(options.map),
+        label=options.label,
+        columns=None if options.columns is None else options.columns.split(","),
+        size=options.image_size,
+        mean=_numbers(options.mean, "--mean"),
+        std=_numbers(options.std, "--std"),
+    )
     if _PROPERTY not in session.state.properties:
         return reading
     try:
@@ -78,9 +74,9 @@ def remembered(session: TrainingSession, reading: Reading) -> Reading:
     return replace(reading, **{k: v for k, v in known.items() if getattr(reading, k) is None})
 
 
-def numbered(labels: Sequence[str], classes: Sequence[str] | None, where: str) -> tuple[
-    npt.NDArray[np.int64], list[str]
-]:  # fmt: skip
+def numbered(
+    labels: Sequence[str], classes: Sequence[str] | None, where: str
+) -> tuple[Array, list[str]]:
     """Return the index of each label's class, and the names of the classes."""
     names = list(classes) if classes is not None else sorted(set(labels))
     if len(names) < 2 and classes is None:

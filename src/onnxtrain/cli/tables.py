@@ -20,12 +20,8 @@ _USUAL = ("label", "labels", "class", "target", "y")
 _INTEGERS = (3, 5, 6, 7)
 
 
-def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, option: str) -> Data:
+def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, where: str) -> Data:
     """Read a CSV file with a header, for a model with one input and labels."""
-    where = f"{option}: {path}"
-    if len(inputs) != 2:
-        names = ", ".join(value.name for value in inputs)
-        raise InputError(f"{where}: the model has the inputs {names}: use an .npz file")
     header, rows = _read(path, where)
     label = _label(header, reading.label, where)
     columns = reading.columns or [name for name in header if name not in label]
@@ -60,17 +56,13 @@ def _label(header: Sequence[str], given: str | None, where: str) -> list[str]:
         return wanted
     usual = [name for name in header if name.lower() in _USUAL]
     if len(usual) != 1:
+        odd = next((s for s in ";\t|" if len(header) == 1 and s in header[0]), None)
+        hint = f" (cells are separated by commas in .csv, not by {odd!r})" if odd else ""
         raise InputError(
             f"{where}: choose the column of the labels with --label; the header has "
-            f"{_some(header)}{_separated(header)}"
+            f"{_some(header)}{hint}"
         )
     return usual
-
-
-def _separated(header: Sequence[str]) -> str:
-    """Point out a separator that is not the expected one."""
-    odd = next((s for s in ";\t|" if len(header) == 1 and s in header[0]), None)
-    return "" if odd is None else f" (cells are separated by commas in .csv, not by {odd!r})"
 
 
 def _require(header: Sequence[str], wanted: Sequence[str], where: str, option: str) -> None:
@@ -125,17 +117,9 @@ def _labels(
     if element_type not in _INTEGERS:
         return _floats(header, rows, label, where), reading.classes
     words = [row[header.index(label[0])].strip() for row in rows]
-    if reading.classes is None and all(_is_integer(word) for word in words):
-        return _integers(words, header[header.index(label[0])], where), None
-    return numbered(words, reading.classes, where)
-
-
-def _integers(words: Sequence[str], column: str, where: str) -> Array:
+    if reading.classes is not None or not all(word.lstrip("-").isdecimal() for word in words):
+        return numbered(words, reading.classes, where)
     try:
-        return np.array([int(word) for word in words], np.int64)
+        return np.array([int(word) for word in words], np.int64), None
     except (OverflowError, ValueError):
-        raise InputError(f"{where}: column {column!r} has numbers that are too large") from None
-
-
-def _is_integer(word: str) -> bool:
-    return word.lstrip("-").isdecimal()
+        raise InputError(f"{where}: column {label[0]!r} has numbers that are too large") from None

@@ -123,9 +123,9 @@ def _model_file(name: str) -> Path:
     return path
 
 
-def _sizes(given: list[str]) -> dict[str, int]:
+def _sizes(given: list[str] | None) -> dict[str, int]:
     sizes = {}
-    for item in given:
+    for item in given or ():
         name, _, number = item.rpartition("=")
         if not name or not number.isdecimal() or int(number) < 1:
             raise ArgumentError(f"--size takes NAME=NUMBER, such as batch=8, not {item!r}")

@@ -46,19 +46,15 @@ def load(seed: int = 0) -> Digits:
 
 
 def _by_hand(samples: Samples) -> Samples:
-    """Apply the style of the user."""
-    return Samples(slanted(samples.images, _SLANT, _TURN, _PRESSURE), samples.labels)
-
-
-def slanted(images: Array, slant: float, turn: float, pressure: float) -> Array:
-    """Slant and rotate images about their center, and darken the strokes."""
-    angle = np.deg2rad(turn)
+    """Apply the style of the user: slant and rotate the digits, and darken the strokes."""
+    angle = np.deg2rad(_TURN)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    matrix = rotation @ np.array([[1.0, 0.0], [slant, 1.0]])
+    matrix = rotation @ np.array([[1.0, 0.0], [_SLANT, 1.0]])
     middle = (_SIDE - 1) / 2
     grid = np.stack(np.meshgrid(*[np.arange(_SIDE)] * 2, indexing="ij"), axis=-1) - middle
     at = grid @ matrix.T + middle
-    return np.clip(_sampled(images, at) * pressure, 0, 1).astype(np.float32)
+    images = np.clip(_sampled(samples.images, at) * _PRESSURE, 0, 1).astype(np.float32)
+    return Samples(images, samples.labels)
 
 
 def _sampled(images: Array, at: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -15,19 +16,36 @@ import onnxruntime as ort
 import onnxtrain
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.demo.digits import Digits, load
-from onnxtrain.cli.demo.picture import draw
 from onnxtrain.device.loop import evaluate
 from onnxtrain.device.loop.history import History
+from onnxtrain.errors import ArgumentError
 
 _HALFWAY, _ALL = 6, 12
 
 
+def demo_command(options: argparse.Namespace, console: Console) -> int:
+    """Run the demo, from pretraining to inference."""
+    folder = Path(options.output)
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError(f"{options.output!r} is a file: --output takes a folder")
+    import matplotlib  # noqa: F401  (fail early if one is missing)
+    import onnx_ir  # noqa: F401
+    import sklearn  # noqa: F401
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(
+            f"{options.output!r} cannot be created ({error.strerror}): give another --output"
+        ) from None
+    values = tell(folder, options.seed, console)
+    console.result(values, summary(values))
+    return 0
+
+
 def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     """Run the demo; return its figures."""
-    from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
-
     began = time.perf_counter()
-    folder.mkdir(parents=True, exist_ok=True)
     device = folder / "device"
     for stale in device.glob("trained*"):
         stale.unlink()  # left by an earlier demo
@@ -38,14 +56,7 @@ def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
 
     console.note("\n2. On the workstation: write the artifacts that train the last two layers")
     started = time.perf_counter()
-    made = generate_artifacts(
-        str(pretrained),
-        requires_grad=["fc1.*", "fc2.*"],
-        loss=LossType.CrossEntropyLoss,
-        optimizer=OptimType.AdamW,
-        artifact_directory=device,
-        additional_output_names=["scores"],
-    )
+    made = onnxtrain.prepare(pretrained, device, train=["fc1.*", "fc2.*"], outputs=["scores"])
     artifact_seconds = time.perf_counter() - started
     console.note(str(made))
     _give_data(device, digits)
@@ -62,7 +73,7 @@ def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     agreement = _infer(device / "personal.onnx", digits, console)
     history = History.from_plain(second["history"])
     picture = folder / "demo.png"
-    draw(picture, digits, history, first["before"], second["after"])
+    _draw(picture, digits, history, first["before"], second["after"])
     return {
         "pretrained_accuracy": accuracy,
         "user_before": first["before"]["accuracy"],
@@ -85,15 +96,8 @@ def tell(folder: Path, seed: int, console: Console) -> dict[str, Any]:
 
 def _pretrain(folder: Path, digits: Digits, seed: int, console: Console) -> tuple[Path, float]:
     from onnxtrain.cli.demo.network import network
-    from onnxtrain.offline.generate_artifacts import LossType, OptimType, generate_artifacts
 
-    generate_artifacts(
-        network(seed),
-        loss=LossType.CrossEntropyLoss,
-        optimizer=OptimType.AdamW,
-        artifact_directory=folder / "pretraining",
-        additional_output_names=["scores"],
-    )
+    onnxtrain.prepare(network(seed), folder / "pretraining", outputs=["scores"])
     session = onnxtrain.TrainingSession.from_folder(folder / "pretraining")
     session.set_learning_rate(3e-3)
     onnxtrain.fit(
@@ -117,17 +121,8 @@ def _give_data(device: Path, digits: Digits) -> None:
 
 def _run_device(device: Path, epochs: int, console: Console) -> dict[str, Any]:
     quiet = ["--quiet"] if console.quiet else []
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "onnxtrain.cli.demo.device_program",
-            str(device),
-            str(epochs),
-            *quiet,
-        ],
-        check=True,
-    )
+    program = [sys.executable, "-m", "onnxtrain.cli.demo.device_program"]
+    subprocess.run([*program, str(device), str(epochs), *quiet], check=True)
     result: dict[str, Any] = json.loads((device / "device.json").read_text(encoding="utf-8"))
     return result
 
@@ -162,3 +157,50 @@ def summary(values: dict[str, Any]) -> str:
         f"picture                       {values['picture']}",
     ]
     return "\n".join(lines)
+
+
+def _draw(path: Path, digits: Digits, history: History, before: Any, after: Any) -> None:
+    """Draw the digits, the loss and the two matrices."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 6.4), layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=[1, 2.4])
+    top, bottom = parts
+    _draw_digits(top, digits)
+    loss, first, second = bottom.subplots(1, 3, width_ratios=[1.25, 1, 1])
+    _draw_loss(loss, history)
+    for axes, title, values in ((first, "before", before), (second, "after", after)):
+        _draw_matrix(axes, f"accuracy {title}: {values['accuracy']:.1%}", values["confusion"])
+    figure.savefig(path, dpi=110)
+
+
+def _draw_digits(figure: Any, digits: Digits) -> None:
+    rows = figure.subplots(2, 10)
+    for row, (name, samples) in enumerate((("people", digits.people), ("the user", digits.user))):
+        for digit in range(10):
+            axes = rows[row][digit]
+            index = int(np.flatnonzero(samples.labels == digit)[0])
+            axes.imshow(samples.images[index, 0], cmap="Greys", vmin=0, vmax=1)
+            axes.set_xticks([])
+            axes.set_yticks([])
+        rows[row][0].set_ylabel(name)
+
+
+def _draw_loss(axes: Any, history: History) -> None:
+    axes.plot(history.losses, color="0.8", label="training step")
+    axes.plot(history["steps"], history["eval_loss"], marker="o", markersize=4, label="test data")
+    axes.set(title="training on the device", xlabel="step", ylabel="loss", ylim=(0, None))
+    axes.legend(frameon=False)
+
+
+def _draw_matrix(axes: Any, title: str, rows: Any) -> None:
+    matrix = np.array(rows)
+    axes.imshow(matrix, cmap="Blues")
+    for (row, column), count in np.ndenumerate(matrix):
+        if count:
+            light = count > matrix.max() / 2
+            axes.text(column, row, int(count), ha="center", va="center", fontsize=7,
+                      color="white" if light else "black")  # fmt: skip
+    axes.set(title=title, xlabel="predicted", ylabel="digit")
+    axes.set_xticks(range(10))
+    axes.set_yticks(range(10))

@@ -23,7 +23,8 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of
 from onnxtrain.offline.graph.subgraphs import release, take_out
 
-Defined = ir.Value | Sequence["ir.Value | None"]
+Maybe = ir.Value | None
+Defined = ir.Value | Sequence[Maybe]
 DefinitionFunction = Callable[..., Defined]
 F = TypeVar("F", bound=DefinitionFunction)
 
@@ -86,17 +87,16 @@ def write_definition(op: Ops, node: ir.Node, found: Definition) -> list[ir.Node]
     """
     op.scope = label_of(node)
     written: list[ir.Graph] = []
-    places: list[int] = []
+    places = [i for i in range(len(node.outputs)) if wanted(node, i)]
 
     def write() -> Sequence[ir.Value]:
         written.append(op.target)
         returned = found.function(op, node, *node.inputs)
         made = [returned] if isinstance(returned, ir.Value) else list(returned)
-        places.extend(i for i in range(len(node.outputs)) if wanted(node, i))
-        results = [made[i] if i < len(made) else None for i in places]
-        if any(r is None for r in results):
+        results = [r for i, r in enumerate(made) if i in places and r is not None]
+        if len(results) < len(places):
             raise NotExpandable("an output that the definition does not give")
-        return [r for r in results if r is not None]
+        return results
 
     with error_context(node, "expanding"):
         try:
@@ -166,7 +166,10 @@ def _around(node: ir.Node, originals: Mapping[ir.Value, ir.Value]) -> ir.Node:
         return node
     graph = node.graph
     assert isinstance(graph, ir.Graph)
-    outputs = [originals[v] if v in originals else _like(v) for v in node.outputs]
+    outputs = [
+        originals[v] if v in originals else ir.Value(name=v.name, type=v.type, shape=v.shape)
+        for v in node.outputs
+    ]
     twin = ir.Node(
         node.domain, node.op_type, node.inputs, list(node.attributes.values()), outputs=outputs,
         name=node.name,
@@ -176,7 +179,3 @@ def _around(node: ir.Node, originals: Mapping[ir.Value, ir.Value]) -> ir.Node:
         ir.convenience.replace_all_uses_with(value, original, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     return twin
-
-
-def _like(value: ir.Value) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=value.shape)

@@ -61,7 +61,7 @@ def differentiate(
     path = ActivePath(nodes, wrt, seeds, op.opset, straight_through, rules)
     path.require_rules()
     around = op.scope, op.finite_cotangents
-    op.finite_cotangents = path.finite_cotangents(() if finite_seeds else seeds)
+    op.finite_cotangents = finite_cotangents(path.nodes, path.edges, () if finite_seeds else seeds)
     pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
     complete: dict[ir.Value, ir.Value | None] = {}
     with op.arithmetic(), _differentiating(path):
@@ -121,15 +121,15 @@ class ActivePath:
         self._given = rules or {}
         self._rules: dict[ir.Node, Rule | None] = {}
         # For each node the values it can pass a gradient to; zero operators have none.
-        self._edges: dict[ir.Node, list[ir.Value]] = {n: list(self._flows(n)) for n in nodes}
+        self.edges: dict[ir.Node, list[ir.Value]] = {n: list(self._flows(n)) for n in nodes}
         self.depends = set(self._wrt)
         for node in nodes:
-            if any(v in self.depends for v in self._edges[node]):
+            if any(v in self.depends for v in self.edges[node]):
                 self.depends.update(v for v in node.outputs if is_float(v))
         matters = set(self._outputs)
         active = []
         for node in reversed(nodes):
-            edges = self._edges[node]
+            edges = self.edges[node]
             if any(v in matters for v in node.outputs) and any(v in self.depends for v in edges):
                 active.append(node)
                 matters.update(v for v in edges if v in self.depends)
@@ -142,9 +142,9 @@ class ActivePath:
         One that reaches the output through operators declared zero has a gradient, namely zero.
         """
         connected = set(self._matters)
-        for node in reversed(self._edges):
+        for node in reversed(self.edges):
             if any(v in connected for v in node.outputs):
-                connected.update(self._edges[node] or _floats_through_zero(node))
+                connected.update(self.edges[node] or _floats_through_zero(node))
         return [value for value in self._wrt if value not in connected]
 
     def _flows(self, node: ir.Node) -> Iterator[ir.Value]:
@@ -188,10 +188,6 @@ class ActivePath:
         """Return the values of interest that a gradient comes to."""
         return [value for value in self._wrt if value in self._matters]
 
-    def finite_cotangents(self, unsure: Iterable[ir.Value]) -> set[ir.Value]:
-        """Return the values whose cotangents are finite as long as the forward pass is."""
-        return finite_cotangents(self.nodes, self._edges, unsure)
-
     def rule_of(self, node: ir.Node) -> Rule:
         """Return the rule of an active node."""
         found = self._rules[node]
@@ -229,7 +225,7 @@ class ActivePath:
         current: ir.Node | None = node
         while current is not None:
             steps.append(f"{current.op_type}({label_of(current)})")
-            source = next(v for v in self._edges[current] if v in self.depends)
+            source = next(v for v in self.edges[current] if v in self.depends)
             if source in self._wrt:
                 steps.append(repr(source.name))
                 break
@@ -249,24 +245,26 @@ def _floats_through_zero(node: ir.Node) -> list[ir.Value]:
     return [v for v in node.inputs if v is not None and is_float(v)]
 
 
-def _identity(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cotangents:
-    return (dy,)
-
-
-STRAIGHT_THROUGH = Rule(_identity, "", "", 1, False, frozenset(), "identity in the backward pass")
+STRAIGHT_THROUGH = Rule(
+    lambda op, node, dy, *rest: (dy,),
+    "",
+    "",
+    1,
+    False,
+    frozenset(),
+    "identity in the backward pass",
+)
 
 
 def _contributions(node: ir.Node, returned: Cotangents) -> Iterator[tuple[ir.Value, ir.Value]]:
     if isinstance(returned, Mapping):
         pairs: Iterable[tuple[ir.Value | None, ir.Value | None]] = returned.items()
     else:
-        if len(returned) > len(node.inputs):
-            returned, extra = returned[: len(node.inputs)], returned[len(node.inputs) :]
-            if any(e is not None for e in extra):
-                raise OnnxTrainError(
-                    f"the gradient rule of {node.op_type} returned {len(returned) + len(extra)} "
-                    f"cotangents for the {len(node.inputs)} inputs of node {label_of(node)!r}"
-                )
+        if any(extra is not None for extra in returned[len(node.inputs) :]):
+            raise OnnxTrainError(
+                f"the gradient rule of {node.op_type} returned {len(returned)} cotangents for the "
+                f"{len(node.inputs)} inputs of node {label_of(node)!r}"
+            )
         pairs = zip(node.inputs, returned, strict=False)
     for value, cotangent in pairs:
         if value is not None and cotangent is not None:

@@ -84,7 +84,13 @@ def function_body(node: ir.Node, opset: int, ir_version: int) -> onnx.GraphProto
     given = {v.name: v for v in node.inputs if v is not None and v.name}
     if any(v.dtype is None for v in given.values()):
         return None
-    constants = [v for v in given.values() if _is_small_constant(v)]
+    constants = {
+        name: ir.serde.serialize_tensor(v.const_value)
+        for name, v in given.items()
+        if v.const_value is not None and not v.is_graph_input() and v.const_value.nbytes <= SMALL
+    }
+    for name, tensor in constants.items():
+        tensor.name = name
     call = ir.serde.serialize_node(node)
     _state_defaults(call, opset)
     types = {name: ir.serde.serialize_value(v).type for name, v in given.items()}
@@ -95,9 +101,9 @@ def function_body(node: ir.Node, opset: int, ir_version: int) -> onnx.GraphProto
     graph = onnx.helper.make_graph(
         [call],
         "definition",
-        [ir.serde.serialize_value(v) for v in given.values() if v not in constants],
+        [ir.serde.serialize_value(v) for name, v in given.items() if name not in constants],
         [onnx.helper.make_empty_tensor_value_info(v.name) for v in node.outputs if v.name],
-        [_as_tensor(v) for v in constants],
+        list(constants.values()),
     )
     imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(function.domain, 1)]
     whole = onnx.helper.make_model(
@@ -135,18 +141,6 @@ def _state_defaults(node: onnx.NodeProto, opset: int) -> None:
         default = attribute.default_value
         if name not in present and default.type != onnx.AttributeProto.UNDEFINED:
             node.attribute.append(default)
-
-
-def _is_small_constant(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and not value.is_graph_input() and tensor.nbytes <= SMALL
-
-
-def _as_tensor(value: ir.Value) -> onnx.TensorProto:
-    assert value.const_value is not None
-    proto: onnx.TensorProto = ir.serde.serialize_tensor(value.const_value)
-    proto.name = value.name or ""
-    return proto
 
 
 def _insert(node: ir.Node, body: ir.Graph, names: Names) -> None:

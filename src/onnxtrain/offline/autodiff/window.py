@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import Dim
+from onnxtrain.offline.graph.shapes import integers
 from onnxtrain.offline.graph.sizes import (
     Size,
     at_least_zero,
@@ -72,10 +72,7 @@ class Window:
     @property
     def is_pointwise(self) -> bool:
         """Tell whether every window is exactly one element of the input, and no other."""
-        ones = (1,) * self.rank
-        none = (0,) * self.rank
-        padding = (self.before, self.after)
-        return self.kernel == ones and self.strides == ones and padding == (none, none)
+        return {*self.kernel, *self.strides} == {1} and {*self.before, *self.after} == {0}
 
     @property
     def has_static_padding(self) -> bool:
@@ -87,8 +84,9 @@ def conv_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value) -> Window:
     """Resolve the window of a Conv on its input x."""
     window = _sliding(op, node, x, _kernel_of_weight(op, node, w))
     group = node.attributes.get_int("group", 1)
-    channels, (filters, depth, *_) = op.dims(x)[1], op.dims(w)
-    if group < 1 or _differ(channels, depth, group) or _indivisible(filters, group):
+    filters, depth = integers(op.dims(w)[:1]), integers([op.dims(x)[1], op.dims(w)[1]])
+    differs = depth is not None and depth[0] != depth[1] * group
+    if group < 1 or differs or (filters is not None and filters[0] % group):
         raise ModelError(
             f"Conv {node.name!r} has group={group}, for which its input {x.shape} and its weight "
             f"{w.shape} do not fit: the weight has one filter per output channel, a multiple of "
@@ -122,11 +120,9 @@ def pool_window(op: Ops, node: ir.Node, x: ir.Value, y: ir.Value) -> Window:
 
 def conv_transpose_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, y: ir.Value) -> Window:
     """Resolve the window of a ConvTranspose, which lies on its *output*; there is one per x."""
-    kernel = _kernel_of_weight(op, node, w)
-    strides, dilations = _steps(node, len(kernel))
-    plain = Window(kernel, strides, dilations, *_explicit_pads(node, len(kernel)))
+    plain = _stated(node, _kernel_of_weight(op, node, w))
     auto_pad = _auto_pad(node)
-    extra = _ints(node, "output_padding", [0] * len(kernel))
+    extra = _ints(node, "output_padding", [0] * plain.rank)
     same = auto_pad.startswith("SAME")
     if same and any(extra) and not node.attributes.get_ints("output_shape", ()):
         raise ModelError(
@@ -136,43 +132,30 @@ def conv_transpose_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, y: i
     if not same and not node.attributes.get_ints("output_shape", ()):
         return plain
     # The output is given, and what the windows cover beyond it is cut off on both sides.
-    before, after = [], []
+    ends = []
     inner, outer = spatial_sizes(op, x), spatial_sizes(op, y)
     for axis, extent in enumerate(plain.extent):
-        covered = (inner[axis] - 1) * strides[axis] + extra[axis] + extent
-        front, back = _halves(op, at_least_zero(op, covered - outer[axis]), auto_pad)
-        before.append(front)
-        after.append(back)
-    return replace(plain, before=tuple(before), after=tuple(after))
+        covered = (inner[axis] - 1) * plain.strides[axis] + extra[axis] + extent
+        ends.append(_halves(op, at_least_zero(op, covered - outer[axis]), auto_pad))
+    before, after = zip(*ends, strict=True)
+    return replace(plain, before=before, after=after)
 
 
 def _sliding(op: Ops, node: ir.Node, x: ir.Value, kernel: tuple[int, ...]) -> Window:
-    strides, dilations = _steps(node, len(kernel))
-    plain = Window(kernel, strides, dilations, *_explicit_pads(node, len(kernel)))
-    auto_pad = _auto_pad(node)
+    plain, auto_pad = _stated(node, kernel), _auto_pad(node)
     if not auto_pad.startswith("SAME"):
         return plain
     # As many windows as there are strides in the input, rounded up.
-    before, after = [], []
-    for size, extent, stride in zip(spatial_sizes(op, x), plain.extent, strides, strict=True):
+    ends = []
+    for size, extent, stride in zip(spatial_sizes(op, x), plain.extent, plain.strides, strict=True):
         if stride == 1:
             missing: Size = extent - 1
         else:
             count = divide(op, size + (stride - 1), stride)
             missing = at_least_zero(op, (count - 1) * stride + extent - size)
-        front, back = _halves(op, missing, auto_pad)
-        before.append(front)
-        after.append(back)
-    return replace(plain, before=tuple(before), after=tuple(after))
-
-
-def _differ(dim: Dim, part: Dim, times: int) -> bool:
-    """Tell whether a dimension is known not to be so many times another."""
-    return isinstance(dim, int) and isinstance(part, int) and dim != part * times
-
-
-def _indivisible(dim: Dim, divisor: int) -> bool:
-    return isinstance(dim, int) and dim % divisor != 0
+        ends.append(_halves(op, missing, auto_pad))
+    before, after = zip(*ends, strict=True)
+    return replace(plain, before=before, after=after)
 
 
 def _require_room(op: Ops, node: ir.Node, window: Window, x: ir.Value) -> None:
@@ -204,29 +187,28 @@ def _kernel_of_weight(op: Ops, node: ir.Node, w: ir.Value) -> tuple[int, ...]:
                 f"{w.name!r} of shape {w.shape}, the last dimensions of which are another kernel"
             )
         return tuple(stated)
-    if not all(isinstance(d, int) for d in dims):
+    known = integers(dims)
+    if known is None:
         raise ShapeInferenceError(
             f"the kernel size of {node.op_type} {node.name!r} is not known: its weight {w.name!r} "
             f"has the shape {w.shape}. Give the node the attribute kernel_shape, or the weight a "
             "static shape"
         )
-    return tuple(int(d) for d in dims if isinstance(d, int))
+    return known
 
 
 def _ints(node: ir.Node, name: str, default: list[int]) -> tuple[int, ...]:
     return tuple(node.attributes.get_ints(name, ()) or default)
 
 
-def _steps(node: ir.Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    ones = [1] * rank
-    return _ints(node, "strides", ones), _ints(node, "dilations", ones)
-
-
-def _explicit_pads(node: ir.Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if _auto_pad(node) != "NOTSET":
-        return (0,) * rank, (0,) * rank
-    pads = _ints(node, "pads", [0] * (2 * rank))
-    return pads[:rank], pads[rank:]
+def _stated(node: ir.Node, kernel: tuple[int, ...]) -> Window:
+    """Return the window that the attributes state, without automatic padding."""
+    rank = len(kernel)
+    pads: tuple[int, ...] = (0,) * (2 * rank)
+    if _auto_pad(node) == "NOTSET":
+        pads = _ints(node, "pads", list(pads))
+    strides, dilations = (_ints(node, name, [1] * rank) for name in ("strides", "dilations"))
+    return Window(kernel, strides, dilations, pads[:rank], pads[rank:])
 
 
 def _auto_pad(node: ir.Node) -> str:

@@ -7,7 +7,8 @@ where shapes decide the condition, or where only one branch has the rank that it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,10 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.infer import RANK_FROM_USE, infer_shapes
 from onnxtrain.offline.graph.initializers import rename_initializer
 from onnxtrain.offline.graph.names import Names, label_of
-from onnxtrain.offline.graph.shapes import constant_array, dims_of
+from onnxtrain.offline.graph.shapes import constant_array, dims_of, dims_read
 from onnxtrain.offline.graph.subgraphs import take_out, values_of
 
 Partial = np.ndarray[Any, Any]  # of objects; None stands for what only run time tells
-BRANCHES = ("then_branch", "else_branch")
 _MOST = 64  # elements: shapes, axes and what is computed from them
 
 
@@ -33,35 +33,30 @@ def take_known_branches(model: ir.Model) -> None:
 def _decide(model: ir.Model, graph: ir.Graph) -> bool:
     found = False
     for node in [n for n in graph if n.op_type == "If" and n.domain == ""]:
-        taken = _known_branch(node) or _only_fitting_branch(node)
+        taken = _known_branch(node)
         if taken is not None:
-            _take(model, graph, node, node.attributes[taken].as_graph())
+            _take(model, graph, node, taken)
             found = True
     return found
 
 
-def _known_branch(node: ir.Node) -> str | None:
-    condition = known_value(node.inputs[0])
-    if condition is None or condition.size != 1 or condition.flat[0] is None:
-        return None
-    return BRANCHES[0] if condition.flat[0] else BRANCHES[1]
+def _known_branch(node: ir.Node) -> ir.Graph | None:
+    """Return the branch that the condition selects, or the only one that its readers can use.
 
-
-def _only_fitting_branch(node: ir.Node) -> str | None:
-    """Return the only branch whose results have the rank that their readers need, or None.
-
-    The other branch would make the model fail a few nodes later.
+    Where its results lack the rank that they need, the model would fail a few nodes later.
     """
+    then, otherwise = (node.attributes[f"{name}_branch"].as_graph() for name in ("then", "else"))
+    condition = known_value(node.inputs[0])
+    if condition is not None and condition.size == 1 and condition.flat[0] is not None:
+        return then if condition.flat[0] else otherwise
     fitting = [
         branch
-        for branch in BRANCHES
+        for branch in (then, otherwise)
         if all(
             RANK_FROM_USE not in output.meta
             or made.shape is None
             or len(made.shape) == output.meta[RANK_FROM_USE]
-            for output, made in zip(
-                node.outputs, node.attributes[branch].as_graph().outputs, strict=True
-            )
+            for output, made in zip(node.outputs, branch.outputs, strict=True)
         )
     ]
     return fitting[0] if len(fitting) == 1 else None
@@ -102,32 +97,27 @@ def known_value(value: ir.Value | None) -> Partial | None:
         small = constant.size <= _MOST and constant.dtype.kind in "iub"
         return constant.astype(object) if small else None
     node = value.producer()
-    if node is None or node.domain != "" or node.op_type not in _KNOWN:
+    if node is None or node.domain != "":
         return None
-    return _KNOWN[node.op_type](node)
-
-
-def _operands(node: ir.Node) -> Iterator[Partial | None]:
-    return (known_value(v) for v in node.inputs)
+    if node.op_type in _ELEMENTWISE:
+        return _elementwise(_ELEMENTWISE[node.op_type], node.inputs)
+    return _KNOWN[node.op_type](node) if node.op_type in _KNOWN else None
 
 
 def _shape(node: ir.Node) -> Partial | None:
-    dims = None if node.inputs[0] is None else dims_of(node.inputs[0])
+    dims = dims_read(node)
     if dims is None:
         return None
-    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
-    return np.array([d if isinstance(d, int) else None for d in dims[start:end]], dtype=object)
+    return np.array([d if isinstance(d, int) else None for d in dims], dtype=object)
 
 
 def _size(node: ir.Node) -> Partial | None:
-    dims = None if node.inputs[0] is None else dims_of(node.inputs[0])
-    if dims is None or not all(isinstance(d, int) for d in dims):
-        return None
-    return np.array(int(np.prod([int(d) for d in dims if isinstance(d, int)])), dtype=object)
+    shape = _shape(node)
+    return None if shape is None or None in shape else np.array(np.prod(shape), dtype=object)
 
 
 def _gather(node: ir.Node) -> Partial | None:
-    data, indices = _operands(node)
+    data, indices = known_value(node.inputs[0]), known_value(node.inputs[1])
     if data is None or indices is None or None in indices.flat or data.ndim != 1:
         return None
     places = indices.astype(np.int64)
@@ -150,31 +140,37 @@ def _flat(node: ir.Node) -> Partial | None:
 
 
 def _cast(node: ir.Node) -> Partial | None:
-    value = known_value(node.inputs[0])
     to = ir.DataType(node.attributes.get_int("to", 0))
-    if value is None or not (to.is_integer() or to == ir.DataType.BOOL):
+    if not (to.is_integer() or to == ir.DataType.BOOL):
         return None
-    kind = bool if to == ir.DataType.BOOL else int
-    return np.array([None if v is None else kind(v) for v in value.flat], dtype=object).reshape(
-        value.shape
-    )
+    return _elementwise(bool if to == ir.DataType.BOOL else int, node.inputs)
 
 
-def _elementwise(function: Callable[..., Any]) -> Callable[[ir.Node], Partial | None]:
-    def evaluate(node: ir.Node) -> Partial | None:
-        values = list(_operands(node))
-        if any(v is None for v in values):
-            return None
-        operands = np.broadcast_arrays(*[v for v in values if v is not None])
-        results = [
-            None if any(v is None for v in row) else function(*row)
-            for row in zip(*(o.flat for o in operands), strict=True)
-        ]
-        return np.array(results, dtype=object).reshape(operands[0].shape)
+def _elementwise(function: Callable[..., Any], inputs: Sequence[ir.Value | None]) -> Partial | None:
+    """Apply a function to the elements that are known."""
 
-    return evaluate
+    def apply(*row: Any) -> Any:
+        return None if any(v is None for v in row) else function(*row)
+
+    values = [known_value(v) for v in inputs]
+    if any(v is None for v in values):
+        return None
+    return np.asarray(np.frompyfunc(apply, len(values), 1)(*values), dtype=object)
 
 
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "Equal": operator.eq,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+    "Not": operator.not_,
+    "And": operator.and_,
+    "Or": operator.or_,
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+}
 _KNOWN: dict[str, Callable[[ir.Node], Partial | None]] = {
     "Shape": _shape,
     "Size": _size,
@@ -184,15 +180,4 @@ _KNOWN: dict[str, Callable[[ir.Node], Partial | None]] = {
     "Unsqueeze": _flat,
     "Cast": _cast,
     "CastLike": _same,
-    "Equal": _elementwise(lambda a, b: a == b),
-    "Greater": _elementwise(lambda a, b: a > b),
-    "GreaterOrEqual": _elementwise(lambda a, b: a >= b),
-    "Less": _elementwise(lambda a, b: a < b),
-    "LessOrEqual": _elementwise(lambda a, b: a <= b),
-    "Not": _elementwise(lambda a: not a),
-    "And": _elementwise(lambda a, b: a and b),
-    "Or": _elementwise(lambda a, b: a or b),
-    "Add": _elementwise(lambda a, b: a + b),
-    "Sub": _elementwise(lambda a, b: a - b),
-    "Mul": _elementwise(lambda a, b: a * b),
 }

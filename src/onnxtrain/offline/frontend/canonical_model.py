@@ -13,15 +13,19 @@ import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.rules.batch_norm import complete_outputs
 from onnxtrain.offline.frontend.branches import take_known_branches
-from onnxtrain.offline.frontend.canonicalize import sort_nodes, trim
-from onnxtrain.offline.frontend.enum_attributes import check_enum_attributes
+from onnxtrain.offline.frontend.canonicalize import (
+    check_enum_attributes,
+    forget_stale_shapes,
+    release_initializers,
+    sort_nodes,
+    trim,
+)
 from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
 from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
 from onnxtrain.offline.frontend.sequences import dissolve_sequences
 from onnxtrain.offline.frontend.split_shared_initializers import split_shared_initializers
-from onnxtrain.offline.frontend.stale_value_info import forget_stale_shapes
-from onnxtrain.offline.frontend.upgrade import release_initializers, upgrade_to_floor
+from onnxtrain.offline.frontend.upgrade import upgrade_to_floor
 from onnxtrain.offline.graph.error_context import model_error_context
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes
 from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
@@ -70,20 +74,16 @@ def lift_constants(graph: ir.Graph) -> None:
     Floats inside the bodies of If, Loop and Scan are lifted out of them, where they can be trained.
     Integers stay there: they are what shape inference of a body reads.
     """
-    for node in [n for n in graph if _is_constant(n)]:
-        lifted = replace_by_initializer(graph, node, _constant_of(node))
-        lifted.meta[FROM_CONSTANT] = True
     names = Names.of(graph)
-    defined = Counter(v.name for g in (graph, *graph.subgraphs()) for v in values_of(g))
-    for body in graph.subgraphs():
-        if body is graph:
-            continue
+    graphs = (graph, *graph.subgraphs())
+    defined = Counter(v.name for g in graphs for v in values_of(g))
+    for body in graphs:
         for node in [n for n in body if _is_constant(n)]:
             tensor = _constant_of(node)
-            if is_float(node.outputs[0]):
+            if body is graph or is_float(node.outputs[0]):
                 lifted = replace_by_initializer(body, node, tensor)
                 lifted.meta[FROM_CONSTANT] = True
-        for name, value in list(body.initializers.items()):
+        for name, value in list(body.initializers.items() if body is not graph else ()):
             if is_float(value) and not value.is_graph_output() and not value.is_graph_input():
                 del body.initializers[name]
                 if defined[name] > 1:

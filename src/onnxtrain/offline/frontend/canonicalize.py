@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.graph.subgraphs import subgraphs_of
+from onnxtrain.offline.graph.infer import skeleton, without_declared_shapes
+from onnxtrain.offline.graph.op_facts import SHAPE_INPUTS
+from onnxtrain.offline.graph.subgraphs import sources
+
+DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not be an input
+
+
+def release_initializers(model: ir.Model) -> None:
+    """Take initializers that are meant as constants out of the inputs.
+
+    Up to IR version 3 every initializer was an input as well. Since then, an input with an
+    initializer is one that the caller may override. Most are listed out of habit, though, and one
+    that decides a shape (a target of Reshape, the axes of a sum) would hide what gradients have to
+    know: it is no input of the result, and a runtime refuses a value for it.
+    """
+    old = model.ir_version < DEFAULTS_AS_INPUTS_UNTIL
+    inputs = model.graph.inputs
+    inputs[:] = [v for v in inputs if not v.is_initializer() or not (old or _decides_shapes(v))]
+    model.ir_version = max(model.ir_version, DEFAULTS_AS_INPUTS_UNTIL)
+
+
+def _decides_shapes(value: ir.Value) -> bool:
+    """Tell whether nodes use a value for nothing but the shape of their result."""
+    return bool(value.uses()) and all(
+        node.domain == "" and index in SHAPE_INPUTS.get(node.op_type, ())
+        for node, index in value.uses()
+    )
 
 
 def sort_nodes(model: ir.Model) -> None:
@@ -28,21 +56,13 @@ def _in_cycle(graph: ir.Graph) -> str:
     """Name some nodes that wait for each other."""
     stuck: list[ir.Node] = []
     for body in (graph, *graph.subgraphs()):
-        waiting = {node: _needed(node) for node in body}
-        while ready := [
-            node for node, needed in waiting.items() if waiting.keys().isdisjoint(needed)
-        ]:
+        waiting = {node: set(sources(node)) for node in body}
+        while ready := [n for n, needed in waiting.items() if waiting.keys().isdisjoint(needed)]:
             for node in ready:
                 del waiting[node]
         stuck.extend(waiting)
     names = [repr(node.name or node.op_type) for node in stuck]
     return f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
-
-
-def _needed(node: ir.Node) -> set[ir.Node | None]:
-    """Return the nodes that make what a node uses, itself or in its subgraphs."""
-    inner = [n for body in subgraphs_of(node) for n in body.all_nodes()]
-    return {v.producer() for n in (node, *inner) for v in n.inputs if v is not None}
 
 
 def trim(model: ir.Model) -> None:
@@ -54,25 +74,95 @@ def trim(model: ir.Model) -> None:
     opset = model.opset_imports.get("", 1)
     for graph in (model.graph, *model.graph.subgraphs()):
         for node in list(graph):
-            schema = _schema(node, opset)
-            needed, allowed = (
-                (0, len(node.outputs)) if schema is None else (schema.min_input, schema.max_output)
-            )
-            inputs = len(node.inputs)
-            while inputs > needed and node.inputs[inputs - 1] is None:
-                inputs -= 1
-            if inputs < len(node.inputs):
-                node.resize_inputs(inputs)
-            outputs = len(node.outputs)
-            while outputs > allowed and not node.outputs[outputs - 1].name:
-                outputs -= 1
-            if outputs < len(node.outputs):
-                node.resize_outputs(outputs)
+            needed, allowed = 0, len(node.outputs)
+            if node.domain == "" and onnx.defs.has(node.op_type, opset, ""):
+                schema = onnx.defs.get_schema(node.op_type, opset, "")
+                needed, allowed = schema.min_input, schema.max_output
+            while len(node.inputs) > needed and node.inputs[-1] is None:
+                node.resize_inputs(len(node.inputs) - 1)
+            while len(node.outputs) > allowed and not node.outputs[-1].name:
+                node.resize_outputs(len(node.outputs) - 1)
             if not node.outputs:
                 graph.remove(node, safe=True)
 
 
-def _schema(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
-    if node.domain != "" or not onnx.defs.has(node.op_type, opset, ""):
-        return None
-    return onnx.defs.get_schema(node.op_type, opset, "")
+_WORDS = {
+    ("AveragePool Conv ConvTranspose LpPool MaxPool", "auto_pad"): "NOTSET SAME_UPPER SAME_LOWER "
+    "VALID",
+    ("DepthToSpace", "mode"): "DCR CRD",
+    ("Gelu", "approximate"): "none tanh",
+    ("GridSample", "mode"): "bilinear nearest bicubic linear cubic",
+    ("GridSample", "padding_mode"): "zeros border reflection",
+    ("GRU LSTM RNN", "direction"): "forward reverse bidirectional",
+    ("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", "reduction"): "none sum mean",
+    ("Pad", "mode"): "constant reflect edge wrap",
+    ("Resize", "mode"): "nearest linear cubic",
+    ("Resize", "coordinate_transformation_mode"): "half_pixel half_pixel_symmetric "
+    "pytorch_half_pixel align_corners asymmetric tf_crop_and_resize tf_half_pixel_for_nn",
+    ("Resize", "nearest_mode"): "round_prefer_floor round_prefer_ceil floor ceil",
+    ("Resize", "keep_aspect_ratio_policy"): "stretch not_larger not_smaller",
+    ("RoiAlign", "mode"): "avg max",
+    ("RoiAlign", "coordinate_transformation_mode"): "half_pixel output_half_pixel",
+    ("ScatterElements ScatterND", "reduction"): "none add mul max min",
+}
+_ENUMS = {(op, name): w.split() for (ops, name), w in _WORDS.items() for op in ops.split()}
+
+
+def check_enum_attributes(model: ir.Model) -> None:
+    """Raise a ModelError for an attribute that has none of its values.
+
+    onnx does not check them. A gradient rule would take its last branch for an unknown value, and
+    the mistake would show only when a runtime loads the result.
+    """
+    for node in model.graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            words = _ENUMS.get((node.op_type, name)) if node.domain == "" else None
+            if words is not None and attribute.value not in words:
+                raise ModelError(
+                    f"{node.op_type} (node {node.name!r}) has {name}={attribute.value!r}, which is "
+                    f"none of {', '.join(words)}"
+                )
+
+
+def forget_stale_shapes(model: ir.Model) -> None:
+    """Keep only the ranks of results where one has a number in place of a name of the inputs.
+
+    Many models were exported for one batch size, and then the first dimension of the input was
+    renamed while all other shapes stayed. onnxruntime runs them with a warning. Inference would
+    prefer the numbers to the name, and gradients would divide by the wrong count.
+    """
+    names = {
+        dim.value
+        for value in model.graph.inputs
+        for dim in (value.shape or ())
+        if isinstance(dim, ir.SymbolicDim) and dim.value is not None
+    }
+    stated = {
+        value.name: value.shape
+        for value in _results(model.graph)
+        if value.shape is not None and any(isinstance(dim, int) for dim in value.shape)
+    }
+    if not names or not stated:
+        return
+    try:
+        inferred = onnx.shape_inference.infer_shapes(without_declared_shapes(skeleton(model)))
+    except Exception:  # the strict inference that follows tells what is wrong
+        return
+    infos = (*inferred.graph.value_info, *inferred.graph.output)
+    if any(_is_stale(stated[info.name], info, names) for info in infos if info.name in stated):
+        for value in _results(model.graph):
+            if value.shape is not None:
+                value.shape = ir.Shape([None] * len(value.shape))
+
+
+def _results(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield what operators of the standard make; nothing infers the shapes of others."""
+    return (v for node in graph if node.domain == "" for v in node.outputs)
+
+
+def _is_stale(stated: ir.Shape, info: onnx.ValueInfoProto, names: set[str]) -> bool:
+    dims = info.type.tensor_type.shape.dim
+    return len(dims) == len(stated) and any(
+        isinstance(old, int) and new.dim_param in names
+        for old, new in zip(stated, dims, strict=True)
+    )

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
+from onnxtrain.offline.frontend.canonicalize import DEFAULTS_AS_INPUTS_UNTIL
 from onnxtrain.offline.graph.infer import SMALL
 from onnxtrain.offline.graph.shapes import dims_of, may_be_same
 
-_DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not be an input
 _DECLARED_LOCATION = "location that the model names"
 
 
 def settle_tensors(model: ir.Model, origin: str, remedy: str, path: Path | None) -> None:
     """Type every initializer, check that its external data exist, and read the small ones."""
-    for node in _nodes(model):
+    functions = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in (*model.graph.all_nodes(), *functions):
         for name, attribute in list(node.attributes.items()):
             if not attribute.is_ref() and isinstance(attribute.value, ir.ExternalTensor):
                 external = _require_file(attribute.value, origin, remedy, path)
@@ -54,14 +54,8 @@ def _type_initializer(
             f"but its initializer is {tensor.dtype}{list(dims)}"
         )
     value.dtype = tensor.dtype
-    if declared is None or not value.is_graph_input() or ir_version < _DEFAULTS_AS_INPUTS_UNTIL:
+    if declared is None or not value.is_graph_input() or ir_version < DEFAULTS_AS_INPUTS_UNTIL:
         value.shape = ir.Shape(dims)
-
-
-def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
 
 
 def _mapped(tensor: ir.ExternalTensor) -> ir.TensorProtocol:

@@ -100,20 +100,13 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
     require_well_formed(proto, origin)
     try:
         loaded = ir.from_proto(proto)
-        _declare_inputs(loaded, proto)
+        # The same name may be declared as an output, or in value_info, as something else.
+        for value, info in zip(loaded.graph.inputs, proto.graph.input, strict=True):
+            value.type = ir.serde.deserialize_type_proto_for_type(info.type)
+            value.shape = ir.serde.deserialize_type_proto_for_shape(info.type)
         return loaded
     except Exception as error:  # onnx_ir raises many kinds; the user needs the cause, not the kind
         raise ModelError(f"{origin} is not a valid ONNX model: {root_cause(error)}") from None
-
-
-def _declare_inputs(model: ir.Model, proto: onnx.ModelProto) -> None:
-    """Give inputs the type and shape that the model declares for them.
-
-    The same name may be declared as an output, or in value_info, as something else.
-    """
-    for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
-        value.type = ir.serde.deserialize_type_proto_for_type(info.type)
-        value.shape = ir.serde.deserialize_type_proto_for_shape(info.type)
 
 
 def name_unknown_dims(model: ir.Model) -> None:
@@ -122,16 +115,17 @@ def name_unknown_dims(model: ir.Model) -> None:
     Some exporters write -1 or "?" for every dimension that they do not know; equal names would mean
     equal sizes.
     """
+    inputs = set(model.graph.inputs)
     graphs = (model.graph, *model.graph.subgraphs())
-    for value in (v for g in graphs for v in (*g.outputs, *(o for n in g for o in n.outputs))):
+    results = (v for g in graphs for v in (*g.outputs, *(o for n in g for o in n.outputs)))
+    for value in (*inputs, *results):
         if value.shape is not None and any(_says_nothing(d) for d in value.shape):
-            value.shape = ir.Shape([None if _says_nothing(d) else d for d in value.shape])
-    for value in model.graph.inputs:
-        if value.shape is not None and any(_says_nothing(d) for d in value.shape):
-            value.shape = ir.Shape(
-                [f"{value.name}_dim_{i}" if _says_nothing(d) else d
-                 for i, d in enumerate(value.shape)]
-            )  # fmt: skip
+            names = [
+                f"{value.name}_dim_{i}" if value in inputs else None
+                for i in range(len(value.shape))
+            ]
+            dims = zip(value.shape, names, strict=True)
+            value.shape = ir.Shape([name if _says_nothing(dim) else dim for dim, name in dims])
 
 
 def forget_traced_sizes(model: ir.Model) -> None:

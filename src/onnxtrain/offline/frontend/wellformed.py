@@ -8,14 +8,14 @@ stored, and errors name the part of the model that is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.frontend.namecheck import Body, described, require_sound_names, subgraphs
 
+Body = onnx.GraphProto | onnx.FunctionProto
 _DATA_FIELDS = (
     "raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data",
     "string_data",
@@ -35,10 +35,17 @@ _SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS
 
 
 def require_well_formed(model: onnx.ModelProto, origin: str) -> None:
-    """Raise a ModelError that names the first part of a model that is not what it claims to be."""
+    """Raise a ModelError that names the first part of a model that is not what it claims to be.
+
+    Each value has a name, is made once, and is there where it is used. The order of nodes is left
+    open, as runtimes do not mind it.
+    """
     _check_opset_imports(model, origin)
-    require_sound_names(model, origin)
-    for body in _bodies(model):
+    waiting: list[tuple[Body, tuple[set[str], ...]]] = [(model.graph, ())]
+    waiting.extend((function, ()) for function in model.functions)
+    while waiting:
+        body, around = waiting.pop()
+        visible = (*around, _defined(body, origin))
         if isinstance(body, onnx.GraphProto):
             for tensor in body.initializer:
                 _check_tensor(tensor, f"{origin}: the initializer {tensor.name!r}")
@@ -49,6 +56,16 @@ def require_well_formed(model: onnx.ModelProto, origin: str) -> None:
                 )
         for node in body.node:
             _check_node(node, origin)
+            for name in node.input:
+                _require(name, visible, f"{_described(node)} uses", origin)
+            for attribute in node.attribute:
+                is_graph = attribute.type == onnx.AttributeProto.GRAPH
+                graphs = [attribute.g] if is_graph else attribute.graphs
+                waiting.extend((graph, visible) for graph in graphs)
+        for name in _names(body.output):
+            if not name:
+                raise ModelError(f"{origin}: an output of {_titled(body)} has no name")
+            _require(name, visible, f"{_titled(body)} has the output", origin)
 
 
 def _check_opset_imports(model: onnx.ModelProto, origin: str) -> None:
@@ -63,16 +80,62 @@ def _check_opset_imports(model: onnx.ModelProto, origin: str) -> None:
             )
 
 
-def _bodies(model: onnx.ModelProto) -> Iterator[Body]:
-    waiting: list[Body] = [model.graph, *model.functions]
-    while waiting:
-        body = waiting.pop()
-        yield body
-        waiting.extend(graph for node in body.node for graph in subgraphs(node))
+def _described(node: onnx.NodeProto) -> str:
+    """Name a node for the reader of an error, by its first output where it has no name."""
+    label = node.name or next((name for name in node.output if name), "")
+    return f"node {label!r} ({node.op_type})"
+
+
+def _defined(body: Body, origin: str) -> set[str]:
+    """Return the names that a body defines, each of them once."""
+    makers: dict[str, str] = {}
+
+    def define(name: str, maker: str) -> None:
+        if name in makers:
+            raise ModelError(
+                f"{origin}: there are two values {name!r}, {makers[name]} and {maker}: every value "
+                "needs a name of its own"
+            )
+        makers[name] = maker
+
+    for name in _names(body.input):
+        if not name:
+            raise ModelError(f"{origin}: an input of {_titled(body)} has no name")
+        define(name, f"an input of {_titled(body)}")
+    if isinstance(body, onnx.GraphProto):
+        given = set(makers)
+        for tensor in body.initializer:
+            if not tensor.name:
+                raise ModelError(f"{origin}: an initializer of {_titled(body)} has no name")
+            if tensor.name not in given:  # one that is an input too is its default
+                define(tensor.name, "an initializer")
+            given.discard(tensor.name)
+    for node in body.node:
+        for name in filter(None, node.output):
+            define(name, f"a result of {_described(node)}")
+    return set(makers)
+
+
+def _require(name: str, visible: tuple[set[str], ...], user: str, origin: str) -> None:
+    if name and not any(name in scope for scope in visible):
+        raise ModelError(
+            f"{origin}: {user} {name!r}, which is not there: no node makes it, and it is neither "
+            "an input nor an initializer"
+        )
+
+
+def _titled(body: Body) -> str:
+    kind = "graph" if isinstance(body, onnx.GraphProto) else "function"
+    return f"the {kind} {body.name!r}"
+
+
+def _names(values: Iterable[str | onnx.ValueInfoProto]) -> list[str]:
+    """Return the names of inputs or outputs; those of a function are nothing else."""
+    return [v if isinstance(v, str) else v.name for v in values]
 
 
 def _check_node(node: onnx.NodeProto, origin: str) -> None:
-    where = f"{origin}: {described(node)}"
+    where = f"{origin}: {_described(node)}"
     if not node.op_type:
         raise ModelError(f"{where} has no operator (op_type)")
     if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.attribute) != 1:
@@ -93,16 +156,12 @@ def _check_node(node: onnx.NodeProto, origin: str) -> None:
                 f"{where} holds a sparse tensor in its attribute {attribute.name!r}, which "
                 "onnxtrain does not support: store it as an ordinary tensor"
             )
-        tensors = [attribute.t] if attribute.type == onnx.AttributeProto.TENSOR else []
-        if attribute.type == onnx.AttributeProto.TENSORS:
-            tensors = list(attribute.tensors)
-        if not attribute.ref_attr_name:
-            for tensor in tensors:
-                _check_tensor(tensor, f"{where}: the tensor in its attribute {attribute.name!r}")
+        is_tensor = attribute.type == onnx.AttributeProto.TENSOR and not attribute.ref_attr_name
+        for tensor in [attribute.t] if is_tensor else attribute.tensors:
+            _check_tensor(tensor, f"{where}: the tensor in its attribute {attribute.name!r}")
 
 
 def _check_tensor(tensor: onnx.TensorProto, what: str) -> None:
-    dims = list(tensor.dims)
     try:
         dtype = ir.DataType(tensor.data_type)
     except ValueError:
@@ -111,24 +170,24 @@ def _check_tensor(tensor: onnx.TensorProto, what: str) -> None:
         ) from None
     if dtype == ir.DataType.UNDEFINED:
         raise ModelError(f"{what} has no element type")
-    if any(d < 0 for d in dims):
-        raise ModelError(f"{what} has the shape {dims}: a tensor has no negative dimension")
+    if any(d < 0 for d in tensor.dims):
+        raise ModelError(
+            f"{what} has the shape {list(tensor.dims)}: a tensor has no negative dimension"
+        )
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         _check_external_entries(tensor, what)
-        return
-    if tensor.HasField("segment"):
+    elif tensor.HasField("segment"):
         raise ModelError(f"{what} is stored in segments, which onnxtrain does not read")
-    _check_data(tensor, dtype, dims, what)
+    else:
+        _check_data(tensor, dtype, what)
 
 
-def _check_data(
-    tensor: onnx.TensorProto, dtype: ir.DataType, dims: Sequence[int], what: str
-) -> None:
+def _check_data(tensor: onnx.TensorProto, dtype: ir.DataType, what: str) -> None:
     stored = {name: len(getattr(tensor, name)) for name in _DATA_FIELDS}
     present = [name for name, count in stored.items() if count]
     if len(present) > 1:
         raise ModelError(f"{what} has its data twice, in {' and in '.join(present)}")
-    count = math.prod(dims)
+    count = math.prod(tensor.dims)
     own = _FIELD_OF_TYPE.get(dtype.name, "int32_data")
     field = present[0] if present else own
     if field not in (own, "raw_data") or (field == "raw_data" and dtype == ir.DataType.STRING):
@@ -142,8 +201,8 @@ def _check_data(
         needed = math.ceil(count * dtype.bitwidth / 8)
     if stored[field] != needed:
         raise ModelError(
-            f"{what} holds {stored[field]} {unit} in {field}, where {dtype.name} of shape {dims} "
-            f"needs {needed}: the model is damaged, or was written wrongly"
+            f"{what} holds {stored[field]} {unit} in {field}, where {dtype.name} of shape "
+            f"{list(tensor.dims)} needs {needed}: the model is damaged, or was written wrongly"
         )
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, OnnxTrainError
+from onnxtrain.offline.graph.names import label_of
 
 
 @contextmanager
@@ -23,12 +24,11 @@ def error_context(node: ir.Node, doing: str) -> Iterator[None]:
     except OnnxTrainError:
         raise
     except Exception as error:
-        name = node.name or next((v.name for v in node.outputs if v.name), "")
         inputs = ", ".join("none" if v is None else _described(v) for v in node.inputs)
         raise ModelError(
-            f"{doing} {node.op_type} (node {name!r}) failed with {type(error).__name__}: {error}. "
-            f"Its inputs are {inputs or 'none'}. Check that the node is valid (does the model run "
-            "in onnxruntime?); if it is, this is a bug in onnxtrain: please report it"
+            f"{doing} {node.op_type} (node {label_of(node)!r}) failed with {type(error).__name__}: "
+            f"{error}. Its inputs are {inputs or 'none'}. Check that the node is valid (does the "
+            "model run in onnxruntime?); if it is, this is a bug in onnxtrain: please report it"
         ) from error
 
 

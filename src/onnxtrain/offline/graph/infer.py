@@ -72,7 +72,7 @@ def infer_shapes(model: ir.Model) -> None:
     """
     fold_integers(model.graph, model.opset_imports[""])
     _infer_forwards(model)
-    if _learn_ranks(model.graph):
+    if any([_learn_ranks(body) for body in (*model.graph.subgraphs(), model.graph)]):
         _infer_forwards(model)
 
 
@@ -125,13 +125,6 @@ _RANK_OF_OUTPUT = {"STFT": 4}  # which onnx infers with static dimensions only
 def _learn_ranks(graph: ir.Graph) -> bool:
     """Set the rank of values that only their use tells, such as the input of a Conv."""
     learnt = False
-    for body in graph.subgraphs():
-        learnt |= _learn_in(body)
-    return _learn_in(graph) or learnt
-
-
-def _learn_in(graph: ir.Graph) -> bool:
-    learnt = False
     for node in reversed(graph):
         if node.op_type in _RANK_OF_OUTPUT and node.domain == "" and node.outputs[0].shape is None:
             node.outputs[0].shape = ir.Shape([None] * _RANK_OF_OUTPUT[node.op_type])
@@ -165,21 +158,14 @@ def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     found = {info.name: info for info in (*inferred.value_info, *inferred.output)}
     for node, node_proto in zip(graph, inferred.node, strict=True):
         for value in node.outputs:
-            info = found.get(value.name or "")
-            if info is not None:
-                _assign(value, info.type)
+            if value.name in found:
+                proto = found[value.name].type
+                value.type = ir.serde.deserialize_type_proto_for_type(proto) or value.type
+                shape = ir.serde.deserialize_type_proto_for_shape(proto)
+                value.shape = value.shape if shape is None else shape
         for attribute_proto in node_proto.attribute:
             if attribute_proto.type == onnx.AttributeProto.GRAPH:
                 _adopt(node.attributes[attribute_proto.name].value, attribute_proto.g)
-
-
-def _assign(value: ir.Value, proto: onnx.TypeProto) -> None:
-    inferred = ir.serde.deserialize_type_proto_for_type(proto)
-    if inferred is not None:
-        value.type = inferred
-    shape = ir.serde.deserialize_type_proto_for_shape(proto)
-    if shape is not None:
-        value.shape = shape
 
 
 def root_cause(error: BaseException) -> str:

@@ -7,6 +7,7 @@ No rule needs to ask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnxtrain.offline.graph.shapes import (
     Dims,
     constant_array,
     dims_of,
+    integers,
     same_dim,
     same_dims,
     static_dims,
@@ -107,7 +109,10 @@ class Ops(Writer):
 
     def dims_vector(self, *parts: int | ir.Value | Sequence[int]) -> ir.Value:
         """Concatenate numbers and int64 vectors into one shape vector, folding constants."""
-        pieces = [p if isinstance(p, ir.Value) else self.int64(_as_list(p)) for p in parts]
+        pieces = [
+            p if isinstance(p, ir.Value) else self.const(np.array(p, np.int64, ndmin=1))
+            for p in parts
+        ]
         arrays = [constant_array(p) for p in pieces]
         if all(a is not None for a in arrays):
             return self.int64([int(i) for a in arrays if a is not None for i in a.reshape(-1)])
@@ -126,10 +131,9 @@ class Ops(Writer):
         """
         dims, dtype = self.dims(value), dtype or value.dtype
         chosen = [a % len(dims) for a in axes] if axes is not None else list(range(len(dims)))
-        sizes = [dims[a] for a in chosen]
-        if all(isinstance(d, int) for d in sizes):
-            total = int(np.prod([d for d in sizes if isinstance(d, int)], dtype=np.int64))
-            return self.const(float(total), dtype)
+        known = integers([dims[a] for a in chosen])
+        if known is not None:
+            return self.const(float(math.prod(known)), dtype)
         picked = self.Gather(self.shape_of(value), chosen, axis=0)
         return self.Cast(self.ReduceProd(picked, keepdims=0), to=dtype)
 
@@ -281,7 +285,3 @@ class Ops(Writer):
         axes = self.Squeeze(self.NonZero(differs), [0])
         summed = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
         return self.shape_as(self.Reshape(summed, self.shape_of(like), allowzero=1), like)
-
-
-def _as_list(part: int | Sequence[int]) -> list[int]:
-    return [part] if isinstance(part, int) else list(part)

@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.op_facts import (
-    BROADCASTS,
     DTYPE_INPUT,
     KEEPS_SHAPE,
     REDUCTIONS,
@@ -90,12 +89,22 @@ def may_be_same(a: Dims | None, b: Dims | None) -> bool:
     )
 
 
+def integers(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
+    """Return dimensions as integers, or None where any of them is symbolic."""
+    known = [d for d in dims or () if isinstance(d, int)]
+    return None if dims is None or len(known) < len(dims) else tuple(known)
+
+
 def static_dims(value: ir.Value) -> tuple[int, ...] | None:
     """Return the shape as integers, or None where any of it is symbolic."""
-    dims = dims_of(value)
-    if dims is None or not all(isinstance(d, int) for d in dims):
-        return None
-    return tuple(int(d) for d in dims if isinstance(d, int))
+    return integers(dims_of(value))
+
+
+def dims_read(node: ir.Node) -> Dims | None:
+    """Return the dimensions that a Shape or a Size tells, or None where the rank is unknown."""
+    dims = None if node.inputs[0] is None else dims_of(node.inputs[0])
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", 2**62)
+    return None if dims is None else dims[start:end]
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
@@ -155,9 +164,10 @@ def infer_dtype(op_type: str, inputs: Inputs, attributes: Attributes) -> ir.Data
 
 
 def infer_dims(op_type: str, inputs: Inputs, attributes: Attributes) -> Dims | None:
-    """Return the shape of the first output of a node, or None where the table does not tell."""
-    if op_type in BROADCASTS:
-        return broadcast_dims([None if v is None else dims_of(v) for v in inputs])
+    """Return the shape of the first output of a node, or None where the table does not tell.
+
+    Operators that broadcast are not in it: `broadcast_dims` tells theirs.
+    """
     dims = None if not inputs or inputs[0] is None else dims_of(inputs[0])
     if dims is None or op_type in KEEPS_SHAPE:
         return dims
@@ -204,12 +214,11 @@ def _reshape_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | 
         dims[i] if d == 0 and copies and i < len(dims) else UNKNOWN if d < 0 else d
         for i, d in enumerate(target)
     ]
-    if -1 in target and all(isinstance(d, int) for d in dims):
-        rest = [d for d, t in zip(result, target, strict=True) if t != -1]
-        if all(isinstance(d, int) for d in rest):
-            known = int(np.prod([d for d in rest if isinstance(d, int)], dtype=np.int64))
-            total = int(np.prod([d for d in dims if isinstance(d, int)], dtype=np.int64))
-            result[target.index(-1)] = total // known if known else UNKNOWN
+    if -1 in target:
+        whole = integers(dims)
+        rest = integers([d for d, t in zip(result, target, strict=True) if t != -1])
+        if whole is not None and rest is not None and 0 not in rest:
+            result[target.index(-1)] = math.prod(whole) // math.prod(rest)
     return tuple(result)
 
 
@@ -249,17 +258,14 @@ def _squeeze_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | 
 def _concat_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     axis = attributes["axis"] % len(dims)
     parts = [None if v is None else dims_of(v) for v in inputs]
-    along = [UNKNOWN if p is None else p[axis] for p in parts]
-    total: Dim = UNKNOWN
-    if all(isinstance(d, int) for d in along):
-        total = sum(d for d in along if isinstance(d, int))
-    return (*dims[:axis], total, *dims[axis + 1 :])
+    along = integers([UNKNOWN if p is None else p[axis] for p in parts])
+    return (*dims[:axis], UNKNOWN if along is None else sum(along), *dims[axis + 1 :])
 
 
 def _slice_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
     starts, ends = _ints(inputs[1]), _ints(inputs[2])
-    axes = _ints(inputs[3]) if len(inputs) > 3 and inputs[3] is not None else None
-    steps = _ints(inputs[4]) if len(inputs) > 4 and inputs[4] is not None else None
+    axes = _ints(inputs[3]) if len(inputs) > 3 else None
+    steps = _ints(inputs[4]) if len(inputs) > 4 else None
     if axes is None:
         return tuple(UNKNOWN for _ in dims)
     result = list(dims)
@@ -268,13 +274,10 @@ def _slice_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | No
         if starts is None or ends is None or not isinstance(dim, int):
             result[axis] = UNKNOWN
         else:
-            result[axis] = len(range(dim)[slice(starts[i], _slice_end(ends[i], step, dim), step)])
+            # ONNX writes "to before the first element" as a very negative end; Python writes None.
+            end = None if step < 0 and ends[i] < -dim else ends[i]
+            result[axis] = len(range(dim)[slice(starts[i], end, step)])
     return tuple(result)
-
-
-def _slice_end(end: int, step: int, dim: int) -> int | None:
-    # ONNX writes "to before the first element" as a very negative end; Python writes None.
-    return None if step < 0 and end < -dim else end
 
 
 def _gather_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | None:
@@ -289,10 +292,10 @@ def _flatten_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | 
 
 
 def _product(dims: Dims) -> Dim:
-    if len(dims) == 1:
-        return dims[0]
-    numbers = [d for d in dims if isinstance(d, int)]
-    return math.prod(numbers) if len(numbers) == len(dims) else UNKNOWN
+    known = integers(dims)
+    if known is None:
+        return dims[0] if len(dims) == 1 else UNKNOWN
+    return math.prod(known)
 
 
 _SPECIAL = {

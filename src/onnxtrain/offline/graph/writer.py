@@ -93,14 +93,13 @@ class Writer:
             dtype = infer_dtype(op_type, values, kept)
             if dtype is not None:
                 first.dtype = dtype
-            dims = dims or infer_dims(op_type, values, kept)
+            if op_type not in BROADCASTS:
+                dims = infer_dims(op_type, values, kept)
             first.shape = None if dims is None else ir.Shape(dims)
         self._targets[-1].append(node)
         return tuple(node.outputs)
 
     def _operands(self, inputs: Sequence[Operand]) -> list[ir.Value | None]:
-        if all(v is None or isinstance(v, ir.Value) for v in inputs):
-            return list(inputs)  # type: ignore[arg-type]
         beside = next(
             (v.dtype for v in inputs if isinstance(v, ir.Value) and v.dtype != ir.DataType.BOOL),
             ir.DataType.FLOAT,
@@ -247,10 +246,10 @@ class Writer:
 
 
 def _dims_even_if_hidden(value: ir.Value | None) -> Dims | None:
-    if value is None or value.shape is not None:
-        return None if value is None else dims_of(value)
+    if value is None:
+        return None
     hidden: Dims | None = value.meta.get(HIDDEN_DIMS)
-    return hidden
+    return hidden if value.shape is None else dims_of(value)
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:

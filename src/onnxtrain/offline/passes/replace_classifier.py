@@ -14,10 +14,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ModelError, UnknownNameError
-from onnxtrain.offline.frontend.canonicalize import sort_nodes
+from onnxtrain.offline.frontend.canonicalize import release_initializers, sort_nodes
 from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
-from onnxtrain.offline.frontend.upgrade import release_initializers
 from onnxtrain.offline.graph.folding import fold_constants
 from onnxtrain.offline.graph.infer import skeleton, without_declared_shapes
 from onnxtrain.offline.graph.initializers import initializer

@@ -6,7 +6,7 @@ ai.onnx operators that it was made of, so that gradients need no second set of r
 model depends on one runtime.
 
 A form that is not covered stays. Off the gradient path it does no harm; on it, the error has the
-reason given in `refused.py`.
+reason given in `domain.py`.
 """
 
 from importlib import import_module

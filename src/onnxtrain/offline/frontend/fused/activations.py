@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.definitions import NotExpandable, split
+from onnxtrain.offline.autodiff.definitions import Maybe, NotExpandable, split
 from onnxtrain.offline.frontend.fused.domain import fused
 from onnxtrain.offline.graph.ops import Ops
 
@@ -26,7 +26,7 @@ def bias_gelu(op: Ops, node: ir.Node, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 @fused("FastGelu")
-def fast_gelu(op: Ops, node: ir.Node, x: ir.Value, bias: ir.Value | None = None) -> ir.Value:
+def fast_gelu(op: Ops, node: ir.Node, x: ir.Value, bias: Maybe = None) -> ir.Value:
     """Gelu approximated with tanh, after an optional bias."""
     x = x if bias is None else x + bias
     inner = x * (x * x * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))
@@ -48,7 +48,7 @@ def bias_split_gelu(op: Ops, node: ir.Node, x: ir.Value, bias: ir.Value) -> ir.V
 
 
 @fused("ScaledSiLU")
-def scaled_silu(op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value | None = None) -> ir.Value:
+def scaled_silu(op: Ops, node: ir.Node, x: ir.Value, scale: Maybe = None) -> ir.Value:
     """z σ(z) with z = scale x."""
     if scale is not None:
         scale = op.reshape(op.cast(scale, x.dtype), [])
@@ -96,8 +96,7 @@ _DEFAULTS = {
 def prefixed_activation(op: Ops, node: ir.Node) -> Activation:
     """Return the activation of an operator that gives its parameters as `activation_alpha`."""
     name = node.attributes.get_string("activation", "")
-    values = {
-        key: node.attributes.get_float(f"activation_{key}", default)
-        for key, default in _DEFAULTS.get(name, {}).items()
-    }
-    return activation(op, name, list(values.values()))
+    defaults = _DEFAULTS.get(name, {}).items()
+    return activation(
+        op, name, [node.attributes.get_float(f"activation_{key}", v) for key, v in defaults]
+    )

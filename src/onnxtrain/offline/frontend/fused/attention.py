@@ -7,9 +7,11 @@ stay finite.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.definitions import Defined, NotExpandable, split, wanted
+from onnxtrain.offline.autodiff.definitions import Defined, Maybe, NotExpandable, split, wanted
 from onnxtrain.offline.autodiff.heads import join_heads, mix, positions, scores, split_heads
 from onnxtrain.offline.frontend.fused.domain import fused
 from onnxtrain.offline.graph.ops import Ops
@@ -21,11 +23,11 @@ def attention(
     node: ir.Node,
     x: ir.Value,
     weights: ir.Value,
-    bias: ir.Value | None = None,
-    mask_index: ir.Value | None = None,
-    past: ir.Value | None = None,
-    attention_bias: ir.Value | None = None,
-    past_sequence_length: ir.Value | None = None,
+    bias: Maybe = None,
+    mask_index: Maybe = None,
+    past: Maybe = None,
+    attention_bias: Maybe = None,
+    past_sequence_length: Maybe = None,
 ) -> Defined:
     """Self attention with packed projections: (q, k, v) = x [Wq Wk Wv] + [bq bk bv]."""
     if node.attributes.get_int("do_rotary", 0) or past_sequence_length is not None:
@@ -36,7 +38,7 @@ def attention(
     if bias is not None:
         projected = projected + bias
     q, k, v = (split_heads(op, part, heads) for part in split(op, projected, 3, -1, sizes))
-    old_k: ir.Value | None = None
+    old_k: Maybe = None
     if past is not None:
         old_k, old_v = (op.squeeze(p, [0]) for p in split(op, past, 2, 0))
         k, v = op.Concat(old_k, k, axis=2), op.Concat(old_v, v, axis=2)
@@ -56,23 +58,20 @@ def multi_head_attention(
     op: Ops,
     node: ir.Node,
     query: ir.Value,
-    key: ir.Value | None = None,
-    value: ir.Value | None = None,
-    bias: ir.Value | None = None,
-    key_padding_mask: ir.Value | None = None,
-    attention_bias: ir.Value | None = None,
-    past_key: ir.Value | None = None,
-    past_value: ir.Value | None = None,
-    past_sequence_length: ir.Value | None = None,
-    cache_indirection: ir.Value | None = None,
+    key: Maybe = None,
+    value: Maybe = None,
+    bias: Maybe = None,
+    key_padding_mask: Maybe = None,
+    attention_bias: Maybe = None,
+    past_key: Maybe = None,
+    past_value: Maybe = None,
+    past_sequence_length: Maybe = None,
+    cache_indirection: Maybe = None,
 ) -> Defined:
     """Attention of projected queries, keys and values; they may come packed in one tensor."""
     if past_sequence_length is not None or cache_indirection is not None:
         raise NotExpandable("past and present in one buffer")
-    if bias is None:
-        parts: list[ir.Value | None] = [None] * 3
-    else:
-        parts = list(_split_bias(op, bias, query, key, value))
+    parts = [None] * 3 if bias is None else _split_bias(op, bias, query, key, value)
     q, k, v = _three(op, node, query, key, value, parts)
     if past_key is not None and past_value is not None:
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
@@ -82,12 +81,7 @@ def multi_head_attention(
 
 
 def _three(
-    op: Ops,
-    node: ir.Node,
-    query: ir.Value,
-    key: ir.Value | None,
-    value: ir.Value | None,
-    biases: list[ir.Value | None],
+    op: Ops, node: ir.Node, query: ir.Value, key: Maybe, value: Maybe, biases: Sequence[Maybe]
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return queries, keys and values as (batch, heads, length, size), biases added."""
     if op.rank(query) == 5:  # (batch, length, heads, 3, size)
@@ -114,7 +108,7 @@ def _unpacked(op: Ops, part: ir.Value) -> ir.Value:
 
 
 def _split_bias(
-    op: Ops, bias: ir.Value, query: ir.Value, key: ir.Value | None, value: ir.Value | None
+    op: Ops, bias: ir.Value, query: ir.Value, key: Maybe, value: Maybe
 ) -> tuple[ir.Value, ...]:
     """Split [bq bk bv]: q and k are equally wide, v may be wider or narrower."""
     if value is None or op.rank(value) != 3 or op.rank(query) != 3:
@@ -124,12 +118,7 @@ def _split_bias(
 
 
 def _attend(
-    op: Ops,
-    node: ir.Node,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    *additions: ir.Value | None,
+    op: Ops, node: ir.Node, q: ir.Value, k: ir.Value, v: ir.Value, *additions: Maybe
 ) -> tuple[ir.Value, ir.Value]:
     """softmax(scale q kᵀ + additions) v with the heads joined again, and the probabilities."""
     total = scores(op, node, q, k)
@@ -140,23 +129,21 @@ def _attend(
 
 
 def _additive_mask(
-    op: Ops,
-    node: ir.Node,
-    mask: ir.Value | None,
-    q: ir.Value,
-    k: ir.Value,
-    past: ir.Value | None,
-) -> ir.Value | None:
+    op: Ops, node: ir.Node, mask: Maybe, q: ir.Value, k: ir.Value, past: Maybe
+) -> Maybe:
     """Return what masks add to the scores, of a shape that broadcasts to them."""
-    fill = node.attributes.get_float("mask_filter_value", -10000.0)
     total = None
     if mask is not None:
-        hidden = _hidden(op, mask, q, k)
-        total = op.Cast(hidden, to=q.dtype) * fill
+        fill = node.attributes.get_float("mask_filter_value", -10000.0)
+        total = op.Cast(_hidden(op, mask, q, k), to=q.dtype) * fill
     if node.attributes.get_int("unidirectional", 0):
         # Never the value of the attribute. Each query sees at least itself, so rows stay finite.
         never = op.const(float("-inf"), q.dtype)
-        ahead = op.Where(_ahead(op, q, k, past), never, op.const(0.0, q.dtype))
+        queries = positions(op, q, as_column=True)  # they follow the keys of the past
+        if past is not None:
+            queries = op.Add(queries, op.Shape(past, start=2, end=3))
+        is_ahead = op.Greater(positions(op, k), queries)
+        ahead = op.Where(is_ahead, never, op.const(0.0, q.dtype))
         total = ahead if total is None else total + ahead
     return total
 
@@ -187,11 +174,3 @@ def _beyond(op: Ops, bounds: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
     start = op.Reshape(op.Slice(starts_too, batch, op.Add(batch, batch), [0]), column)
     at = op.Cast(positions(op, k), to=bounds.dtype)
     return op.Or(op.GreaterOrEqual(at, end), op.Less(at, start))
-
-
-def _ahead(op: Ops, q: ir.Value, k: ir.Value, past: ir.Value | None) -> ir.Value:
-    """Tell for each query which keys come after it; queries follow the keys of the past."""
-    queries = positions(op, q, as_column=True)
-    if past is not None:
-        queries = op.Add(queries, op.Shape(past, start=2, end=3))
-    return op.Greater(positions(op, k), queries)

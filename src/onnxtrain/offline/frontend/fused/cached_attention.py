@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.definitions import Defined, NotExpandable, split
+from onnxtrain.offline.autodiff.definitions import Defined, Maybe, NotExpandable, split
 from onnxtrain.offline.autodiff.heads import join_heads, mix, rotate, scores, split_heads
 from onnxtrain.offline.frontend.fused.domain import fused
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN
 from onnxtrain.offline.graph.sizes import arange
-
-_ATTRIBUTES = ("sliding_window_cache", "qk_output")
 
 
 @fused(
@@ -28,23 +26,23 @@ def group_query_attention(
     op: Ops,
     node: ir.Node,
     query: ir.Value,
-    key: ir.Value | None,
-    value: ir.Value | None,
-    past_key: ir.Value | None,
-    past_value: ir.Value | None,
+    key: Maybe,
+    value: Maybe,
+    past_key: Maybe,
+    past_value: Maybe,
     seqlens_k: ir.Value,
     total_sequence_length: ir.Value,
-    cos_cache: ir.Value | None = None,
-    sin_cache: ir.Value | None = None,
-    position_ids: ir.Value | None = None,
-    attention_bias: ir.Value | None = None,
-    head_sink: ir.Value | None = None,
-    *quantization_and_norms: ir.Value | None,
+    cos_cache: Maybe = None,
+    sin_cache: Maybe = None,
+    position_ids: Maybe = None,
+    attention_bias: Maybe = None,
+    head_sink: Maybe = None,
+    *quantization_and_norms: Maybe,
 ) -> Defined:
     """softmax(mask(scale q kᵀ)) v over groups of heads."""
     if any(v is not None for v in quantization_and_norms):
         raise NotExpandable("a quantized cache, or normalized queries and keys")
-    if any(node.attributes.get_int(name, 0) for name in _ATTRIBUTES):
+    if any(node.attributes.get_int(name, 0) for name in ("sliding_window_cache", "qk_output")):
         raise NotExpandable("a windowed cache, or the scores as an output")
     q, k, v = _three(op, node, query, key, value)
     length = op.Shape(q, start=2, end=3)
@@ -62,9 +60,7 @@ def group_query_attention(
     return y, k, v
 
 
-def _three(
-    op: Ops, node: ir.Node, query: ir.Value, key: ir.Value | None, value: ir.Value | None
-) -> list[ir.Value]:
+def _three(op: Ops, node: ir.Node, query: ir.Value, key: Maybe, value: Maybe) -> list[ir.Value]:
     """Return queries, keys and values as (batch, heads, length, size)."""
     heads, groups = node.attributes.get_int("num_heads"), node.attributes.get_int("kv_num_heads")
     if key is None or value is None:
@@ -84,7 +80,7 @@ def _kept_before(op: Ops, first: ir.Value, length: ir.Value, seqlens_k: ir.Value
 
 
 def _positions(
-    op: Ops, first: ir.Value, before: ir.Value, length: ir.Value, position_ids: ir.Value | None
+    op: Ops, first: ir.Value, before: ir.Value, length: ir.Value, position_ids: Maybe
 ) -> ir.Value:
     """Return the position of each query, as (batch, length).
 
@@ -140,8 +136,8 @@ def _attend(
     k: ir.Value,
     v: ir.Value,
     visible: ir.Value,
-    attention_bias: ir.Value | None,
-    head_sink: ir.Value | None,
+    attention_bias: Maybe,
+    head_sink: Maybe,
 ) -> ir.Value:
     """Return the mixed values, with the heads joined."""
     total = scores(op, node, q, k)
@@ -155,7 +151,7 @@ def _attend(
     return join_heads(op, mix(op, _softmax(op, node, total, head_sink), v))
 
 
-def _softmax(op: Ops, node: ir.Node, scores: ir.Value, head_sink: ir.Value | None) -> ir.Value:
+def _softmax(op: Ops, node: ir.Node, scores: ir.Value, head_sink: Maybe) -> ir.Value:
     """Softmax over the keys; a sink is one more key without a value."""
     if head_sink is None and not node.attributes.get_int("smooth_softmax", 0):
         return op.Softmax(scores, axis=-1)
@@ -165,3 +161,38 @@ def _softmax(op: Ops, node: ir.Node, scores: ir.Value, head_sink: ir.Value | Non
     column = op.Expand(sink, op.Concat(op.Shape(scores, start=0, end=3), op.int64([1]), axis=0))
     with_sink = op.Softmax(op.Concat(scores, column, axis=-1), axis=-1)
     return op.type_as(op.slice(with_sink, 3, 0, -1), scores)
+
+
+@fused("RotaryEmbedding", ranks=(0, 1, 2), lacking="is_packed_batching")
+def rotary_embedding(
+    op: Ops,
+    node: ir.Node,
+    x: ir.Value,
+    position_ids: ir.Value,
+    cos_cache: ir.Value,
+    sin_cache: ir.Value,
+) -> ir.Value:
+    """Rotate pairs of numbers of each head by the angles of their position.
+
+    x is (batch, length, width) or (batch, heads, length, size). The attribute `scale` has no effect
+    in onnxruntime, and none here.
+    """
+    if node.attributes.get_int("is_packed_batching", 0):
+        raise NotExpandable("ragged batches")
+    interleaved = bool(node.attributes.get_int("interleaved", 0))
+    flat = op.rank(x) == 3
+    length_axis, heads_axis = (1, 2) if flat else (2, 1)
+    positions = position_ids
+    if op.rank(position_ids) == 1:  # one number: where the sequence begins
+        steps = arange(op, op.dim(x, length_axis))
+        positions = op.unsqueeze(op.Add(steps, position_ids), [0])
+    cos, sin = (op.unsqueeze(op.Gather(c, positions), [heads_axis]) for c in (cos_cache, sin_cache))
+    if not flat:
+        return rotate(op, x, cos, sin, interleaved)
+    if node.attributes.get_int("rotary_embedding_dim", 0):
+        heads = op.Reshape(x, [0, 0, node.attributes.get_int("num_heads"), -1])
+    else:
+        size = op.Add(op.dim(cos_cache, 1), op.dim(cos_cache, 1))
+        heads = op.Reshape(x, op.dims_vector(0, 0, -1, size))
+        heads = op.with_dims(heads, [*op.dims(x)[:2], UNKNOWN, UNKNOWN])
+    return op.reshape_like(rotate(op, heads, cos, sin, interleaved), x)

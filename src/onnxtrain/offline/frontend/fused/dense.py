@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.definitions import NotExpandable
+from onnxtrain.offline.autodiff.definitions import Maybe, NotExpandable
 from onnxtrain.offline.frontend.fused.activations import (
-    Activation,
     activation,
     fast_gelu,
     prefixed_activation,
@@ -22,17 +21,12 @@ from onnxtrain.offline.graph.shapes import dims_of
 @fused("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", ranks=(0, 1))
 def fused_matmul(op: Ops, node: ir.Node, a: ir.Value, b: ir.Value) -> ir.Value:
     """alpha A B with either side transposed, and an optional activation."""
-    if node.attributes.get_string("activation", "") == "Softmax":
-        axis = node.attributes.get_int("activation_axis", -1)
-        return op.Softmax(_product(op, node, a, b), axis=axis)
-    act = prefixed_activation(op, node)
-    return act(_product(op, node, a, b))
-
-
-def _product(op: Ops, node: ir.Node, a: ir.Value, b: ir.Value) -> ir.Value:
+    softmax = node.attributes.get_string("activation", "") == "Softmax"
+    act = None if softmax else prefixed_activation(op, node)
     y = op.MatMul(_transposed(op, node, a, "A"), _transposed(op, node, b, "B"))
     alpha = node.attributes.get_float("alpha", 1.0)
-    return y if alpha == 1.0 else y * alpha
+    y = y if alpha == 1.0 else y * alpha
+    return act(y) if act else op.Softmax(y, axis=node.attributes.get_int("activation_axis", -1))
 
 
 def _transposed(op: Ops, node: ir.Node, x: ir.Value, side: str) -> ir.Value:
@@ -49,16 +43,14 @@ def _transposed(op: Ops, node: ir.Node, x: ir.Value, side: str) -> ir.Value:
 
 @fused("GemmFastGelu")
 def gemm_fast_gelu(
-    op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, bias: ir.Value | None = None
+    op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, bias: Maybe = None
 ) -> ir.Value:
     """FastGelu of X W + bias."""
     return fast_gelu(op, node, op.MatMul(x, w), bias)
 
 
 @fused("FusedGemm", lacking="an activation that onnxruntime's CPU kernel does not have")
-def fused_gemm(
-    op: Ops, node: ir.Node, a: ir.Value, b: ir.Value, c: ir.Value | None = None
-) -> ir.Value:
+def fused_gemm(op: Ops, node: ir.Node, a: ir.Value, b: ir.Value, c: Maybe = None) -> ir.Value:
     """Gemm with an activation."""
     act = prefixed_activation(op, node)
     kept = _attributes(node, "alpha", "beta", "transA", "transB")
@@ -67,17 +59,10 @@ def fused_gemm(
 
 @fused("FusedConv", lacking="an activation that onnxruntime's CPU kernel does not have")
 def fused_conv(
-    op: Ops,
-    node: ir.Node,
-    x: ir.Value,
-    w: ir.Value,
-    b: ir.Value | None = None,
-    z: ir.Value | None = None,
+    op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, b: Maybe = None, z: Maybe = None
 ) -> ir.Value:
     """The activation of Conv(X, W, B) + Z."""
-    act = _conv_activation(op, node)
-    y = _conv(op, node, x, w, b)
-    return act(y if z is None else op.Add(y, z))
+    return _activated(op, node, _conv(op, node, x, w, b), z)
 
 
 @fused(
@@ -87,12 +72,7 @@ def fused_conv(
     lacking="weights in a layout that the shapes do not tell, or an unknown activation",
 )
 def nhwc_conv(
-    op: Ops,
-    node: ir.Node,
-    x: ir.Value,
-    w: ir.Value,
-    b: ir.Value | None = None,
-    z: ir.Value | None = None,
+    op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, b: Maybe = None, z: Maybe = None
 ) -> ir.Value:
     """The same with the channels last in X, Z and Y.
 
@@ -102,10 +82,8 @@ def nhwc_conv(
     channels, spatial = op.rank(x) - 1, list(range(1, op.rank(x) - 1))
     if node.op_type == "NhwcConv" and _channels_last(node, x, w):
         w = op.transpose(w, [0, channels, *spatial])
-    act = _conv_activation(op, node)
     y = _conv(op, node, op.transpose(x, [0, channels, *spatial]), w, b)
-    y = op.transpose(y, [0, *range(2, channels + 1), 1])
-    return act(y if z is None else op.Add(y, z))
+    return _activated(op, node, op.transpose(y, [0, *range(2, channels + 1), 1]), z)
 
 
 def _channels_last(node: ir.Node, x: ir.Value, w: ir.Value) -> bool:
@@ -119,14 +97,15 @@ def _channels_last(node: ir.Node, x: ir.Value, w: ir.Value) -> bool:
     return last
 
 
-def _conv(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Value:
+def _conv(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, b: Maybe) -> ir.Value:
     kept = _attributes(node, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     return op.call("Conv", x, w, *([] if b is None else [b]), **kept)[0]
 
 
-def _conv_activation(op: Ops, node: ir.Node) -> Activation:
-    parameters = list(node.attributes.get_floats("activation_params", []))
-    return activation(op, node.attributes.get_string("activation", ""), parameters)
+def _activated(op: Ops, node: ir.Node, y: ir.Value, z: Maybe) -> ir.Value:
+    parameters = node.attributes.get_floats("activation_params", [])
+    act = activation(op, node.attributes.get_string("activation", ""), parameters)
+    return act(y if z is None else op.Add(y, z))
 
 
 def _attributes(node: ir.Node, *names: str) -> dict[str, Any]:
@@ -140,9 +119,9 @@ def matmul_n_bits(
     a: ir.Value,
     b: ir.Value,
     scales: ir.Value,
-    zero_points: ir.Value | None = None,
-    g_idx: ir.Value | None = None,
-    bias: ir.Value | None = None,
+    zero_points: Maybe = None,
+    g_idx: Maybe = None,
+    bias: Maybe = None,
 ) -> ir.Value:
     """A Wᵀ + bias with W = (quantized - zero point) scale, unpacked from its bytes.
 

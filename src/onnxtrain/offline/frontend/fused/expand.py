@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.definitions import Definition, definition_of, write_definition
 from onnxtrain.offline.frontend.fused.domain import MICROSOFT
-from onnxtrain.offline.frontend.fused.types import infer_node
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
+_LARGE = 64  # elements; axes and shapes are shorter
 # Operators that onnxruntime has in the domain "" although ONNX does not (or not before the opset).
 _UNOFFICIAL = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
 
@@ -63,21 +65,67 @@ def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:
             expanded, postponed = expanded + done, postponed + waiting
         found = _fused(node)
         if found is None:
-            infer_node(node, op.opset)
+            _infer_node(node, op.opset)
         elif not found.is_ready(node):
             postponed += 1
         else:
             written = write_definition(op, node, found)
             expanded += written is not None
             for new in written or ():
-                infer_node(new, op.opset)
+                _infer_node(new, op.opset)
     return expanded, postponed
 
 
 def _drop_unused_domains(model: ir.Model) -> None:
     """Forget the opset imports that onnxruntime writes for every domain it knows."""
     used = {node.domain for node in model.graph.all_nodes()} | {""}
-    for function in model.functions.values():
-        used.update((function.domain, *(node.domain for node in function.all_nodes())))
     for domain in [d for d in model.opset_imports if d not in used]:
         del model.opset_imports[domain]
+
+
+def _infer_node(node: ir.Node, opset: int) -> None:
+    """Infer the outputs of a plain node where their type or rank is still unknown.
+
+    Inference of the whole model after each expansion would say the same, at a cost that grows with
+    the square of the depth.
+    """
+    unknown = [v for v in node.outputs if v.name and (v.dtype is None or v.shape is None)]
+    if not unknown or node.domain != "":
+        return
+    if node.op_type == "If":
+        _take_from_branch(node)
+        return
+    given = [v for v in node.inputs if v is not None]
+    if any(v.type is None for v in given) or subgraphs_of(node):
+        return
+    found = _infer(node, given, opset)
+    for value in unknown:
+        proto = found.get(value.name or "")
+        if proto is not None:
+            value.type = value.type or ir.serde.deserialize_type_proto_for_type(proto)
+            value.shape = value.shape or ir.serde.deserialize_type_proto_for_shape(proto)
+
+
+def _infer(node: ir.Node, given: list[ir.Value], opset: int) -> dict[str, onnx.TypeProto]:
+    types = {v.name: ir.serde.serialize_value(v).type for v in given if v.name}
+    small = [v for v in given if v.const_value is not None and v.const_value.size <= _LARGE]
+    arrays = {v.name: constant_array(v) for v in small if v.name}
+    data = {n: onnx.numpy_helper.from_array(a, n) for n, a in arrays.items() if a is not None}
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        return onnx.shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data,
+            opset_imports=[onnx.helper.make_opsetid("", opset)],
+        )  # fmt: skip
+    except Exception:  # kinds differ with what is wrong
+        return {}  # the strict inference of the whole model, which follows, tells what is wrong
+
+
+def _take_from_branch(node: ir.Node) -> None:
+    inner = node.attributes["then_branch"].value.outputs
+    other = node.attributes["else_branch"].value.outputs
+    for value, a, b in zip(node.outputs, inner, other, strict=True):
+        value.type = value.type or a.type
+        same_rank = a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape)
+        if value.shape is None and same_rank:
+            value.shape = ir.Shape([None] * len(a.shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.definitions import Defined, wanted
+from onnxtrain.offline.autodiff.definitions import Defined, Maybe, wanted
 from onnxtrain.offline.frontend.fused.domain import fused
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import working_type
@@ -13,11 +13,10 @@ from onnxtrain.offline.graph.sizes import arange
 
 @fused("LayerNormalization")
 def layer_normalization(
-    op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value, b: ir.Value | None = None
+    op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value, b: Maybe = None
 ) -> Defined:
     """The operator of ai.onnx, which onnxruntime had under this name before ONNX did."""
-    axis = node.attributes.get_int("axis", -1)
-    return _normalized(op, node, x, scale, b, axis=axis)
+    return _normalized(op, node, x, scale, b, axis=node.attributes.get_int("axis", -1))
 
 
 @fused("SkipLayerNormalization")
@@ -27,8 +26,8 @@ def skip_layer_normalization(
     x: ir.Value,
     skip: ir.Value,
     gamma: ir.Value,
-    beta: ir.Value | None = None,
-    bias: ir.Value | None = None,
+    beta: Maybe = None,
+    bias: Maybe = None,
 ) -> Defined:
     """LayerNormalization of x + skip + bias; the sum is an output as well."""
     total = _sum(op, x, skip, bias)
@@ -36,7 +35,7 @@ def skip_layer_normalization(
     return y, *statistics, total
 
 
-def _sum(op: Ops, x: ir.Value, skip: ir.Value, bias: ir.Value | None) -> ir.Value:
+def _sum(op: Ops, x: ir.Value, skip: ir.Value, bias: Maybe) -> ir.Value:
     total = op.Add(x, skip)
     return total if bias is None else op.Add(total, bias)
 
@@ -46,10 +45,10 @@ def _normalized(
     node: ir.Node,
     x: ir.Value,
     scale: ir.Value,
-    b: ir.Value | None,
+    b: Maybe,
     axis: int = -1,
     default_epsilon: float = 1e-5,
-) -> tuple[ir.Value | None, ...]:
+) -> tuple[Maybe, ...]:
     """Write LayerNormalization and return y, mean and inverse deviation (None if unwanted)."""
     count = 3 if wanted(node, 2) else 2 if wanted(node, 1) else 1
     outputs = op.call(
@@ -69,12 +68,7 @@ def simplified_layer_normalization(op: Ops, node: ir.Node, x: ir.Value, scale: i
 
 @fused("SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_normalization(
-    op: Ops,
-    node: ir.Node,
-    x: ir.Value,
-    skip: ir.Value,
-    gamma: ir.Value,
-    bias: ir.Value | None = None,
+    op: Ops, node: ir.Node, x: ir.Value, skip: ir.Value, gamma: ir.Value, bias: Maybe = None
 ) -> Defined:
     """The same of x + skip + bias; the sum is an output as well, and a mean that is zero."""
     total = _sum(op, x, skip, bias)
@@ -98,14 +92,14 @@ def embed_layer_normalization(
     op: Ops,
     node: ir.Node,
     input_ids: ir.Value,
-    segment_ids: ir.Value | None,
+    segment_ids: Maybe,
     word_embedding: ir.Value,
     position_embedding: ir.Value,
-    segment_embedding: ir.Value | None,
+    segment_embedding: Maybe,
     gamma: ir.Value,
     beta: ir.Value,
-    mask: ir.Value | None = None,
-    position_ids: ir.Value | None = None,
+    mask: Maybe = None,
+    position_ids: Maybe = None,
 ) -> Defined:
     """LayerNormalization of the sum of word, position and segment embeddings."""
     word = op.Gather(word_embedding, input_ids)
@@ -116,15 +110,12 @@ def embed_layer_normalization(
         total = total + op.Gather(segment_embedding, segment_ids)
     epsilon = node.attributes.get_float("epsilon", 1e-12)
     y = op.call("LayerNormalization", total, gamma, beta, like=total, epsilon=epsilon)[0]
-    mask_index = _mask_index(op, input_ids, mask) if wanted(node, 1) else None
-    return y, mask_index, total
-
-
-def _mask_index(op: Ops, input_ids: ir.Value, mask: ir.Value | None) -> ir.Value:
-    """Return the number of ones in each row of the mask; zero without a mask."""
+    if not wanted(node, 1):
+        return y, None, total
+    # The second output is the number of ones in each row of the mask; zero without a mask.
     ones = op.Equal(input_ids if mask is None else mask, 1)
     counts = op.ReduceSum(op.Cast(ones, to=ir.DataType.INT32), [1], keepdims=0)
-    return counts if mask is not None else counts - counts
+    return y, counts if mask is not None else counts - counts, total
 
 
 @fused("GroupNorm", "SkipGroupNorm", ranks=(0, 3))
@@ -134,8 +125,8 @@ def group_norm(
     x: ir.Value,
     gamma: ir.Value,
     beta: ir.Value,
-    skip: ir.Value | None = None,
-    bias: ir.Value | None = None,
+    skip: Maybe = None,
+    bias: Maybe = None,
 ) -> Defined:
     """Normalization over groups of channels, after an optional addition; then an optional SiLU.
 
@@ -169,11 +160,12 @@ def gated_rms_norm(
     op: Ops, node: ir.Node, x: ir.Value, scale: ir.Value, gate: ir.Value
 ) -> ir.Value:
     """RMS normalization over groups of the last axis, times the activation of a gate."""
-    kind = node.attributes.get_string("activation", "silu")
     wide, opening = op.cast(x, ir.DataType.FLOAT), op.cast(gate, ir.DataType.FLOAT)
     lead = [op.dim(x, axis) for axis in range(op.rank(x) - 1)]
     grouped = op.Reshape(wide, op.dims_vector(*lead, -1, op.Shape(scale)))
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     y, _ = _root_mean_square(op, grouped, scale, [-1], epsilon)
-    open_ = op.Sigmoid(opening) if kind == "sigmoid" else opening * op.Sigmoid(opening)
-    return op.cast(op.reshape_like(y, x) * open_, x.dtype)
+    factor = op.Sigmoid(opening)
+    if node.attributes.get_string("activation", "silu") != "sigmoid":
+        factor = opening * factor
+    return op.cast(op.reshape_like(y, x) * factor, x.dtype)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.definitions import Defined, NotExpandable, wanted
+from onnxtrain.offline.autodiff.definitions import Defined, Maybe, NotExpandable, wanted
 from onnxtrain.offline.frontend.fused.domain import fused
 from onnxtrain.offline.graph.ops import Ops
 
 
 @fused("Trilu")
-def trilu(op: Ops, node: ir.Node, x: ir.Value, k: ir.Value | None = None) -> ir.Value:
+def trilu(op: Ops, node: ir.Node, x: ir.Value, k: Maybe = None) -> ir.Value:
     """Trilu of ai.onnx."""
     return op.Trilu(x, *([] if k is None else [k]), upper=node.attributes.get_int("upper", 1))
 
@@ -23,7 +23,7 @@ def gather_nd(op: Ops, node: ir.Node, data: ir.Value, indices: ir.Value) -> ir.V
 
 @fused("Range")
 def range_(
-    op: Ops, node: ir.Node, start: ir.Value, limit: ir.Value, delta: ir.Value | None = None
+    op: Ops, node: ir.Node, start: ir.Value, limit: ir.Value, delta: Maybe = None
 ) -> ir.Value:
     """Range of ai.onnx, whose bounds are scalars."""
     bounds = [op.reshape(v, []) for v in (start, limit)]
@@ -38,9 +38,7 @@ def expand_dims(op: Ops, node: ir.Node, x: ir.Value, axis: ir.Value) -> ir.Value
 
 
 @fused("Pad")
-def pad(
-    op: Ops, node: ir.Node, data: ir.Value, pads: ir.Value, value: ir.Value | None = None
-) -> ir.Value:
+def pad(op: Ops, node: ir.Node, data: ir.Value, pads: ir.Value, value: Maybe = None) -> ir.Value:
     """Pad of ai.onnx, whose pads are a vector and whose value is a scalar."""
     fill = [] if value is None else [op.reshape(value, [])]
     mode = node.attributes.get_string("mode", "constant")
@@ -72,9 +70,9 @@ def bias_dropout(
     node: ir.Node,
     data: ir.Value,
     bias: ir.Value,
-    residual: ir.Value | None = None,
-    ratio: ir.Value | None = None,
-    training_mode: ir.Value | None = None,
+    residual: Maybe = None,
+    ratio: Maybe = None,
+    training_mode: Maybe = None,
 ) -> Defined:
     """Dropout(data + bias) + residual, and the mask."""
     seed = node.attributes.get_int("seed") if "seed" in node.attributes else None
@@ -105,8 +103,8 @@ def torch_embedding(
     node: ir.Node,
     weight: ir.Value,
     indices: ir.Value,
-    padding_idx: ir.Value | None = None,
-    scale_grad_by_freq: ir.Value | None = None,
+    padding_idx: Maybe = None,
+    scale_grad_by_freq: Maybe = None,
 ) -> ir.Value:
     """Gather; what the other inputs ask of the gradient is not done."""
     if padding_idx is not None or scale_grad_by_freq is not None:

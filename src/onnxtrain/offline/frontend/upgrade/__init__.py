@@ -2,8 +2,8 @@
 
 An operator that changed between the opset of a model and the floor is rewritten so that it means
 at the floor what it meant before: attributes become inputs, defaults that changed are written out,
-and operators that are gone are replaced. Each change since `OLDEST_OPSET` is known in one of two
-places: `adapters.py` says how to follow it, `unchanged.py` says why there is nothing to do.
+and operators that are gone are replaced. A test checks that each change since `OLDEST_OPSET` has an
+adapter, or a reason why there is nothing to do.
 
 Values keep their names, weights are not read, and the bodies of If, Loop and Scan are upgraded too.
 """
@@ -15,14 +15,11 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.frontend.upgrade.adapters import ADAPTERS
-from onnxtrain.offline.frontend.upgrade.defaults import release_initializers
 from onnxtrain.offline.frontend.upgrade.rewrite import Rewriter
 from onnxtrain.offline.graph.error_context import error_context
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, least_ir_version
-
-__all__ = ["release_initializers", "upgrade_to_floor"]
 
 
 def upgrade_to_floor(model: ir.Model) -> None:
@@ -30,7 +27,11 @@ def upgrade_to_floor(model: ir.Model) -> None:
     opset = model.opset_imports.get("", FLOOR_OPSET)
     if opset >= FLOOR_OPSET:
         return
-    contradiction = _infer_if_possible(model)
+    contradiction: ShapeInferenceError | None = None
+    try:
+        infer_shapes(model)  # some adapters need types and ranks
+    except ShapeInferenceError as error:
+        contradiction = error  # inference of the result reports it; most operators need no shapes
     rewriter = Rewriter(Names.of(model.graph), opset)
     for graph in [model.graph, *model.graph.subgraphs()]:
         for node in list(graph):
@@ -45,31 +46,13 @@ def upgrade_to_floor(model: ir.Model) -> None:
     model.ir_version = max(model.ir_version, least_ir_version(model.opset_imports))
 
 
-def _infer_if_possible(model: ir.Model) -> ShapeInferenceError | None:
-    """Infer types and ranks, which some adapters need; return the error where that fails.
-
-    A model whose shapes contradict each other is reported when inference runs on the result; it
-    need not fail here, where most operators get along without shapes.
-    """
-    try:
-        infer_shapes(model)
-    except ShapeInferenceError as error:
-        return error
-    return None
-
-
 def _upgrade_node(rewriter: Rewriter, node: ir.Node, opset: int) -> None:
-    version = opset
-    while (step := _next_step(node.op_type, version)) is not None:
-        with error_context(node, f"upgrading to opset {step} the operator"):
-            ADAPTERS[node.op_type, step](rewriter, node)
-        version = step
+    for version in range(opset + 1, FLOOR_OPSET + 1):
+        if (node.op_type, version) in ADAPTERS:
+            with error_context(node, f"upgrading to opset {version} the operator"):
+                ADAPTERS[node.op_type, version](rewriter, node)
     if not onnx.defs.has(node.op_type, FLOOR_OPSET, ""):
         raise ModelError(
             f"the operator {node.op_type} of node {label_of(node)!r} is not part of ONNX at opset "
             f"{FLOOR_OPSET}: export the model again with a newer exporter"
         )
-
-
-def _next_step(op_type: str, version: int) -> int | None:
-    return min((v for op, v in ADAPTERS if op == op_type and v > version), default=None)

@@ -20,6 +20,7 @@ from onnxtrain.offline.frontend.upgrade.rewrite import (
     set_input,
     set_inputs,
 )
+from onnxtrain.offline.graph.op_facts import REDUCTIONS
 from onnxtrain.offline.graph.shapes import constant_array, dims_of
 
 Adapter = Callable[[Rewriter, ir.Node], None]
@@ -40,31 +41,26 @@ def adapter(version: int, *op_types: str) -> Callable[[Adapter], Adapter]:
 # ---- attributes that became inputs ---------------------------------------------------------------
 
 
-@adapter(10, "Slice")
-def slice_bounds(rewriter: Rewriter, node: ir.Node) -> None:
-    """Slice takes starts, ends and axes as inputs."""
-    for index, name in enumerate(("starts", "ends", "axes"), start=1):
-        rewriter.move_to_input(node, name, index)
+def to_inputs(*names: str) -> Adapter:
+    """Return an adapter that moves attributes to the inputs from the second on."""
+
+    def move(rewriter: Rewriter, node: ir.Node) -> None:
+        for index, name in enumerate(names, start=1):
+            rewriter.move_to_input(node, name, index)
+
+    return move
 
 
-@adapter(10, "TopK")
-def topk_count(rewriter: Rewriter, node: ir.Node) -> None:
-    """TopK takes k as an input."""
-    rewriter.move_to_input(node, "k", 1)
-
-
-@adapter(13, "ReduceSum", "Squeeze", "Unsqueeze")
-@adapter(18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean")
-@adapter(18, "ReduceMin", "ReduceProd", "ReduceSumSquare")
-def axes_input(rewriter: Rewriter, node: ir.Node) -> None:
-    """Axes are an input; none at all still means every one."""
-    rewriter.move_to_input(node, "axes", 1)
-
-
-@adapter(13, "Split")
-def split_sizes(rewriter: Rewriter, node: ir.Node) -> None:
-    """Split takes the sizes as an input."""
-    rewriter.move_to_input(node, "split", 1)
+adapter(9, "Upsample")(to_inputs("scales"))
+adapter(10, "Slice")(to_inputs("starts", "ends", "axes"))
+adapter(10, "TopK")(to_inputs("k"))
+# Dropout does nothing from here on unless training is asked for. Before, the runtime was to know
+# whether it trains; an exported model says that it does not.
+adapter(12, "Dropout")(to_inputs("ratio"))
+adapter(13, "Split")(to_inputs("split"))
+# No axes at all still mean every one.
+adapter(13, "ReduceSum", "Squeeze", "Unsqueeze")(to_inputs("axes"))
+adapter(18, *(REDUCTIONS - {"ReduceSum"}))(to_inputs("axes"))
 
 
 @adapter(18, "Split")
@@ -181,17 +177,6 @@ def dropout_mask_is_bool(rewriter: Rewriter, node: ir.Node) -> None:
     rewriter.convert_output(node, 1, rewriter.dtype_of(node, node.inputs[0]))
 
 
-@adapter(12, "Dropout")
-def dropout_ratio(rewriter: Rewriter, node: ir.Node) -> None:
-    """Dropout takes the ratio as an input, and does nothing unless training is asked for.
-
-    Before, the runtime was to know whether it trains; an exported model says that it does not.
-    """
-    ratio = node.attributes.pop("ratio", None)
-    if ratio is not None:
-        set_input(node, 1, rewriter.constant(node, "ratio", np.array(ratio.value, np.float32)))
-
-
 @adapter(16, "RoiAlign")
 def roi_align_coordinates(rewriter: Rewriter, node: ir.Node) -> None:
     """The default became half_pixel, which had not been there before."""
@@ -199,13 +184,6 @@ def roi_align_coordinates(rewriter: Rewriter, node: ir.Node) -> None:
 
 
 # ---- resizing ------------------------------------------------------------------------------------
-
-
-@adapter(9, "Upsample")
-def upsample_scales(rewriter: Rewriter, node: ir.Node) -> None:
-    """Upsample takes the scales as an input."""
-    scales = node.attributes.pop("scales")
-    set_input(node, 1, rewriter.constant(node, "scales", np.array(scales.value, np.float32)))
 
 
 @adapter(10, "Upsample")

@@ -66,13 +66,17 @@ class Rewriter:
         set_attributes(node, **attributes)
 
     def move_to_input(self, node: ir.Node, attribute: str, index: int) -> None:
-        """Replace an attribute of integers by an int64 vector at an input; absent stays absent."""
+        """Replace an attribute by a constant at an input; absent stays absent.
+
+        Integers become a vector even where there is one, floats keep their rank.
+        """
         found = node.attributes.pop(attribute, None)
         if found is None:
             return
-        numbers = [found.value] if found.type == ir.AttributeType.INT else list(found.value)
-        if numbers:
-            set_input(node, index, self.constant(node, attribute, np.array(numbers, np.int64)))
+        is_int = found.type in (ir.AttributeType.INT, ir.AttributeType.INTS)
+        array = np.array(found.value, np.int64 if is_int else np.float32, ndmin=int(is_int))
+        if array.size:
+            set_input(node, index, self.constant(node, attribute, array))
 
     def convert_output(self, node: ir.Node, index: int, dtype: ir.DataType) -> None:
         """Give what reads an output of a node a copy of another type, under the old name."""
@@ -83,11 +87,8 @@ class Rewriter:
         new.type, new.shape = old.type, old.shape
         old.type, new.name = None, old.name
         old.name = self._names.fresh(f"{old.name}/unconverted")
-        for user, position in list(old.uses()):
-            if user is not cast:
-                user.replace_input_with(position, new)
-        outputs = node.graph.outputs
-        outputs[:] = [new if value is old else value for value in outputs]
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        cast.replace_input_with(0, old)
         node.graph.insert_after(node, cast)
 
     def dtype_of(self, node: ir.Node, value: ir.Value | None) -> ir.DataType:

@@ -1,7 +1,7 @@
 """Changes of operators between opset 7 and 18 that a node follows by staying as it is, and why.
 
-No code reads this: it records that each change was reviewed. A test
-compares it, together with the adapters, with the history of the operators in onnx itself.
+It records that each change was reviewed. A test compares it, together with the adapters, with the
+history of the operators in onnx itself.
 """
 
 from __future__ import annotations
