@@ -60,14 +60,9 @@ __all__ = [
 ]
 
 # The names that are not modules of this package, by where they are defined.
-_HOMES = {
-    "CheckFinite": "onnxtrain.device.loop",
-    "EarlyStopping": "onnxtrain.device.loop",
-    "History": "onnxtrain.device.loop",
-    "SaveCheckpoint": "onnxtrain.device.loop",
+_LOOP = ("CheckFinite", "EarlyStopping", "History", "SaveCheckpoint", "evaluate", "fit")
+_HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "TrainingSession": "onnxtrain.device.session",
-    "evaluate": "onnxtrain.device.loop",
-    "fit": "onnxtrain.device.loop",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
     "prepare": "onnxtrain.offline.prepare",

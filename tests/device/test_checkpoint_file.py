@@ -119,6 +119,12 @@ def test_everything_is_sorted_on_request(tmp_path) -> None:
     assert list(read_checkpoint(tmp_path / "c").trainable) == list(content.trainable)
 
 
+def test_empty_strings_in_a_tensor(tmp_path) -> None:
+    texts = np.array(["", "a", ""], object)
+    write_checkpoint(tmp_path / "c", CheckpointContent(frozen={"texts": texts}))
+    assert read_checkpoint(tmp_path / "c").frozen["texts"].tolist() == ["", "a", ""]
+
+
 def test_a_thousand_tensors_and_long_names(tmp_path, threshold) -> None:
     tensors = {f"{i}-" + "n" * (i % 97 * 40): np.full(i % 50, i, np.float32) for i in range(1000)}
     content = CheckpointContent(frozen=tensors, has_external_data=threshold == 0)

@@ -24,7 +24,7 @@ from onnx_bytes import (
 )
 
 from onnxtrain.device.export.inference_model import export_model
-from onnxtrain.device.export.initializers import stored_data
+from onnxtrain.device.export.layout import stored_data
 from onnxtrain.errors import (
     ArgumentError,
     CheckpointError,

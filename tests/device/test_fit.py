@@ -192,7 +192,7 @@ def test_a_batch_that_the_model_refuses_says_where() -> None:
         ({"callbacks": schedules.Plateau(), "schedule": "cosine"}, "Plateau is a schedule"),
         ({"progress": "loud"}, "progress must be"),
         ({"callbacks": [3]}, "a callback is a function, or an object"),
-        ({"callbacks": [Accuracy]}, "not the class Accuracy"),
+        ({"callbacks": [Accuracy]}, "not <class '.*Accuracy'>"),
         ({"schedule": "cosinus"}, "there is no schedule 'cosinus'"),
         ({"schedule": 3}, "schedule must be"),
         ({"schedule": LinearLRScheduler}, "schedule must be"),
@@ -202,7 +202,7 @@ def test_a_batch_that_the_model_refuses_says_where() -> None:
         ({"schedule": {"name": "linear", "unit": "epoch"}}, "does not take unit='epoch'"),
         ({"schedule": {"name": "step", "step_size": 1, "warmup_ratio": 0.1}}, "warmup_ratio"),
         ({"schedule": {"name": "plateau", "monitor": "f1"}}, "cannot watch 'f1'"),
-        ({"schedule": lambda step: "fast"}, "a learning rate is a number, not 'fast'"),
+        ({"schedule": lambda step: "fast"}, "rate must be a finite number, not 'fast'"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(settings, message) -> None:
@@ -258,9 +258,9 @@ def test_metrics_choose_output_and_labels() -> None:
     plain = evaluate(session, data, ["accuracy"])
     named = evaluate(session, data, Accuracy(output="output", labels="labels"))
     assert plain == named
-    with pytest.raises(ArgumentError, match="reads the output 'logits'; there is output"):
+    with pytest.raises(ArgumentError, match=r"compares the output 'logits' .* outputs are output"):
         evaluate(session, data, Accuracy(output="logits"))
-    with pytest.raises(ArgumentError, match="takes 'y' for labels; the inputs are input, labels"):
+    with pytest.raises(ArgumentError, match=r"with the input 'y'; .* the inputs input, labels"):
         evaluate(session, data, Accuracy(labels="y"))
 
 

@@ -25,7 +25,7 @@ from onnx_bytes import (
 )
 
 from onnxtrain.device.export.inference_model import export_model
-from onnxtrain.device.export.initializers import stored_data, with_initializers
+from onnxtrain.device.export.layout import stored_data, with_initializers
 from onnxtrain.errors import ModelError, OnnxTrainError
 from onnxtrain.format.metadata import GraphMetadata
 from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType

@@ -45,7 +45,7 @@ def test_a_function_makes_options_for_each_session() -> None:
     ("options", "message"),
     [
         ({}, "not dict"),
-        (lambda: None, "makes onnxruntime.SessionOptions, not NoneType"),
+        (lambda: None, "returned NoneType: it has to make new"),
         (lambda: SHARED, "the same options for two sessions"),
     ],
     ids=["dict", "None", "the same twice"],

@@ -95,7 +95,7 @@ def record_with(held: TrainingSession, **changed: np.ndarray) -> ArrayRecord:
             ArgumentError,
             "is float32, and the received array int64",
         ),
-        ({"fc2__bias": np.full(3, 1e300)}, NonFiniteError, "values that float32 cannot hold"),
+        ({"fc2__bias": np.full(3, 1e300)}, NonFiniteError, "values that do not fit float32"),
     ],
 )
 def test_what_does_not_fit_changes_nothing(change, error, words) -> None:

@@ -205,5 +205,5 @@ def test_what_does_not_make_sense_is_refused(tmp_path) -> None:
         client_app(GOLDEN / "mlp", of_client, export="model.onnx")
     with pytest.raises(ModelError, match="nominal_checkpoint"):
         pack(GOLDEN / "cnn", tmp_path / "a.json")
-    with pytest.raises(ModelError, match="no folder"):
+    with pytest.raises(ModelError, match="no 'training_model"):
         pack(tmp_path / "nowhere", tmp_path / "a.json")

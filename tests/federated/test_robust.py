@@ -143,7 +143,7 @@ BAD = {
     "no samples": (with_metrics(num_examples=0), "it has no data"),
     "less than none": (with_metrics(num_examples=-5), "it has no data"),
     "nan as loss": (with_metrics(loss=float("nan")), "its 'loss' is nan"),
-    "empty reply": (spoiled(nothing), "it has 0 records of arrays"),
+    "empty reply": (spoiled(nothing), "has 0 records of arrays"),
     "exception": (spoiled(raising), "OSError: the disk is full"),
     "no data": (client_app(GOLDEN / "mlp", without_data), "no data to train with"),
     "empty data": (client_app(GOLDEN / "mlp", with_empty_data), "no data to train with"),

@@ -100,6 +100,8 @@ def test_new_classes(tmp_path) -> None:
     assert sorted(made.trainable.values()) == [5, 40]
     with pytest.raises(ArgumentError, match="give classes too"):
         prepare(classifier(), tmp_path, after="features")
+    with pytest.raises(ArgumentError, match="give one name"):
+        prepare(classifier(outputs=2), tmp_path, classes=5, of=["output", "features"])
 
 
 def test_a_softmax_that_the_loss_contains_is_skipped(tmp_path) -> None:

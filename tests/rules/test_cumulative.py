@@ -1,4 +1,4 @@
-"""Specs of rules/cumulative.py."""
+"""Specs of the running sums and products in rules/reduce.py."""
 
 import itertools
 

@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 import gradcheck
 import onnxtrain
 from gradcheck import Spec, check_emitted, check_spec, ids, run, special_values, vjp
+from onnxtrain.errors import ShapeInferenceError
 from onnxtrain.offline.autodiff.rules.batch_norm import (
     complete_outputs,
     rewrite_training_batch_norm,
@@ -342,6 +343,15 @@ def test_running_statistics_have_a_gradient(of: str) -> None:
     np.testing.assert_allclose(
         found, torch_vjp(statistic, arrays[:1], cotangent)[0], rtol=1e-3, atol=1e-6
     )
+
+
+def test_training_batch_norm_of_unknown_rank() -> None:
+    model = training_node([np.zeros((6, 3), np.float32), MEAN, MEAN, MEAN, VAR])
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    with pytest.raises(ShapeInferenceError, match=r"rank of 'x0' is not known.*value_info"):
+        onnxtrain.gradient(model, ["x0"], of="y0")
 
 
 def test_training_batch_norm_is_differentiated_at_once() -> None:

@@ -43,30 +43,24 @@ __all__ = [
     "TrainingSession",
 ]
 
+# The modules of the names; schedulers are in `schedulers`.
 _HOMES = {
     "CheckpointState": "state",
-    "ConstantLRScheduler": "schedulers",
-    "CosineLRScheduler": "schedulers",
-    "ExponentialLRScheduler": "schedulers",
-    "LinearLRScheduler": "schedulers",
     "Module": "module",
-    "MultiStepLRScheduler": "schedulers",
-    "OneCycleLRScheduler": "schedulers",
     "Optimizer": "optimizer",
     "Parameter": "parameters",
     "Parameters": "parameters",
-    "PlateauLRScheduler": "schedulers",
     "Properties": "parameters",
-    "StepLRScheduler": "schedulers",
     "TrainingSession": "session",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a name on first use."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'onnxtrain.api' has no attribute {name!r}")
-    value = getattr(import_module(f"onnxtrain.device.{_HOMES[name]}"), name)
+    home = _HOMES.get(name, "schedulers")
+    value = getattr(import_module(f"onnxtrain.device.{home}"), name)
     globals()[name] = value
     return value
 

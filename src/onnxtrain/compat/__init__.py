@@ -58,7 +58,10 @@ class _Finder(MetaPathFinder):
             return spec_from_loader(fullname, _PackageLoader(), is_package=True)
         if not fullname.startswith(f"{_PACKAGE}."):
             return None
-        return spec_from_loader(fullname, _AliasLoader(_own_name(fullname)))
+        inner = fullname.removeprefix(f"{_PACKAGE}.")
+        if inner.partition(".")[0] not in _PARTS:
+            raise NotProvidedError(_not_provided(inner))
+        return spec_from_loader(fullname, _AliasLoader(inner))
 
 
 class _PackageLoader(Loader):
@@ -74,24 +77,18 @@ class _PackageLoader(Loader):
 class _AliasLoader(Loader):
     """Loads a module of onnxtrain under a second name."""
 
-    def __init__(self, own_name: str) -> None:
-        self._own_name = own_name
+    def __init__(self, inner: str) -> None:
+        self._inner = inner
 
     def exec_module(self, module: ModuleType) -> None:
         try:
-            own = importlib.import_module(self._own_name)
+            own = importlib.import_module(f"onnxtrain.{_RENAMED.get(self._inner, self._inner)}")
         except ModuleNotFoundError as missing:
-            raise _explained(missing, module.__name__) from None
+            if missing.name and missing.name.startswith("onnxtrain."):
+                raise NotProvidedError(_not_provided(self._inner)) from None
+            raise
         # The import system returns what is here once the module has been executed.
         sys.modules[module.__name__] = own
-
-
-def _own_name(fullname: str) -> str:
-    """Return the name of onnxtrain's module for a module of upstream."""
-    inner = fullname.removeprefix(f"{_PACKAGE}.")
-    if inner.partition(".")[0] not in _PARTS:
-        raise NotProvidedError(_not_provided(inner))
-    return f"onnxtrain.{_RENAMED.get(inner, inner)}"
 
 
 def _part(name: str) -> Any:
@@ -107,12 +104,6 @@ def _not_provided(inner: str) -> str:
         f"onnxtrain stands in for {_PACKAGE} and has no {inner!r}"
         f"{f': {reason}' if reason else ''}. It has {', '.join(_PARTS)}"
     )
-
-
-def _explained(missing: ModuleNotFoundError, wanted: str) -> ImportError:
-    if missing.name and missing.name.startswith("onnxtrain."):
-        return NotProvidedError(_not_provided(wanted.removeprefix(f"{_PACKAGE}.")))
-    return missing
 
 
 def install() -> None:

@@ -7,12 +7,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from onnxtrain.errors import ArgumentError
-
-
-def whole(name: str, value: Any) -> int:
-    """Check for an integer that is not negative."""
-    return at_least(0, name, value)
 
 
 def at_least(least: int, name: str, value: Any) -> int:
@@ -36,6 +33,12 @@ def finite(name: str, value: Any) -> float:
     if not math.isfinite(number):
         raise ArgumentError(f"{name} must be a finite number, not {value!r}")
     return number
+
+
+def float32(name: str, value: Any) -> float:
+    """Check for a number that is finite in 32 bits, and return it rounded to them."""
+    with np.errstate(over="ignore"):
+        return finite(name, np.float32(finite(name, value)))
 
 
 def not_negative(name: str, value: Any) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from onnxtrain.device.checks import at_least
-from onnxtrain.device.parameter_buffers import Buffers
-from onnxtrain.device.run.binding import as_array, as_ortvalue
+from onnxtrain.device.parameter_buffers import ParameterBuffers
+from onnxtrain.device.run.binding import as_array, as_ortvalue, providers_of
 from onnxtrain.device.run.executors import (
     EvalExecutor,
     Executor,
@@ -18,7 +18,6 @@ from onnxtrain.device.run.executors import (
 )
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
-from onnxtrain.device.run.variables import providers_of
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, InputError, StateError
 from onnxtrain.format.checkpoint.content import Array
@@ -28,7 +27,7 @@ Model = str | os.PathLike[str] | bytes | bytearray | memoryview
 Batch = int | Literal["auto"] | None
 
 
-class Module:
+class Module(ParameterBuffers):
     """A model that can be trained and evaluated.
 
     A call runs the graph of the present mode. In training mode it returns the loss (and further
@@ -65,33 +64,24 @@ class Module:
         self.training_state = state._training  # what graphs are bound to
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
-        self.settings = Settings(providers, where, session_options, fixed, automatic)
+        self.settings = Settings(providers, session_options, fixed, automatic)
         held = self.training_state
         with held.lock:
             held.move_to(where)
-            train = self.graph(train_model_uri)
-            self._train = TrainExecutor(train, held)
-            evaluation = None if eval_model_uri is None else self.graph(eval_model_uri)
-            self._eval = None if evaluation is None else EvalExecutor(evaluation, held)
-            self._check_batch()
-            self._buffers = Buffers(held, self._train.graph.model, self._train.signature)
-            if not held.nominal:
-                self._train.allocate()
+            train = TrainExecutor(self.graph(train_model_uri), held)
+            self.evaluation_executor: EvalExecutor | None = None
+            if eval_model_uri is not None:
+                self.evaluation_executor = EvalExecutor(self.graph(eval_model_uri), held)
+            if batch_size is not None and batch_symbol(train.signature.inputs) is None:
+                raise ArgumentError(
+                    "batch_size needs inputs that begin with one symbolic dimension, which has a "
+                    f"name; {train.graph.name} has none"
+                )
+            super().__init__(train)
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
         return Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
-
-    def _check_batch(self) -> None:
-        if self.settings.batch is None and not self.settings.automatic:
-            return
-        if batch_symbol(self._train.signature.inputs) is None:
-            raise ArgumentError(
-                "batch_size needs inputs that begin with one symbolic dimension, which has a name; "
-                f"{self._train.graph.name} has none"
-            )
-
-    # ---- running -------------------------------------------------------------------------------
 
     def __call__(self, *user_inputs: Any, **named: Any) -> Any:
         """Run the training or evaluation graph, whichever the mode is.
@@ -101,12 +91,11 @@ class Module:
         are the results.
         """
         with self.training_state.lock:
-            chosen: Executor | None = self._train if self.training else self._eval
-            if chosen is None:
+            if self._present is None:
                 raise StateError(
                     "there is no evaluation graph: pass eval_model_uri to Module, or call train()"
                 )
-            return self.run(chosen, user_inputs, named)
+            return self.run(self._present, user_inputs, named)
 
     def run(self, executor: Executor, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run an executor on the given inputs; the caller holds the lock of the state."""
@@ -137,21 +126,7 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
-        self._train.reset = True
-
-    def replace_training_graph(self, train_model: bytes) -> Callable[[], None]:
-        """Train with another graph on the same parameters; return what undoes it."""
-        before = self._train
-        self._train = TrainExecutor(self.graph(train_model), self.training_state)
-        self._train.reset = before.reset
-
-        def undo() -> None:
-            before.reset = self._train.reset
-            self._train = before
-
-        return undo
-
-    # ---- mode ----------------------------------------------------------------------------------
+        self.training_executor.reset = True
 
     def train(self, mode: bool = True) -> Module:
         """Enter training mode, or (False) evaluation mode."""
@@ -172,66 +147,12 @@ class Module:
 
     @property
     def _present(self) -> Executor | None:
-        return self._train if self.training else self._eval
-
-    @property
-    def training_executor(self) -> TrainExecutor:
-        """Forward and backward."""
-        return self._train
-
-    @property
-    def evaluation_executor(self) -> EvalExecutor | None:
-        """Forward alone, in inference mode."""
-        return self._eval
+        return self.training_executor if self.training else self.evaluation_executor
 
     @property
     def input_gradients(self) -> dict[str, Array]:
         """The gradients of inputs that `requires_grad` named, of the last training call."""
-        return dict(self._train.input_gradients)
-
-    # ---- parameters ----------------------------------------------------------------------------
-
-    def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Return the number of elements of the parameters."""
-        return self._buffers.size(trainable_only)
-
-    def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
-        """Return a copy of all parameters, concatenated, as an OrtValue."""
-        with self.training_state.lock:
-            require_values(self.training_state)
-            return self._buffers.read(trainable_only)
-
-    def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        """Set all parameters from a buffer as `get_contiguous_parameters` returns.
-
-        It is an array, an `OrtValue` or onnxruntime's inner value. A nominal state is complete
-        after it was given all parameters.
-        """
-        with self.training_state.lock:
-            was_nominal = self.training_state.nominal
-            self._buffers.write(buffer, trainable_only)
-            if was_nominal:
-                self._train.allocate()
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """The names of running statistics: what a step changes without training it."""
-        return self._buffers.statistics
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape of a parameter, of a nominal state too."""
-        return self._buffers.shape_of(name)
-
-    def load_parameters(self, values: Mapping[str, Array]) -> None:
-        """Set parameters by name: some of them, or all of those of a nominal state.
-
-        Nothing is changed if one of them is unknown, or of another shape or type.
-        """
-        with self.training_state.lock:
-            was_nominal = self.training_state.nominal
-            self._buffers.set_named(values)
-            if was_nominal:
-                self._train.allocate()
+        return dict(self.training_executor.input_gradients)
 
     def export_model_for_inferencing(
         self,
@@ -243,23 +164,18 @@ class Module:
     ) -> bytes | None:
         """Write a model for inference, with the parameters as they are now.
 
-        Args:
-            inference_model_uri: where to; None to get the bytes instead.
-            graph_output_names: any values of the evaluation graph.
-            optimize: save what onnxruntime's optimisations make of it.
-            format: "onnx", or onnxruntime's own "ort".
-
+        Without a path its bytes are returned. Any values of the evaluation graph can be outputs.
+        `optimize` saves what onnxruntime's optimisations make of it, also in its format "ort".
         """
-        from onnxtrain.device.export.inference_model import (
-            export_model,  # only those who export pay for it
-        )
+        # Only those who export pay for it.
+        from onnxtrain.device.export.inference_model import export_model
 
         with self.training_state.lock:
-            if self._eval is None:
+            if self.evaluation_executor is None:
                 raise StateError("there is no evaluation graph to export: pass eval_model_uri")
             require_values(self.training_state)
             return export_model(
-                self._eval.graph.model,
+                self.evaluation_executor.graph.model,
                 graph_output_names,
                 {name: self.training_state.held(name) for name in self.training_state.names()},
                 inference_model_uri,

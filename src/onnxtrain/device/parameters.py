@@ -28,7 +28,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """The name of the parameter in the model."""
+        """The name in the model."""
         return self._name
 
     @property
@@ -65,15 +65,11 @@ class Parameters:
         self._state = state
 
     def __getitem__(self, name: str) -> Parameter:
-        if name not in self:
-            raise KeyError(f"Parameter {name} not found.")
-        self._require_values("Please load the parameter states first")
+        self._require(name)
         return Parameter(self._state, name)
 
     def __setitem__(self, name: str, value: Array) -> None:
-        if name not in self:
-            raise KeyError(f"Parameter {name} not found.")
-        self._require_values("Please load all the parameter states first")
+        self._require(name)
         self._state.set_value(name, value)
 
     def __contains__(self, name: object) -> bool:
@@ -83,19 +79,22 @@ class Parameters:
         return len(self._state.names())
 
     def __iter__(self) -> Iterator[tuple[str, Parameter]]:
-        self._require_values("Please load the parameter states first")
+        self._require(None)
         for name in self._state.names():
             yield name, Parameter(self._state, name)
 
     def __repr__(self) -> str:
         return f"Parameters({', '.join(self._state.names())})"
 
-    def _require_values(self, message: str) -> None:
+    def _require(self, name: str | None) -> None:
+        """Refuse an unknown name, and a state without values."""
+        if name is not None and name not in self:
+            raise KeyError(f"Parameter {name} not found.")
         if self._state.nominal:
             raise StateError(
-                f"{message}: the checkpoint is nominal, it has names and no values. Copy a buffer "
-                "of all parameters into it with Module.copy_buffer_to_parameters(buffer, "
-                "trainable_only=False)"
+                "Please load the parameter states first: the checkpoint is nominal, it has names "
+                "and no values. Copy a buffer of all parameters into it with "
+                "Module.copy_buffer_to_parameters(buffer, trainable_only=False)"
             )
 
 

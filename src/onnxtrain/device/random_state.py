@@ -49,17 +49,12 @@ class RandomState:
     """A sequence of seeds; where it stands can be saved."""
 
     def __init__(self, saved: dict[str, Any] | None = None) -> None:
-        self._times_seeded = _times_seeded
         self._seed = self.draws = 0
-        if saved is None:
-            self._start()
-        else:
+        self._times_seeded = -1
+        if saved is not None:
             self._seed, self.draws = int(saved["seed"]) & _MASK, int(saved["draws"])
-
-    def _start(self) -> None:
-        own = int.from_bytes(os.urandom(8), "little")
-        self._seed = own if _process_seed is None else _process_seed
-        self.draws = 0
+            self._times_seeded = _times_seeded
+        self._heed_set_seed()
 
     def next(self, words: Array) -> None:
         """Write the next seed into an array of two words of 32 bits."""
@@ -88,7 +83,9 @@ class RandomState:
         """Start anew if `set_seed` was called since."""
         if self._times_seeded != _times_seeded:
             self._times_seeded = _times_seeded
-            self._start()
+            own = int.from_bytes(os.urandom(8), "little")
+            self._seed = own if _process_seed is None else _process_seed
+            self.draws = 0
 
 
 def _mix(z: int) -> int:

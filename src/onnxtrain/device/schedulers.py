@@ -9,58 +9,52 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onnxtrain.device import schedules
-from onnxtrain.device.checks import choice, not_negative, positive, whole
-from onnxtrain.device.schedules import Schedule
+from onnxtrain.device.checks import at_least, choice, not_negative, positive
 from onnxtrain.errors import ArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    from onnxtrain.device.optimizer import Optimizer
 
 State = dict[str, Any]
 
 
-class ScheduledOptimizer(Protocol):
-    """What a scheduler needs of an optimizer."""
-
-    initial_lr: float
-
-    @property
-    def step_count(self) -> int:
-        """The number of steps taken so far."""
-
-    def get_learning_rate(self) -> float:
-        """Return the learning rate of the next step."""
-
-    def set_learning_rate(self, learning_rate: float, /) -> None:
-        """Set the learning rate of the next step."""
-
-    def saved_scheduler(self, kind: str, /) -> Mapping[str, Any] | None:
-        """Return what the loaded checkpoint holds for a scheduler of this kind."""
-
-    def attach(self, scheduler: Any, /) -> None:
-        """Remember the scheduler, whose state is saved with the optimizer's."""
-
-
+@dataclass(eq=False, repr=False)
 class LRScheduler:
-    """A learning-rate scheduler; `kind` is its name in checkpoints and in `onnxtrain.fit`."""
+    """A learning-rate scheduler; `kind` is its name in checkpoints and in `onnxtrain.fit`.
 
-    kind: str = ""
+    The fields of a scheduler, but for the optimizer, are its settings.
+    """
 
-    def __init__(self, optimizer: ScheduledOptimizer, settings: State) -> None:
-        self._optimizer = optimizer
-        rate = settings["initial_lr"]
-        saved = optimizer.saved_scheduler(self.kind)
+    kind: ClassVar[str] = ""
+    optimizer: Optimizer
+
+    def __post_init__(self) -> None:
+        self._check()
+        names = [f.name for f in fields(self) if f.name not in ("optimizer", "first_step")]
+        if hasattr(self, "first_step"):
+            names.append("first_step")
+        given = {name: getattr(self, name) for name in names}
+        self._settings: State = {k: v.item() if hasattr(v, "item") else v for k, v in given.items()}
+        rate = self._settings["initial_lr"]
+        saved = self.optimizer.saved_scheduler(self.kind)
         if rate is not None:
             rate = not_negative("initial_lr", rate)
         elif saved is not None:
             rate = saved_number(saved, "initial_lr")
         else:
-            rate = optimizer.get_learning_rate()
-        self.initial_lr = float(rate)
-        self._settings = {**settings, "initial_lr": self.initial_lr}
+            rate = self.optimizer.get_learning_rate()
+        self.initial_lr: float | None = float(rate)
+        self._settings["initial_lr"] = self.initial_lr
         self._begin(saved)
-        optimizer.attach(self)
+        self.optimizer.attach(self)
+
+    def _check(self) -> None:
+        """Check what the base class does not."""
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
         """Set the first rate, or continue from the saved state."""
@@ -76,7 +70,7 @@ class LRScheduler:
                 f"{type(self).__name__} continues with settings that differ from the checkpoint's: "
                 f"{details}",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=5,
             )
         return set(changed)
 
@@ -89,6 +83,7 @@ class LRScheduler:
         return f"{type(self).__name__}({settings})"
 
 
+@dataclass(eq=False, repr=False)
 class _FunctionLRScheduler(LRScheduler):
     """A scheduler whose rate is a function of the number of steps.
 
@@ -96,145 +91,136 @@ class _FunctionLRScheduler(LRScheduler):
     trained before and the schedule is a new one.
     """
 
-    def __init__(
-        self, optimizer: ScheduledOptimizer, function: Callable[..., Schedule], settings: State
-    ) -> None:
-        self.first_step = whole("first_step", settings["first_step"])
-        self._function = function
-        super().__init__(optimizer, settings)
+    first_step: int = field(default=0, kw_only=True)
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
+        at_least(0, "first_step", self.first_step)
         rate = "max_lr" if "max_lr" in self._settings else "initial_lr"
         given = {k: v for k, v in self._settings.items() if k not in ("initial_lr", "first_step")}
-        given |= {rate: self._settings[rate]}
-        self._rate = self._function(**{_ARGUMENTS.get(k, k): v for k, v in given.items()})
+        given[rate] = self._settings[rate]
+        function = getattr(schedules, self.kind)
+        self._rate = function(**{_ARGUMENTS.get(k, k): v for k, v in given.items()})
         # As a checkpoint has them, now that they have been checked.
         self._settings |= {k: float(v) for k, v in given.items() if k in _FLOATS}
         if "milestones" in given:
             self._settings["milestones"] = ",".join(map(str, given["milestones"]))
         if saved is None or self._changes(saved):
-            self._optimizer.initial_lr = self.initial_lr
+            self.optimizer.initial_lr = self._settings["initial_lr"]
             self.step()
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate after `step` steps of the optimizer, in double precision."""
-        return self._rate(max(0, step - self.first_step))
+        rate: float = self._rate(max(0, step - self.first_step))
+        return rate
 
     def step(self) -> None:
         """Set the learning rate for the optimizer's present number of steps."""
-        self._optimizer.set_learning_rate(self.learning_rate(self._optimizer.step_count))
+        self.optimizer.set_learning_rate(self.learning_rate(self.optimizer.step_count))
 
 
 # What the functions of `onnxtrain.schedules` call the arguments of schedulers.
 _ARGUMENTS = {
-    "initial_lr": "rate", "max_lr": "rate", "min_lr": "end",
-    "total_step_count": "steps", "warmup_step_count": "warmup",
-}  # fmt: skip
+    "initial_lr": "rate",
+    "max_lr": "rate",
+    "min_lr": "end",
+    "total_step_count": "steps",
+    "warmup_step_count": "warmup",
+}
 _FLOATS = ("min_lr", "cycles", "gamma", "max_lr", "pct_start", "div_factor", "final_div_factor")
 
 
+@dataclass(eq=False, repr=False)
 class LinearLRScheduler(_FunctionLRScheduler):
     """Rise from 0 to `initial_lr` during the warm-up, then fall to 0; see `schedules.linear`."""
 
     kind = "linear"
+    warmup_step_count: int
+    total_step_count: int
+    initial_lr: float | None = None
 
-    def __init__(
-        self, optimizer: ScheduledOptimizer, warmup_step_count: int, total_step_count: int,
-        initial_lr: float | None = None, *, first_step: int = 0,
-    ) -> None:  # fmt: skip
-        warmup = whole("warmup_step_count", warmup_step_count)
-        if warmup > whole("total_step_count", total_step_count):
+    def _check(self) -> None:
+        warmup, total = self.warmup_step_count, self.total_step_count
+        if at_least(0, "warmup_step_count", warmup) > at_least(0, "total_step_count", total):
             raise ArgumentError(
-                f"warmup_step_count ({warmup}) is more than total_step_count ({total_step_count}). "
-                "(The Python package of onnxruntime-training took the two in the wrong order; here "
-                "the warm-up comes first.)"
+                f"warmup_step_count ({warmup}) is more than total_step_count ({total}). (The "
+                "Python package of onnxruntime-training took the two in the wrong order; here the "
+                "warm-up comes first.)"
             )
-        del warmup
-        super().__init__(optimizer, schedules.linear, _settings(locals()))
 
 
+@dataclass(eq=False, repr=False)
 class ConstantLRScheduler(_FunctionLRScheduler):
     """Rise from 0 to `initial_lr` during the warm-up, then stay; see `schedules.constant`."""
 
     kind = "constant"
-
-    def __init__(
-        self, optimizer: ScheduledOptimizer, warmup_step_count: int = 0,
-        initial_lr: float | None = None, *, first_step: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(optimizer, schedules.constant, _settings(locals()))
+    warmup_step_count: int = 0
+    initial_lr: float | None = None
 
 
+@dataclass(eq=False, repr=False)
 class CosineLRScheduler(_FunctionLRScheduler):
     """Rise from 0 during the warm-up, then fall along a cosine; see `schedules.cosine`."""
 
     kind = "cosine"
-
-    def __init__(
-        self, optimizer: ScheduledOptimizer, warmup_step_count: int, total_step_count: int,
-        initial_lr: float | None = None, min_lr: float = 0.0, cycles: float = 0.5,
-        *, first_step: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(optimizer, schedules.cosine, _settings(locals()))
+    warmup_step_count: int
+    total_step_count: int
+    initial_lr: float | None = None
+    min_lr: float = 0.0
+    cycles: float = 0.5
 
 
+@dataclass(eq=False, repr=False)
 class StepLRScheduler(_FunctionLRScheduler):
     """Multiply the rate by `gamma` after each `step_size` steps; see `schedules.step`."""
 
     kind = "step"
-
-    def __init__(
-        self, optimizer: ScheduledOptimizer, step_size: int, gamma: float = 0.1,
-        initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(optimizer, schedules.step, _settings(locals()))
+    step_size: int
+    gamma: float = 0.1
+    initial_lr: float | None = None
+    every: int = field(default=1, kw_only=True)
 
 
+@dataclass(eq=False, repr=False)
 class MultiStepLRScheduler(_FunctionLRScheduler):
     """Multiply the rate by `gamma` at each of the `milestones`; see `schedules.multistep`."""
 
     kind = "multistep"
-
-    def __init__(
-        self, optimizer: ScheduledOptimizer, milestones: Sequence[int], gamma: float = 0.1,
-        initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(optimizer, schedules.multistep, _settings(locals()))
+    milestones: Sequence[int]
+    gamma: float = 0.1
+    initial_lr: float | None = None
+    every: int = field(default=1, kw_only=True)
 
 
+@dataclass(eq=False, repr=False)
 class ExponentialLRScheduler(_FunctionLRScheduler):
     """Multiply the rate by `gamma` after each `every` steps; see `schedules.exponential`."""
 
     kind = "exponential"
-
-    def __init__(
-        self, optimizer: ScheduledOptimizer, gamma: float,
-        initial_lr: float | None = None, *, every: int = 1, first_step: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(optimizer, schedules.exponential, _settings(locals()))
+    gamma: float
+    initial_lr: float | None = None
+    every: int = field(default=1, kw_only=True)
 
 
+@dataclass(eq=False, repr=False)
 class OneCycleLRScheduler(_FunctionLRScheduler):
     """Rise to `max_lr`, then fall far below the start; see `schedules.onecycle`."""
 
     kind = "onecycle"
+    max_lr: float
+    total_step_count: int
+    pct_start: float = 0.3
+    anneal_strategy: Literal["cos", "linear"] = "cos"
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    three_phase: bool = False
+    initial_lr: float | None = field(init=False)
 
-    def __init__(
-        self, optimizer: ScheduledOptimizer, max_lr: float, total_step_count: int,
-        pct_start: float = 0.3, anneal_strategy: Literal["cos", "linear"] = "cos",
-        div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False,
-        *, first_step: int = 0,
-    ) -> None:  # fmt: skip
-        initial_lr = not_negative("max_lr", max_lr) / positive("div_factor", div_factor)
-        super().__init__(optimizer, schedules.onecycle, _settings(locals()))
-
-
-def _settings(arguments: Mapping[str, Any]) -> State:
-    """Return the arguments of a constructor that are settings, numbers as Python's own."""
-    own = {k: v for k, v in arguments.items() if k not in ("self", "optimizer", "__class__")}
-    return {k: v.item() if hasattr(v, "item") else v for k, v in own.items()}
+    def _check(self) -> None:
+        start = not_negative("max_lr", self.max_lr)
+        self.initial_lr = start / positive("div_factor", self.div_factor)
 
 
+@dataclass(eq=False, repr=False)
 class PlateauLRScheduler(LRScheduler):
     """Multiply the rate by `factor` when a metric has not improved for `patience` steps.
 
@@ -245,35 +231,33 @@ class PlateauLRScheduler(LRScheduler):
     """
 
     kind = "plateau"
+    mode: Literal["min", "max"] = "min"
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    cooldown: int = 0
+    min_lr: float = 0.0
+    eps: float = 1e-8
+    initial_lr: float | None = None
 
-    def __init__(
-        self, optimizer: ScheduledOptimizer, mode: Literal["min", "max"] = "min",
-        factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
-        threshold_mode: Literal["rel", "abs"] = "rel", cooldown: int = 0, min_lr: float = 0.0,
-        eps: float = 1e-8, initial_lr: float | None = None,
-    ) -> None:  # fmt: skip
-        self.mode = choice("mode", mode, ("min", "max"))
-        if positive("factor", factor) >= 1.0:
-            raise ArgumentError(f"factor must be less than 1, not {factor}")
+    def _check(self) -> None:
+        choice("mode", self.mode, ("min", "max"))
+        choice("threshold_mode", self.threshold_mode, ("rel", "abs"))
+        self.factor = positive("factor", self.factor)
+        if self.factor >= 1.0:
+            raise ArgumentError(f"factor must be less than 1, not {self.factor}")
+        for name in ("patience", "cooldown"):
+            setattr(self, name, at_least(0, name, getattr(self, name)))
+        for name in ("threshold", "min_lr", "eps"):
+            setattr(self, name, not_negative(name, getattr(self, name)))
         self.best: float | None = None
         self._bad_steps = self._resting = 0
-        settings: State = {
-            "mode": self.mode,
-            "factor": float(factor),
-            "patience": whole("patience", patience),
-            "threshold": not_negative("threshold", threshold),
-            "threshold_mode": choice("threshold_mode", threshold_mode, ("rel", "abs")),
-            "cooldown": whole("cooldown", cooldown),
-            "min_lr": not_negative("min_lr", min_lr),
-            "eps": not_negative("eps", eps),
-            "initial_lr": initial_lr,
-        }
-        super().__init__(optimizer, settings)
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
         if saved is None or "initial_lr" in self._changes(saved):
-            self._rate = self._optimizer.initial_lr = self.initial_lr
-            self._optimizer.set_learning_rate(self._rate)
+            self._rate = self.optimizer.initial_lr = self._settings["initial_lr"]
+            self.optimizer.set_learning_rate(self._rate)
             return
         # The rate is the optimizer's, which was restored with it.
         self.best = None if saved.get("best") is None else saved_number(saved, "best")
@@ -301,29 +285,29 @@ class PlateauLRScheduler(LRScheduler):
         if self._resting > 0:
             self._resting -= 1
             self._bad_steps = 0
-        if self._bad_steps > self._settings["patience"]:
+        if self._bad_steps > self.patience:
             self._lower()
-            self._resting = self._settings["cooldown"]
+            self._resting = self.cooldown
             self._bad_steps = 0
 
     def _is_better(self, value: float) -> bool:
         sign = 1.0 if self.mode == "min" else -1.0
         if self.best is None:
             return sign * value < math.inf
-        threshold: float = sign * self._settings["threshold"]
-        if self._settings["threshold_mode"] == "rel":
+        threshold = sign * self.threshold
+        if self.threshold_mode == "rel":
             return sign * value < sign * self.best * (1.0 - threshold)
         return sign * value < sign * (self.best - threshold)
 
     def _lower(self) -> None:
-        current = self._optimizer.get_learning_rate()
+        current = self.optimizer.get_learning_rate()
         # The optimizer's rate is rounded to 32 bits; unless somebody changed it, ours is exact.
         if not math.isclose(current, self._rate, rel_tol=1e-6):
             self._rate = current
-        lower = max(self._rate * self._settings["factor"], self._settings["min_lr"])
-        if self._rate - lower > self._settings["eps"]:
+        lower = max(self._rate * self.factor, self.min_lr)
+        if self._rate - lower > self.eps:
             self._rate = lower
-            self._optimizer.set_learning_rate(lower)
+            self.optimizer.set_learning_rate(lower)
 
 
 def saved_number(saved: Mapping[str, Any], name: str) -> float:
@@ -336,16 +320,14 @@ def saved_number(saved: Mapping[str, Any], name: str) -> float:
     return value
 
 
-SCHEDULERS: dict[str, type[LRScheduler]] = {
-    scheduler.kind: scheduler
-    for scheduler in (
-        LinearLRScheduler,
-        ConstantLRScheduler,
-        CosineLRScheduler,
-        StepLRScheduler,
-        MultiStepLRScheduler,
-        ExponentialLRScheduler,
-        OneCycleLRScheduler,
-        PlateauLRScheduler,
-    )
-}
+_ALL: tuple[type[LRScheduler], ...] = (
+    LinearLRScheduler,
+    ConstantLRScheduler,
+    CosineLRScheduler,
+    StepLRScheduler,
+    MultiStepLRScheduler,
+    ExponentialLRScheduler,
+    OneCycleLRScheduler,
+    PlateauLRScheduler,
+)
+SCHEDULERS = {scheduler.kind: scheduler for scheduler in _ALL}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-from onnxtrain.device.checks import at_least, choice, fraction, not_negative, positive, whole
+from onnxtrain.device.checks import at_least, choice, fraction, not_negative, positive
 from onnxtrain.errors import ArgumentError
 
 __all__ = [
@@ -82,7 +82,7 @@ def multistep(
     rate: float, milestones: Sequence[int], gamma: float = 0.1, *, every: int = 1
 ) -> Schedule:
     """Multiply the rate by `gamma` at each of the `milestones`; `every` is as for `step`."""
-    passed = [whole("a milestone", milestone) for milestone in milestones]
+    passed = [at_least(0, "a milestone", milestone) for milestone in milestones]
     if not passed or sorted(passed) != passed:
         raise ArgumentError(f"milestones must be step numbers in rising order, not {milestones!r}")
     return _powers(rate, gamma, every, lambda count: bisect_right(passed, count))
@@ -139,13 +139,9 @@ def onecycle(
 class Plateau:
     """Lower the rate when a metric has not improved for some epochs; for `fit(schedule=...)`.
 
-    Args:
-        monitor: "loss", "eval_loss" or the name of a metric; by default the loss of the validation
-            data, or of training where there are none.
-        mode: whether "min" or "max" of it is better; "auto" knows that of built-in metrics.
-        settings: `factor`, `patience`, `threshold`, `threshold_mode`, `cooldown`, `min_lr`, `eps`
-            and `initial_lr`, as for `onnxtrain.api.PlateauLRScheduler`.
-
+    `monitor` and `mode` are as for `EarlyStopping`. The settings are `factor`, `patience`,
+    `threshold`, `threshold_mode`, `cooldown`, `min_lr`, `eps` and `initial_lr`, as for
+    `onnxtrain.api.PlateauLRScheduler`.
     """
 
     def __init__(
@@ -161,7 +157,7 @@ class Plateau:
 
 def _check_decay(rate: float, steps: int, warmup: int, end: float) -> tuple[float, float, int]:
     """Check what `linear` and `cosine` share; return the two rates and the length of the fall."""
-    if whole("warmup", warmup) > whole("steps", steps):
+    if at_least(0, "warmup", warmup) > at_least(0, "steps", steps):
         raise ArgumentError(f"warmup ({warmup}) is more than all steps ({steps})")
     rate, end = not_negative("rate", rate), not_negative("end", end)
     if end > rate:
@@ -170,7 +166,7 @@ def _check_decay(rate: float, steps: int, warmup: int, end: float) -> tuple[floa
 
 
 def _warmed_up(rate: float, warmup: int, after: Schedule) -> Schedule:
-    whole("warmup", warmup)
+    at_least(0, "warmup", warmup)
     return lambda step: rate * (step / warmup) if step < warmup else after(step - warmup)
 
 

@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from onnxtrain.device.module import Batch, Model, Module
 from onnxtrain.device.optimizer import Optimizer
-from onnxtrain.device.run.executors import StepExecutor, names_of
+from onnxtrain.device.run.executors import StepExecutor, TrainExecutor, names_of
 from onnxtrain.device.schedulers import LinearLRScheduler
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
@@ -62,7 +62,7 @@ class TrainingSession:
             if not isinstance(checkpoint, str | os.PathLike):
                 raise ArgumentError("train_model is missing: pass the training graph, or a folder")
             folder = Path(checkpoint)
-            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder)
+            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder, "")
             checkpoint = _checkpoint_file(folder, "")
         if not isinstance(checkpoint, CheckpointState):
             checkpoint = CheckpointState.load_checkpoint(checkpoint)
@@ -73,12 +73,7 @@ class TrainingSession:
         updates = optimizer_model if optimizer_model is not None else step_model
         self.optimizer = None if updates is None else Optimizer(updates, self.module)
         self._can_update_alone = optimizer_model is not None
-        self._fused: StepExecutor | None = None
-        if step_model is not None:
-            assert self.optimizer is not None
-            self._fused = StepExecutor(
-                self.module.graph(step_model), self.module.training_state, self.optimizer
-            )
+        self._fused = None if step_model is None else self._step_executor(step_model)
 
     @classmethod
     def from_folder(
@@ -104,6 +99,10 @@ class TrainingSession:
             checkpoint = _checkpoint_file(folder, prefix)
         return cls(checkpoint, *graphs, **options)
 
+    def _step_executor(self, step_model: Model) -> StepExecutor:
+        graph = self.module.graph(step_model)
+        return StepExecutor(graph, self.module.training_state, self._optimizer)
+
     # ---- steps ---------------------------------------------------------------------------------
 
     def train_step(self, *inputs: Any, **named: Any) -> Any:
@@ -124,12 +123,12 @@ class TrainingSession:
 
     def optimizer_step(self) -> None:
         """Update the parameters from the accumulated gradients."""
-        self._require_optimizer_graph()
-        self._optimizer.step()
+        self._optimizer_graph().step()
 
-    def _require_optimizer_graph(self) -> None:
+    def _optimizer_graph(self) -> Optimizer:
         if not self._can_update_alone:
             raise StateError("there is no optimizer graph: pass optimizer_model, or call step")
+        return self._optimizer
 
     def lazy_reset_grad(self) -> None:
         """Let the next training step start the gradients from zero."""
@@ -144,13 +143,11 @@ class TrainingSession:
         with self.module.training_state.lock:
             if self._fused is not None:
                 return self.module.run(self._fused, inputs, named)
-            self._require_optimizer_graph()
+            optimizer = self._optimizer_graph()
             with self.module.training_executor.aside():
                 result = self.train_step(*inputs, **named)
-                self.optimizer_step()
+                optimizer.step()
             return result
-
-    # ---- frozen features -----------------------------------------------------------------------
 
     @property
     def fused_model(self) -> ModelFile | None:
@@ -160,18 +157,19 @@ class TrainingSession:
     @contextmanager
     def replaced_graphs(self, train_model: bytes, step_model: bytes | None) -> Iterator[None]:
         """Take steps with other graphs, on the same parameters, within the context."""
-        before = self._fused
-        with self.module.training_state.lock:
+        module, state = self.module, self.module.training_state
+        train, fused = module.training_executor, self._fused
+        with state.lock:
             if step_model is not None:
-                graph = self.module.graph(step_model)
-                self._fused = StepExecutor(graph, self.module.training_state, self._optimizer)
-            restore = self.module.replace_training_graph(train_model)
+                self._fused = self._step_executor(step_model)
+            module.training_executor = TrainExecutor(module.graph(train_model), state)
+            module.training_executor.reset = train.reset
         try:
             yield
         finally:
-            with self.module.training_state.lock:
-                self._fused = before
-                restore()
+            with state.lock:
+                train.reset = module.training_executor.reset
+                module.training_executor, self._fused = train, fused
 
     # ---- learning rate -------------------------------------------------------------------------
 
@@ -250,8 +248,6 @@ class TrainingSession:
         """Return a value that is kept in the checkpoint."""
         return self.state.properties[name]
 
-    # ---- interface, files ----------------------------------------------------------------------
-
     def input_names(self, training: bool = True) -> list[str]:
         """The names of what a step takes: the inputs of the model, then labels."""
         chosen = self.module.training_executor if training else self.module.evaluation_executor
@@ -282,13 +278,13 @@ class TrainingSession:
         )
 
 
-def _graphs_in(
-    folder: Path, prefix: str = ""
-) -> tuple[Path, Path | None, Path | None, Path | None]:
+def _graphs_in(folder: Path, prefix: str) -> tuple[Path, Path | None, Path | None, Path | None]:
     """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
     if not folder.is_dir():
         raise ModelError(f"there is no folder {str(folder)!r}")
-    train, eval_, optimizer, step = (_graph_file(folder, f"{prefix}{s}") for s in _GRAPHS)
+    train, eval_, optimizer, step = (
+        _first_file(folder, f"{prefix}{stem}.onnx", f"{prefix}{stem}.ort") for stem in _GRAPHS
+    )
     if train is None:
         raise ModelError(
             f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
@@ -297,15 +293,12 @@ def _graphs_in(
     return train, eval_, optimizer, step
 
 
-def _graph_file(folder: Path, stem: str) -> Path | None:
-    for name in (f"{stem}.onnx", f"{stem}.ort"):
-        if (folder / name).is_file():
-            return folder / name
-    return None
-
-
 def _checkpoint_file(folder: Path, prefix: str) -> Path:
-    for name in (f"{prefix}checkpoint", f"{prefix}nominal_checkpoint"):
-        if (folder / name).is_file():
-            return folder / name
-    raise ArgumentError(f"there is no '{prefix}checkpoint' in {str(folder)!r}")
+    found = _first_file(folder, f"{prefix}checkpoint", f"{prefix}nominal_checkpoint")
+    if found is None:
+        raise ArgumentError(f"there is no '{prefix}checkpoint' in {str(folder)!r}")
+    return found
+
+
+def _first_file(folder: Path, *names: str) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)

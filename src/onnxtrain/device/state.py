@@ -12,8 +12,8 @@ import numpy as np
 
 from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
+from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.device.run.variables import CPU, Device, Variable
 from onnxtrain.errors import CheckpointError, StateError
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
@@ -157,20 +157,23 @@ class TrainingState:
 
     def _training(self) -> dict[str, Any]:
         saved: dict[str, Any] = {"random": self.random.saved(), "private": self.private}
+        saved |= {"learning_rate": self.saved_learning_rate, "scheduler": self.saved_scheduler}
         if self.optimizer is not None:
             saved["learning_rate"] = self.optimizer.get_learning_rate()
             saved["scheduler"] = self.optimizer.scheduler_state()
-        else:
-            saved["learning_rate"] = self.saved_learning_rate
-            saved["scheduler"] = self.saved_scheduler
         return {key: value for key, value in saved.items() if value not in (None, {})}
 
     def held(self, name: str) -> Tensor:
         """Return the present value of a parameter, as it is stored."""
         variable = self._variables.get(name)
-        if variable is not None:
-            return variable.array
+        return self._tensor(name) if variable is None else variable.array
+
+    def _tensor(self, name: str) -> Tensor:
+        """Return a parameter as it was loaded, or set since."""
         return self._trainable[name] if name in self._trainable else self.frozen.values[name]
+
+    def _set_tensor(self, name: str, array: Array) -> None:
+        (self._trainable if name in self._trainable else self.frozen.values)[name] = array
 
     # ---- what Parameter asks -------------------------------------------------------------------
 
@@ -232,9 +235,7 @@ class TrainingState:
 
     def type_of(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Return shape and type of a parameter."""
-        tensor = self._trainable.get(name)
-        if tensor is None:
-            tensor = self.frozen.values[name]
+        tensor = self._tensor(name)
         if isinstance(tensor, RawTensor):
             width = max(8, ELEMENT_TYPES[tensor.code].bits)
             return tensor.dims, np.dtype(f"<u{width // 8}")
@@ -242,14 +243,12 @@ class TrainingState:
 
     def code_of(self, name: str) -> int:
         """Return ONNX's number of the element type of a parameter."""
-        tensor = self._trainable.get(name)
-        return tensor_code(self.frozen.values[name] if tensor is None else tensor, name)
+        return tensor_code(self._tensor(name), name)
 
     def variable(self, name: str) -> Variable:
         """Return the memory of a parameter, which can be changed from then on."""
         if name not in self._variables:
-            frozen = name not in self._trainable
-            tensor = self.frozen.values[name] if frozen else self._trainable[name]
+            tensor = self._tensor(name)
             if isinstance(tensor, RawTensor):
                 raise StateError(
                     f"the parameter {name!r} is of type {ELEMENT_TYPES[tensor.code].name}, which "
@@ -258,7 +257,7 @@ class TrainingState:
             self._variables[name] = made = Variable(tensor, self.device)
             if made.device.is_cpu:
                 # The values of the file are not needed any more; these are the only ones.
-                (self.frozen.values if frozen else self._trainable)[name] = made.array
+                self._set_tensor(name, made.array)
         return self._variables[name]
 
     def move_to(self, device: Device) -> None:
@@ -281,8 +280,7 @@ class TrainingState:
         """Give a nominal state its values."""
         self.require_changeable(values)
         for name, array in values.items():
-            own = self._trainable if name in self._trainable else self.frozen.values
-            own[name] = array
+            self._set_tensor(name, array)
         self.nominal = False
         self.frozen.version += 1
 
@@ -305,23 +303,15 @@ def _training_of(text: Property | None) -> dict[str, Any]:
     return saved
 
 
-def _is_learning_rate(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= _LARGEST_RATE
-
-
-_LARGEST_RATE = float(np.finfo(np.float32).max)
-
-
-def _is_random_state(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        type(value.get(key)) is int and value[key] >= 0 for key in ("seed", "draws")
-    )
-
-
+# What each entry of the record has to be.
 _TRAINING_RECORD: dict[str, Callable[[Any], bool]] = {
-    "random": _is_random_state,
+    "random": lambda value: (
+        isinstance(value, dict)
+        and all(type(value.get(key)) is int and value[key] >= 0 for key in ("seed", "draws"))
+    ),
     "private": lambda value: isinstance(value, dict),
-    "learning_rate": _is_learning_rate,
+    "learning_rate": lambda value: (
+        type(value) in (int, float) and abs(value) <= float(np.finfo(np.float32).max)
+    ),
     "scheduler": lambda value: isinstance(value, dict),
 }

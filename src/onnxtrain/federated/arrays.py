@@ -68,7 +68,8 @@ def read_record(record: ArrayRecord) -> dict[str, NumpyArray]:
 
 def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
     """Return arrays in the types of the parameters; one that does not fit is an error."""
-    state, module = state_of(holder), module_of(holder)
+    state = state_of(holder)
+    module = module_of(holder) if state.nominal else None  # knows what the state does not
     values = {}
     for name, array in arrays.items():
         if not state.has(name):
@@ -78,29 +79,22 @@ def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, Numpy
                 f"there is no parameter {name!r} here, only {', '.join(state.names())}: use "
                 "artifacts of the same model"
             )
-        nominal = state.nominal and module is not None
-        shape = module.shape_of(name) if nominal and module is not None else state.type_of(name)[0]
+        shape = state.type_of(name)[0] if module is None else module.shape_of(name)
         values[name] = _converted(name, array, shape, ELEMENT_TYPES[state.code_of(name)].dtype)
     return values
 
 
 def _converted(name: str, array: NumpyArray, shape: tuple[int, ...], dtype: Any) -> NumpyArray:
     if array.shape != shape:
-        raise ArgumentError(
-            f"the parameter {name!r} has the shape {list(shape)}, and the received array "
-            f"{list(array.shape)}"
-        )
+        shapes = f"{list(shape)}, and the received array {list(array.shape)}"
+        raise ArgumentError(f"the parameter {name!r} has the shape {shapes}")
     if dtype is None or array.dtype == dtype:
         return array
     if array.dtype.kind != "f" or np.dtype(dtype).kind != "f":
-        raise ArgumentError(
-            f"the parameter {name!r} is {np.dtype(dtype).name}, and the received array "
-            f"{array.dtype.name}"
-        )
+        kinds = f"{np.dtype(dtype).name}, and the received array {array.dtype.name}"
+        raise ArgumentError(f"the parameter {name!r} is {kinds}")
     with np.errstate(over="ignore"):
         converted: NumpyArray = array.astype(dtype)
     if np.isfinite(array).all() and not np.isfinite(converted).all():
-        raise NonFiniteError(
-            f"the parameter {name!r} has values that {np.dtype(dtype).name} cannot hold"
-        )
+        raise NonFiniteError(f"the parameter {name!r} has values that do not fit {converted.dtype}")
     return converted

@@ -21,8 +21,8 @@ import numpy as np
 
 from onnxtrain.device.run.graph import default_options
 from onnxtrain.device.session import TrainingSession
-from onnxtrain.device.state import CheckpointState
-from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
+from onnxtrain.device.state import CheckpointState, TrainingState
+from onnxtrain.errors import ArgumentError, ModelError
 from onnxtrain.federated.files import replace_file
 from onnxtrain.federated.selection import is_float
 from onnxtrain.format.checkpoint.content import Array
@@ -100,8 +100,6 @@ def pack(
 
     """
     folder = Path(artifacts)
-    if not folder.is_dir():
-        raise ModelError(f"there is no folder {str(folder)!r}")
     bundle = _from_folder(folder, prefix)
     parts = dict(bundle.graphs)
     if weights:
@@ -131,10 +129,7 @@ def _from_folder(folder: Path, prefix: str) -> Bundle:
             if name not in graphs and file.is_file():
                 graphs[name] = file.read_bytes()
     if "training_model" not in graphs:
-        raise ModelError(
-            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not an artifact "
-            "folder"
-        )
+        raise ModelError(f"there is no '{prefix}training_model.onnx' in {str(folder)!r}")
     for name in (f"{prefix}checkpoint", f"{prefix}nominal_checkpoint"):
         if (folder / name).is_file():
             return Bundle(str(folder), graphs, folder / name)
@@ -145,19 +140,14 @@ def _from_file(path: Path) -> Bundle:
     try:
         content = json.loads(path.read_bytes())
         if content["onnxtrain-artifacts"] != FORMAT:
-            raise ModelError(
-                f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}, and this version "
-                f"of onnxtrain knows format {FORMAT}: use a newer one"
-            )
-        parts = {
-            name: base64.b64decode(text, validate=True) for name, text in content["files"].items()
-        }
+            found = f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}"
+            raise ModelError(f"{found}, and onnxtrain knows format {FORMAT}: use a newer version")
+        files = content["files"].items()
+        parts = {name: base64.b64decode(text, validate=True) for name, text in files}
         checkpoint = parts.pop("checkpoint", None) or parts.pop("nominal_checkpoint")
         bundle = Bundle(str(path), parts, checkpoint)
         if bundle.version != content["version"] or "training_model" not in parts:
             raise ValueError("its content does not match its version")
-    except OnnxTrainError:
-        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"{str(path)!r} is not a file of packed artifacts, or it is damaged ({error}): write "
@@ -180,29 +170,27 @@ class SharedSession:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
+    def state(self) -> TrainingState:
+        """The state of the session."""
+        return self.session.module.training_state
+
+    @property
     def changing(self) -> list[str]:
         """The names of trainable parameters and running statistics."""
-        return [
-            *self.session.module.training_state.trainable_names(),
-            *self.session.module.statistics,
-        ]
+        return [*self.state.trainable_names(), *self.session.module.statistics]
 
     def has(self, name: str, array: Array) -> bool:
         """Whether the artifacts hold this value for a frozen parameter."""
         if self.nominal:
             return False
-        own = self.initial.get(name)
-        return np.array_equal(
-            self.session.module.training_state.value_of(name) if own is None else own, array
-        )
+        own = self.initial[name] if name in self.initial else self.state.value_of(name)
+        return np.array_equal(own, array)
 
     def load(self, values: Mapping[str, Array]) -> None:
         """Set parameters; the artifacts' values of frozen ones are kept for other clients."""
         if not self.nominal:
             frozen = set(values) - set(self.initial) - set(self.changing)
-            self.initial |= {
-                n: np.array(self.session.module.training_state.value_of(n)) for n in frozen
-            }
+            self.initial |= {name: np.array(self.state.value_of(name)) for name in frozen}
         self.session.load_parameters(values)
 
 
@@ -217,30 +205,22 @@ def borrowed(source: Source | Bundle, prefix: str, threads: int | None) -> Itera
     Making a session takes longer than a round of a small model, so simulated clients in one
     process share it. The borrower sets everything that training changes.
     """
-    key = _key(source, prefix, threads)
-    with _lock:
-        place = _sessions.get(key)
-        if place is None:
-            bundle = source if isinstance(source, Bundle) else open_artifacts(source, prefix)
-            place = _sessions[key] = _open(bundle, threads)
-    with place.lock:
-        yield place
-
-
-def _key(source: Source | Bundle, prefix: str, threads: int | None) -> tuple[Any, ...]:
+    key: tuple[Any, ...]
     if isinstance(source, Bundle):
-        return (source.version, id(source), threads)
-    path = Path(source).absolute()
-    file = path / f"{prefix}training_model.onnx" if path.is_dir() else path
-    stamp = file.stat().st_mtime_ns if file.exists() else 0
-    return (str(path), prefix, threads, stamp)
-
-
-def _open(bundle: Bundle, threads: int | None) -> SharedSession:
-    session = bundle.session(threads)
-    state = session.module.training_state
-    place = SharedSession(bundle, session, {}, state.nominal)
-    if not state.nominal:
-        names = [name for name in place.changing if is_float(state, name)]
-        place.initial = {name: np.array(state.value_of(name)) for name in names}
-    return place
+        key = (source.version, id(source), threads)
+    else:
+        path = Path(source).absolute()
+        file = path / f"{prefix}training_model.onnx" if path.is_dir() else path
+        key = (str(path), prefix, threads, file.stat().st_mtime_ns if file.exists() else 0)
+    with _lock:
+        if key not in _sessions:
+            bundle = source if isinstance(source, Bundle) else open_artifacts(source, prefix)
+            session = bundle.session(threads)
+            shared = SharedSession(bundle, session, {}, session.module.training_state.nominal)
+            if not shared.nominal:
+                names = [name for name in shared.changing if is_float(shared.state, name)]
+                shared.initial = {name: np.array(shared.state.value_of(name)) for name in names}
+            _sessions[key] = shared
+        shared = _sessions[key]
+    with shared.lock:
+        yield shared

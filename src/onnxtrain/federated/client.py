@@ -7,30 +7,29 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from onnxtrain.device.checks import at_least
 from onnxtrain.device.loop import evaluate as evaluate_session
 from onnxtrain.device.loop import fit
 from onnxtrain.device.loop.batches import make_source
+from onnxtrain.device.optimizer import Optimizer
 from onnxtrain.device.random_state import RandomState
-from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
+from onnxtrain.federated.arguments import ClientExport, Data, checked_outputs, data_of, samples_in
 from onnxtrain.federated.arrays import fitting, read_record, to_record
 from onnxtrain.federated.bundle import Bundle, SharedSession, Source, borrowed, require_path
 from onnxtrain.federated.client_state import ClientState, ClientStateStore, client_number
 from onnxtrain.federated.compression import Compression, clip
-from onnxtrain.federated.exporting import ClientExport, checked_outputs
 from onnxtrain.federated.files import unpack_arrays
-from onnxtrain.federated.given_data import Data, data_of, samples_in
-from onnxtrain.federated.messages import contents, error_reply, round_identity
-from onnxtrain.federated.rounds import INITIAL, LAST, PASSED_ON, ROUND, VERSION, Round
+from onnxtrain.federated.messages import contents, error_reply
+from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, PASSED_ON, ROUND, VERSION, Round
 from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger(__name__)
@@ -136,57 +135,57 @@ class Client:
         self._defaults = _checked_settings("defaults", defaults)
         self._fit_options = _checked_settings("fit_options", fit_options)
 
-    # ---- messages ------------------------------------------------------------------------------
-
     def train(self, message: Message, context: Context) -> Message:
         """Train on the client's data; the reply has weights, loss and `num-examples`."""
-        return self._reply(message, lambda: self._train(message, context))
+        return _reply(message, lambda: self._train(self._task(message, context)))
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate on the client's data; the reply has the loss, metrics and `num-examples`."""
-        return self._reply(message, lambda: self._evaluate(message, context))
+        return _reply(message, lambda: self._evaluate(self._task(message, context)))
 
-    def _reply(self, message: Message, answer: Callable[[], RecordDict]) -> Message:
-        """Reply with the answer or with an error, which does not end the round."""
-        try:
-            return Message(answer(), reply_to=message)
-        except OnnxTrainError as error:
-            # Not `advice`: it is for the caller of `fit`, and the server cannot follow it.
-            reason = " ".join([error.message, *getattr(error, "__notes__", ())])
-        except Exception as error:  # the user's own functions may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            _log.exception("the client could not answer")
-        _log.error("the client could not answer: %s", reason)
-        return error_reply(message, reason)
+    def _task(self, message: Message, context: Context) -> _Task:
+        """Return what a message asks for: the server's settings, then the client's, then the run's.
 
-    def _round(self, config: Mapping[str, Any], context: Context) -> Round:
-        """Return the settings of a round: the server's, then the client's own, then the run's.
-
-        The number of the round is the server's alone. The run's settings count as far as a server
+        The identity of the round is the server's alone. The run's settings count as far as a server
         passes them on: if a strategy sends no µ, there is none.
         """
-        own = {key: value for key, value in self._defaults.items() if key not in (ROUND, LAST)}
-        of_run = {key: value for key, value in context.run_config.items() if key in PASSED_ON}
-        return Round.read(config, own, of_run)
-
-    # ---- training ------------------------------------------------------------------------------
-
-    def _train(self, message: Message, context: Context) -> RecordDict:
         arrays, config = contents(message)
-        settings = self._round(config, context)
-        identity = round_identity(config, settings.number)
-        seed = settings.seed_of(client_number(context))
-        data = data_of(self._data, context, "to train with")
-        store = self._store(context)
-        with self._borrowed() as shared:
-            _require_version(shared, config)
+        servers = (ROUND, LAST, FEDERATION)
+        own = {key: value for key, value in self._defaults.items() if key not in servers}
+        of_run = {key: value for key, value in context.run_config.items() if key in PASSED_ON}
+        given = context.node_config.get("state-dir", self._state)
+        folder = None if given is None else Path(str(given))
+        store = ClientStateStore(context, folder)
+        return _Task(arrays, config, Round.read(config, own, of_run), context, folder, store)
+
+    @contextmanager
+    def _borrowed(self, config: Mapping[str, Any]) -> Iterator[SharedSession]:
+        """Lend the session of the artifacts, which must be those of the server."""
+        threads = self._threads
+        if threads is None:
+            given = os.environ.get("OMP_NUM_THREADS", "")
+            threads = int(given) if given.isdecimal() and int(given) > 0 else None
+        with borrowed(self._artifacts, self._prefix, threads) as shared:
+            wanted, own = config.get(VERSION), shared.bundle.version
+            if wanted is not None and wanted != own:
+                raise StateError(
+                    f"this client has artifacts of version {own}, and the server has {wanted}: "
+                    "install the server's artifacts here"
+                )
+            yield shared
+
+    def _train(self, task: _Task) -> RecordDict:
+        settings, number = task.settings, client_number(task.context)
+        seed = settings.seed_of(number)
+        data = data_of(self._data, task.context, "to train with")
+        with self._borrowed(task.config) as shared:
             session = shared.session
             if self._export is not None:
-                self._export.check(session, context, self._folder(context))
-            state = store.before_round(identity)
-            received = fitting(session, read_record(arrays))
-            self._set_parameters(shared, received, state, config, store)
-            self._set_optimizer(session, settings, state, seed, store)
+                self._export.check(session, task.context, task.folder)
+            state = task.store.before_round(settings.identity)
+            received = fitting(session, read_record(task.arrays))
+            _set_parameters(shared, received, state, task)
+            optimizer = self._set_optimizer(shared, state, seed, task)
             began = time.perf_counter()
             history = fit(
                 session,
@@ -198,82 +197,51 @@ class Client:
                 **self._fit_options,
             )
             seconds = time.perf_counter() - began
-            trained = {
-                name: np.array(session.module.training_state.value_of(name)) for name in received
-            }
+            trained = {name: np.array(shared.state.value_of(name)) for name in received}
             if settings.clip_norm is not None:
                 clip(trained, received, settings.clip_norm)
-            store.write(self._state_after(shared, received, state, identity))
+            own = [name for name in shared.changing if name not in received]
+            task.store.write(
+                ClientState(
+                    local={name: np.array(shared.state.value_of(name)) for name in own},
+                    frozen={n: array for n, array in state.frozen.items() if n not in received},
+                    optimizer=optimizer.group() if self._keep_optimizer else None,
+                    residual=state.residual,
+                    round=settings.identity,
+                    previous=state.as_previous(),
+                )
+            )
         last = history.epochs[-1]
-        numbers = {
-            "num-examples": last.samples,
-            "train_loss": float(last.loss),
-            "train_seconds": seconds,
-        }
-        return RecordDict(
-            {
-                "arrays": to_record(trained),
-                "metrics": MetricRecord(numbers),
-                "onnxtrain": ConfigRecord({"client": client_number(context)}),
-            }
-        )
+        numbers = {"num-examples": last.samples, "train_loss": float(last.loss)}
+        metrics = MetricRecord({**numbers, "train_seconds": seconds})
+        about = ConfigRecord({"client": number})
+        return RecordDict({"arrays": to_record(trained), "metrics": metrics, "onnxtrain": about})
 
     def _set_optimizer(
-        self,
-        session: TrainingSession,
-        settings: Round,
-        state: ClientState,
-        seed: int | None,
-        store: ClientStateStore,
-    ) -> None:
+        self, shared: SharedSession, state: ClientState, seed: int | None, task: _Task
+    ) -> Optimizer:
         """Set everything that a round begins with besides the parameters."""
-        optimizer = session.optimizer
+        optimizer, settings = shared.session.optimizer, task.settings
         if optimizer is None:
             raise StateError("the artifacts have no optimizer: generate them with one")
-        with _explained(store):
+        with _explained(task.store):
             optimizer.reset(state.optimizer if self._keep_optimizer else None)
         if settings.learning_rate is not None:
             optimizer.set_learning_rate(settings.learning_rate)
         optimizer.set_proximal(settings.mu)
-        session.module.training_state.random = RandomState(
-            None if seed is None else {"seed": seed, "draws": 0}
-        )
-        session.module.training_state.private.clear()
+        shared.state.random = RandomState(None if seed is None else {"seed": seed, "draws": 0})
+        shared.state.private.clear()
+        return optimizer
 
-    def _state_after(
-        self,
-        shared: SharedSession,
-        received: Mapping[str, Array],
-        before: ClientState,
-        identity: str,
-    ) -> ClientState:
-        """Return the state of the client after a round."""
-        held, optimizer = shared.session.module.training_state, shared.session.optimizer
-        own = [name for name in shared.changing if name not in received]
-        return ClientState(
-            local={name: np.array(held.value_of(name)) for name in own},
-            frozen={n: array for n, array in before.frozen.items() if n not in received},
-            optimizer=optimizer.group() if optimizer and self._keep_optimizer else None,
-            residual=before.residual,
-            round=identity,
-            previous=before.as_previous(),
-        )
-
-    # ---- evaluation ----------------------------------------------------------------------------
-
-    def _evaluate(self, message: Message, context: Context) -> RecordDict:
-        arrays, config = contents(message)
-        settings = self._round(config, context)
-        store = self._store(context)
-        with self._borrowed() as shared:
-            _require_version(shared, config)
+    def _evaluate(self, task: _Task) -> RecordDict:
+        settings = task.settings
+        with self._borrowed(task.config) as shared:
             session = shared.session
-            received = fitting(session, read_record(arrays))
-            state = store.current(round_identity(config, settings.number))
-            self._set_parameters(shared, received, state, config, store)
+            received = fitting(session, read_record(task.arrays))
+            _set_parameters(shared, received, task.store.current(settings.identity), task)
             if settings.is_last and self._export is not None:
-                self._export.write(session, context, self._folder(context))
-            data = data_of(self._evaluation, context, "to evaluate with")
+                self._export.write(session, task.context, task.folder)
+            data = data_of(self._evaluation, task.context, "to evaluate with")
             if not isinstance(data, Mapping | tuple | list | np.ndarray):
                 names = session.input_names(training=False)
                 source = make_source(data, names, batch_size=settings.batch_size, what="data")
@@ -285,83 +253,81 @@ class Client:
         numbers |= {k: v for k, v in values.items() if isinstance(v, int | float)}
         return RecordDict({"metrics": MetricRecord(numbers)})
 
-    # ---- parameters ----------------------------------------------------------------------------
-
-    def _set_parameters(
-        self,
-        shared: SharedSession,
-        received: Mapping[str, Array],
-        state: ClientState,
-        config: ConfigRecord,
-        store: ClientStateStore,
-    ) -> None:
-        """Set all parameters: the server's, then the client's own, then the initial ones."""
-        session = shared.session
-        if INITIAL in config:
-            sent = unpack_arrays(bytes(config[INITIAL]), "the initial values from the server")
-            _take_initial(shared, state, fitting(session, sent))
-        with _explained(store):
-            own = fitting(session, {**state.frozen, **state.local})
-        values = {**shared.initial, **own, **received}
-        if shared.nominal:
-            # The session may hold another client's values.
-            missing = [name for name in session.module.training_state.names() if name not in values]
-            if missing:
-                raise StateError(
-                    f"this client has no values for {missing[0]!r}, which the server does not "
-                    "share: its artifacts were packed without weights, and the initial values "
-                    "did not arrive or were lost"
-                )
-        shared.load(values)
-
-    def _borrowed(self) -> Any:
-        threads = self._threads
-        if threads is None:
-            given = os.environ.get("OMP_NUM_THREADS", "")
-            threads = int(given) if given.isdecimal() and int(given) > 0 else None
-        return borrowed(self._artifacts, self._prefix, threads)
-
-    def _folder(self, context: Context) -> Path | None:
-        given = context.node_config.get("state-dir", self._state)
-        return None if given is None else Path(str(given))
-
-    def _store(self, context: Context) -> ClientStateStore:
-        return ClientStateStore(context, self._folder(context))
-
-    # ---- compression ---------------------------------------------------------------------------
-
     def compressing(
         self, message: Message, context: Context, call_next: Callable[..., Message]
     ) -> Message:
         """Compress the update of a reply, if the round asks for it: the outermost mod."""
         try:
-            sent, config = contents(message)
-            settings = self._round(config, context)
-            compression = Compression.read(settings.compression)
+            task = self._task(message, context)
+            compression = Compression.read(task.settings.compression)
         except OnnxTrainError as error:
             return error_reply(message, error.message)
         reply = call_next(message, context)
         if compression is None or reply.has_error():
             return reply
-        identity = round_identity(config, settings.number)
+        return _reply(message, lambda: _compressed(reply.content, compression, task))
 
-        def compressed() -> RecordDict:
-            content = reply.content
-            key, arrays = next(iter(content.array_records.items()))
-            update = _update(read_record(arrays), read_record(sent))
-            store = self._store(context)
-            before, state = store.before_round(identity), store.current(identity)
-            if state.round != identity:  # training had nothing to store
-                state = replace(before, round=identity, previous=before.as_previous())
-            content[key], lost = compression.encode(
-                update, before.residual, bounded=settings.bounded
-            )
-            if (compression.has_memory or settings.bounded) and (lost or state.residual):
-                state.residual = lost
-                store.write(state)
-            return content
 
-        return self._reply(message, compressed)
+@dataclass(frozen=True)
+class _Task:
+    """A message to the client, and where the client's files and state are."""
+
+    arrays: ArrayRecord
+    config: ConfigRecord
+    settings: Round
+    context: Context
+    folder: Path | None
+    store: ClientStateStore
+
+
+def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
+    """Reply with the answer or with an error, which does not end the round."""
+    try:
+        return Message(answer(), reply_to=message)
+    except OnnxTrainError as error:
+        # Not `advice`: it is for the caller of `fit`, and the server cannot follow it.
+        reason = " ".join([error.message, *getattr(error, "__notes__", ())])
+    except Exception as error:  # the user's own functions may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        _log.exception("the client could not answer")
+    _log.error("the client could not answer: %s", reason)
+    return error_reply(message, reason)
+
+
+def _compressed(content: RecordDict, compression: Compression, task: _Task) -> RecordDict:
+    """Compress the arrays of a reply, and store what is left of them for the next one."""
+    key, arrays = next(iter(content.array_records.items()))
+    update = _update(read_record(arrays), read_record(task.arrays))
+    identity, bounded = task.settings.identity, task.settings.bounded
+    before, state = task.store.before_round(identity), task.store.current(identity)
+    if state.round != identity:  # training had nothing to store
+        state = replace(before, round=identity, previous=before.as_previous())
+    content[key], lost = compression.encode(update, before.residual, bounded=bounded)
+    if (compression.has_memory or bounded) and (lost or state.residual):
+        state.residual = lost
+        task.store.write(state)
+    return content
+
+
+def _set_parameters(
+    shared: SharedSession, received: Mapping[str, Array], state: ClientState, task: _Task
+) -> None:
+    """Set all parameters: the server's, then the client's own, then the initial ones."""
+    session = shared.session
+    if INITIAL in task.config:
+        sent = unpack_arrays(bytes(task.config[INITIAL]), "the initial values from the server")
+        _take_initial(shared, state, fitting(session, sent))
+    with _explained(task.store):
+        own = fitting(session, {**state.frozen, **state.local})
+    values = {**shared.initial, **own, **received}
+    # A session without weights of its own may hold another client's values.
+    missing = [n for n in shared.state.names() if n not in values] if shared.nominal else []
+    if missing:
+        raise StateError(
+            f"this client has no values for {missing[0]!r}, which the server does not share: its "
+            "artifacts have no weights, and the initial values did not arrive or were lost"
+        )
+    shared.load(values)
 
 
 def _take_initial(shared: SharedSession, state: ClientState, sent: Mapping[str, Array]) -> None:
@@ -397,20 +363,10 @@ def _update(trained: Mapping[str, Array], sent: Mapping[str, Array]) -> dict[str
     for name, array in trained.items():
         if name not in sent or array.shape != sent[name].shape:
             raise ArgumentError(
-                f"a mod of this client replies with {name!r} of the shape {list(array.shape)}, "
-                "which the server did not send: with compression, mods must not change names and "
-                "shapes of arrays"
+                f"a mod replies with {name!r} of the shape {list(array.shape)}, which the server "
+                "did not send: with compression, mods must not change names and shapes of arrays"
             )
     return {name: array.astype(np.float64) - sent[name] for name, array in trained.items()}
-
-
-def _require_version(shared: SharedSession, config: Mapping[str, Any]) -> None:
-    wanted, own = config.get(VERSION), shared.bundle.version
-    if wanted is not None and wanted != own:
-        raise StateError(
-            f"this client has artifacts of version {own}, and the server has {wanted}: install "
-            "the server's artifacts here"
-        )
 
 
 def _checked_settings(name: str, given: Any) -> dict[str, Any]:

@@ -10,18 +10,19 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import quote
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from onnxtrain.errors import StateError
-from onnxtrain.federated.files import pack_arrays, remove_file, replace_file, unpack_arrays
-from onnxtrain.federated.messages import federation_of
+from onnxtrain.federated.files import pack_arrays, replace_file, unpack_arrays
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
+from onnxtrain.format.checkpoint.store import translated
 
 _RECORD, _MARK = "onnxtrain", "onnxtrain-file"
-_LOCAL, _FROZEN, _RESIDUAL = _KINDS = ("local", "frozen", "residual")
+_KINDS = ("local", "frozen", "residual")
 _MOMENT, _STEP, _ROUND, _OWNER, _PREVIOUS = "moment", "step", "round", "owner", "before/"
 
 
@@ -46,14 +47,13 @@ class ClientState:
     @property
     def has_changing(self) -> bool:
         """Whether the state holds anything that a round changes."""
-        if self.local or self.residual or self.optimizer is not None:
-            return True
-        return self.previous is not None and self.previous.has_changing
+        own = self.local or self.residual or self.optimizer is not None
+        return bool(own) or (self.previous is not None and self.previous.has_changing)
 
     def for_round(self, identity: str) -> ClientState:
         """Return a copy for a round; a new federation keeps the local values alone."""
-        federation = federation_of(self.round)
-        if federation and federation != federation_of(identity):
+        federation = self.round.rpartition("/")[0]
+        if federation and federation != identity.rpartition("/")[0]:
             return ClientState(local=self.local, round=self.round)
         return replace(self)
 
@@ -124,15 +124,12 @@ class ClientStateStore:
 
     def __init__(self, context: Context, folder: Path | None) -> None:
         self._context = context
-        self._file = None if folder is None else folder / f"client-{client_name(context)}.npz"
         self._stored: ClientState | None = None
-
-    @property
-    def how_to_reset(self) -> str:
-        """What to do about a state that cannot be used."""
-        if self._file is None:
-            return "restart the node"
-        return f"delete the client's file {self._file}"
+        self._file = None if folder is None else folder / f"client-{client_name(context)}.npz"
+        # What to do about a state that cannot be used.
+        self.how_to_reset = (
+            f"delete the client's file {self._file}" if folder else "restart the node"
+        )
 
     def before_round(self, identity: str) -> ClientState:
         """Return the state that a round begins with; a repeated round begins with the same."""
@@ -149,23 +146,26 @@ class ClientStateStore:
         """Store the state; remove a stored one that nothing is left of."""
         stored = self._read()
         if not state.has_changing and not state.frozen:
-            self._remove()
+            if self._file is None:
+                self._context.state.pop(_RECORD, None)
+            else:
+                with translated("remove", self._file):
+                    self._file.unlink(missing_ok=True)
         elif state.has_changing or stored.has_changing or not _same(state.frozen, stored.frozen):
             self._replace(state)
         self._stored = None
 
     def _read(self) -> ClientState:
         if self._stored is None:
-            self._stored = self._from_context() if self._file is None else self._from(self._file)
+            self._stored = self._in_context() if self._file is None else self._in_file(self._file)
         return self._stored
 
-    def _from_context(self) -> ClientState:
+    def _in_context(self) -> ClientState:
         record = self._context.state.config_records.get(_RECORD)
-        if record is None:
-            return ClientState()
-        return ClientState.from_bytes(bytes(record["kept"]), "the state in the context")
+        data = b"" if record is None else bytes(record["kept"])
+        return ClientState.from_bytes(data, "the state in the context") if data else ClientState()
 
-    def _from(self, file: Path) -> ClientState:
+    def _in_file(self, file: Path) -> ClientState:
         if not file.exists():
             return ClientState()
         claim(file, self._context, _OWN_FILE)
@@ -173,9 +173,7 @@ class ClientStateStore:
         mark = self._context.state.config_records.get(_MARK)
         if mark is not None and state.owner not in ("", mark["node"]):
             # Not this node before a restart: the node has written the file since it started.
-            raise StateError(
-                _shared(file, f"node {mark['node']}", f"node {state.owner}", _OWN_FILE)
-            )
+            _refuse(file, f"node {mark['node']}", f"node {state.owner}", _OWN_FILE)
         return state
 
     def _replace(self, state: ClientState) -> None:
@@ -188,12 +186,6 @@ class ClientStateStore:
             state = replace(state, owner=str(self._context.node_id))
             self._context.state[_MARK] = ConfigRecord({"node": state.owner})
         replace_file(self._file, state.to_bytes())
-
-    def _remove(self) -> None:
-        if self._file is None:
-            self._context.state.pop(_RECORD, None)
-        else:
-            remove_file(self._file)
 
 
 def _same(some: Mapping[str, Array], others: Mapping[str, Array]) -> bool:
@@ -215,11 +207,11 @@ def claim(file: Path, context: Context, advice: str) -> None:
     with _lock:
         first = _claims.setdefault(file.absolute(), client)
     if first != client:
-        raise StateError(_shared(file, first, client, advice))
+        _refuse(file, first, client, advice)
 
 
-def _shared(file: Path, one: str, other: str, advice: str) -> str:
-    return f"two clients, {one} and {other}, share the file {file}: {advice}"
+def _refuse(file: Path, one: str, other: str, advice: str) -> NoReturn:
+    raise StateError(f"two clients, {one} and {other}, share the file {file}: {advice}")
 
 
 def given_name(context: Context) -> str | None:

@@ -45,19 +45,20 @@ class Compression:
     @classmethod
     def read(cls, given: str | Compression | None) -> Compression | None:
         """Return a compression from its string; None for none."""
-        if isinstance(given, Compression) or given is None or given in ("", "none"):
-            return given if isinstance(given, Compression) else None
+        if isinstance(given, Compression):
+            return given
+        if given is None or given in ("", "none"):
+            return None
         kind, colon, fraction = str(given).partition(":")
-        if colon and kind in KINDS and kind != "top-k":
-            raise ArgumentError(
-                f"compression {kind!r} takes no number: write {kind!r}, not {given!r}"
-            )
+        if not colon:
+            return cls(kind)
+        if kind in KINDS and kind != "top-k":
+            raise ArgumentError(f"compression {kind!r} takes no number, but is {given!r}")
         try:
-            return cls(kind, float(fraction)) if colon else cls(kind)
-        except ValueError as error:
-            if isinstance(error, ArgumentError):
-                raise
+            share = float(fraction)
+        except ValueError:
             raise ArgumentError(f"the fraction of top-k is a number, not {fraction!r}") from None
+        return cls(kind, share)
 
     @property
     def has_memory(self) -> bool:
@@ -78,7 +79,10 @@ class Compression:
         if bounded:
             wanted = {name: not_beyond(0.0, a, np.float32) for name, a in update.items()}
         else:
-            wanted = {name: _with_rest(a, residual.get(name)) for name, a in update.items()}
+            wanted = {name: np.asarray(a, np.float32) for name, a in update.items()}
+            for name, rest in residual.items():
+                if name in wanted and wanted[name].shape == rest.shape:
+                    wanted[name] = wanted[name] + rest
         least = _least(wanted, self.fraction) if self.kind == "top-k" else 0.0
         record, lost = ArrayRecord(), {}
         for name, array in wanted.items():
@@ -107,22 +111,11 @@ def not_beyond(origin: NumpyArray | float, step: NumpyArray, dtype: Any) -> Nump
     return np.where(beyond, np.nextafter(near, np.asarray(origin, near.dtype)), near)
 
 
-def _with_rest(array: NumpyArray, rest: NumpyArray | None) -> NumpyArray:
-    """Return an update plus what compression removed from earlier ones."""
-    plain = np.asarray(array, np.float32)
-    return plain + rest if rest is not None and rest.shape == plain.shape else plain
-
-
-def is_compressed(array: Any) -> bool:
-    """Whether an array of a record is a compressed update."""
-    return isinstance(array.stype, str) and array.stype.startswith(_STYPE)
-
-
 def decode(record: ArrayRecord, base: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
     """Return the arrays of a reply, with compressed updates added to `base`."""
     made = {}
     for name, array in record.items():
-        if not is_compressed(array):
+        if not str(array.stype).startswith(_STYPE):
             made[name] = np.asarray(array.numpy())
             continue
         if name not in base:
@@ -131,10 +124,8 @@ def decode(record: ArrayRecord, base: Mapping[str, NumpyArray]) -> dict[str, Num
         if kind not in KINDS:
             raise ArgumentError(f"the update of {name!r} is compressed in an unknown way: {kind!r}")
         if tuple(array.shape) != shape:
-            raise ArgumentError(
-                f"the update of {name!r} has the shape {list(array.shape)}, and {list(shape)} was "
-                "sent"
-            )
+            shapes = f"{list(array.shape)} instead of {list(shape)}"
+            raise ArgumentError(f"the update of {name!r} has the shape {shapes}")
         made[name] = (base[name] + _unpack(kind, array.data, shape)).astype(base[name].dtype)
     return made
 
@@ -142,8 +133,6 @@ def decode(record: ArrayRecord, base: Mapping[str, NumpyArray]) -> dict[str, Num
 def _least(update: Mapping[str, NumpyArray], fraction: float) -> float:
     """Return the smallest magnitude to keep, over all tensors together."""
     sizes = np.concatenate([np.abs(a).reshape(-1) for a in update.values()])
-    if not np.isfinite(sizes).all():
-        raise NonFiniteError("the update has values that are not finite")
     kept = max(1, math.ceil(fraction * sizes.size))
     return float(np.partition(sizes, sizes.size - kept)[sizes.size - kept])
 
@@ -152,8 +141,11 @@ def _pack(kind: str, array: NumpyArray, least: float, bounded: bool) -> bytes:
     peak = float(np.abs(array).max(initial=0.0))
     if not math.isfinite(peak):
         raise NonFiniteError("the update has values that are not finite")
-    if kind == "float16":
-        return _pack_float16(array, peak, bounded)
+    if kind == "float16":  # the exponent of a common scale in a byte, then values up to 1
+        exponent = min(max(math.frexp(peak)[1], -127), 127)
+        scaled = np.ldexp(array, -exponent)
+        halves = not_beyond(0.0, scaled, np.float16) if bounded else scaled.astype(np.float16)
+        return struct.pack("<b", exponent) + halves.astype("<f2").tobytes()
     if kind == "int8":
         return _pack_int8(array, peak, bounded)
     flat = array.reshape(-1)
@@ -163,14 +155,6 @@ def _pack(kind: str, array: NumpyArray, least: float, bounded: bool) -> bytes:
     if len(marks) < 4 * chosen.size:  # a bit for each element, or four bytes for each kept one
         return b"\1" + marks + values
     return b"\0" + chosen.astype("<u4").tobytes() + values
-
-
-def _pack_float16(array: NumpyArray, peak: float, bounded: bool) -> bytes:
-    """Return the exponent of a common scale in a byte, then float16 values up to 1."""
-    exponent = min(max(math.frexp(peak)[1], -127), 127)
-    scaled = np.ldexp(array, -exponent)
-    halves = not_beyond(0.0, scaled, np.float16) if bounded else scaled.astype(np.float16)
-    return struct.pack("<b", exponent) + halves.astype("<f2").tobytes()
 
 
 def _pack_int8(array: NumpyArray, peak: float, bounded: bool) -> bytes:
@@ -187,21 +171,17 @@ def _pack_int8(array: NumpyArray, peak: float, bounded: bool) -> bytes:
     return struct.pack("<f", scale) + np.clip(steps, -127, 127).astype(np.int8).tobytes()
 
 
-def _unpack_float16(data: bytes, size: int) -> NumpyArray:
-    """Return the values; earlier versions wrote no exponent in front of them."""
-    exponent = struct.unpack("<b", data[:1])[0] if len(data) > 2 * size else 0
-    halves = np.frombuffer(data[len(data) - 2 * size :], "<f2")
-    with np.errstate(over="ignore"):  # the caller looks for values that are not finite
-        return np.ldexp(halves.astype(np.float32), exponent)
-
-
 def _unpack(kind: str, data: bytes, shape: tuple[int, ...]) -> NumpyArray:
     size = math.prod(shape)
     wrong = ArgumentError(f"a compressed update of {size} elements has {len(data)} bytes")
     if kind == "float16":
         if len(data) not in (2 * size, 2 * size + 1):
             raise wrong
-        return _unpack_float16(data, size).reshape(shape)
+        # Earlier versions wrote no exponent in front of the values.
+        exponent = struct.unpack("<b", data[:1])[0] if len(data) > 2 * size else 0
+        halves = np.frombuffer(data[len(data) - 2 * size :], "<f2").astype(np.float32)
+        with np.errstate(over="ignore"):  # the caller looks for values that are not finite
+            return np.ldexp(halves, exponent).reshape(shape)
     if kind == "int8":
         if len(data) != 4 + size:
             raise wrong

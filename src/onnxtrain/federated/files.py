@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.errors import OnnxTrainError, StateError
+from onnxtrain.errors import StateError
 from onnxtrain.format.checkpoint.content import Array
-from onnxtrain.format.checkpoint.store import reason_of, remove_stale, sync_folder, write_synced
+from onnxtrain.format.checkpoint.store import remove_stale, sync_folder, translated, write_synced
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
+    with translated("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_synced(temporary, lambda file: file.write(data), path)
@@ -29,17 +29,7 @@ def replace_file(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
-    except OSError as error:
-        raise OnnxTrainError(f"{str(path)!r} cannot be written: {reason_of(error)}") from None
     remove_stale(path.parent, rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-
-
-def remove_file(path: Path) -> None:
-    """Remove a file if it exists."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OnnxTrainError(f"{str(path)!r} cannot be removed: {reason_of(error)}") from None
 
 
 def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
@@ -47,9 +37,7 @@ def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
     buffer = io.BytesIO()
     # Names may hold any characters, so arrays are numbered and the names listed apart.
     names = np.array([name.encode().hex() for name in arrays], dtype=np.str_)
-    numbered: dict[str, Any] = {
-        f"a{i}": np.asarray(array) for i, array in enumerate(arrays.values())
-    }
+    numbered: dict[str, Any] = {f"a{i}": array for i, array in enumerate(arrays.values())}
     np.savez(buffer, names=names, **numbered)
     return buffer.getvalue()
 

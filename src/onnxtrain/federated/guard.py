@@ -22,13 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.federated.arrays import read_record, to_record
 from onnxtrain.federated.files import pack_arrays
-from onnxtrain.federated.replies import (
-    as_error,
-    checked_arrays,
-    checked_metrics,
-    one_record,
-    size_of,
-)
+from onnxtrain.federated.messages import as_error, check_arrays, check_metrics, size_of
 from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, ROUND, VERSION
 from onnxtrain.federated.stragglers import Stragglers
 from onnxtrain.format.checkpoint.content import Array
@@ -98,7 +92,8 @@ class Guarded(Strategy):
         self._stragglers = Stragglers()
         self._least = least_nodes(strategy)
         self._bytes_down, self._sent_at = 0, time.monotonic()
-        self._weight = _weight_key(strategy)
+        # The metric by which the strategy weights replies.
+        self._weight = str(setting_of(strategy, "weighted_by_key", "num-examples"))
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
@@ -111,34 +106,29 @@ class Guarded(Strategy):
     ) -> Iterable[Message]:
         """Return messages with weights and settings for the clients that the strategy samples."""
         self._sent = read_record(arrays)
-        messages = self._ask(self.strategy.configure_train, server_round, arrays, config, grid)
-        self._sent_at = time.monotonic()
-        return messages
+        number, grid = self._settle(server_round, config, grid)
+        return self._asking(self.strategy.configure_train(number, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Let the strategy average the good replies."""
         number = server_round + self._done
-        received, bytes_up = list(replies), 0
+        received = list(replies)
         seconds = time.monotonic() - self._sent_at
-        for reply in received:
-            if not reply.has_error():
-                bytes_up += sum(map(size_of, reply.content.array_records.values()))
+        bytes_up = sum(size_of(reply) for reply in received if not reply.has_error())
         good, bad = self._sorted(number, received, self._check_train)
-        absent = self._note_absent(number, received)
-        self._known -= {*absent, *(reply.metadata.src_node_id for reply in bad)}
-        self._known |= {reply.metadata.src_node_id for reply in good}
-        arrays, metrics = self._averaged(
-            number, lambda: self.strategy.aggregate_train(number, [*good, *bad])
-        ) or (None, None)
+        without = {*self._note_absent(number, received), *_nodes(bad)}
+        self._known = (self._known - without) | _nodes(good)
+        averaged = _averaged(self.strategy.aggregate_train, number, [*good, *bad])
+        arrays, metrics = averaged or (None, None)
         arrays = self._checked_average(number, arrays)
         self.updates += arrays is not None
         if arrays is None:
             _log.warning("round %d: no update; the weights stay as they are", number)
         metrics = MetricRecord() if metrics is None else metrics
         metrics["clients"] = len(good)
-        metrics["left-out"] = len(set(absent) | {reply.metadata.src_node_id for reply in bad})
+        metrics["left-out"] = len(without)
         metrics["round_seconds"] = seconds
         metrics["bytes-up"], metrics["bytes-down"] = bytes_up, self._bytes_down
         _log.info("round %d: %d clients, %s bytes sent, %s received", number, len(good),
@@ -148,22 +138,9 @@ class Guarded(Strategy):
             self._after_round(number, final, metrics)
         return arrays, metrics
 
-    def _averaged(self, number: int, average: Callable[[], T]) -> T | None:
-        """Return the strategy's average, or None: a failure costs one round only."""
-        try:
-            return average()
-        except (AggregationError, InconsistentMessageReplies) as error:
-            _log.warning("round %d: the replies could not be averaged: %s", number, error)
-        except Exception:  # a strategy may call the user's functions
-            _log.exception("round %d: the replies could not be averaged", number)
-        return None
-
     def _check_train(self, reply: Message) -> None:
-        content = reply.content
-        key = next(iter(content.array_records), "")
-        record = one_record(content.array_records, "arrays")
-        checked_metrics(one_record(content.metric_records, "metrics"), self._weight)
-        content[key] = checked_arrays(record, self._sent)
+        check_arrays(reply, self._sent)
+        check_metrics(reply, self._weight)
 
     def _checked_average(self, number: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
         """Return averaged arrays in the types that are sent, or None if one is not finite."""
@@ -189,53 +166,40 @@ class Guarded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages with weights for the clients that evaluate them."""
-        return self._ask(self.strategy.configure_evaluate, server_round, arrays, config, grid)
+        number, grid = self._settle(server_round, config, grid)
+        return self._asking(self.strategy.configure_evaluate(number, arrays, config, grid))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Let the strategy average the good metrics."""
-
-        def check(reply: Message) -> None:
-            checked_metrics(one_record(reply.content.metric_records, "metrics"), self._weight)
-
         number = server_round + self._done
         received = list(replies)
-        good, bad = self._sorted(number, received, check)
+        good, bad = self._sorted(number, received, lambda reply: check_metrics(reply, self._weight))
         self._note_absent(number, received, round_ends=False)
         if not good:
             return None
-        metrics = self._averaged(
-            number, lambda: self.strategy.aggregate_evaluate(number, [*good, *bad])
-        )
+        metrics = _averaged(self.strategy.aggregate_evaluate, number, [*good, *bad])
         if metrics is not None and self._after_evaluation is not None:
             self._after_evaluation(number, metrics)
         return metrics
 
     # ---- messages ------------------------------------------------------------------------------
 
-    def _ask(
-        self,
-        configure: Callable[..., Iterable[Message]],
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-    ) -> list[Message]:
-        """Return the strategy's messages to the nodes that answer, and count their bytes."""
-        number = server_round + self._done
-        self._settle(number, config)
-        grid = self._stragglers.exclude_from(grid, self._least)
-        messages = list(configure(number, arrays, config, grid))
+    def _asking(self, configured: Iterable[Message]) -> list[Message]:
+        """Record who is asked, and how many bytes that takes."""
+        messages = list(configured)
         self._asked = {message.metadata.dst_node_id for message in messages}
-        self._bytes_down = 0
-        for message in messages:
-            self._bytes_down += self._begin(message)
-            self._bytes_down += sum(map(size_of, message.content.array_records.values()))
+        self._bytes_down = sum(self._begin(message) + size_of(message) for message in messages)
+        self._sent_at = time.monotonic()
         return messages
 
-    def _settle(self, number: int, config: ConfigRecord) -> None:
-        """Put the settings of the round into the configuration that is sent."""
+    def _settle(self, server_round: int, config: ConfigRecord, grid: Grid) -> tuple[int, Grid]:
+        """Put the settings of the round into the configuration that is sent.
+
+        Returns the number of the round, and the grid without the nodes that are skipped.
+        """
+        number = server_round + self._done
         given = self._config(number) if callable(self._config) else self._config
         for key in self._settled - set(given):  # Flower hands on one record from round to round
             config.pop(key, None)
@@ -246,6 +210,7 @@ class Guarded(Strategy):
         config[FEDERATION] = self._name
         if self._version is not None:
             config[VERSION] = self._version
+        return number, self._stragglers.exclude_from(grid, self._least)
 
     def _begin(self, message: Message) -> int:
         """Add initial values for a client that has not trained yet; return their size."""
@@ -269,8 +234,7 @@ class Guarded(Strategy):
             reply.error.reason for reply in replies
             if reply.has_error() and reply.metadata.src_node_id not in self._asked
         ))  # fmt: skip
-        answered = {reply.metadata.src_node_id for reply in replies}
-        absent = self._stragglers.record(self._asked, answered, round_ends=round_ends)
+        absent = self._stragglers.record(self._asked, _nodes(replies), round_ends=round_ends)
         for node in absent:
             self._leave_out(number, node, said or "it did not answer in time")
         return absent
@@ -282,24 +246,34 @@ class Guarded(Strategy):
         good, bad = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
-            reason = ""
-            if reply.has_error():
-                reason = reply.error.reason or f"error {reply.error.code}"
-            else:
+            if not reply.has_error():
                 try:
                     check(reply)
+                    good.append(reply)
+                    continue
                 except OnnxTrainError as error:
-                    reason = str(error)
-                    reply = as_error(reply, reason)
-            if reason:
-                if node in self._asked:  # otherwise it is a report of the SuperLink
-                    self._leave_out(number, node, reason)
-                bad.append(reply)
-            else:
-                good.append(reply)
+                    reply = as_error(reply, str(error))
+            if node in self._asked:  # otherwise it is a report of the SuperLink
+                self._leave_out(number, node, reply.error.reason or f"error {reply.error.code}")
+            bad.append(reply)
         _keep_common_metrics(good)
         # A sum of floats depends on the order of its terms, so they are not added as they arrive.
         return sorted(good, key=_place), bad
+
+
+def _averaged(average: Callable[..., T], number: int, replies: list[Message]) -> T | None:
+    """Return the strategy's average, or None: a failure costs one round only."""
+    try:
+        return average(number, replies)
+    except (AggregationError, InconsistentMessageReplies) as error:
+        _log.warning("round %d: the replies could not be averaged: %s", number, error)
+    except Exception:  # a strategy may call the user's functions
+        _log.exception("round %d: the replies could not be averaged", number)
+    return None
+
+
+def _nodes(replies: Iterable[Message]) -> set[int]:
+    return {reply.metadata.src_node_id for reply in replies}
 
 
 def _place(reply: Message) -> tuple[int, int]:
@@ -310,8 +284,6 @@ def _place(reply: Message) -> tuple[int, int]:
 
 
 def _packed(initial: Mapping[str, Array]) -> bytes:
-    if not initial:
-        return b""
     size = sum(array.nbytes for array in initial.values())
     if size > MOST_INITIAL_BYTES:
         _log.warning(
@@ -319,36 +291,29 @@ def _packed(initial: Mapping[str, Array]) -> bytes:
             "artifacts with weights (pack(..., weights=True), or the folder)", f"{size:,}",
         )  # fmt: skip
         return b""
-    return pack_arrays(initial)
+    return pack_arrays(initial) if initial else b""
 
 
-def inner_with(strategy: Strategy, name: str) -> Strategy:
-    """Return the outermost of nested strategies that has an attribute."""
+def setting_of(strategy: Strategy, name: str, default: Any) -> Any:
+    """Return a setting of the outermost of nested strategies that has it."""
     while not hasattr(strategy, name) and hasattr(strategy, "strategy"):
         strategy = strategy.strategy
-    return strategy
+    return getattr(strategy, name, default)
 
 
 def least_nodes(strategy: Strategy) -> int:
     """Return the number of nodes that a strategy waits for, at least one."""
     names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
-    return max(1, *(int(getattr(inner_with(strategy, name), name, 1)) for name in names))
-
-
-def _weight_key(strategy: Strategy) -> str:
-    """Return the metric by which a strategy weights replies."""
-    inner = inner_with(strategy, "weighted_by_key")
-    return str(getattr(inner, "weighted_by_key", "num-examples"))
-
-
-def _length(metric: Any) -> int:
-    return len(metric) if isinstance(metric, list) else -1
+    return max(1, *(int(setting_of(strategy, name, 1)) for name in names))
 
 
 def _keep_common_metrics(replies: list[Message]) -> None:
     """Drop metrics that some replies lack, or have in another length."""
     records = [next(iter(reply.content.metric_records.values())) for reply in replies]
-    kinds = [{(key, _length(value)) for key, value in record.items()} for record in records]
+    kinds = [
+        {(key, len(value) if isinstance(value, list) else -1) for key, value in record.items()}
+        for record in records
+    ]
     common = {key for key, _ in set.intersection(*kinds)} if kinds else set()
     for record in records:
         for key in [key for key in record if key not in common]:

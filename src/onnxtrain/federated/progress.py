@@ -24,13 +24,11 @@ from onnxtrain.format.checkpoint.content import Array
 
 _log = logging.getLogger("flwr")
 _FILE, _HISTORY = "federation.npz", "history.json"
-_LOCK = "lock"
 _FORMAT = 2
-TRAIN, EVALUATE, CENTRAL = _KINDS = (
-    "train_metrics_clientapp",
-    "evaluate_metrics_clientapp",
-    "evaluate_metrics_serverapp",
-)
+# Where Flower's result has the metrics of rounds.
+TRAIN, EVALUATE = "train_metrics_clientapp", "evaluate_metrics_clientapp"
+CENTRAL = "evaluate_metrics_serverapp"
+_KINDS = (TRAIN, EVALUATE, CENTRAL)
 
 
 @dataclass
@@ -48,14 +46,8 @@ class Progress:
     def write(self, folder: Path) -> None:
         """Write the progress atomically."""
         kept: dict[str, Array] = {f"w:{name}": array for name, array in self.arrays.items()}
-        about = {
-            "format": _FORMAT,
-            "version": self.version,
-            "name": self.name,
-            "round": self.round,
-            "strategy": _split(self.strategy, kept),
-            "kind": self.kind,
-        }
+        about = {"format": _FORMAT} | {k: getattr(self, k) for k in ("version", "name", "round")}
+        about |= {"strategy": _split(self.strategy, kept), "kind": self.kind}
         kept["about"] = np.frombuffer(strict_json.dumps(about).encode(), np.uint8)
         replace_file(folder / _FILE, pack_arrays(kept))
 
@@ -97,9 +89,8 @@ class Progress:
     def result(self) -> Result:
         """Return all rounds as Flower's result."""
         made = Result(arrays=self.record())
-        for kind in _KINDS:
-            of_kind = self.history.get(kind, {})
-            setattr(made, kind, {int(k): MetricRecord(v) for k, v in of_kind.items()})
+        for kind, rounds in self.history.items():
+            setattr(made, kind, {int(k): MetricRecord(v) for k, v in rounds.items()})
         return made
 
     def record(self) -> ArrayRecord:
@@ -157,12 +148,9 @@ def locked(folder: Path | None) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     here = (os.getpid(), folder.resolve())
-    with (folder / _LOCK).open("w") as file:
+    with (folder / "lock").open("w") as file:
         if here in _running or not _lock(file):
-            raise StateError(
-                f"another server runs a federation in {str(folder)!r}: wait for it, or use another "
-                "folder"
-            )
+            raise StateError(f"another server runs a federation in {folder}: use another folder")
         _running.add(here)
         try:
             yield
@@ -193,8 +181,7 @@ def _lock(file: IO[str]) -> bool:
 
 def kind_of(strategy: Strategy) -> str:
     """Return the class names of nested strategies."""
-    inner = getattr(strategy, "strategy", None)
-    name = type(strategy).__name__
+    inner, name = getattr(strategy, "strategy", None), type(strategy).__name__
     return f"{name}({kind_of(inner)})" if isinstance(inner, Strategy) else name
 
 
@@ -263,12 +250,9 @@ def _is_plain(value: Any) -> bool:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether plain values are equal, arrays included."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    return bool(one == other)
+    some: dict[str, Array] = {}
+    others: dict[str, Array] = {}
+    return _split(one, some) == _split(other, others) and all(
+        array.dtype == others[key].dtype and np.array_equal(array, others[key])
+        for key, array in some.items()
+    )

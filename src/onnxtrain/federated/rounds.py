@@ -32,6 +32,7 @@ class Round:
     """
 
     number: int = 0
+    federation: str = ""
     is_last: bool = False
     learning_rate: float | None = None
     epochs: int = 1
@@ -50,18 +51,24 @@ class Round:
             return next((s[k] for s in sources for k in keys if s.get(k) is not None), None)
 
         made = {
-            "number": _whole(ROUND, find(ROUND), 0),
+            "number": _checked(int, ROUND, find(ROUND)),
+            "federation": find(FEDERATION),
             "is_last": bool(find(LAST) or False),
-            "learning_rate": _positive(RATE, find(RATE, SHORT_RATE), zero=True),
-            "epochs": _whole(EPOCHS, find(EPOCHS), 1),
-            "batch_size": _whole(BATCH, find(BATCH), 1),
-            "seed": _whole(SEED, find(SEED), 0),
-            "mu": _positive(MU, find(MU), zero=True),
-            "clip_norm": _positive(CLIP, find(CLIP)),
+            "learning_rate": _checked(float, RATE, find(RATE, SHORT_RATE)),
+            "epochs": _checked(int, EPOCHS, find(EPOCHS), above=True),
+            "batch_size": _checked(int, BATCH, find(BATCH), above=True),
+            "seed": _checked(int, SEED, find(SEED)),
+            "mu": _checked(float, MU, find(MU)),
+            "clip_norm": _checked(float, CLIP, find(CLIP), above=True),
             "bounded": find(CLIP, FLOWER_CLIP) is not None,
             "compression": find(COMPRESSION),
         }
         return cls(**{key: value for key, value in made.items() if value is not None})
+
+    @property
+    def identity(self) -> str:
+        """The identity of the round, federation/number; a repeated round has the same."""
+        return f"{self.federation}/{self.number}"
 
     def seed_of(self, client: int) -> int | None:
         """Return the seed of a client in this round; None without a seed."""
@@ -71,23 +78,15 @@ class Round:
         return int(mixed.generate_state(1, np.uint64)[0]) >> 1
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(key: str, value: Any, least: int) -> int | None:
+def _checked(kind: type[int | float], key: str, value: Any, above: bool = False) -> Any:
+    """Return a number of at least 0, or `above` 0; None for None."""
     if value is None:
         return None
-    if not _is_number(value) or int(value) != value or value < least:
-        raise ArgumentError(f"the round's {key!r} is {value!r}, not an integer of at least {least}")
-    return int(value)
-
-
-def _positive(key: str, value: Any, zero: bool = False) -> float | None:
-    if value is None:
-        return None
-    if not _is_number(value) or value < 0 or (value == 0 and not zero):
-        raise ArgumentError(
-            f"the round's {key!r} is {value!r}, not a number {'of at least' if zero else 'above'} 0"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_valid = is_number and math.isfinite(value) and kind(value) == value
+    if not is_valid or value < 0 or (above and value == 0):
+        wanted = (
+            f"{'an integer' if kind is int else 'a number'} {'above' if above else 'of at least'}"
         )
-    return float(value)
+        raise ArgumentError(f"the round's {key!r} is {value!r}, not {wanted} 0")
+    return kind(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -14,15 +14,12 @@ from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState, TrainingState
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.model.file import ModelFile
 
-Which = (
-    Literal["changing", "trainable", "no-batch-norm", "everything"]
-    | Iterable[str]
-    | Callable[[str], bool]
-)
+Named = Literal["changing", "trainable", "no-batch-norm", "everything"]
+Which = Named | Iterable[str] | Callable[[str], bool]
 Holder = TrainingSession | Module | CheckpointState
 _BATCH_NORM = Operator("", "BatchNormalization")
-NAMED = ("changing", "trainable", "no-batch-norm", "everything")
 
 
 def state_of(holder: Holder) -> TrainingState:
@@ -54,15 +51,11 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
             (FedPer: `["features.*"]`), where a leading "!" excludes; or a function of the name.
 
     """
-    is_list = isinstance(which, Iterable) and not isinstance(which, str)
-    if not is_list and not callable(which) and which not in NAMED:
-        raise ArgumentError(
-            f"which is one of {', '.join(map(repr, NAMED))}, a list of names and patterns, or a "
-            f"function, not {which!r}"
-        )
+    which = checked_which(which)
     state = state_of(holder)
     if which == "everything":
-        chosen = [*state.trainable_names(), *_others(state)]
+        frozen = (name for name in state.names() if not state.is_trainable(name))
+        chosen = [*state.trainable_names(), *frozen]
     elif which == "trainable":
         chosen = state.trainable_names()
     elif which == "no-batch-norm":
@@ -80,21 +73,27 @@ def select(holder: Holder, which: Which = "changing") -> list[str]:
     return floats
 
 
+def checked_which(which: Which) -> Which:
+    """Return a selection that can be used twice: a list in place of a generator."""
+    if isinstance(which, Iterable) and not isinstance(which, str):
+        return list(which)
+    if not callable(which) and which not in get_args(Named):
+        named = ", ".join(map(repr, get_args(Named)))
+        raise ArgumentError(f"which is {named}, a list of patterns, or a function, not {which!r}")
+    return which
+
+
 def is_float(state: TrainingState, name: str) -> bool:
     """Whether a parameter has a float type that numpy knows."""
     dtype = ELEMENT_TYPES[state.code_of(name)].dtype
     return dtype is not None and np.issubdtype(dtype, np.floating)
 
 
-def _others(state: TrainingState) -> list[str]:
-    return [name for name in state.names() if not state.is_trainable(name)]
-
-
 def _changing(holder: Holder) -> list[str]:
     state, module = state_of(holder), module_of(holder)
     if module is not None:
         return [*state.trainable_names(), *module.statistics]
-    if _others(state):
+    if not all(map(state.is_trainable, state.names())):
         raise StateError(
             "a CheckpointState does not know its running statistics: pass "
             "the TrainingSession, or which='trainable' or 'everything'"
@@ -107,8 +106,7 @@ def _batch_norm(holder: Holder) -> set[str]:
     module = module_of(holder)
     if module is None:
         raise StateError("which='no-batch-norm' needs the graphs: pass the TrainingSession")
-    chosen = module.evaluation_executor or module.training_executor
-    model = chosen.graph.model
+    model = _model_of(module)
     if model.is_ort:
         raise StateError(
             f"{model.source_name} is in the ORT format, which hides BatchNormalization: use the "
@@ -118,26 +116,26 @@ def _batch_norm(holder: Holder) -> set[str]:
     return {name for name in names if module.state.has_parameter(name)} | set(module.statistics)
 
 
-def variances(holder: Holder) -> set[str]:
+def _model_of(module: Module) -> ModelFile:
+    return (module.evaluation_executor or module.training_executor).graph.model
+
+
+def variances(session: TrainingSession) -> set[str]:
     """Return the running variances, which must not become negative."""
-    module = module_of(holder)
-    chosen = None if module is None else module.evaluation_executor or module.training_executor
-    if module is None or chosen is None:
-        return set()
-    statistics = set(module.statistics)
-    if chosen.graph.model.is_ort:  # only the name tells
+    statistics, model = set(session.module.statistics), _model_of(session.module)
+    if model.is_ort:  # only the name tells
         return {name for name in statistics if "var" in name.lower()}
-    nodes = take_apart(chosen.graph.model).nodes
+    nodes = take_apart(model).nodes
     return statistics & {n.inputs[4] for n in nodes if _BATCH_NORM in n.calls and len(n.inputs) > 4}
 
 
 def _matching(patterns: list[str], names: list[str]) -> list[str]:
-    if not patterns:
-        raise ArgumentError("which=[] leaves no parameter to share")
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise ArgumentError(f"which is a list of names and patterns, not {patterns!r}")
     taken_away = [p[1:] for p in patterns if p.startswith("!")]
-    wanted = [p for p in patterns if not p.startswith("!")] or ["*"]
+    wanted = [p for p in patterns if not p.startswith("!")]
+    if taken_away and not wanted:
+        wanted = ["*"]
     for pattern in (*wanted, *taken_away):
         if not fnmatch.filter(names, pattern):
             raise UnknownNameError(

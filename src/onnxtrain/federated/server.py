@@ -6,6 +6,8 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from onnxtrain.device.checks import at_least
 from onnxtrain.device.loop import evaluate as evaluate_session
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
+from onnxtrain.federated.arguments import check_export, checked_outputs, made_by, write_export
 from onnxtrain.federated.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.federated.bundle import Bundle, Source, open_artifacts
 from onnxtrain.federated.compression import Compression
-from onnxtrain.federated.exporting import check_export, checked_outputs
-from onnxtrain.federated.given_data import made_by
-from onnxtrain.federated.guard import Guarded, Settings, inner_with, least_nodes
+from onnxtrain.federated.guard import Guarded, Settings, least_nodes, setting_of
 from onnxtrain.federated.local import LocalGrid
 from onnxtrain.federated.progress import (
     CENTRAL,
@@ -37,7 +39,7 @@ from onnxtrain.federated.progress import (
     settings_of,
 )
 from onnxtrain.federated.rounds import MU, PASSED_ON, Round
-from onnxtrain.federated.selection import Which, variances
+from onnxtrain.federated.selection import Which, checked_which, variances
 from onnxtrain.federated.stragglers import DeadlineGrid, GridProxy
 from onnxtrain.format.checkpoint.content import Array
 
@@ -110,8 +112,7 @@ def server_app(
     _require_number("wait_for", wait_for, 0)
     _require_strategy(strategy)
     ending = None if finish is None else _ending(finish)
-    # An app may run twice, and a generator only once.
-    shared = which if isinstance(which, str) or callable(which) else _listed(which)
+    shared = checked_which(which)
     app = ServerApp()
 
     @app.main()
@@ -120,10 +121,13 @@ def server_app(
         chosen = strategy(context) if callable(strategy) else strategy
         settings = _settings(config, context)
         data = made_by(evaluate, context)
+        rounds = (
+            context.run_config.get("num-server-rounds", 3) if num_rounds is None else num_rounds
+        )
         server = Server(
             bundle,
             FedAvg() if chosen is None else chosen,
-            rounds=_rounds(num_rounds, context),
+            rounds=at_least(1, "the number of rounds", rounds),
             weights=weights,
             which=shared,
             folder=None if state is None else Path(state),
@@ -139,8 +143,7 @@ def server_app(
             grid = DeadlineGrid(grid, patience, least_nodes(server.strategy))
         result = server.run(grid, settings, measure, timeout)
         if export is not None:
-            Path(export).parent.mkdir(parents=True, exist_ok=True)
-            server.session.export_model_for_inferencing(export, names)
+            write_export(server.session, export, names)
         if ending is not None:
             ending(result, server.session, context)
 
@@ -175,22 +178,20 @@ class Server:
             )
         self.strategy, self._rounds, self._folder = strategy, rounds, folder
         self._first = to_arrays(self.session, which)
-        self._initial = self._not_shared()
+        held = self.session.module.training_state
+        self._initial = {  # of any type: a packed client has no weights at all
+            name: np.array(held.value_of(name)) for name in held.names() if name not in self._first
+        }
         self._fixed = settings_of(strategy)
         self._has_weights = weights is not None
-        self._require_proximal()
-        self.progress = self._begin(resume)
-        self.guarded: Guarded | None = None
-
-    def _require_proximal(self) -> None:
-        """Raise an error for FedProx if the artifacts have no proximal term."""
-        optimizer = self.session.optimizer
-        mu = getattr(inner_with(self.strategy, "proximal_mu"), "proximal_mu", 0.0)
+        mu, optimizer = setting_of(strategy, "proximal_mu", 0.0), self.session.optimizer
         if mu and optimizer is not None and not optimizer.has_proximal:
             raise ArgumentError(
                 f"the strategy has proximal_mu={mu}, but the artifacts have no proximal term: "
                 "generate them with generate_artifacts(..., proximal=True)"
             )
+        self.progress = self._begin(resume)
+        self.guarded: Guarded | None = None
 
     def _begin(self, resume: bool) -> Progress:
         saved = Progress.read(self._folder) if resume and self._folder is not None else None
@@ -213,14 +214,6 @@ class Server:
         restore(self.strategy, saved.strategy)
         return saved
 
-    def _not_shared(self) -> dict[str, Array]:
-        state = self.session.module.training_state
-        return {
-            name: np.array(state.value_of(name))
-            for name in state.names()
-            if name not in self._first  # of any type: a packed client has no weights at all
-        }
-
     def run(
         self,
         grid: Grid,
@@ -230,21 +223,9 @@ class Server:
     ) -> Result:
         """Run the remaining rounds; afterwards the session has the final weights."""
         _require_nodes(grid, self.strategy)
-        with locked(self._folder):
-            self._run(grid, config, measure, timeout)
-        from_arrays(self.session, self.progress.record())
-        return self.progress.result()
-
-    def _run(
-        self,
-        grid: Grid,
-        config: Settings | None,
-        measure: tuple[Any, Any, int] | None,
-        timeout: float,
-    ) -> None:
         progress, done = self.progress, self.progress.round
-        central = None if measure is None else self._measure(*measure, done)
-        self.guarded = Guarded(
+        central = None if measure is None else partial(self._measure, measure, done)
+        guarded = self.guarded = Guarded(
             self.strategy,
             config=config,
             name=progress.name,
@@ -256,51 +237,48 @@ class Server:
             after_round=self._save,
             after_evaluation=lambda n, m: progress.note(EVALUATE, n, m, self._folder),
         )
-        if done:
-            self._make_up_for_evaluation(grid, timeout)
-        if done >= self._rounds:
-            _log.info("all %d rounds are done", self._rounds)
-            if central is not None and not progress.has(CENTRAL, done):
-                central(0, progress.record())
-            return
-        self.guarded.start(
-            grid,
-            progress.record(),
-            num_rounds=self._rounds - done,
-            timeout=timeout,
-            train_config=ConfigRecord(),
-            evaluate_config=ConfigRecord(),
-            evaluate_fn=central,
-        )
-        if not self.guarded.updates:
-            _log.error("no round had an update: the weights have not changed")
-
-    def _make_up_for_evaluation(self, grid: Grid, timeout: float) -> None:
-        """Let clients evaluate the last round, if the server stopped before they did."""
-        guarded, progress = self.guarded, self.progress
-        if guarded is None or progress.has(EVALUATE, progress.round):
-            return
-        messages = list(guarded.configure_evaluate(0, progress.record(), ConfigRecord(), grid))
-        if messages:
-            guarded.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
+        with locked(self._folder):
+            if done and not progress.has(EVALUATE, done):
+                # The server stopped before the clients evaluated the last round.
+                record = progress.record()
+                messages = list(guarded.configure_evaluate(0, record, ConfigRecord(), grid))
+                if messages:
+                    guarded.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
+            if done < self._rounds:
+                guarded.start(
+                    grid,
+                    progress.record(),
+                    num_rounds=self._rounds - done,
+                    timeout=timeout,
+                    train_config=ConfigRecord(),
+                    evaluate_config=ConfigRecord(),
+                    evaluate_fn=central,
+                )
+                if not guarded.updates:
+                    _log.error("no round had an update: the weights have not changed")
+            else:
+                _log.info("all %d rounds are done", self._rounds)
+                if central is not None and not progress.has(CENTRAL, done):
+                    central(0, progress.record())
+        from_arrays(self.session, progress.record())
+        return progress.result()
 
     def _measure(
-        self, data: Any, metrics: Any, batch_size: int, done: int
-    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-        def measure(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            from_arrays(self.session, arrays)
-            try:
-                values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
-            except OnnxTrainError as error:
-                if number + done == 0:  # nothing is lost yet, and it would fail in every round
-                    raise
-                _log.warning("round %d: evaluation on the server failed: %s", number + done, error)
-                return None
-            made = MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
-            self.progress.note(CENTRAL, number + done, made, self._folder)
-            return made
-
-        return measure
+        self, given: tuple[Any, Any, int], done: int, number: int, arrays: ArrayRecord
+    ) -> MetricRecord | None:
+        """Evaluate on the server; `number` counts the rounds since this run began."""
+        data, metrics, batch_size = given
+        from_arrays(self.session, arrays)
+        try:
+            values = evaluate_session(self.session, data, metrics, batch_size=batch_size)
+        except OnnxTrainError as error:
+            if number + done == 0:  # nothing is lost yet, and it would fail in every round
+                raise
+            _log.warning("round %d: evaluation on the server failed: %s", number + done, error)
+            return None
+        made = MetricRecord({k: v for k, v in values.items() if isinstance(v, int | float)})
+        self.progress.note(CENTRAL, number + done, made, self._folder)
+        return made
 
     def _save(self, number: int, arrays: ArrayRecord, metrics: MetricRecord) -> None:
         progress = self.progress
@@ -323,19 +301,12 @@ def _weights(given: Weights, session: TrainingSession) -> Mapping[str, Array]:
     return {name: parameter.data for name, parameter in state.parameters}
 
 
-def _rounds(given: int | None, context: Context) -> int:
-    number = context.run_config.get("num-server-rounds", 3) if given is None else given
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ArgumentError(f"the number of rounds is an integer of at least 1, not {number!r}")
-    return number
-
-
 def _wait_for(grid: Grid, clients: int) -> None:
     shown = -1
     while (found := len(list(grid.get_node_ids()))) < clients:
         if found != shown:
             _log.info("waiting for clients: %d of %d are connected", found, clients)
-            shown = found
+        shown = found
         time.sleep(0.5)
 
 
@@ -361,10 +332,8 @@ def _settings(given: Settings | None, context: Context) -> Callable[[int], dict[
 def _plain(key: str, value: Any) -> Any:
     """Return a setting in a type that Flower sends."""
     value = value.item() if isinstance(value, np.generic) else value
-    kinds = bool | int | float | str | bytes
-    if not isinstance(value, kinds) and not (
-        isinstance(value, list) and all(isinstance(item, kinds) for item in value)
-    ):
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, bool | int | float | str | bytes) for item in items):
         raise ArgumentError(f"the setting {key!r} is {value!r}, not a number, a string or a list")
     return value
 
@@ -388,25 +357,13 @@ def _require_strategy(given: Any) -> None:
         )
 
 
-def _listed(which: Any) -> list[str]:
-    if not isinstance(which, Iterable):
-        raise ArgumentError(f"which is a name, a list of patterns, or a function, not {which!r}")
-    return list(which)
-
-
 def _ending(finish: Finish) -> Finish:
     """Return a function of three arguments that calls one of two or three."""
-    try:
-        inspect.signature(finish).bind(None, None, None)
-    except TypeError:
-        try:
-            inspect.signature(finish).bind(None, None)
-        except TypeError:
-            raise ArgumentError(
-                "finish takes Flower's result, the session and, optionally, the Context"
-            ) from None
-        return lambda result, session, context: finish(result, session)
-    return finish
+    for count in (3, 2):
+        with suppress(TypeError):
+            inspect.signature(finish).bind(*[None] * count)
+            return lambda *given: finish(*given[:count])
+    raise ArgumentError("finish takes Flower's result, the session and, optionally, the Context")
 
 
 def _require_nodes(grid: Grid, strategy: Strategy) -> None:

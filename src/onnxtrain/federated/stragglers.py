@@ -43,40 +43,15 @@ class Stragglers:
         return ExcludingGrid(grid, self._skip) if len(others) >= least else grid
 
 
-class GridProxy(Grid):
-    """A grid that forwards every call to another one, `inner`."""
+@Grid.register
+class GridProxy:
+    """A grid that forwards what it does not define to another one, `inner`."""
 
     def __init__(self, grid: Grid) -> None:
         self.inner = grid
 
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes."""
-        return list(self.inner.get_node_ids())
-
-    def set_run(self, run: Any) -> None:
-        """Set the run."""
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """The run."""
-        return self.inner.run
-
-    def create_message(self, *given: Any, **named: Any) -> Any:
-        """Create a message."""
-        return self.inner.create_message(*given, **named)
-
-    def push_messages(self, messages: Iterable[Any]) -> Any:
-        """Send messages."""
-        return self.inner.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Any:
-        """Return the replies that have arrived."""
-        return self.inner.pull_messages(message_ids)
-
-    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Any:
-        """Send messages and wait for the replies."""
-        return self.inner.send_and_receive(messages, timeout=timeout)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 class ExcludingGrid(GridProxy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from pathlib import Path
 
 
@@ -13,6 +14,9 @@ def mapped(path: Path) -> memoryview:
     On Windows, where a mapped file cannot be replaced, the file is read instead. Truncating the
     file in place breaks the mapping; our writers rename new files into place.
     """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):  # opening a pipe would wait for its other end
+        raise OSError("it is a directory" if stat.S_ISDIR(mode) else "it is not a regular file")
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(b"")

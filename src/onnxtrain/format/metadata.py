@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -49,32 +49,18 @@ class GraphMetadata:
         if not isinstance(found, dict):
             raise ValueError("the metadata of onnxtrain is not a JSON object")
         known: dict[str, Any] = {}
-        for key, is_valid in _VALID.items():
-            if key not in found:
+        for field in fields(cls):
+            if field.name not in found:
                 continue
-            if not is_valid(found[key]):
-                raise ValueError(f"{key!r} in the metadata of onnxtrain has a wrong type or value")
-            known[key] = tuple(found[key]) if isinstance(found[key], list) else found[key]
+            value = found[field.name]
+            if isinstance(field.default, tuple):
+                is_valid = isinstance(value, list) and all(isinstance(n, str) for n in value)
+                value = tuple(value) if is_valid else ()
+            else:
+                is_valid = type(value) is (dict if field.default is None else type(field.default))
+            if not is_valid or (field.name == "checkpoint" and not stays_in_folder(value)):
+                raise ValueError(
+                    f"{field.name!r} in the metadata of onnxtrain has a wrong type or value"
+                )
+            known[field.name] = value
         return cls(**known)
-
-
-def _is_names(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(name, str) for name in found)
-
-
-def _is_text(found: Any) -> bool:
-    return isinstance(found, str)
-
-
-_VALID: dict[str, Callable[[Any], bool]] = {
-    "format": lambda found: type(found) is int,
-    "checkpoint": lambda found: isinstance(found, str) and stays_in_folder(found),
-    "loss": _is_text,
-    "outputs": _is_names,
-    "trainable": _is_names,
-    "frozen": _is_names,
-    "statistics": _is_names,
-    "target": _is_text,
-    "memory": lambda found: isinstance(found, dict),
-    "on_cpu": _is_names,
-}

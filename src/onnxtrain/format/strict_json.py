@@ -29,9 +29,8 @@ def _to_number(item: Any) -> Any:
 
 
 def _to_string(item: Any) -> Any:
-    if not isinstance(item, float) or math.isfinite(item):
-        return item
-    return "NaN" if math.isnan(item) else "Infinity" if item > 0 else "-Infinity"
+    is_finite = not isinstance(item, float) or math.isfinite(item)
+    return item if is_finite else json.dumps(item)  # Python's names are the same
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

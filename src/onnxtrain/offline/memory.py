@@ -3,7 +3,7 @@
 The nodes are walked in the order in which onnxruntime runs them (`remat/flow.py`). A value
 lives from the node that computes it to the last one that reads it, and the sum over all that live
 at a time has a peak. What grows with the batch is walked by itself: its peak is what each sample
-takes. Parameters, what a graph gives out (it is written over parameters, or over what is kept for
+takes. Parameters, outputs (each is written over parameters, or over what is kept for
 them), and what an operator needs inside of itself are not counted.
 """
 

@@ -114,8 +114,10 @@ def prepare(
 
     # 1. The model, and the loss behind it.
     if classes is not None:
-        (last,) = listed(of) or (None,)
-        replaced = replace_classifier(model, classes, of=last, after=after)
+        first, *more = listed(of) or (None,)
+        if more:
+            raise ArgumentError("a new layer replaces that of one output: give one name as of")
+        replaced = replace_classifier(model, classes, of=first, after=after)
         model, of, train = replaced.model, replaced.output, train or replaced.parameters
     elif after is not None:
         raise ArgumentError("after says where a new layer goes: give classes too")

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from onnxtrain.device.export import runtime as export_runtime
+import onnxruntime as ort
+
 from onnxtrain.device.export import store as export_store
 from onnxtrain.device.export.layout import MAX_FILE_SIZE, Chunks, ModelLayout
 from onnxtrain.device.export.model_parts import ModelParts, take_apart
-from onnxtrain.device.export.prune import Cut, Values
+from onnxtrain.device.export.prune import Cut, Values, quiet_options
 from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError, UnknownNameError
 from onnxtrain.format.checkpoint.layout import EXTERNAL_DATA_THRESHOLD
 from onnxtrain.format.model.file import ModelFile, map_file
@@ -37,22 +38,12 @@ def export_model(
     format: Format = "onnx",
     external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
 ) -> bytes | None:
-    """Write an evaluation model as one for inference, with the values of its parameters inside.
+    """Write an evaluation model as one for inference, or return its bytes if there is no target.
 
-    Args:
-        model: the evaluation model.
-        graph_output_names: the values of the graph to output, in this order: outputs of the
-            user's model, the loss, anything in between, even inputs and parameters.
-        values: the current value of each parameter, frozen ones included.
-        target: the file to write, replaced all or nothing; None to get its bytes.
-        optimize: let onnxruntime simplify the model first. Results then differ by rounding.
-        format: "onnx", or "ort" for the format of onnxruntime's small builds.
-        external_data_threshold: a model of this many bytes or more keeps its tensors in
-            `<target>.data`.
-
-    Returns:
-        The bytes of the model if there is no target, else None.
-
+    The outputs may be any values of the graph, even inputs and parameters. `values` has the current
+    value of each parameter, frozen ones included. With `optimize`, onnxruntime simplifies the model
+    first; results then differ by rounding. A model of `external_data_threshold` bytes or more keeps
+    its tensors in `<target>.data`.
     """
     path = _checked_target(target, model, format)
     parts = _parts_of(model)
@@ -61,7 +52,10 @@ def export_model(
     _check_size(layout, path, format)
     if not optimize and format == "onnx":
         return _write(layout, path, external_data_threshold)
-    with _scratch_folder(path) as folder:
+    # What onnxruntime writes goes to the disk of the target.
+    with export_store.translated(path or Path(tempfile.gettempdir())):
+        scratch = tempfile.TemporaryDirectory(prefix=".onnxtrain-", dir=path and path.parent)
+    with scratch as folder:
         plain = Path(folder, "plain.onnx")
         _write(layout, plain, external_data_threshold)
         if format == "ort":
@@ -96,22 +90,60 @@ def _write(layout: ModelLayout, path: Path | None, threshold: int) -> bytes | No
 
 
 def _optimised(plain: Path, names: Sequence[str]) -> ModelLayout:
-    """The model after optimisation, without the many imports that onnxruntime adds to it."""
+    """The model after optimisation, without the many imports that onnxruntime adds to it.
+
+    The level is "basic": it computes what is constant and folds neighbours into each other, such as
+    a BatchNormalization into the Conv before it. The result consists of standard operators, which
+    any machine and any provider runs. Higher levels put in operators of `com.microsoft` that other
+    versions and providers may lack; the session that loads the file does so anyway, for the machine
+    that it is on.
+    """
     target = plain.with_name("optimised.onnx")
-    large = plain.with_name(plain.name + ".data").exists()
-    export_runtime.optimise(plain, target, "optimised.data" if large else None)
+    options = quiet_options(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+    options.add_session_config_entry("session.save_model_format", "ONNX")
+    if plain.with_name(plain.name + ".data").exists():
+        prefix = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{prefix}_file_name", "optimised.data")
+        options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "64")
+    _write_by_session(plain, options, target, "optimise the exported model")
     model = ModelFile.read(target)
     return Cut(model, take_apart(model), names, {}).layout()
 
 
 def _write_ort(plain: Path, path: Path | None, optimize: bool) -> bytes | None:
+    """Let onnxruntime write a model in the ORT format.
+
+    Sessions change little of such a file when they load it, so that what is to be optimised must be
+    now. The level is then "extended": above it the layout is made for the processor that happens to
+    convert.
+    """
     made = plain.with_name("model.ort")
-    export_runtime.convert(plain, made, optimize)
+    level = ort.GraphOptimizationLevel
+    options = quiet_options(level.ORT_ENABLE_EXTENDED if optimize else level.ORT_DISABLE_ALL)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    action = "write the exported model in the ORT format"
+    _write_by_session(plain, options, made, action)
+    # Nothing but loading it tells whether all of it was written.
+    _load(made, quiet_options(level.ORT_DISABLE_ALL), action)
     content = Chunks([map_file(made)])
     if path is None:
         return content.join()
     export_store.store(path, content)
     return None
+
+
+def _write_by_session(model: Path, options: ort.SessionOptions, target: Path, action: str) -> None:
+    options.optimized_model_filepath = str(target)
+    _load(model, options, action)
+    if not target.exists():
+        raise OnnxTrainError(f"onnxruntime could not {action}: it wrote no file")
+
+
+def _load(model: Path, options: ort.SessionOptions, action: str) -> None:
+    try:
+        ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds of errors and no common one
+        raise OnnxTrainError(f"onnxruntime could not {action}: {error}") from None
 
 
 def _check_size(layout: ModelLayout, path: Path | None, format: Format) -> None:
@@ -123,16 +155,6 @@ def _check_size(layout: ModelLayout, path: Path | None, format: Format) -> None:
             f"the parameters have {size:,} bytes, and {what} holds less than "
             f"{MAX_FILE_SIZE:,}: export to a file in the format 'onnx'"
         )
-
-
-def _scratch_folder(path: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """A folder for what onnxruntime writes, on the disk of the target."""
-    beside = None if path is None else path.parent
-    with export_store.translated(path or Path(tempfile.gettempdir())):
-        return tempfile.TemporaryDirectory(prefix=".onnxtrain-", dir=beside)
-
-
-# ---- arguments -----------------------------------------------------------------------------------
 
 
 def _checked_target(target: Target | None, model: ModelFile, format: Format) -> Path | None:
@@ -148,18 +170,13 @@ def _checked_target(target: Target | None, model: ModelFile, format: Format) -> 
             f"{path.name!r} would not be loaded: the name of a file in the ORT format, and of no "
             f"other, ends in .ort; say format='ort', or choose another name"
         )
-    for file in _own_files(model):
-        if file.exists() and path.exists() and file.samefile(path):
+    if model.path is not None and path.exists():
+        names = {model.path.name, *(tensor.location for tensor in model.external.values())}
+        names.add(model.metadata.checkpoint or model.path.name)
+        read = (model.path.parent / name for name in names)
+        if any(file.exists() and file.samefile(path) for file in read):
             raise ArgumentError(f"{path} is what training reads: export to another file")
     return path
-
-
-def _own_files(model: ModelFile) -> set[Path]:
-    if model.path is None:
-        return set()
-    names = {tensor.location for tensor in model.external.values()}
-    names.add(model.metadata.checkpoint or model.path.name)
-    return {model.path, *(model.path.parent / name for name in names)}
 
 
 def _checked_names(names: Sequence[str], parts: ModelParts, source: str) -> list[str]:
@@ -172,14 +189,10 @@ def _checked_names(names: Sequence[str], parts: ModelParts, source: str) -> list
     known = parts.value_names()
     unknown = [name for name in names if name not in known]
     if unknown:
+        near = dict.fromkeys(m for n in unknown for m in difflib.get_close_matches(n, known, 3))
+        hint = "near are" if near else "its outputs are"
         raise UnknownNameError(
-            f"{source} has no value {', '.join(map(repr, unknown))}{_hint(unknown, known, parts)}"
+            f"{source} has no value {', '.join(map(repr, unknown))}; {hint} "
+            f"{', '.join(map(repr, near or parts.outputs))}"
         )
     return list(names)
-
-
-def _hint(unknown: Sequence[str], known: set[str], parts: ModelParts) -> str:
-    near = [m for name in unknown for m in difflib.get_close_matches(name, known, 3)]
-    if near:
-        return f"; near are {', '.join(map(repr, dict.fromkeys(near)))}"
-    return f"; its outputs are {', '.join(map(repr, parts.outputs))}"

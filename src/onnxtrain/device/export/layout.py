@@ -1,18 +1,35 @@
-"""From pieces of a model and tensors to the bytes of an ONNX file and of its external data."""
+"""The bytes of an ONNX file and of its external data, and initializers of existing files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from onnxtrain.errors import ModelError
-from onnxtrain.format.element_types import STRING
-from onnxtrain.format.model.file import GraphField, ModelField
-from onnxtrain.format.model.tensor import EXTERNAL, TensorField
-from onnxtrain.format.model.wire import bytes_field, header, number_field, text_field
+import numpy as np
+
+from onnxtrain.errors import CheckpointError, ModelError, StateError
+from onnxtrain.format.checkpoint.content import (
+    RawTensor,
+    Tensor,
+    tensor_bytes,
+    tensor_code,
+    tensor_dims,
+)
+from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
+from onnxtrain.format.model.file import GraphField, ModelField, ModelFile, graph_of
+from onnxtrain.format.model.tensor import (
+    EXTERNAL,
+    ExternalTensor,
+    TensorField,
+    inline_data,
+    read_initializer,
+    read_tensor_type,
+)
+from onnxtrain.format.model.wire import Reader, bytes_field, header, number_field, text_field
 
 Buffer = bytes | memoryview
+Dims = tuple[int | str | None, ...]
 
 # Protobuf, and with it onnxruntime, takes no larger message.
 MAX_FILE_SIZE = (1 << 31) - 1
@@ -59,6 +76,27 @@ class StoredTensor:
     dims: tuple[int, ...]
     data: memoryview
     strings: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, value: Tensor, code: int, dims: Dims | None) -> StoredTensor:
+        """Return the value of a parameter, which must be of the type that the model wants."""
+        given_code, given_dims = tensor_code(value, name), tensor_dims(value, name)
+        if isinstance(value, RawTensor) and value.data.nbytes != data_size(given_code, given_dims):
+            raise StateError(
+                f"the parameter {name!r} has no value. Please load the model parameters first: the "
+                "checkpoint is nominal"
+            )
+        fits = dims is None or len(dims) == len(given_dims)
+        sizes = zip(given_dims, dims or (), strict=False)
+        if given_code != code or not fits or any(isinstance(w, int) and w != n for n, w in sizes):
+            raise CheckpointError(
+                f"the parameter {name!r} is {_described(given_code, given_dims)} and the model "
+                f"wants {_described(code, dims)}: the values are of another model"
+            )
+        if given_code == STRING:
+            texts = tuple(str(text).encode("utf-8") for text in np.asarray(value).flat)
+            return cls(name, code, given_dims, memoryview(b""), texts)
+        return cls(name, code, given_dims, tensor_bytes(value))
 
     def _head(self) -> Chunks:
         chunks = Chunks(number_field(TensorField.DIMS, dim) for dim in self.dims)
@@ -169,6 +207,12 @@ def _aligned(offset: int, tensor: StoredTensor) -> int:
     return -(-offset // unit) * unit
 
 
+def _described(code: int, dims: Dims | None) -> str:
+    kind = ELEMENT_TYPES[code].name if code in ELEMENT_TYPES else f"of element type {code}"
+    shape = "any shape" if dims is None else f"shape ({', '.join(map(str, dims))})"
+    return f"{kind} of {shape}"
+
+
 def value_info(name: str, code: int, dims: Iterable[int | str | None] | None) -> bytes:
     """Write the type of a value that is a tensor."""
     return text_field(1, name) + bytes_field(2, tensor_type(code, dims))
@@ -186,3 +230,67 @@ def _dim(dim: int | str | None) -> bytes:
     if isinstance(dim, int):
         return number_field(1, dim)
     return text_field(2, dim) if dim else b""
+
+
+def stored_data(model: ModelFile, names: Iterable[str]) -> dict[str, memoryview]:
+    """Return the elements of those of the named initializers that are in the file itself.
+
+    They are as in a checkpoint: row by row, little-endian. Strings are left out.
+    """
+    reader = Reader(model.source_name)
+    found = {
+        name: inline_data(reader, message)
+        for name, external, message in _initializers(model, reader, names)
+        if not external
+    }
+    return {name: data for name, data in found.items() if data is not None}
+
+
+def stored_shapes(model: ModelFile, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of those of the names that are initializers, inside or external."""
+    reader = Reader(model.source_name)
+    found = _initializers(model, reader, names)
+    return {name: read_tensor_type(reader, message, name).dims for name, _, message in found}
+
+
+def _initializers(
+    model: ModelFile, reader: Reader, names: Iterable[str]
+) -> Iterator[tuple[str, ExternalTensor | None, memoryview]]:
+    wanted = set(names)
+    if wanted and not model.is_ort:
+        for part in reader.fields(graph_of(model, reader), "graph"):
+            if part.number == GraphField.INITIALIZER:
+                name, external = read_initializer(reader, part.data)
+                if name in wanted:
+                    yield name, external, part.data
+
+
+def with_initializers(model: ModelFile, values: Mapping[str, Tensor]) -> bytes:
+    """Return the model with other values for some initializers, inside or external so far.
+
+    The values have to be of the type and shape that they replace. Names that are no initializers
+    are passed over.
+    """
+    reader = Reader(model.source_name)
+    chunks = Chunks()
+    for part in reader.fields(model.data, "model"):
+        if part.number == ModelField.GRAPH:
+            chunks.add_message(part.number, _graph(reader, part.data, values))
+        else:
+            chunks.add(model.data[part.start : part.end])
+    return chunks.join()
+
+
+def _graph(reader: Reader, graph: memoryview, values: Mapping[str, Tensor]) -> Chunks:
+    chunks = Chunks()
+    for part in reader.fields(graph, "graph"):
+        name = ""
+        if part.number == GraphField.INITIALIZER:
+            name, _ = read_initializer(reader, part.data)
+        if name in values:
+            wanted = read_tensor_type(reader, part.data, name)
+            tensor = StoredTensor.of(name, values[name], *wanted)
+            chunks.add_message(part.number, tensor.inside())
+        else:
+            chunks.add(graph[part.start : part.end])
+    return chunks

@@ -23,7 +23,7 @@ from onnxtrain.format.model.file import (
     read_opset,
 )
 from onnxtrain.format.model.tensor import EXTERNAL, TensorField, read_entry
-from onnxtrain.format.model.wire import Field, Reader
+from onnxtrain.format.model.wire import Reader
 
 # Protobuf itself reads no deeper nesting: a body within a node is three messages down.
 MAX_DEPTH = 32
@@ -99,6 +99,10 @@ class Needed:
     domains: set[str]
     functions: list[memoryview]
 
+    def of(self, pieces: Mapping[str, memoryview]) -> dict[str, memoryview]:
+        """Return the pieces about values that are needed."""
+        return {name: data for name, data in pieces.items() if name in self.values}
+
 
 def take_apart(model: ModelFile) -> ModelParts:
     """Read the pieces of a model."""
@@ -110,13 +114,13 @@ def take_apart(model: ModelFile) -> ModelParts:
             parts.opsets.append((read_opset(reader, message)[0], message))
         elif part.number == ModelField.FUNCTIONS:
             _read_function(reader, reader.message(part, "function"), parts)
-        elif part.number == ModelField.METADATA:
-            # The note is about the files that a device trains from, which this will not be.
-            if read_entry(reader, reader.message(part, "metadata_props"))[0] != METADATA_KEY:
-                parts.head.append(model.data[part.start : part.end])
-        elif part.number not in (ModelField.GRAPH, _TRAINING_INFO):
+        elif part.number not in (ModelField.GRAPH, _TRAINING_INFO) and not (
+            # This note is about the files that a device trains from.
+            part.number == ModelField.METADATA
+            and read_entry(reader, reader.message(part, "metadata_props"))[0] == METADATA_KEY
+        ):
             parts.head.append(model.data[part.start : part.end])
-    _read_graph(reader, graph_of(model, reader), parts)
+    _read_graph(reader, graph_of(model, reader), parts, 0)
     return parts
 
 
@@ -179,35 +183,25 @@ def _all_calls(parts: ModelParts, nodes: list[Node]) -> set[Operator]:
     return calls
 
 
-# ---- the graph -----------------------------------------------------------------------------------
-
-_LISTS = {
-    GraphField.INITIALIZER: ("initializer", TensorField.NAME),
-    GraphField.INPUT: ("input", 1),
-    GraphField.OUTPUT: ("output", 1),
-    GraphField.VALUE_INFO: ("value_info", 1),
-    GraphField.QUANTIZATION: ("quantization_annotation", 1),
-}
-
-
-def _read_graph(reader: Reader, graph: memoryview, parts: ModelParts) -> None:
+def _read_graph(reader: Reader, graph: memoryview, parts: ModelParts, depth: int) -> None:
+    # What a piece is called, where its name is, and where it goes.
     lists = {
-        GraphField.INITIALIZER: parts.initializers,
-        GraphField.INPUT: parts.inputs,
-        GraphField.OUTPUT: parts.outputs,
-        GraphField.VALUE_INFO: parts.value_infos,
-        GraphField.QUANTIZATION: parts.quantization,
+        GraphField.INITIALIZER: ("initializer", TensorField.NAME, parts.initializers),
+        GraphField.INPUT: ("input", 1, parts.inputs),
+        GraphField.OUTPUT: ("output", 1, parts.outputs),
+        GraphField.VALUE_INFO: ("value_info", 1, parts.value_infos),
+        GraphField.QUANTIZATION: ("quantization_annotation", 1, parts.quantization),
     }
     for part in reader.fields(graph, "graph"):
         if part.number == GraphField.NODE:
-            parts.nodes.append(_read_node(reader, reader.message(part, "node"), 0))
+            parts.nodes.append(_read_node(reader, reader.message(part, "node"), depth))
         elif part.number == GraphField.SPARSE_INITIALIZER:
             message = reader.message(part, "sparse_initializer")
             parts.sparse_initializers[_sparse_name(reader, message)] = message
         elif part.number in lists:
-            where, name_field = _LISTS[part.number]
+            where, name_field, pieces = lists[part.number]
             message = reader.message(part, where)
-            lists[part.number][read_name(reader, message, name_field, where)] = message
+            pieces[read_name(reader, message, name_field, where)] = message
         else:
             parts.graph_head.append(graph[part.start : part.end])
 
@@ -218,9 +212,6 @@ def _sparse_name(reader: Reader, message: memoryview) -> str:
             values = reader.message(part, "sparse_initializer.values")
             return read_name(reader, values, TensorField.NAME, "sparse_initializer")
     return reader.fail("it has no values", "sparse_initializer")
-
-
-# ---- nodes ---------------------------------------------------------------------------------------
 
 
 def _read_node(reader: Reader, message: memoryview, depth: int) -> Node:
@@ -263,7 +254,7 @@ def _read_attribute(
             reads |= outer
             calls |= inner_calls
         elif part.number in (AttributeField.TENSOR, AttributeField.TENSORS):
-            _require_inside(reader, part, "attribute.tensor")
+            _require_inside(reader, reader.message(part, "attribute.tensor"), "attribute.tensor")
 
 
 def _read_body(
@@ -272,30 +263,17 @@ def _read_body(
     """What a body takes from the graphs around it, and what it calls."""
     if depth > MAX_DEPTH:
         reader.fail(f"bodies of nodes are nested more than {MAX_DEPTH} deep", "node")
-    reads: set[str] = set()
-    defined: set[str] = set()
-    calls: set[Operator] = set()
-    for part in reader.fields(graph, "body"):
-        if part.number == GraphField.NODE:
-            node = _read_node(reader, reader.message(part, "body.node"), depth)
-            reads |= node.reads
-            defined.update(node.outputs)
-            calls |= node.calls
-        elif part.number == GraphField.OUTPUT:
-            reads.add(read_name(reader, reader.message(part, "body.output"), 1, "body.output"))
-        elif part.number == GraphField.INPUT:
-            defined.add(read_name(reader, reader.message(part, "body.input"), 1, "body.input"))
-        elif part.number == GraphField.INITIALIZER:
-            _require_inside(reader, part, "body.initializer")
-            defined.add(read_name(reader, part.data, TensorField.NAME, "body.initializer"))
-        elif part.number == GraphField.SPARSE_INITIALIZER:
-            defined.add(_sparse_name(reader, reader.message(part, "body.sparse_initializer")))
-    return reads - defined, frozenset(calls)
+    body = ModelParts(reader.source)
+    _read_graph(reader, graph, body, depth)
+    for tensor in body.initializers.values():
+        _require_inside(reader, tensor, "body.initializer")
+    reads = set(body.outputs).union(*(node.reads for node in body.nodes))
+    return reads - body.value_names(), frozenset().union(*(node.calls for node in body.nodes))
 
 
-def _require_inside(reader: Reader, tensor: Field, where: str) -> None:
+def _require_inside(reader: Reader, tensor: memoryview, where: str) -> None:
     """Refuse external data where pieces are copied as they are: the reference would dangle."""
-    for part in reader.fields(reader.message(tensor, where), where):
+    for part in reader.fields(tensor, where):
         if part.number == TensorField.DATA_LOCATION and part.value == EXTERNAL:
             reader.fail("the tensor is in another file; only initializers may be", where)
 

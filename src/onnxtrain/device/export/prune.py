@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
+import onnxruntime as ort
 
-from onnxtrain.device.export.layout import Buffer, ModelLayout, StoredTensor, value_info
-from onnxtrain.device.export.model_parts import ModelParts, find_needed
-from onnxtrain.device.export.runtime import Inferred, infer
-from onnxtrain.errors import CheckpointError, ModelError, StateError
-from onnxtrain.format.checkpoint.content import (
-    RawTensor,
-    Tensor,
-    tensor_bytes,
-    tensor_code,
-    tensor_dims,
+from onnxtrain.device.export.layout import (
+    Buffer,
+    ModelLayout,
+    StoredTensor,
+    tensor_type,
+    value_info,
 )
-from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
+from onnxtrain.device.export.model_parts import ModelParts, Needed, find_needed
+from onnxtrain.errors import CheckpointError, ModelError
+from onnxtrain.format.checkpoint.content import Tensor
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import (
     ExternalTensor,
     ModelFile,
@@ -26,13 +26,37 @@ from onnxtrain.format.model.file import (
     map_file,
     read_value_type,
 )
-from onnxtrain.format.model.tensor import TensorType, read_tensor_type
-from onnxtrain.format.model.wire import Reader, text_field
+from onnxtrain.format.model.tensor import read_tensor_type
+from onnxtrain.format.model.wire import Reader, bytes_field, text_field
 
 Values = Mapping[str, Tensor]
-Dims = tuple[int | str | None, ...]
+_CODES = {element.name.lower(): code for code, element in ELEMENT_TYPES.items()}
 
-_NO_BYTES = memoryview(b"")
+
+def layout_of(
+    parts: ModelParts,
+    needed: Needed,
+    inputs: Sequence[Buffer],
+    outputs: Mapping[str, Buffer],
+    copied: Sequence[Buffer],
+    tensors: Sequence[StoredTensor] = (),
+) -> ModelLayout:
+    """Return a model of what some outputs need."""
+    made = {name for node in needed.nodes for name in node.outputs} - outputs.keys()
+    return ModelLayout(
+        head=parts.head,
+        opsets=[data for domain, data in parts.opsets if domain in needed.domains],
+        functions=needed.functions,
+        graph_head=parts.graph_head,
+        nodes=[node.data for node in needed.nodes],
+        inputs=inputs,
+        outputs=list(outputs.values()),
+        value_infos=[data for name, data in parts.value_infos.items() if name in made],
+        quantization=list(needed.of(parts.quantization).values()),
+        copied=copied,
+        sparse=list(needed.of(parts.sparse_initializers).values()),
+        tensors=tensors,
+    )
 
 
 class Cut:
@@ -48,81 +72,45 @@ class Cut:
         self._reader = Reader(model.source_name)
         self._files: dict[str, memoryview] = {}
         self._needed = find_needed(parts, outputs)
-        self._require_makers()
-        self._parameters = [name for name in parts.inputs if self._is_parameter(name)]
+        lost = sorted(self._needed.values - parts.value_names())
+        if lost:
+            raise ModelError(
+                f"{model.source_name}: nothing in the graph makes "
+                f"{', '.join(map(repr, lost[:8]))}, which it reads"
+            )
 
     def layout(self) -> ModelLayout:
         """The exported model."""
-        replaced = set(self._parameters)
-        inputs = [data for name, data in self._kept(self._parts.inputs) if name not in replaced]
-        tensors = [self._parameter(name) for name in self._parameters]
+        metadata = self._model.metadata
+        known = {*self._values, *metadata.trainable, *metadata.statistics}
+        needed_inputs = self._needed.of(self._parts.inputs)
+        inputs: list[Buffer] = []
         copied: list[Buffer] = []
-        for name, data in self._kept(self._parts.initializers):
-            if name in replaced:
+        tensors: list[StoredTensor] = []
+        for name, data in needed_inputs.items():
+            if name not in known:
+                inputs.append(data)
                 continue
+            if name not in self._values:
+                raise CheckpointError(
+                    f"there is no value for the parameter {name!r} of {self._model.source_name}: "
+                    "load the checkpoint that belongs to the model"
+                )
+            typed = read_value_type(self._reader, data, "input")
+            tensors.append(
+                StoredTensor.of(name, self._values[name], typed.element_type, typed.dims)
+            )
+        for name, data in self._needed.of(self._parts.initializers).items():
+            if name in needed_inputs and name in known:
+                continue  # it is among the tensors already
             if name in self._values:
                 wanted = read_tensor_type(self._reader, data, name)
-                tensors.append(
-                    stored_tensor(name, self._values[name], wanted.element_type, wanted.dims)
-                )
+                tensors.append(StoredTensor.of(name, self._values[name], *wanted))
             elif name in self._model.external:
                 tensors.append(self._from_file(self._model.external[name]))
             else:
                 copied.append(data)
-        return self._assemble(inputs, self._output_types(), copied, tensors)
-
-    def _assemble(
-        self,
-        inputs: Sequence[Buffer],
-        outputs: Sequence[Buffer],
-        copied: Sequence[Buffer],
-        tensors: Sequence[StoredTensor],
-    ) -> ModelLayout:
-        parts, needed = self._parts, self._needed
-        given_out = set(self._outputs)
-        made = {name for node in needed.nodes for name in node.outputs} - given_out
-        return ModelLayout(
-            head=parts.head,
-            opsets=[data for domain, data in parts.opsets if domain in needed.domains],
-            functions=needed.functions,
-            graph_head=parts.graph_head,
-            nodes=[node.data for node in needed.nodes],
-            inputs=inputs,
-            outputs=outputs,
-            value_infos=[data for name, data in parts.value_infos.items() if name in made],
-            quantization=[data for _, data in self._kept(parts.quantization)],
-            copied=copied,
-            sparse=[data for _, data in self._kept(parts.sparse_initializers)],
-            tensors=tensors,
-        )
-
-    def _kept(self, pieces: Mapping[str, memoryview]) -> list[tuple[str, memoryview]]:
-        return [(name, data) for name, data in pieces.items() if name in self._needed.values]
-
-    def _require_makers(self) -> None:
-        lost = sorted(self._needed.values - self._parts.value_names())
-        if lost:
-            raise ModelError(
-                f"{self._model.source_name}: nothing in the graph makes "
-                f"{', '.join(map(repr, lost[:8]))}, which it reads"
-            )
-
-    # ---- tensors -----------------------------------------------------------------------------
-
-    def _is_parameter(self, name: str) -> bool:
-        if name not in self._needed.values:
-            return False
-        metadata = self._model.metadata
-        return any(name in ns for ns in (self._values, metadata.trainable, metadata.statistics))
-
-    def _parameter(self, name: str) -> StoredTensor:
-        if name not in self._values:
-            raise CheckpointError(
-                f"there is no value for the parameter {name!r} of {self._model.source_name}: load "
-                "the checkpoint that belongs to the model"
-            )
-        wanted = read_value_type(self._reader, self._parts.inputs[name], "input")
-        return stored_tensor(name, self._values[name], wanted.element_type, wanted.dims)
+        return layout_of(self._parts, self._needed, inputs, self._output_types(), copied, tensors)
 
     def _from_file(self, tensor: ExternalTensor) -> StoredTensor:
         """Read an external tensor that is no parameter from the file that the model names."""
@@ -143,18 +131,12 @@ class Cut:
             tensor.name, tensor.element_type, tensor.dims, data[tensor.offset : end]
         )
 
-    # ---- types -------------------------------------------------------------------------------
-
-    def _output_types(self) -> list[Buffer]:
+    def _output_types(self) -> dict[str, Buffer]:
         """The types of the outputs: as the model states them, else as onnxruntime infers them."""
         stated = {name: self._stated_type(name) for name in self._outputs}
-        unsure = [
-            name
-            for name, data in stated.items()
-            if data is None or not has_shape(self._reader, data)
-        ]
+        unsure = [n for n, data in stated.items() if not data or not has_shape(self._reader, data)]
         try:
-            inferred = self._infer(unsure)
+            inferred = self._infer(unsure) if unsure else {}
         except ModelError:
             if None in stated.values():
                 raise
@@ -162,7 +144,7 @@ class Cut:
         for name, found in inferred.items():
             if stated[name] is None or found.dims is not None:
                 stated[name] = found.value_info(name, self._model.source_name)
-        return [data for data in stated.values() if data is not None]
+        return {name: data for name, data in stated.items() if data is not None}
 
     def _stated_type(self, name: str) -> Buffer | None:
         """The type of a value as the model states it, or None."""
@@ -170,63 +152,88 @@ class Cut:
         for pieces in (parts.outputs, parts.value_infos, parts.inputs):
             if name in pieces and has_type(self._reader, pieces[name]):
                 return pieces[name]
-        if name in parts.initializers:
-            return self._initializer_type(name)
-        return None
+        return self._initializer_type(name) if name in parts.initializers else None
 
     def _initializer_type(self, name: str) -> bytes:
-        stored: TensorType = read_tensor_type(self._reader, self._parts.initializers[name], name)
-        return value_info(name, stored.element_type, stored.dims)
+        stored = read_tensor_type(self._reader, self._parts.initializers[name], name)
+        return value_info(name, *stored)
 
-    def _infer(self, names: Sequence[str]) -> dict[str, Inferred]:
+    def _infer(self, names: Sequence[str]) -> dict[str, _Inferred]:
         """Let onnxruntime find types; parameters stay inputs, so that no data are needed."""
-        if not names:
-            return {}
-        inputs: list[Buffer] = [data for _, data in self._kept(self._parts.inputs)]
+        inputs: list[Buffer] = list(self._needed.of(self._parts.inputs).values())
         copied: list[Buffer] = []
-        for name, data in self._kept(self._parts.initializers):
+        for name, data in self._needed.of(self._parts.initializers).items():
             if name not in self._model.external:
                 copied.append(data)
             elif name not in self._parts.inputs:
                 inputs.append(self._initializer_type(name))
 
         def model(nodes: Sequence[bytes], outputs: Sequence[str]) -> bytes:
-            untyped = [text_field(1, name) for name in outputs]
-            layout = self._assemble(inputs, untyped, copied, [])
+            untyped = {name: text_field(1, name) for name in outputs}
+            layout = layout_of(self._parts, self._needed, inputs, untyped, copied)
             layout.nodes = [*layout.nodes, *nodes]
             return layout.file().join()
 
-        return infer(model, names, self._model.source_name)
+        return _infer(model, names, self._model.source_name)
 
 
-def stored_tensor(name: str, value: Tensor, code: int, dims: Dims | None) -> StoredTensor:
-    """The value of a parameter, which must be of the type that the model wants."""
-    given_code, given_dims = tensor_code(value, name), tensor_dims(value, name)
-    if isinstance(value, RawTensor) and value.data.nbytes != data_size(given_code, given_dims):
-        raise StateError(
-            f"the parameter {name!r} has no value. Please load the model parameters first: the "
-            "checkpoint is nominal"
+class _Inferred(NamedTuple):
+    """What onnxruntime knows of an output: its kind, and its dimensions or None."""
+
+    kind: str
+    dims: list[int | str | None] | None
+
+    def value_info(self, name: str, source: str) -> bytes:
+        """Write it as a ValueInfoProto."""
+        element = self.kind.removeprefix("seq(").removeprefix("tensor(").rstrip(")")
+        if element not in _CODES:
+            raise ModelError(f"{source}: {name!r} is a {self.kind}, which cannot be exported")
+        typed = tensor_type(_CODES[element], self.dims)
+        if self.kind.startswith("seq("):
+            typed = bytes_field(4, bytes_field(1, typed))
+        return text_field(1, name) + bytes_field(2, typed)
+
+
+def _infer(
+    model: Callable[[Sequence[bytes], Sequence[str]], bytes], names: Sequence[str], source: str
+) -> dict[str, _Inferred]:
+    """Ask onnxruntime for the types of values.
+
+    `model` makes a model with additional nodes and outputs of unknown type.
+    """
+    found = _outputs(model([], names), names, source)
+    # A scalar and an unknown shape look alike. Of Shape's result, the shape says which it is.
+    flat = [n for n in names if not found[n].shape and found[n].type.startswith("tensor(")]
+    ranks = {name: f"rank of {name}" for name in flat}
+    nodes = [
+        text_field(1, name) + text_field(2, rank) + text_field(4, "Shape")
+        for name, rank in ranks.items()
+    ]
+    asked = _outputs(model(nodes, list(ranks.values())), flat, source) if flat else {}
+    scalars = {name for name in flat if list(asked[ranks[name]].shape) == [0]}
+    return {
+        name: _Inferred(
+            output.type, list(output.shape) if output.shape or name in scalars else None
         )
-    if given_code != code or not _fits(given_dims, dims):
-        raise CheckpointError(
-            f"the parameter {name!r} is {_described(given_code, given_dims)} and the model wants "
-            f"{_described(code, dims)}: the values are of another model"
-        )
-    if given_code == STRING:
-        texts = tuple(str(text).encode("utf-8") for text in np.asarray(value).flat)
-        return StoredTensor(name, code, given_dims, _NO_BYTES, texts)
-    return StoredTensor(name, code, given_dims, tensor_bytes(value))
+        for name, output in found.items()
+    }
 
 
-def _fits(given: tuple[int, ...], wanted: Dims | None) -> bool:
-    if wanted is None:
-        return True
-    return len(given) == len(wanted) and all(
-        size == want for size, want in zip(given, wanted, strict=True) if isinstance(want, int)
-    )
+def _outputs(model: bytes, names: Sequence[str], source: str) -> dict[str, Any]:
+    options = quiet_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds of errors and no common one
+        raise ModelError(
+            f"{source} does not say of which type {', '.join(map(repr, names))} is, and "
+            f"onnxruntime cannot tell: {error}"
+        ) from None
+    return {output.name: output for output in session.get_outputs()}
 
 
-def _described(code: int, dims: Dims | None) -> str:
-    kind = ELEMENT_TYPES[code].name if code in ELEMENT_TYPES else f"of element type {code}"
-    shape = "any shape" if dims is None else f"shape ({', '.join(map(str, dims))})"
-    return f"{kind} of {shape}"
+def quiet_options(level: Any) -> ort.SessionOptions:
+    """Return options for a session that only reads a model."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4  # fatal errors alone
+    return options

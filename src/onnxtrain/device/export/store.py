@@ -61,23 +61,19 @@ def store(path: Path, model: Chunks) -> None:
 def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) -> None:
     """Write a model and its external data; `model` takes the name of the data file."""
     final = path.with_name(path.name + ".data")
+    in_use = final
     with translated(path):
         if final.exists():
             in_use = _replace_pair(path, final, model, data)
         else:
-            in_use = _write_pair(path, final, model, data)
+            # No model refers to the data yet, so that they may come first.
+            _replace(final, data)
+            try:
+                _replace(path, model(final.name))
+            except BaseException:
+                final.unlink(missing_ok=True)
+                raise
     _remove_stale(path, in_use.name)
-
-
-def _write_pair(path: Path, final: Path, model: Callable[[str], Chunks], data: Chunks) -> Path:
-    """Write both; no model refers to the data yet, so that they may come first."""
-    _replace(final, data)
-    try:
-        _replace(path, model(final.name))
-    except BaseException:
-        final.unlink(missing_ok=True)
-        raise
-    return final
 
 
 def _replace_pair(path: Path, final: Path, model: Callable[[str], Chunks], data: Chunks) -> Path:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,41 +62,41 @@ class Source(ABC):
         """Yield the batches of an epoch, counted from 0, without the first `skip`."""
 
 
+@dataclass
 class ArraySource(Source):
     """Batches of arrays, in an order that follows from the seed and the number of the epoch."""
 
-    def __init__(
-        self, arrays: Sequence[Array], batch_size: int, shuffle: bool, drop_last: bool, seed: int
-    ) -> None:
-        self.arrays = arrays
-        self._samples = len(arrays[0])
-        self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._drop_last = drop_last
-        self._seed = seed
-        whole, rest = divmod(self._samples, batch_size)
-        self.batches = whole + (1 if rest and not drop_last else 0)
+    arrays: Sequence[Array]
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.samples = len(self.arrays[0])
+        left_over = bool(self.samples % self.batch_size) and not self.drop_last
+        self.batches = self.samples // self.batch_size + left_over
 
     @property
     def order(self) -> dict[str, Any]:
         """The settings that determine the order of batches."""
         return super().order | {
-            "samples": self._samples,
-            "batch_size": self._batch_size,
-            "shuffle": self._shuffle,
-            "drop_last": self._drop_last,
-            "seed": self._seed if self._shuffle else None,
+            "samples": self.samples,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "seed": self.seed if self.shuffle else None,
         }
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
-        order = shuffled(self._samples, self._seed, number) if self._shuffle else None
+        order = shuffled(self.samples, self.seed, number) if self.shuffle else None
         assert self.batches is not None
         for index in range(skip, self.batches):
-            place = slice(index * self._batch_size, (index + 1) * self._batch_size)
+            place = slice(index * self.batch_size, (index + 1) * self.batch_size)
             if order is None:
                 values = [array[place] for array in self.arrays]
-                indices = np.arange(*place.indices(self._samples))
+                indices = np.arange(*place.indices(self.samples))
             else:
                 indices = order[place]
                 # Rows of a memory-mapped array are in memory, but still of the type memmap.
@@ -129,27 +129,21 @@ class IterableSource(Source):
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
-        return self._checked(self._open(number), number, skip)
-
-    def _open(self, number: int) -> Iterable[Any]:
-        return self._data
-
-    def _checked(self, data: Iterable[Any], number: int, skip: int) -> Iterator[Batch]:
         index = -1
-        for index, item in enumerate(data):
+        for index, item in enumerate(self._open(number)):
             if index >= skip:
                 where = f"batch {index + 1} of epoch {number + 1} of {self._what}"
                 yield to_batch(item, self._names, where)
-        if index + 1 < max(skip, 1):
-            raise ArgumentError(self._too_few(index + 1, number, skip))
-
-    def _too_few(self, found: int, number: int, skip: int) -> str:
-        if skip:
-            return (
-                f"epoch {number + 1} of {self._what} has {found} batches, but {skip} were done "
+        if index + 1 < skip:
+            raise ArgumentError(
+                f"epoch {number + 1} of {self._what} has {index + 1} batches, but {skip} were done "
                 "before the run was interrupted: to resume, the same data are needed"
             )
-        return f"{self._what} gave no batch in epoch {number + 1}"
+        if index < 0:
+            raise ArgumentError(f"{self._what} gave no batch in epoch {number + 1}")
+
+    def _open(self, number: int) -> Iterable[Any]:
+        return self._data
 
 
 class IteratorSource(IterableSource):
@@ -204,21 +198,26 @@ def to_batch(item: Any, names: Sequence[str], where: str) -> Batch:
     """Return an item of an iterable as the values of all inputs."""
     if isinstance(item, Mapping):
         values = _in_order(item, names, where)
-    elif isinstance(item, tuple | list) and len(names) > 1:
+    elif isinstance(item, tuple) or (
+        # A model with one input also takes the bare array, which may be a list of rows.
+        isinstance(item, list) and (len(names) > 1 or len(item) == 1)
+    ):
         values = list(item)
     else:
-        # A model with one input also takes the bare array.
-        one = isinstance(item, tuple) or (isinstance(item, list) and len(item) == 1)
-        values = list(item) if one else [item]
+        values = [item]
+    _require_count(values, names, where)
+    samples = count_samples(values)
+    if samples == 0:
+        raise ArgumentError(f"{where} has no samples")
+    return Batch(values, samples)
+
+
+def _require_count(values: Sequence[Any], names: Sequence[str], where: str) -> None:
     if len(values) != len(names):
         raise ArgumentError(
             f"{where} has {len(values)} arrays, and the model has {len(names)} inputs: "
             f"{', '.join(names)}"
         )
-    samples = count_samples(values)
-    if samples == 0:
-        raise ArgumentError(f"{where} has no samples")
-    return Batch(values, samples)
 
 
 def count_samples(values: Sequence[Any]) -> int:
@@ -264,12 +263,17 @@ def make_source(
 ) -> Source:
     """Return the source of batches for what a user passes as data."""
     if isinstance(data, Mapping):
-        return _arrays(
-            _in_order(data, names, what), names, batch_size, shuffle, drop_last, seed, what
-        )
-    if isinstance(data, tuple | np.ndarray):
-        given = [data] if isinstance(data, np.ndarray) else data
-        return _arrays(given, names, batch_size, shuffle, drop_last, seed, what)
+        data = tuple(_in_order(data, names, what))
+    elif isinstance(data, np.ndarray):
+        data = (data,)
+    if isinstance(data, tuple):
+        source = ArraySource(_arrays(data, names, what), batch_size, shuffle, drop_last, seed)
+        if not source.batches:
+            few = (
+                f"{source.samples} samples, fewer than a batch of {batch_size}, and drop_last=True"
+            )
+            raise ArgumentError(f"{what} has {few if source.samples else 'no samples'}")
+        return source
     bare = isinstance(data, list) and any(isinstance(item, np.ndarray) for item in data)
     if bare and len(names) > 1:
         raise ArgumentError(
@@ -287,20 +291,9 @@ def make_source(
     )
 
 
-def _arrays(
-    given: Sequence[Any],
-    names: Sequence[str],
-    batch_size: int,
-    shuffle: bool,
-    drop_last: bool,
-    seed: int,
-    what: str,
-) -> ArraySource:
-    if len(given) != len(names):
-        raise ArgumentError(
-            f"{what} has {len(given)} arrays, and the model has {len(names)} inputs: "
-            f"{', '.join(names)}"
-        )
+def _arrays(given: Sequence[Any], names: Sequence[str], what: str) -> list[Array]:
+    """Return what is given for the inputs as arrays with the same number of samples."""
+    _require_count(given, names, what)
     arrays = [value if isinstance(value, np.ndarray) else np.asarray(value) for value in given]
     for name, array in zip(names, arrays, strict=True):
         if array.ndim == 0:
@@ -308,17 +301,7 @@ def _arrays(
     if len({len(array) for array in arrays}) > 1:
         lengths = ", ".join(f"{n!r} has {len(a)}" for n, a in zip(names, arrays, strict=True))
         raise ArgumentError(f"the arrays of {what} differ in their number of samples: {lengths}")
-    source = ArraySource(arrays, batch_size, shuffle, drop_last, seed)
-    if not source.batches:
-        samples = len(arrays[0])
-        few = f"has {samples} samples, fewer than a batch of {batch_size}, and drop_last=True"
-        raise ArgumentError(f"{what} {few if samples else 'has no samples'}")
-    return source
-
-
-def steps_in_epoch(source: Source, accumulate: int) -> int | None:
-    """Return how many steps of the optimizer an epoch has, if that is known."""
-    return None if source.batches is None else math.ceil(source.batches / accumulate)
+    return arrays
 
 
 def require_repeatable(source: Source, epochs: int, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxtrain.device.loop.history import EpochRecord, History
@@ -16,29 +17,24 @@ T = TypeVar("T")
 _EVENTS = ("on_train_begin", "on_step_end", "on_epoch_end", "on_evaluate", "on_train_end")
 
 
+@dataclass(eq=False, repr=False)
 class Run:
     """A run of `fit`, as callbacks see it.
 
     `epoch` is the number of the epoch, from 1, of `epochs`; `step` the number of steps of the run
     so far and `loss` the loss of the last one. `record` is that of the last finished epoch, and
-    `values` are the results of the last evaluation.
+    `values` are the results of the last evaluation. `save(path)` saves a checkpoint from which the
+    run can be resumed.
     """
 
-    def __init__(
-        self,
-        session: TrainingSession,
-        epochs: int,
-        history: History,
-        save: Callable[[str | os.PathLike[str]], None],
-    ) -> None:
-        self.session = session
-        self.epochs = epochs
-        self.history = history
-        self.epoch = 0
-        self.loss: float | None = None
-        self.values: dict[str, Any] = {}
-        self.stopped: str | None = None
-        self._save = save
+    session: TrainingSession
+    epochs: int
+    history: History
+    save: Callable[[str | os.PathLike[str]], None]
+    epoch: int = 0
+    loss: float | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    stopped: str | None = None
 
     @property
     def step(self) -> int:
@@ -53,10 +49,6 @@ class Run:
     def stop(self, reason: str = "a callback stopped training") -> None:
         """End training after this step, or if called at the end of an epoch, after that."""
         self.stopped = reason
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save a checkpoint from which this run can be resumed."""
-        self._save(path)
 
     def __repr__(self) -> str:
         return f"Run(epoch {self.epoch}/{self.epochs}, step {self.step}, loss {self.loss})"
@@ -82,21 +74,14 @@ class Callbacks:
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._methods: dict[str, list[Callable[[Run], Any]]] = {event: [] for event in _EVENTS}
         for callback in callbacks:
-            self._add(callback)
-
-    def _add(self, callback: Any) -> None:
-        if isinstance(callback, type):
-            raise ArgumentError(f"pass an object as callback, not the class {callback.__name__}")
-        found = {e: getattr(callback, e) for e in _EVENTS if hasattr(callback, e)}
-        if not found:
-            if not callable(callback):
+            found = {e: getattr(callback, e) for e in _EVENTS if hasattr(callback, e)}
+            if isinstance(callback, type) or not (found or callable(callback)):
                 raise ArgumentError(
                     f"a callback is a function, or an object with one of {', '.join(_EVENTS)}, "
                     f"not {callback!r}"
                 )
-            found = {"on_epoch_end": callback}
-        for event, method in found.items():
-            self._methods[event].append(method)
+            for event, method in (found or {"on_epoch_end": callback}).items():
+                self._methods[event].append(method)
 
     def call(self, event: str, run: Run) -> None:
         """Call all callbacks that have a method for an event, in their order."""

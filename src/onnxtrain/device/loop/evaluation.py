@@ -29,10 +29,8 @@ def evaluate(
 
     `data` and `metrics` are as for `fit`. The loss is the mean over samples, if that of a batch is.
     """
-    made = make_metrics(metrics)
     batch_size = at_least(1, "batch_size", batch_size)
-    evaluation = Evaluation(session, data, made, batch_size, "data")
-    return evaluation.run(0)
+    return Evaluation(session, data, make_metrics(metrics), batch_size, "data").run(0)
 
 
 class Evaluation:
@@ -53,7 +51,6 @@ class Evaluation:
                 "or with TrainingSession.from_folder if the folder has eval_model.onnx"
             )
         self._session = session
-        self._what = what
         self._names = names
         self.source: Source = make_source(data, names, batch_size=batch_size, what=what)
         self._metrics = metrics
@@ -66,13 +63,10 @@ class Evaluation:
             metric.reset()
         total, samples = 0.0, 0
         for number, batch in enumerate(self.source.epoch(epoch)):
-            where = f"evaluation, batch {number + 1}"
-            total += self._measure(batch, where) * batch.samples
+            total += self._measure(batch, f"evaluation, batch {number + 1}") * batch.samples
             samples += batch.samples
-        values: dict[str, Any] = {"eval_loss": total / samples}
-        for name, metric in self._metrics.items():
-            values[name] = to_plain(name, metric.value())
-        return values
+        measured = {name: to_plain(name, metric.value()) for name, metric in self._metrics.items()}
+        return {"eval_loss": total / samples, **measured}
 
     def _measure(self, batch: Batch, where: str) -> float:
         """Update all metrics with a batch; return its loss."""
@@ -81,12 +75,13 @@ class Evaluation:
         loss = float(as_array(outputs[0]))
         if not math.isfinite(loss):
             cause = bad_data(self._names, batch)
-            if cause:
-                raise NonFiniteError(f"{where}: the loss is {loss}, because {cause}", in_data=True)
-            raise NonFiniteError(
-                f"{where}: the loss is {loss}, and the data of the batch are finite: look for "
-                "labels that are no class, or for parameters that grew too large"
-            )
+            why = f"because {cause}"
+            if not cause:
+                why = (
+                    "and the data of the batch are finite: look for labels that are no class, or "
+                    "for parameters that grew too large"
+                )
+            raise NonFiniteError(f"{where}: the loss is {loss}, {why}", in_data=bool(cause))
         for name, metric in self._metrics.items():
             output, labels = self._places[name]
             try:
@@ -112,18 +107,14 @@ def _places(
             f"the metric {name!r} must say which output it reads: the evaluation model has "
             f"{', '.join(beside)}; pass for instance Accuracy(output={beside[0]!r})"
         )
-    if metric.output is not None and metric.output not in outputs:
+    output = beside[0] if metric.output is None else metric.output
+    labels = inputs[-1] if metric.labels is None else metric.labels
+    if output not in outputs or labels not in inputs:
         raise ArgumentError(
-            f"the metric {name!r} reads the output {metric.output!r}; there is {', '.join(beside)}"
+            f"the metric {name!r} compares the output {output!r} with the input {labels!r}; the "
+            f"outputs are {', '.join(beside)} and the inputs {', '.join(inputs)}"
         )
-    if metric.labels is not None and metric.labels not in inputs:
-        raise ArgumentError(
-            f"the metric {name!r} takes {metric.labels!r} for labels; the inputs are "
-            f"{', '.join(inputs)}"
-        )
-    output = 1 if metric.output is None else outputs.index(metric.output)
-    labels = len(inputs) - 1 if metric.labels is None else inputs.index(metric.labels)
-    return output, labels
+    return outputs.index(output), inputs.index(labels)
 
 
 def to_plain(name: str, value: Any) -> Any:

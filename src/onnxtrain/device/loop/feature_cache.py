@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.device.export.layout import ModelLayout
 from onnxtrain.device.export.model_parts import ModelParts, Node, NodeField, find_needed, take_apart
+from onnxtrain.device.export.prune import layout_of
 from onnxtrain.device.loop.batches import ArraySource, make_source
-from onnxtrain.device.run.graph import Graph
 from onnxtrain.device.run.inputs import prepared
 from onnxtrain.errors import ArgumentError, InputError
 from onnxtrain.format.checkpoint.content import Array
@@ -50,80 +49,70 @@ class Split:
 def split(model: ModelFile, user_inputs: frozenset[str]) -> Split | None:
     """Cut a training graph after its frozen layers; None where that would gain nothing."""
     parts = take_apart(model)
-    region = _Region(parts, user_inputs)
-    values = region.crossing()
+    inside, samples = _frozen_region(parts, user_inputs)
+    first = set(inside)
+    rest = [node for index, node in enumerate(parts.nodes) if index not in first]
+    read = parts.outputs.keys() | {name for node in rest for name in node.reads}
+    values = tuple(n for index in inside for n in parts.nodes[index].outputs if n in read)
     typed = all(name in parts.value_infos for name in values)
     if not values or not typed or set(values) & parts.outputs.keys():
         return None
-    rest = [node for index, node in enumerate(parts.nodes) if index not in region.nodes]
-    batch_of = {name: values[0] for name in region.inputs}
+    batch_of = {name: values[0] for name in samples}
     nodes = [_with_batch_of(node, batch_of, model.source_name) for node in rest]
-    read = {name for _, reads in nodes for name in reads} | parts.outputs.keys()
-    if read & region.inputs:
+    if samples & parts.outputs.keys() or any(node.reads & samples for node in nodes):
         return None  # the trained part reads the samples themselves
+    features = {name: parts.value_infos[name] for name in values}
+    others = {name: data for name, data in parts.inputs.items() if name not in samples}
+    own = {name: data for name, data in parts.inputs.items() if name in samples}
     return Split(
-        _first(parts, values),
-        _second(parts, values, [data for data, _ in nodes], read, region.inputs),
+        _part(replace(parts, inputs=own), features),
+        _part(replace(parts, nodes=nodes, inputs=features | others), parts.outputs),
         values,
-        tuple(sorted(region.inputs)),
+        tuple(sorted(samples)),
     )
 
 
-class _Region:
-    """The nodes that depend on samples and constants alone, and on which samples."""
+def _part(parts: ModelParts, outputs: Mapping[str, memoryview]) -> bytes:
+    """Return the model of some outputs; it keeps all inputs."""
+    needed = find_needed(parts, list(outputs))
+    constants = list(needed.of(parts.initializers).values())
+    return layout_of(parts, needed, list(parts.inputs.values()), outputs, constants).file().join()
 
-    def __init__(self, parts: ModelParts, user_inputs: frozenset[str]) -> None:
-        self._parts = parts
-        self._depends: dict[str, frozenset[str]] = {n: frozenset({n}) for n in user_inputs}
-        for name in (*parts.initializers, *parts.sparse_initializers):
-            self._depends.setdefault(name, frozenset())
-        found: dict[int, frozenset[str]] = {}
-        costly: set[str] = set()
-        for index, node in enumerate(parts.nodes):
-            if not all(name in self._depends for name in node.reads):
-                continue
+
+def _frozen_region(
+    parts: ModelParts, user_inputs: frozenset[str]
+) -> tuple[list[int], frozenset[str]]:
+    """Return the nodes that depend on samples and constants alone, and on which samples."""
+    depends = {name: frozenset({name}) for name in user_inputs}
+    for name in (*parts.initializers, *parts.sparse_initializers):
+        depends.setdefault(name, frozenset())
+    found: dict[int, frozenset[str]] = {}
+    costly: frozenset[str] = frozenset()
+    for index, node in enumerate(parts.nodes):
+        if all(name in depends for name in node.reads):
             names = {call.name for call in node.calls}
-            reads = frozenset().union(*(self._depends[name] for name in node.reads))
-            depends = frozenset() if names <= _SHAPES else reads
-            found[index] = depends
-            self._depends.update(dict.fromkeys(node.outputs, depends))
+            shapes = names <= _SHAPES
+            of = frozenset().union(*(depends[name] for name in node.reads if not shapes))
+            found[index] = of
+            depends.update(dict.fromkeys(node.outputs, of))
             if names & _COSTLY:
-                costly |= depends
-        self.inputs = frozenset(costly)
-        self.nodes = {i for i, depends in found.items() if depends and depends <= self.inputs}
-
-    def crossing(self) -> tuple[str, ...]:
-        """The values of the region that are read outside of it."""
-        made = {n for i in self.nodes for n in self._parts.nodes[i].outputs}
-        read = {
-            name
-            for index, node in enumerate(self._parts.nodes)
-            if index not in self.nodes
-            for name in node.reads
-        }
-        order = (n for node in self._parts.nodes for n in node.outputs)
-        wanted = made & (read | self._parts.outputs.keys())
-        return tuple(name for name in order if name in wanted)
+                costly |= of
+    return [index for index, of in found.items() if of and of <= costly], costly
 
 
-def _with_batch_of(
-    node: Node, batch_of: Mapping[str, str], source: str
-) -> tuple[bytes | memoryview, set[str]]:
-    """Let a node that only asks for the size of the batch ask another value.
-
-    Returns the node and what it reads.
-    """
+def _with_batch_of(node: Node, batch_of: Mapping[str, str], source: str) -> Node:
+    """Let a node that only asks for the size of the batch ask another value."""
     asked = [name for name in node.reads if name in batch_of]
     reader = Reader(source)
     if not asked or {c.name for c in node.calls} != {"Shape"} or not _is_batch(reader, node):
-        return node.data, set(node.reads)
+        return node
     pieces = [
         text_field(NodeField.INPUT, batch_of[asked[0]])
         if part.number == NodeField.INPUT
         else bytes(node.data[part.start : part.end])
         for part in reader.fields(node.data, "node")
     ]
-    return b"".join(pieces), {batch_of[asked[0]]}
+    return replace(node, data=memoryview(b"".join(pieces)), reads=frozenset({batch_of[asked[0]]}))
 
 
 def _is_batch(reader: Reader, shape: Node) -> bool:
@@ -141,77 +130,26 @@ def _is_batch(reader: Reader, shape: Node) -> bool:
     return bounds == {"start": 0, "end": 1}
 
 
-def _first(parts: ModelParts, values: tuple[str, ...]) -> bytes:
-    needed = find_needed(parts, values)
-    layout = ModelLayout(
-        head=parts.head,
-        opsets=[data for domain, data in parts.opsets if domain in needed.domains],
-        functions=needed.functions,
-        graph_head=parts.graph_head,
-        nodes=[node.data for node in needed.nodes],
-        inputs=[data for name, data in parts.inputs.items() if name in needed.values],
-        outputs=[parts.value_infos[name] for name in values],
-        copied=[data for name, data in parts.initializers.items() if name in needed.values],
-        sparse=[d for name, d in parts.sparse_initializers.items() if name in needed.values],
-    )
-    return layout.file().join()
-
-
-def _second(
-    parts: ModelParts,
-    values: tuple[str, ...],
-    nodes: list[bytes | memoryview],
-    read: set[str],
-    gone: frozenset[str],
-) -> bytes:
-    made = parts.value_infos.keys() - set(values)
-    layout = ModelLayout(
-        head=parts.head,
-        opsets=[data for _, data in parts.opsets],
-        functions=[data for data, _ in parts.functions.values()],
-        graph_head=parts.graph_head,
-        nodes=nodes,
-        inputs=[
-            *(parts.value_infos[name] for name in values),
-            *(data for name, data in parts.inputs.items() if name not in gone),
-        ],
-        outputs=list(parts.outputs.values()),
-        value_infos=[parts.value_infos[name] for name in made],
-        copied=[data for name, data in parts.initializers.items() if name in read],
-        sparse=[data for name, data in parts.sparse_initializers.items() if name in read],
-    )
-    return layout.file().join()
-
-
-# ---- on a session --------------------------------------------------------------------------------
-
-
 class FrozenFeatures:
     """The frozen part of a session, apart from what trains."""
 
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
         names = frozenset(session.input_names())
-        sources = {"train": session.module.training_executor.graph.model}
-        if session.fused_model is not None:
-            sources["step"] = session.fused_model
-        parts = {key: split(model, names) for key, model in sources.items()}
-        found = [part for part in parts.values() if part is not None]
-        if len(found) != len(parts) or len({part.values for part in found}) != 1:
+        train = split(session.module.training_executor.graph.model, names)
+        fused = None if session.fused_model is None else split(session.fused_model, names)
+        halved = train is not None and (fused is not None or session.fused_model is None)
+        if train is None or not halved or (fused is not None and fused.values != train.values):
             raise ArgumentError(
                 "there are no frozen features to keep: what trains does not follow frozen "
                 "layers, or it reads the samples itself. Leave cache_features out"
             )
-        self._parts = {key: part for key, part in parts.items() if part is not None}
-        first = self._parts["train"]
-        self.inputs, self.values = first.inputs, first.values
-        module = session.module
-        self._backbone = Graph(
-            ModelFile.read(first.first), module.settings, session.module.training_state.frozen
-        )
+        self.inputs, self.values = train.inputs, train.values
+        self._backbone = session.module.graph(train.first)
+        self._second = train.second, None if fused is None else fused.second
 
     def compute(
-        self, data: Mapping[str, Array], batch_size: int, directory: str | Path | None = None
+        self, data: Mapping[str, Array], batch_size: int, directory: Path | None = None
     ) -> dict[str, Array]:
         """Return data with the features of all samples instead of the inputs they come from.
 
@@ -245,14 +183,9 @@ class FrozenFeatures:
             raise InputError(f"the frozen layers cannot run on these samples: {error}") from None
         return result
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Let the session take features instead of samples, within the context."""
-        with self._session.replaced_graphs(
-            self._parts["train"].second,
-            self._parts["step"].second if "step" in self._parts else None,
-        ):
-            yield
+        return self._session.replaced_graphs(*self._second)
 
 
 @contextmanager
@@ -274,13 +207,11 @@ def cached_features(
         yield made
 
 
-def _memory(directory: str | Path | None, name: str, shape: tuple[int, ...], like: Array) -> Array:
+def _memory(directory: Path | None, name: str, shape: tuple[int, ...], like: Array) -> Array:
     if directory is None:
         return np.empty(shape, like.dtype)
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     safe = "".join(c if c.isalnum() else "_" for c in name)
-    made: Array = np.lib.format.open_memmap(
-        folder / f"{safe}.npy", mode="w+", dtype=like.dtype, shape=shape
-    )
+    path = directory / f"{safe}.npy"
+    made: Array = np.lib.format.open_memmap(path, mode="w+", dtype=like.dtype, shape=shape)
     return made

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnxtrain.device.checks import at_least, choice
-from onnxtrain.device.loop.accumulation import Accumulation
-from onnxtrain.device.loop.batches import make_source, require_repeatable, steps_in_epoch
+from onnxtrain.device.loop.batches import make_source, require_repeatable
 from onnxtrain.device.loop.callbacks import Callbacks, as_callbacks, take
-from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint, Snapshot
+from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint
 from onnxtrain.device.loop.evaluation import Evaluation
 from onnxtrain.device.loop.feature_cache import cached_features
 from onnxtrain.device.loop.history import History
@@ -20,7 +20,7 @@ from onnxtrain.device.loop.nan_guard import CheckFinite, NanGuard
 from onnxtrain.device.loop.old_keywords import accepts_old_keywords
 from onnxtrain.device.loop.progress import ProgressDisplay, make_progress
 from onnxtrain.device.loop.resume_state import begin_or_resume, saved_record
-from onnxtrain.device.loop.run import Loop
+from onnxtrain.device.loop.run import Accumulation, Loop
 from onnxtrain.device.loop.schedule import make_schedule
 from onnxtrain.device.schedules import Plateau
 from onnxtrain.errors import ArgumentError
@@ -135,17 +135,16 @@ def fit(
         require_repeatable(source, epochs - state.epoch, "data")
         if evaluation is not None:
             require_repeatable(evaluation.source, epochs - state.epoch, "validation")
-        snapshot = Snapshot()
         if saved is not None:
             state.check_order(saved.get("order"), order)
             if best is not None and saved.get("best") is not None:
                 best.restore(saved["best"])
-                restores = early is not None and early.restore_best and best.epoch is not None
-                if restores and checkpoint is not None and checkpoint.best_path.exists():
-                    snapshot.read(checkpoint.best_path, session)
+                path = None if checkpoint is None or best.epoch is None else checkpoint.best_path
+                if best.snapshot is not None and path is not None and path.exists():
+                    best.snapshot.read(path, session)
 
         # How it updates.
-        steps = steps_in_epoch(source, accumulate)
+        steps = None if source.batches is None else math.ceil(source.batches / accumulate)
         rate = make_schedule(
             schedule or plateau, optimizer, state, steps, epochs, measured, evaluation is not None
         )
@@ -164,13 +163,11 @@ def fit(
             steps_in_epoch=steps,
             evaluation=evaluation,
             best=best,
-            early_stopping=early,
             checkpoint=checkpoint,
             schedule=rate,
             guard=NanGuard(session, check),
             callbacks=called,
             progress=shown,
-            snapshot=snapshot,
         ).run()
 
 
@@ -189,7 +186,7 @@ def _watched(
     """Return the value whose best epoch early stopping or checkpoints ask for."""
     if early is not None:
         monitor, mode = find_monitor(early.monitor, early.mode, metrics, evaluates, "EarlyStopping")
-        return Best(monitor, mode, early.min_delta)
+        return Best(monitor, mode, early)
     if checkpoint is not None and checkpoint.best:
-        return Best(*find_monitor(None, "auto", metrics, evaluates, "SaveCheckpoint"))
+        return Best(*find_monitor(None, "auto", metrics, evaluates, "SaveCheckpoint"), None)
     return None

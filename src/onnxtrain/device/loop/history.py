@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onnxtrain.errors import ArgumentError, UnknownNameError
+from onnxtrain.errors import ArgumentError, OnnxTrainError, UnknownNameError
 from onnxtrain.format import strict_json
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _FORMAT = 1
-_NUMBERS = ("epoch", "steps", "samples", "loss", "learning_rate", "seconds")
+_COUNTS, _FLOATS = ("epoch", "steps", "samples"), ("loss", "learning_rate", "seconds")
+NUMBERS: dict[str, Any] = {**dict.fromkeys(_COUNTS, int), **dict.fromkeys(_FLOATS, float)}
 
 
 @dataclass
@@ -33,10 +37,10 @@ class EpochRecord:
     values: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
-        if name in _NUMBERS:
+        if name in NUMBERS:
             return getattr(self, name)
         if name not in self.values:
-            known = ", ".join([*_NUMBERS, *self.values])
+            known = ", ".join([*NUMBERS, *self.values])
             raise UnknownNameError(f"an epoch has no {name!r}; it has {known}")
         return self.values[name]
 
@@ -99,11 +103,8 @@ class History:
         """Draw losses and metrics over the steps; write the picture if a path is given.
 
         The ending of the path says in which format: `.png`, `.svg`, `.pdf`. Returns the figure of
-        matplotlib, which is not on a device unless it was put there: `pip install
-        'onnxtrain[demo]'`.
+        matplotlib, which comes with `pip install 'onnxtrain[demo]'`.
         """
-        from onnxtrain.device.loop.plots import plot_history  # draws; this half only keeps numbers
-
         return plot_history(self, path)
 
 
@@ -119,12 +120,48 @@ def _readable(value: Any) -> Any:
 
 
 def _to_record(content: Mapping[str, Any]) -> EpochRecord:
-    return EpochRecord(
-        epoch=int(content["epoch"]),
-        steps=int(content["steps"]),
-        samples=int(content["samples"]),
-        loss=float(content["loss"]),
-        learning_rate=float(content["learning_rate"]),
-        seconds=float(content["seconds"]),
-        values={str(name): _readable(value) for name, value in content["values"].items()},
-    )
+    numbers = {name: kind(content[name]) for name, kind in NUMBERS.items()}
+    values = {str(name): _readable(value) for name, value in content["values"].items()}
+    return EpochRecord(**numbers, values=values)
+
+
+def plot_history(history: History, path: str | os.PathLike[str] | None = None) -> Figure:
+    """Draw losses and metrics over the steps; write the picture if a path is given."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise OnnxTrainError(
+            "history.plot() needs matplotlib: pip install 'onnxtrain[demo]'"
+        ) from None
+    epochs = history.epochs
+    drawn: list[str] = [
+        name
+        for record in epochs[-1:]
+        for name in record.values
+        if all(isinstance(each.values.get(name), int | float) for each in epochs)
+    ]
+    losses: list[str] = [n for n in ("loss", "eval_loss") if epochs and n in ("loss", *drawn)]
+    metrics = [name for name in drawn if name != "eval_loss"]
+    size = (6.4, 3.6 + 2.4 * bool(metrics))
+    if path is None:
+        # pyplot knows how to show a figure in a window or a notebook.
+        from matplotlib import pyplot
+
+        figure: Figure = pyplot.figure(figsize=size, layout="constrained")
+    else:
+        figure = Figure(figsize=size, layout="constrained")
+    groups: list[list[str]] = [losses, metrics] if metrics else [losses]
+    panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
+    steps = range(1, len(history.losses) + 1)
+    panels[0].plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
+    panels[0].set_ylabel("loss")
+    for number, names in enumerate(groups):
+        for name in names:
+            label = name.replace("_", " ") if names is losses else name
+            values = history[name]
+            panels[number].plot(history["steps"], values, marker="o", markersize=3, label=label)
+        panels[number].legend(frameon=False)
+    panels[-1].set_xlabel("step")
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure

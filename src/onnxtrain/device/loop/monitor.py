@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from onnxtrain.device.checks import at_least, choice, not_negative
+from onnxtrain.device.loop.checkpoint_policy import Snapshot
 from onnxtrain.device.loop.metrics import Metric
 from onnxtrain.errors import ArgumentError, CheckpointError
 
@@ -57,12 +58,18 @@ def find_monitor(
 
 
 class Best:
-    """The best value so far, its epoch, and the number of epochs since."""
+    """The best value so far, its epoch, and the number of epochs since.
 
-    def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
+    Training stops after `patience` epochs without a better one; `snapshot` keeps the parameters of
+    the best epoch, if they are wanted back.
+    """
+
+    def __init__(self, monitor: str, mode: str, early: EarlyStopping | None) -> None:
         self.monitor = monitor
         self._sign = 1.0 if mode == "min" else -1.0
-        self._min_delta = min_delta
+        self._min_delta = 0.0 if early is None else early.min_delta
+        self.patience = math.inf if early is None else early.patience
+        self.snapshot = Snapshot() if early is not None and early.restore_best else None
         self.value: float | None = None
         self.epoch: int | None = None
         self.waited = 0
@@ -81,12 +88,7 @@ class Best:
 
     def saved(self) -> dict[str, Any]:
         """Return what `restore` takes."""
-        return {
-            "monitor": self.monitor,
-            "value": self.value,
-            "epoch": self.epoch,
-            "waited": self.waited,
-        }
+        return {name: getattr(self, name) for name in ("monitor", "value", "epoch", "waited")}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Continue from a record, unless it is about another value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,17 +105,26 @@ class NanGuard:
 
     def check_gradients(self, at: Moment) -> None:
         """Raise an error if a gradient is not finite, before the optimizer uses it."""
-        bad = _bad(_gradients(self._session))
+        gradients = ((name, p.grad) for name, p in self._session.state.parameters)
+        bad = _bad((name, array) for name, array in gradients if array is not None)
         if bad:
-            gradients = _listed(bad, "the gradient of ")
+            listed = _listed(bad, "the gradient of ")
             raise at.error(
-                f"the loss is finite, but {gradients}. The parameters were not updated.", bad
+                f"the loss is finite, but {listed}. The parameters were not updated.", bad
             )
 
     def check_state(self, at: Moment) -> None:
         """Raise an error if anything that a checkpoint would hold is not finite."""
         self.check_parameters(at)
-        bad = _bad(_moments(self._session))
+        state = self._session.module.training_state
+        groups = state.content(include_optimizer_state=True).optimizer_groups
+        bad = _bad(
+            (f"{name}.momentum{number}", tensor)
+            for group in groups.values()
+            for name, tensors in group.states.items()
+            for number, tensor in enumerate(tensors)
+            if isinstance(tensor, np.ndarray)
+        )
         if bad:
             raise at.error(
                 f"the state of the optimizer is not usable: {_listed(bad)}. Lower the learning "
@@ -152,23 +161,6 @@ class NanGuard:
             f"(The parameters were finite after step {self._good_step}; "
             "callbacks=[CheckFinite()] looks after each step.) "
         )
-
-
-def _gradients(session: TrainingSession) -> Iterator[tuple[str, Array]]:
-    for name, parameter in session.state.parameters:
-        gradient = parameter.grad if parameter.requires_grad else None
-        if gradient is not None:
-            yield name, gradient
-
-
-def _moments(session: TrainingSession) -> Iterator[tuple[str, Array]]:
-    for group in session.module.training_state.content(
-        include_optimizer_state=True
-    ).optimizer_groups.values():
-        for name, tensors in group.states.items():
-            for number, tensor in enumerate(tensors):
-                if isinstance(tensor, np.ndarray):
-                    yield f"{name}.momentum{number}", tensor
 
 
 def _bad(tensors: Iterable[tuple[str, Array]]) -> list[Bad]:

@@ -54,7 +54,7 @@ class Lines(ProgressDisplay):
 
     def end_epoch(self, record: EpochRecord, epochs: int) -> None:
         """Write the line of an epoch."""
-        self._write(describe(record, epochs) + "\n")
+        self.say(describe(record, epochs))
 
     def say(self, text: str) -> None:
         """Write a line."""
@@ -102,19 +102,11 @@ class Bar(Lines):
         """Say that evaluation has begun."""
         self._draw(f"{self._title}  evaluating ..."[: self._columns()])
 
-    def _clear(self) -> None:
+    def say(self, text: str) -> None:
+        """Write a line in place of the bar."""
         if self._drawn:
             self._write("\r" + " " * self._drawn + "\r")
             self._drawn = 0
-
-    def end_epoch(self, record: EpochRecord, epochs: int) -> None:
-        """Replace the bar by the line of the epoch."""
-        self._clear()
-        super().end_epoch(record, epochs)
-
-    def say(self, text: str) -> None:
-        """Write a line in place of the bar."""
-        self._clear()
         super().say(text)
 
     def close(self) -> None:
@@ -129,7 +121,7 @@ def bar_line(
 ) -> str:
     """Return the line of the bar, with as much as the columns have room for."""
     count = f"{done}/{total}" if total else f"{done}"
-    parts = [f"loss {loss:.4g}", f"{_speed(speed)}"]
+    parts = [f"loss {loss:.4g}", f"{speed:{'.0f' if speed >= 10 else '.2g'}} steps/s"]
     if total and speed > 0:
         parts.append(f"{duration((total - done) / speed)} left")
     # From the least important on, what does not fit is left out.
@@ -142,10 +134,6 @@ def bar_line(
         full = min(cells, cells * done // total)
         text = "  ".join([title, f"[{'=' * full}{' ' * (cells - full)}]", count, *parts])
     return text[:columns]
-
-
-def _speed(speed: float) -> str:
-    return f"{speed:.0f} steps/s" if speed >= 10 else f"{speed:.2g} steps/s"
 
 
 def duration(seconds: float) -> str:
@@ -182,11 +170,10 @@ def make_progress(
         return progress
     if progress is False:
         return ProgressDisplay()
-    if progress == "bar":
-        return Bar(stream)
-    if progress == "lines":
-        return Lines(stream)
     if progress is None or progress is True:
-        target = stream if stream is not None else sys.stderr
-        return Bar(stream) if _is_terminal(target) else Lines(stream)
-    raise ArgumentError(f"progress must be None, True, False, 'bar' or 'lines', not {progress!r}")
+        progress = "bar" if _is_terminal(stream if stream is not None else sys.stderr) else "lines"
+    if progress not in ("bar", "lines"):
+        raise ArgumentError(
+            f"progress must be None, True, False, 'bar' or 'lines', not {progress!r}"
+        )
+    return Bar(stream) if progress == "bar" else Lines(stream)

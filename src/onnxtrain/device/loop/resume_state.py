@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # The entry of a checkpoint's private record that belongs to `fit`.
 KEY = "fit"
 _FORMAT = 1
+_COUNTS, _SUMS = ("seed", "epoch", "batch", "samples", "first_step"), ("loss_sum", "seconds")
 
 
 @dataclass
@@ -60,14 +61,7 @@ class ResumeState:
         return {
             "format": _FORMAT,
             "step": step,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "samples": self.samples,
-            "loss_sum": self.loss_sum,
-            "seconds": self.seconds,
-            "first_step": self.first_step,
-            "scheduler": self.scheduler,
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "history"},
             "order": dict(order),
             "best": None if best is None else dict(best),
             "history": history,
@@ -80,22 +74,18 @@ class ResumeState:
             if saved["format"] != _FORMAT:
                 raise ValueError(f"it has the format {saved['format']!r}, not {_FORMAT}")
             history = {**saved["history"], "losses": _unpack(saved["history"]["losses"])}
+            counts = {name: int(saved[name]) for name in _COUNTS}
+            sums: dict[str, Any] = {name: float(saved[name]) for name in _SUMS}
             state = cls(
-                seed=int(saved["seed"]),
-                epoch=int(saved["epoch"]),
-                batch=int(saved["batch"]),
-                samples=int(saved["samples"]),
-                loss_sum=float(saved["loss_sum"]),
-                seconds=float(saved["seconds"]),
-                first_step=int(saved["first_step"]),
+                **counts,
+                **sums,
                 scheduler=None if saved["scheduler"] is None else dict(saved["scheduler"]),
                 history=History.from_plain(history),
             )
             saved_step = int(saved["step"])
-            counts = (state.seed, state.epoch, state.batch, state.samples, state.first_step)
-            if min(counts) < 0 or bool(state.batch) != bool(state.samples):
+            if min(counts.values()) < 0 or bool(state.batch) != bool(state.samples):
                 raise ValueError("its counts make no sense")
-            if not math.isfinite(state.loss_sum + state.seconds):
+            if not math.isfinite(sum(sums.values())):
                 raise ValueError("its sums are not finite")
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise CheckpointError(
@@ -145,10 +135,7 @@ def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] 
 
 
 def begin_or_resume(
-    session: TrainingSession,
-    optimizer: Optimizer,
-    saved: dict[str, Any] | None,
-    seed: int | None,
+    session: TrainingSession, optimizer: Optimizer, saved: dict[str, Any] | None, seed: int | None
 ) -> ResumeState:
     """Return the position at which the run begins, or continues."""
     if saved is not None:
@@ -159,9 +146,8 @@ def begin_or_resume(
         return state
     # A new run has a schedule of its own.
     session.module.training_state.saved_scheduler = None
-    seed = process_seed() if seed is None else seed
-    seed = secrets.randbits(63) if seed is None else seed
-    return ResumeState(seed, first_step=optimizer.step_count)
+    seeds = (number for number in (seed, process_seed()) if number is not None)
+    return ResumeState(next(seeds, secrets.randbits(63)), first_step=optimizer.step_count)
 
 
 def _pack(losses: list[float]) -> dict[str, str]:

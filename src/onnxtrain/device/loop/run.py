@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from onnxtrain.device.loop.accumulation import Accumulation
 from onnxtrain.device.loop.batches import Batch, Source, as_array
 from onnxtrain.device.loop.callbacks import Callbacks, Run
-from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint, Snapshot
+from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint
 from onnxtrain.device.loop.evaluation import Evaluation
 from onnxtrain.device.loop.history import EpochRecord, History
-from onnxtrain.device.loop.interrupt import Interrupts
-from onnxtrain.device.loop.monitor import Best, EarlyStopping
+from onnxtrain.device.loop.monitor import Best
 from onnxtrain.device.loop.nan_guard import Moment, NanGuard
 from onnxtrain.device.loop.progress import ProgressDisplay
 from onnxtrain.device.loop.resume_state import KEY, ResumeState
@@ -46,13 +47,11 @@ class Loop:
     steps_in_epoch: int | None
     evaluation: Evaluation | None
     best: Best | None
-    early_stopping: EarlyStopping | None
     checkpoint: SaveCheckpoint | None
     schedule: RunSchedule
     guard: NanGuard
     callbacks: Callbacks
     progress: ProgressDisplay
-    snapshot: Snapshot
 
     def __post_init__(self) -> None:
         self._history = self.state.history
@@ -77,7 +76,13 @@ class Loop:
                     # In the middle of a step: memory may hold half of one state and half of
                     # another, so it is not saved.
                     raise
-                self._end_interrupted()
+                self._interrupts.busy = True
+                self._history.interrupted = True
+                self._history.stopped = "interrupted"
+                self._saved_at = None  # callbacks may have changed something since
+                self._save_last()
+                saved = "" if self.checkpoint is None else f"; saved to {self.checkpoint.path}"
+                self.progress.say(f"interrupted{saved}")
             finally:
                 self.progress.close()
         self.callbacks.call("on_train_end", self._run)
@@ -94,10 +99,7 @@ class Loop:
         self._history.stopped = self._run.stopped or self._why_over()
         # From here on, an interrupt has nothing left to interrupt.
         self._interrupts.busy = True
-        if self.checkpoint is None:
-            self._record_position()
-        elif self._saved_at != self._position():
-            self._save(self.checkpoint.path)
+        self._save_last()
         self._restore_best()
         self._history.interrupted = self._interrupts.asked
         if self._history.stopped:
@@ -107,28 +109,24 @@ class Loop:
         """Return why training is over before its last epoch; "" if it is not."""
         if self._run.stopped is not None:
             return self._run.stopped
-        early, best = self.early_stopping, self.best
-        if early is None or best is None or best.waited < early.patience:
+        best = self.best
+        if best is None or best.waited < best.patience:
             return ""
         found = "" if best.value is None else f" (the best: {best.value:.4g} in epoch {best.epoch})"
         return f"no better {best.monitor} for {best.waited} epochs{found}"
 
-    def _end_interrupted(self) -> None:
-        self._interrupts.busy = True
-        self._history.interrupted = True
-        self._history.stopped = "interrupted"
+    def _save_last(self) -> None:
+        """Save the run where it ends."""
         if self.checkpoint is None:
             self._record_position()
-            self.progress.say("interrupted")
-            return
-        self._save(self.checkpoint.path)
-        self.progress.say(f"interrupted; saved to {self.checkpoint.path}")
+        elif self._saved_at != self._position():
+            self._save(self.checkpoint.path)
 
     def _restore_best(self) -> None:
-        early, best = self.early_stopping, self.best
-        if early is None or not early.restore_best or best is None or best.epoch is None:
+        best = self.best
+        if best is None or best.snapshot is None or best.epoch is None:
             return
-        if not self.snapshot.restore(self.session):
+        if not best.snapshot.restore(self.session):
             warnings.warn(
                 f"restore_best: the best epoch was {best.epoch}, before this run was resumed, and "
                 "its parameters were not kept; those of the last epoch remain",
@@ -150,7 +148,7 @@ class Loop:
             # With accumulation, all from the first batch to the update is one step.
             self._interrupts.busy = True
             if accumulation is None:
-                self._end_step(self._loss(self._step, batch), 1, batch.samples)
+                self._end_step(self._loss(self.session.step, batch), 1, batch.samples)
             else:
                 self._accumulate(accumulation, batch)
             if self._run.stopped is not None:
@@ -160,7 +158,8 @@ class Loop:
 
     def _accumulate(self, accumulation: Accumulation, batch: Batch) -> None:
         for part in batch.split(self.micro_batch_size):
-            accumulation.count(self._loss(accumulation.add, part), part.samples)
+            accumulation.begin(part.samples)
+            accumulation.count(self._loss(self.session.train_step, part), part.samples)
         accumulation.batches += 1
         if accumulation.batches == accumulation.size:
             self._update(accumulation)
@@ -170,13 +169,10 @@ class Loop:
             self.guard.check_gradients(self._moment(1))
         self._end_step(*accumulation.update())
 
-    def _step(self, batch: Batch) -> Any:
-        return self.session.step(*batch.values)
-
-    def _loss(self, run: Callable[[Batch], Any], batch: Batch) -> float:
+    def _loss(self, run: Callable[..., Any], batch: Batch) -> float:
         """Run a batch, and return its loss, which must be finite."""
         try:
-            result = run(batch)
+            result = run(*batch.values)
         except OnnxTrainError as error:
             error.add_note(
                 f"in epoch {self.state.epoch + 1}, batch {self.state.batch + 1}, of "
@@ -200,7 +196,8 @@ class Loop:
         step = self._run.step
         if step % self.guard.every == 0:
             self.guard.check_parameters(self._moment())
-        self.schedule.after_step()
+        if self.schedule.monitor is None:
+            self.schedule.step()
         if self.checkpoint is not None and self.checkpoint.is_due(step):
             self._save(self.checkpoint.path)
         self._interrupts.end()
@@ -222,21 +219,8 @@ class Loop:
             values = self._run.values = self.evaluation.run(self.state.epoch)
             self.callbacks.call("on_evaluate", self._run)
         self._interrupts.busy = True
-        record = self._make_record(values)
-        self._history.epochs.append(record)
-        self.schedule.after_epoch(record)
-        is_best = self.best is not None and self.best.update(
-            record[self.best.monitor], record.epoch
-        )
-        self.state.next_epoch()
-        self._keep(is_best)
-        self.progress.end_epoch(record, self.epochs)
-        self._interrupts.end()
-        self.callbacks.call("on_epoch_end", self._run)
-
-    def _make_record(self, values: dict[str, Any]) -> EpochRecord:
         state = self.state
-        return EpochRecord(
+        record = EpochRecord(
             epoch=state.epoch + 1,
             steps=self._run.step,
             samples=state.samples,
@@ -245,17 +229,23 @@ class Loop:
             seconds=time.monotonic() - self._began,
             values=values,
         )
+        self._history.epochs.append(record)
+        if self.schedule.monitor is not None:
+            self.schedule.step(record[self.schedule.monitor])
+        self.state.next_epoch()
+        self._keep(record)
+        self.progress.end_epoch(record, self.epochs)
+        self._interrupts.end()
+        self.callbacks.call("on_epoch_end", self._run)
 
-    def _keep(self, is_best: bool) -> None:
+    def _keep(self, record: EpochRecord) -> None:
         """Save the run after an epoch, and the best epoch apart."""
-        policy, early = self.checkpoint, self.early_stopping
-        restores = early is not None and early.restore_best
-        if is_best:
-            assert self.best is not None
-            self._history.best_epoch = self.best.epoch
-            if restores:
-                self.snapshot.take(self.session)
-            if policy is not None and (policy.best or restores):
+        policy, best = self.checkpoint, self.best
+        if best is not None and best.update(record[best.monitor], record.epoch):
+            self._history.best_epoch = best.epoch
+            if best.snapshot is not None:
+                best.snapshot.take(self.session)
+            if policy is not None and (policy.best or best.snapshot is not None):
                 self._save(policy.best_path)
         if policy is not None and policy.epochs:
             self._save(policy.path)
@@ -286,3 +276,89 @@ class Loop:
         self.session.module.training_state.private[KEY] = self.state.to_record(
             self.session.optimizer.step_count, self.order, best
         )
+
+
+class Accumulation:
+    """Adds up gradients, and updates the parameters with their mean after `size` batches.
+
+    The mean is over samples: an update is that of one large batch, if the loss is a mean over
+    samples. With `average=False` it is the sum of the gradients of the batches, as repeated calls
+    of `train_step` before `optimizer_step` add them up.
+    """
+
+    def __init__(self, session: TrainingSession, size: int, average: bool) -> None:
+        self._session = session
+        self.size = size
+        self._average = average
+        # The accumulated gradients times this are the sum of gradients, each times its samples.
+        self._unit = 0
+        self.start()
+
+    def start(self) -> None:
+        """Discard the accumulated gradients."""
+        self._session.lazy_reset_grad()
+        self.batches = 0
+        self._samples = 0
+        self._loss_sum = 0.0
+
+    def begin(self, samples: int) -> None:
+        """Prepare to add the gradients of so many samples."""
+        if self._average and self._samples and samples != self._unit:
+            self._scale(self._unit / samples)
+        self._unit = samples
+
+    def count(self, loss: float, samples: int) -> None:
+        """Count the samples that were added."""
+        self._samples += samples
+        self._loss_sum += loss * samples
+
+    def update(self) -> tuple[float, int, int]:
+        """Update the parameters; return the mean loss and the numbers of batches and samples."""
+        if self._average and self._unit != self._samples:
+            self._scale(self._unit / self._samples)
+        self._session.optimizer_step()
+        result = self._loss_sum / self._samples, self.batches, self._samples
+        self.start()
+        return result
+
+    def _scale(self, factor: float) -> None:
+        for _, parameter in self._session.state.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                gradient *= gradient.dtype.type(factor)
+                parameter.grad = gradient
+
+
+class Interrupts:
+    """Lets Ctrl-C end a run between two steps and not in the middle of one.
+
+    While `busy`, the signal is only noted (`asked`). Otherwise, and if it comes a second time, it
+    is a KeyboardInterrupt as ever. Outside the main thread, and in programs that have a handler of
+    their own, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.asked = False
+        self._before: Any = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.busy or self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def end(self) -> None:
+        """The state is whole again: let an interrupt that was asked for happen."""
+        self.busy = False
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Interrupts:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            with suppress(ValueError):  # not the main thread: signals do not arrive here
+                self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)

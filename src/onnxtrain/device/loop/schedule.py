@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxtrain.device.checks import fraction
-from onnxtrain.device.loop.history import EpochRecord
 from onnxtrain.device.loop.metrics import Metric
 from onnxtrain.device.loop.monitor import find_monitor
 from onnxtrain.device.loop.resume_state import ResumeState
@@ -22,22 +21,11 @@ if TYPE_CHECKING:
 _TAKES = "schedule must be a function from step to rate, a name, a scheduler or Plateau(...)"
 
 
-class RunSchedule:
-    """Sets the rate after each step; with `monitor`, after each epoch from the watched value."""
+class RunSchedule(NamedTuple):
+    """What sets the rate after each step; with `monitor`, after each epoch from that value."""
 
-    def __init__(self, step: Callable[..., None] | None, monitor: str | None = None) -> None:
-        self._step = step
-        self._monitor = monitor
-
-    def after_step(self) -> None:
-        """Set the rate of the next step."""
-        if self._step is not None and self._monitor is None:
-            self._step()
-
-    def after_epoch(self, record: EpochRecord) -> None:
-        """Set the rate of the next epoch."""
-        if self._step is not None and self._monitor is not None:
-            self._step(record[self._monitor])
+    step: Callable[..., None] = lambda: None
+    monitor: str | None = None
 
 
 def make_schedule(
@@ -51,7 +39,7 @@ def make_schedule(
 ) -> RunSchedule:
     """Return the schedule of a run; `steps` is the number of steps of an epoch, if known."""
     if given is None:
-        return RunSchedule(None)
+        return RunSchedule()
     if isinstance(given, str | tuple | Mapping):
         name, settings = _named(given)
         if name != PlateauLRScheduler.kind:

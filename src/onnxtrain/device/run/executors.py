@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from onnxtrain.device.run.binding import Binding, as_array, as_ortvalue
+from onnxtrain.device.run.binding import Binding, Variable, as_array, as_ortvalue
 from onnxtrain.device.run.graph import Graph
 from onnxtrain.device.run.graph_signature import (
     check_belongs,
@@ -17,7 +16,6 @@ from onnxtrain.device.run.graph_signature import (
     check_updates,
     signature_of,
 )
-from onnxtrain.device.run.variables import Variable
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import StateError
 from onnxtrain.format.checkpoint.content import Array
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from onnxtrain.device.optimizer import Optimizer
 
 
-class Executor(ABC):
+class Executor:
     """A graph with the parameters bound to it; a call runs it on the user's inputs."""
 
     def __init__(self, graph: Graph, state: TrainingState, *, fused: bool = False) -> None:
@@ -44,37 +42,26 @@ class Executor(ABC):
         """Refuse a graph that does not belong to the state, or is not of the executor's kind."""
         check_belongs(self.graph.model, self.state, self.signature)
 
-    @abstractmethod
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Run the graph; return its outputs for the user."""
-
-    @abstractmethod
     def _bind(self) -> Binding:
         """Bind everything that stays the same from run to run."""
+        signature = self.signature
+        return Binding(self.graph, self._parameters(), {}, signature.inputs, signature.outputs)
 
-    def _run(self, values: Sequence[Any]) -> list[Any]:
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """Run the graph; return its outputs for the user."""
         if self._binding is None:
             self._binding = self._bind()
         with self.state.random.drawn(self._seed.array if self.signature.has_seed else None):
             return self._binding.run(values)
 
     def _parameters(self) -> dict[str, Variable]:
-        return {value.name: self.state.variable(value.name) for value in self.signature.parameters}
-
-    def _seeds(self) -> dict[str, Variable]:
-        return {RANDOM_SEED: self._seed} if self.signature.has_seed else {}
+        """The parameters, and the seed of random numbers where the graph has one."""
+        seeds = {RANDOM_SEED: self._seed} if self.signature.has_seed else {}
+        return {v.name: self.state.variable(v.name) for v in self.signature.parameters} | seeds
 
 
 class EvalExecutor(Executor):
     """The evaluation graph."""
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Evaluate."""
-        return self._run(values)
-
-    def _bind(self) -> Binding:
-        signature = self.signature
-        return Binding(self.graph, self._parameters(), {}, signature.inputs, signature.outputs)
 
 
 class TrainExecutor(Executor):
@@ -103,7 +90,7 @@ class TrainExecutor(Executor):
         """Run forward and backward; gradients start from zero where `reset` is set."""
         self._flag.array[0] = self.reset
         extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
-        made = self._run([*values, *extra])
+        made = super().__call__([*values, *extra])
         self.reset = False
         count = len(self.signature.outputs)
         for name, value in zip(self._differentiated_inputs, made[count:], strict=True):
@@ -132,7 +119,7 @@ class TrainExecutor(Executor):
         gradients = self.state.make_gradients(self._trained)
         parameters = self._parameters()
         state = {**parameters, **{f"{n}{BUFFER}": g for n, g in gradients.items()}}
-        state |= {LAZY_RESET: self._flag, **self._seeds()}
+        state[LAZY_RESET] = self._flag
         results = {f"{n}{ACCUMULATED}": g for n, g in gradients.items()}
         results.update((f"{n}{UPDATED}", parameters[n]) for n in signature.updated)
         asked = {v.name: v for v in (*self.graph.model.inputs, *self.graph.model.outputs)}
@@ -172,14 +159,13 @@ class StepExecutor(Executor):
         """Take a step."""
         numbers = self._optimizer.numbers
         numbers.begin()
-        made = self._run(values)
+        made = super().__call__(values)
         numbers.finish()
         return made
 
     def _bind(self) -> Binding:
-        require_values(self.state)
         state, results = self._optimizer.bound()
-        state |= {**self._parameters(), **self._seeds()}
+        state |= self._parameters()
         results |= {f"{name}{UPDATED}": state[name] for name in self.signature.updated}
         return Binding(self.graph, state, results, self.signature.inputs, self.signature.outputs)
 

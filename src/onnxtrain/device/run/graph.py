@@ -7,6 +7,7 @@ bound once, as input and, in place, as output.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,17 +15,14 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.device.export.initializers import stored_data, with_initializers
-from onnxtrain.device.run.arena import use_lean_arena
-from onnxtrain.device.run.variables import Device
+from onnxtrain.device.export.layout import stored_data, with_initializers
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
-from onnxtrain.format.element_types import ELEMENT_TYPES, STRING
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
 from onnxtrain.format.model.wire import Reader
 
-Options = Any  # ort.SessionOptions, or a function that makes one
 # A larger file is given to onnxruntime by its path, which spares a copy.
 _LARGE = 1 << 26
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
@@ -39,8 +37,7 @@ class Settings:
     """
 
     providers: Sequence[Any]
-    device: Device
-    options: Options = None
+    options: Any = None
     batch: int | None = None
     automatic: bool = False
     _made: Any = field(default=None, init=False, repr=False)
@@ -48,8 +45,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.options is None or callable(self.options):
             return
-        _require_options(self.options, "session_options is an onnxruntime.SessionOptions, or a "
-                         "function that makes one")  # fmt: skip
+        if not isinstance(self.options, ort.SessionOptions):
+            raise ArgumentError(
+                "session_options is an onnxruntime.SessionOptions, or a function that makes one, "
+                f"not {type(self.options).__name__}"
+            )
         if self.automatic:
             # onnxruntime keeps the first size that it is told for a dimension.
             raise ArgumentError(
@@ -64,19 +64,15 @@ class Settings:
         if not callable(self.options):
             return self.options, False
         made = self.options()
-        _require_options(made, "the function session_options makes onnxruntime.SessionOptions")
-        if made is self._made:
+        new = isinstance(made, ort.SessionOptions)
+        if not new or made is self._made:
+            what = "the same options for two sessions" if new else type(made).__name__
             raise ArgumentError(
-                "the function session_options gave the same options for two sessions: it has to "
-                "make new ones each time, or give the options themselves instead of a function"
+                f"the function session_options returned {what}: it has to make new "
+                "onnxruntime.SessionOptions each time"
             )
         self._made = made
         return made, True
-
-
-def _require_options(options: Any, wanted: str) -> None:
-    if not isinstance(options, ort.SessionOptions):
-        raise ArgumentError(f"{wanted}, not {type(options).__name__}")
 
 
 def default_options() -> Any:
@@ -95,6 +91,28 @@ def default_options() -> Any:
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
     return options
+
+
+# A free piece of memory is cut unless less than this would be lost. By default onnxruntime loses
+# up to 128 MB, or half of each piece: a third of what a lean step takes.
+_LOSS = 1 << 18
+_arena_lock = threading.Lock()
+_arena_made: list[bool] = []
+
+
+def _has_lean_arena() -> bool:
+    """Register an allocator that wastes little, once; graphs with a memory budget share it."""
+    with _arena_lock:
+        if not _arena_made:
+            try:
+                kind = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+                info = ort.OrtMemoryInfo("Cpu", kind, 0, ort.OrtMemType.DEFAULT)
+                settings = ort.OrtArenaCfg({"max_dead_bytes_per_chunk": _LOSS})
+                ort.create_and_register_allocator(info, settings)
+                _arena_made.append(True)
+            except Exception:  # the program has registered its own, or this build has none
+                _arena_made.append(False)
+        return _arena_made[0]
 
 
 @dataclass
@@ -190,18 +208,33 @@ class Graph:
 
     def _make_session(self, batch: int | None) -> Any:
         options, own = self.settings.new_options()
-        if self.settings.options is None and self.model.metadata.memory is not None:
-            use_lean_arena(options)
+        lean = self.settings.options is None and self.model.metadata.memory is not None
+        if lean and _has_lean_arena():
+            options.add_session_config_entry("session.use_env_allocators", "1")
         if batch is not None:
             options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)
-        inline = self._inline_changes()
-        external = {name: self._value(name) for name in self.model.external}
+        frozen, model = self._frozen.values, self.model
+        absent = [name for name in model.external if name not in frozen]
+        if absent:
+            raise ModelError(
+                f"{self.name} takes the frozen parameter {absent[0]!r} from the checkpoint, which "
+                "does not have it: they do not belong together"
+            )
+        external = {name: frozen[name] for name in model.external}
+        # The small constants that are in the file itself, with a value that no longer holds.
+        inside = stored_data(model, frozen.keys() & set(model.initializer_names))
+        inline = {n: frozen[n] for n, data in inside.items() if not _same(frozen[n], data)}
         if external and own:
             names = list(external)
             options.add_external_initializers(names, [_ortvalue(external[n], n) for n in names])
         elif external:
             # The user's options serve several graphs, and each would have to have all of these.
-            _require_small(external)
+            size = sum(len(tensor_bytes(tensor)) for tensor in external.values())
+            if size > _LARGEST:
+                raise ArgumentError(
+                    f"the frozen parameters have {size:,} bytes, which one SessionOptions for all "
+                    "graphs cannot pass on: give session_options as a function that makes new ones"
+                )
             inline.update(external)
         try:
             source = self._source(inline)
@@ -213,24 +246,6 @@ class Graph:
             )
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             raise ModelError(f"onnxruntime does not load {self.name}: {error}") from None
-
-    def _inline_changes(self) -> dict[str, Tensor]:
-        """The small constants that are in the file itself, with a value that no longer holds."""
-        shared = self._frozen.values.keys() & set(self.model.initializer_names)
-        return {
-            name: self._frozen.values[name]
-            for name, data in stored_data(self.model, shared).items()
-            if not _same(self._frozen.values[name], data)
-        }
-
-    def _value(self, name: str) -> Tensor:
-        try:
-            return self._frozen.values[name]
-        except KeyError:
-            raise ModelError(
-                f"{self.name} takes the frozen parameter {name!r} from the checkpoint, which does "
-                "not have it: they do not belong together"
-            ) from None
 
     def _source(self, changes: Mapping[str, Tensor]) -> str | bytes:
         if changes:
@@ -281,30 +296,13 @@ def _ortvalue(tensor: Tensor, name: str) -> Any:
     return make(tensor.bits(), tensor.code)
 
 
-def _require_small(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what does not fit into one file."""
-    size = sum(len(tensor_bytes(tensor)) for tensor in tensors.values())
-    if size > _LARGEST:
-        raise ArgumentError(
-            f"the frozen parameters have {size:,} bytes, which one SessionOptions for all graphs "
-            "cannot pass on: give session_options as a function that makes new ones each time"
-        )
-
-
 def _same(tensor: Tensor, data: memoryview) -> bool:
     held = np.frombuffer(tensor_bytes(tensor), np.uint8)
     return np.array_equal(held, np.frombuffer(data, np.uint8))
 
 
 # What onnxruntime calls the types of tensors.
-ORT_TYPES = {
-    code: f"tensor({name})"
-    for code, name in (
-        (1, "float"), (2, "uint8"), (3, "int8"), (4, "uint16"), (5, "int16"), (6, "int32"),
-        (7, "int64"), (STRING, "string"), (9, "bool"), (10, "float16"), (11, "double"),
-        (12, "uint32"), (13, "uint64"), (16, "bfloat16"),
-    )
-}  # fmt: skip
+ORT_TYPES = {code: f"tensor({element.name.lower()})" for code, element in ELEMENT_TYPES.items()}
 _CODES = {name: code for code, name in ORT_TYPES.items()}
 
 

@@ -9,7 +9,7 @@ from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import CheckpointError, ModelError
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.metadata import FORMAT
-from onnxtrain.format.model.file import ModelFile, ValueType
+from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType
 from onnxtrain.format.names import (
     ACCUMULATED,
     BUFFER,
@@ -115,10 +115,9 @@ def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignat
             )
     user_inputs = {value.name for value in signature.inputs}
     _check_trainable(model, state, [n for n in signature.trained if n not in user_inputs])
-    for value in signature.parameters:
-        _check_type(model, state, value.name, value.element_type, value.dims)
-    for name, tensor in model.external.items():
-        _check_type(model, state, name, tensor.element_type, tensor.dims)
+    held: list[ValueType | ExternalTensor] = [*signature.parameters, *model.external.values()]
+    for value in held:
+        _check_type(model, state, value)
 
 
 def check_trains(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
@@ -147,7 +146,7 @@ def check_updates(model: ModelFile, state: TrainingState) -> list[str]:
                 f"{model.source_name} does not update {name!r}, which the checkpoint has as a "
                 "parameter that trains: they do not belong together"
             )
-        _check_type(model, state, name, inputs[name].element_type, inputs[name].dims)
+        _check_type(model, state, inputs[name])
     moments = (_parameter_of_momentum(name) for name in inputs)
     _check_trainable(model, state, [name for name in moments if name and state.has(name)])
     return names
@@ -164,16 +163,11 @@ def _check_trainable(model: ModelFile, state: TrainingState, names: Sequence[str
             )
 
 
-def _check_type(
-    model: ModelFile,
-    state: TrainingState,
-    name: str,
-    code: int,
-    dims: Sequence[int | str | None] | None,
-) -> None:
+def _check_type(model: ModelFile, state: TrainingState, value: ValueType | ExternalTensor) -> None:
+    name, code, dims = value.name, value.element_type, value.dims
     held_code = state.code_of(name)
     shape = () if state.nominal else state.type_of(name)[0]
-    if code != held_code or (not state.nominal and dims is not None and tuple(dims) != shape):
+    if code != held_code or (not state.nominal and dims is not None and dims != shape):
         raise CheckpointError(
             f"the parameter {name!r} is {_type(code)} {list(dims or ())} in {model.source_name} "
             f"and {_type(held_code)} {list(shape)} in the checkpoint: they do not belong together"

@@ -44,7 +44,10 @@ def arranged(
         named, given = given[0], []
     if not named:
         if len(given) != len(inputs):
-            raise InputError(_wrong_number(inputs, given))
+            raise InputError(
+                f"{len(given)} inputs were given ({_given(given)}), and there are {len(inputs)}. "
+                f"{_expected(inputs)}"
+            )
         return given
     names = [value.name for value in inputs]
     unknown = [name for name in named if name not in names]
@@ -69,62 +72,46 @@ def prepared(inputs: Sequence[ValueType], given: Sequence[Any]) -> list[Any]:
     """Return the values to bind to the inputs, checked and converted."""
     symbols: dict[str, tuple[int, str]] = {}
     result: list[Any] = []
-    for value, data in zip(inputs, given, strict=True):
-        if is_ortvalue(data):
-            held = data if isinstance(data, ort.OrtValue) else ort.OrtValue(data)
-            _check_type(value, held, inputs, given)
-        elif value.element_type == STRING:
-            held = Strings(_strings(value, data, inputs, given))
-        else:
-            array = _converted(value, data, inputs, given)
-            held = ort.OrtValue.ortvalue_from_numpy(array)
-        result.append(held)
-        _check_shape(value, tuple(held.shape()), symbols, inputs, given)
-    if any(size == 0 for size, _ in symbols.values()):
-        _require_samples(inputs, symbols)
+    try:
+        for value, data in zip(inputs, given, strict=True):
+            held = _held(value, data)
+            _check_shape(value, tuple(held.shape()), symbols)
+            result.append(held)
+        # The mean loss of no samples is not a number.
+        size, name = symbols.get(batch_symbol(inputs) or "", (1, ""))
+        if size == 0:
+            raise InputError(f"the input {name!r} has no samples")
+    except InputError as error:
+        raise InputError(f"{error}. {_expected(inputs)}. Given: {_given(given)}") from None
     return result
 
 
-def _require_samples(inputs: Sequence[ValueType], symbols: Mapping[str, tuple[int, str]]) -> None:
-    """Refuse a batch of nothing: the mean of its losses is not a number."""
-    size, name = symbols.get(batch_symbol(inputs) or "", (1, ""))
-    if size == 0:
-        raise InputError(f"the input {name!r} has no samples. {_expected(inputs)}")
-
-
-def _check_type(
-    value: ValueType, held: Any, inputs: Sequence[ValueType], given: Sequence[Any]
-) -> None:
-    """Refuse an OrtValue of another type; what is in it cannot be converted without a copy."""
-    wanted = ORT_TYPES.get(value.element_type)
-    if wanted is not None and held.data_type() != wanted:
-        raise InputError(
-            f"the input {value.name!r} is {wanted}, but the OrtValue is {held.data_type()}. "
-            f"{_order_hint(inputs, given)}"
-        )
-
-
-def _strings(
-    value: ValueType, data: Any, inputs: Sequence[ValueType], given: Sequence[Any]
-) -> Array:
+def _held(value: ValueType, data: Any) -> Any:
+    """Return the data of an input as an OrtValue, or as `Strings`."""
+    if is_ortvalue(data):
+        held = data if isinstance(data, ort.OrtValue) else ort.OrtValue(data)
+        # What is in it cannot be converted without a copy.
+        wanted = ORT_TYPES.get(value.element_type)
+        if wanted is not None and held.data_type() != wanted:
+            raise InputError(
+                f"the input {value.name!r} is {wanted}, but the OrtValue is {held.data_type()}"
+            )
+        return held
+    if value.element_type != STRING:
+        return ort.OrtValue.ortvalue_from_numpy(_converted(value, data))
     array = np.asarray(data)
-    if array.dtype.kind == "O":
-        text = all(isinstance(item, str) for item in array.flat)
-    else:
-        text = array.dtype.kind == "U"
-    if not text:
+    if array.dtype.kind != "U" and not (
+        array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat)
+    ):
         raise InputError(
-            f"the input {value.name!r} takes strings, but the array is {array.dtype.name}. "
-            f"{_order_hint(inputs, given)}"
+            f"the input {value.name!r} takes strings, but the array is {array.dtype.name}"
         )
-    return array.astype(object)
+    return Strings(array.astype(object))
 
 
-def _converted(
-    value: ValueType, data: Any, inputs: Sequence[ValueType], given: Sequence[Any]
-) -> Array:
+def _converted(value: ValueType, data: Any) -> Array:
     if data is None:
-        raise InputError(f"the input {value.name!r} is None. {_expected(inputs)}")
+        raise InputError(f"the input {value.name!r} is None")
     element = ELEMENT_TYPES.get(value.element_type)
     wanted = None if element is None else element.dtype
     if wanted is None:
@@ -135,27 +122,20 @@ def _converted(
         if data.dtype == wanted:
             usable = data.flags.c_contiguous and data.flags.aligned
             return data if usable else data.copy()
-        return _cast(value, data, wanted, inputs, given)
+        return _cast(value, data, wanted)
     try:
         array = np.asarray(data)
         # Numbers without a type of their own take that of the input, if that has fractions.
         if wanted.kind == "f" and array.dtype.kind in "biuf":
             return array.astype(wanted)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(
-            f"the input {value.name!r} is not an array: {error}. {_expected(inputs)}"
-        ) from None
-    return _cast(value, array, wanted, inputs, given)
+        raise InputError(f"the input {value.name!r} is not an array: {error}") from None
+    return _cast(value, array, wanted)
 
 
-def _cast(
-    value: ValueType,
-    data: Array,
-    wanted: np.dtype[Any],
-    inputs: Sequence[ValueType],
-    given: Sequence[Any],
-) -> Array:
+def _cast(value: ValueType, data: Array, wanted: np.dtype[Any]) -> Array:
     """Convert to the type of the input if every number survives it."""
+    lost = "which cannot be converted"
     if data.dtype.kind in "biuf" and wanted.kind in "biuf":
         with np.errstate(all="ignore"):
             cast = np.ascontiguousarray(data, dtype=wanted).reshape(data.shape)
@@ -169,11 +149,8 @@ def _cast(
             f"and {data[place]!r} at {list(place)} would change; convert it with "
             f"astype({wanted.name!r}) if that is intended"
         )
-    else:
-        lost = "which cannot be converted"
     raise InputError(
-        f"the input {value.name!r} is {wanted.name}, but the array is {data.dtype.name}, {lost}. "
-        f"{_order_hint(inputs, given)}"
+        f"the input {value.name!r} is {wanted.name}, but the array is {data.dtype.name}, {lost}"
     )
 
 
@@ -192,11 +169,7 @@ def _survives(data: Array, cast: Array) -> npt.NDArray[np.bool_]:
 
 
 def _check_shape(
-    value: ValueType,
-    shape: tuple[int, ...],
-    symbols: dict[str, tuple[int, str]],
-    inputs: Sequence[ValueType],
-    given: Sequence[Any],
+    value: ValueType, shape: tuple[int, ...], symbols: dict[str, tuple[int, str]]
 ) -> None:
     if value.dims is None:
         return
@@ -205,8 +178,7 @@ def _check_shape(
     )
     if not fits:
         raise InputError(
-            f"the input {value.name!r} has the shape {_dims(value)}, and the array "
-            f"{list(shape)}. {_order_hint(inputs, given)}"
+            f"the input {value.name!r} has the shape {_dims(value)}, and the array {list(shape)}"
         )
     for size, dim in zip(shape, value.dims, strict=True):
         if isinstance(dim, str):
@@ -218,16 +190,6 @@ def _check_shape(
                 )
 
 
-# ---- messages ------------------------------------------------------------------------------------
-
-
-def describe(value: ValueType) -> str:
-    """Say what an input takes, as `labels: int64 [batch]`."""
-    element = ELEMENT_TYPES.get(value.element_type)
-    type_ = "?" if element is None else element.name.lower()
-    return f"{value.name}: {type_} {_dims(value)}"
-
-
 def _dims(value: ValueType) -> str:
     if value.dims is None:
         return "of any shape"
@@ -235,18 +197,9 @@ def _dims(value: ValueType) -> str:
 
 
 def _expected(inputs: Sequence[ValueType]) -> str:
-    return f"The inputs are, in this order: {'; '.join(describe(v) for v in inputs)}"
-
-
-def _wrong_number(inputs: Sequence[ValueType], given: Sequence[Any]) -> str:
-    return (
-        f"{len(given)} inputs were given ({_given(given)}), and there are {len(inputs)}. "
-        f"{_expected(inputs)}"
-    )
-
-
-def _order_hint(inputs: Sequence[ValueType], given: Sequence[Any]) -> str:
-    return f"{_expected(inputs)}. Given: {_given(given)}"
+    kinds = {code: element.name.lower() for code, element in ELEMENT_TYPES.items()}
+    described = (f"{v.name}: {kinds.get(v.element_type, '?')} {_dims(v)}" for v in inputs)
+    return f"The inputs are, in this order: {'; '.join(described)}"
 
 
 def _given(given: Sequence[Any]) -> str:

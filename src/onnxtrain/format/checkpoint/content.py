@@ -13,10 +13,7 @@ from onnxtrain.errors import CheckpointError
 from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, code_of
 
 Array = npt.NDArray[Any]
-
-
-# The limit of numpy 1.
-MAX_RANK = 32
+MAX_RANK = 32  # the limit of numpy 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +97,9 @@ def tensor_dims(tensor: Tensor, name: str) -> tuple[int, ...]:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the elements as they are stored, without a copy if memory holds them so."""
-    if isinstance(tensor, RawTensor):
-        array: Array = tensor.data
-    else:
-        array = tensor
-        if array.dtype.kind in "fiuc":
-            array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    array: Array = tensor.data if isinstance(tensor, RawTensor) else tensor
+    if array.dtype.kind in "fiuc":
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -118,23 +112,16 @@ def split_properties(
     properties: Mapping[str, Property],
 ) -> tuple[dict[str, Property], dict[str, Property]]:
     """Return the user's properties, and the reserved ones without their prefix."""
-    user: dict[str, Property] = {}
-    reserved: dict[str, Property] = {}
-    for name, value in properties.items():
-        if name.startswith(RESERVED_PREFIX):
-            reserved[name.removeprefix(RESERVED_PREFIX)] = value
-        else:
-            user[name] = value
-    return user, reserved
+    reserved = {n: value for n, value in properties.items() if n.startswith(RESERVED_PREFIX)}
+    user = {name: value for name, value in properties.items() if name not in reserved}
+    return user, {n.removeprefix(RESERVED_PREFIX): value for n, value in reserved.items()}
 
 
 def merge_properties(
     user: Mapping[str, Property], reserved: Mapping[str, Property]
 ) -> dict[str, Property]:
     """The reverse of `split_properties`."""
-    for name in user:
-        if name.startswith(RESERVED_PREFIX):
-            raise CheckpointError(
-                f"the property {name!r} begins with {RESERVED_PREFIX!r}, which is reserved"
-            )
+    wrong = [name for name in user if name.startswith(RESERVED_PREFIX)]
+    if wrong:
+        raise CheckpointError(f"the property {wrong[0]!r} has the reserved prefix")
     return {**user, **{RESERVED_PREFIX + name: value for name, value in reserved.items()}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import BinaryIO, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from onnxtrain.format.checkpoint.content import (
     tensor_code,
     tensor_dims,
 )
-from onnxtrain.format.checkpoint.flat_writer import Bulk, Int64s, Node, Table, Text, Vector, lay_out
+from onnxtrain.format.checkpoint.flat_file import Bulk, Scalar, Table, lay_out
 from onnxtrain.format.checkpoint.store import checksum, footer
 from onnxtrain.format.element_types import STRING, data_size
 
@@ -39,33 +39,6 @@ ALIGNMENT = 64
 _Item = TypeVar("_Item")
 
 
-class _Placed(NamedTuple):
-    """A tensor with elements, and their place: external data, or bulk data of the file."""
-
-    name: str
-    tensor: Tensor
-    length: int
-    external_offset: int
-    bulk: Bulk | None
-
-
-class _Summed:
-    """A file that computes the checksum of what is written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._sum = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write data."""
-        self._file.write(data)
-        self._sum = zlib.crc32(data, self._sum)
-
-    def checksum(self) -> bytes:
-        """Return the last bytes of the file."""
-        return checksum(self._sum)
-
-
 class CheckpointLayout:
     """Offsets of everything in the files. The constructor checks the content."""
 
@@ -74,183 +47,149 @@ class CheckpointLayout:
     ) -> None:
         self._sort = sort
         self._nominal = content.nominal
-        self._bond = bond[1]
-        self._placed: list[_Placed] = []
-        self._parameters: list[_Placed] = []
+        self._identifier = bond[1]
+        self._outside: list[Bulk] = []  # in the second file
         self._data_end = 0
+        # Parameters with elements, and whether these are in the second file.
+        self.parameters: dict[str, tuple[Bulk, bool]] = {}
         both = content.trainable.keys() & content.frozen.keys()
         if both:
             raise CheckpointError(f"{min(both)!r} is trainable and frozen at once")
         if content.nominal and content.optimizer_groups:
             raise CheckpointError("a nominal checkpoint holds no state of an optimizer")
-        inline, moments = _sizes(content)
+        states = [group.states for group in content.optimizer_groups.values()]
+        moments = _size((n, m) for state in states for n, ms in state.items() for m in ms)
+        size = _size(content.trainable.items()) + _size(content.frozen.items()) + moments
         self.external = not self._nominal and (
-            content.has_external_data or _rounded_up(inline + moments) >= threshold
+            content.has_external_data or _rounded_up(size) >= threshold
         )
         # ONNX Runtime looks for momentums in the first file, so they leave it only if they do not
         # fit.
         self._external_moments = self.external and _rounded_up(moments) >= MOMENTUM_THRESHOLD
-        properties = dict(content.properties)
-        if self.external:
-            properties[bond[0]] = bond[1]
-        self._main = lay_out(self._checkpoint(content, properties), IDENTIFIER)
+        properties = {**content.properties, **dict([bond] if self.external else [])}
+        self._front, self._inside = lay_out(self._checkpoint(content, properties), IDENTIFIER)
 
-    def parameter_places(self) -> dict[str, tuple[bool, int, int]]:
-        """Return whether each parameter with elements is external, its offset and length."""
-        return {
-            p.name: (not p.bulk, p.bulk.offset if p.bulk else p.external_offset, p.length)
-            for p in self._parameters
-        }
-
-    def write_main(self, target: BinaryIO) -> None:
+    def write_main(self, file: BinaryIO) -> None:
         """Write the file itself."""
-        file = _Summed(target)
-        file.write(self._main.front)
-        end = len(self._main.front)
-        tensors = {id(item.bulk): item.tensor for item in self._placed if item.bulk is not None}
-        for bulk in self._main.bulks:
-            file.write(bytes(bulk.offset - 4 - end) + struct.pack("<I", bulk.length))
+        total = 0
+        for chunk in self._main():
+            file.write(chunk)
+            total = zlib.crc32(chunk, total)
+        file.write(checksum(total))
+
+    def _main(self) -> Iterator[bytes | memoryview]:
+        yield self._front
+        end = len(self._front)
+        for bulk in self._inside:
+            yield bytes(bulk.offset - 4 - end) + struct.pack("<I", bulk.length)
             if bulk.length:
-                file.write(tensor_bytes(tensors[id(bulk)]))
+                yield tensor_bytes(bulk.tensor)
             end = bulk.offset + bulk.length
-        target.write(file.checksum())
 
     def write_data(self, file: BinaryIO) -> None:
         """Write the external data."""
         end = 0
-        for item in self._placed:
-            if item.bulk is None:
-                file.write(bytes(item.external_offset - end))
-                file.write(tensor_bytes(item.tensor))
-                end = item.external_offset + item.length
-        file.write(footer(self._bond))
+        for bulk in self._outside:
+            file.write(bytes(bulk.offset - end))
+            file.write(tensor_bytes(bulk.tensor))
+            end = bulk.offset + bulk.length
+        file.write(footer(self._identifier))
 
     def _items(self, mapping: Mapping[str, _Item]) -> Iterable[tuple[str, _Item]]:
         return sorted(mapping.items(), key=lambda item: item[0]) if self._sort else mapping.items()
 
     def _checkpoint(self, content: CheckpointContent, properties: dict[str, Property]) -> Table:
-        module = Table()
-        for slot, tensors in enumerate((content.trainable, content.frozen)):
-            items = [self._parameter(name, tensor) for name, tensor in self._items(tensors)]
-            module.refer(slot, Vector(items))
-        module.set(2, "bool", content.nominal)
-        module.set(3, "bool", self.external)
-        root = Table()
-        root.set(0, "i32", VERSION)
-        root.refer(1, module)
+        module: Table = {
+            slot: [self._tensor(n, tensor, is_parameter=True) for n, tensor in self._items(tensors)]
+            for slot, tensors in enumerate((content.trainable, content.frozen))
+        }
+        module[2] = Scalar("u8", content.nominal)
+        module[3] = Scalar("u8", self.external)
+        root: Table = {0: Scalar("i32", VERSION), 1: module}
         if self._sort or content.optimizer_groups:
-            groups = self._items(content.optimizer_groups)
-            root.refer(2, Vector([self._group(name, group) for name, group in groups]))
+            root[2] = [self._group(*item) for item in self._items(content.optimizer_groups)]
         if properties:
-            root.refer(3, self._property_bag(properties))
+            root[3] = self._property_bag(properties)
         return root
 
-    def _parameter(self, name: str, tensor: Tensor) -> Table:
-        before = len(self._placed)
-        table = self._tensor(name, tensor, self.external)
-        self._parameters += self._placed[before:]
-        return table
-
-    def _tensor(self, name: str, tensor: Tensor, external: bool) -> Table:
+    def _tensor(self, name: str, tensor: Tensor, is_parameter: bool = False) -> Table:
         code, dims = tensor_code(tensor, name), tensor_dims(tensor, name)
-        table = Table()
-        table.refer(0, _text(name))
-        table.refer(2, Int64s(() if self._nominal else dims))
-        table.set(3, "i32", code)
+        table: Table = {0: _name(name), 2: () if self._nominal else dims, 3: Scalar("i32", code)}
         if self._nominal:
-            table.refer(4, Bulk(0, 4))
+            table[4] = Bulk(tensor, 0, 4)
             return table
         if code == STRING:
             if isinstance(tensor, RawTensor):
                 raise CheckpointError(f"tensor {name!r}: strings must be in an array")
-            table.refer(5, Vector([_text(str(text)) for text in tensor.flat]))
+            table[5] = [_text(str(text)) for text in tensor.flat]
             return table
         length = data_size(code, dims)
         if isinstance(tensor, RawTensor) and tensor.data.nbytes != length:
             raise CheckpointError(
                 f"tensor {name!r}: {tensor.data.nbytes} bytes of data do not fill {dims}"
             )
-        if external and length >= EXTERNAL_TENSOR_SIZE:
-            offset = self._data_end + -self._data_end % ALIGNMENT
-            self._data_end = offset + length
-            table.set(6, "i64", offset, default=-1)
-            self._placed.append(_Placed(name, tensor, length, offset, None))
-            return table
-        bulk = Bulk(length, ALIGNMENT if length >= EXTERNAL_TENSOR_SIZE else 8)
-        table.refer(4, bulk)
-        if length:
-            self._placed.append(_Placed(name, tensor, length, -1, bulk))
+        bulk = Bulk(tensor, length, ALIGNMENT if length >= EXTERNAL_TENSOR_SIZE else 8)
+        external = self.external if is_parameter else self._external_moments
+        external = external and length >= EXTERNAL_TENSOR_SIZE
+        if external:
+            bulk.offset = self._data_end + -self._data_end % ALIGNMENT
+            self._data_end = bulk.offset + length
+            self._outside.append(bulk)
+            table[6] = Scalar("i64", bulk.offset, default=-1)
+        else:
+            table[4] = bulk
+        if is_parameter and length:
+            self.parameters[name] = bulk, external
         return table
 
     def _group(self, name: str, group: OptimizerGroup) -> Table:
-        states: list[Node] = []
-        for parameter, moments in self._items(group.states):
-            state = Table()
-            state.refer(0, _text(parameter))
-            tensors = [
-                self._tensor(f"momentum{index}", moment, self._external_moments)
-                for index, moment in enumerate(moments)
-            ]
-            state.refer(1, Vector(tensors))
-            states.append(state)
-        table = Table()
-        table.refer(0, _text(name))
-        table.set(1, "i64", _int64(group.step, f"the step of group {name!r}"))
+        states = [
+            {
+                0: _name(parameter),
+                1: [self._tensor(f"momentum{k}", m) for k, m in enumerate(moments)],
+            }
+            for parameter, moments in self._items(group.states)
+        ]
         rate = _float32(group.initial_learning_rate, f"the learning rate of group {name!r}")
-        table.set(2, "f32", rate)
-        table.refer(3, Vector(states))
-        return table
+        step = _int64(group.step, f"the step of group {name!r}")
+        return {0: _name(name), 1: Scalar("i64", step), 2: Scalar("f32", rate), 3: states}
 
     def _property_bag(self, properties: dict[str, Property]) -> Table:
-        bags: tuple[list[Node], list[Node], list[Node]] = ([], [], [])
+        bags: Table = {0: [], 1: [], 2: []}
         for name, value in self._items(properties):
-            table = Table()
-            table.refer(0, _text(name))
+            what = f"the property {name!r}"
+            stored: Scalar | bytes
             if isinstance(value, int | np.integer):
-                table.set(1, "i64", _int64(value, f"the property {name!r}"))
-                bags[0].append(table)
+                slot, stored = 0, Scalar("i64", _int64(value, what))
             elif isinstance(value, float | np.floating):
-                table.set(1, "f32", _float32(value, f"the property {name!r}"))
-                bags[1].append(table)
+                slot, stored = 1, Scalar("f32", _float32(value, what))
             elif isinstance(value, str):
-                table.refer(1, _text(value, empty=True))
-                bags[2].append(table)
+                slot, stored = 2, _text(value)
             else:
-                raise CheckpointError(
-                    f"the property {name!r} is a {type(value).__name__}; "
-                    "a checkpoint holds int, float and str"
-                )
-        table = Table()
-        for slot, bag in enumerate(bags):
-            table.refer(slot, Vector(bag))
-        return table
+                kind = type(value).__name__
+                raise CheckpointError(f"{what} is a {kind}; a checkpoint holds int, float and str")
+            bags[slot].append({0: _name(name), 1: stored})
+        return bags
 
 
-def _sizes(content: CheckpointContent) -> tuple[int, int]:
-    """Estimate the sizes of the parameters and of the optimizer state in bytes."""
-
-    def size(name: str, tensor: Tensor) -> int:
-        return len(name) + data_size(tensor_code(tensor, name), tensor_dims(tensor, name))
-
-    parameters = (*content.trainable.items(), *content.frozen.items())
-    moments = (
-        (parameter, moment)
-        for group in content.optimizer_groups.values()
-        for parameter, tensors in group.states.items()
-        for moment in tensors
-    )
-    return sum(size(*item) for item in parameters), sum(size(*item) for item in moments)
+def _size(tensors: Iterable[tuple[str, Tensor]]) -> int:
+    """Estimate the size of tensors in bytes."""
+    return sum(len(n) + data_size(tensor_code(t, n), tensor_dims(t, n)) for n, t in tensors)
 
 
 def _rounded_up(size: int) -> int:
     return max(1, -(-size // _MEBIBYTE)) * _MEBIBYTE
 
 
-def _text(value: str, empty: bool = False) -> Text:
-    if not isinstance(value, str) or not (value or empty):
+def _name(value: str) -> bytes:
+    if not isinstance(value, str) or not value:
         raise CheckpointError(f"{value!r} is not a name")
+    return _text(value)
+
+
+def _text(value: str) -> bytes:
     try:
-        return Text(value.encode("utf-8"))
+        return value.encode("utf-8")
     except UnicodeEncodeError:
         raise CheckpointError(f"{value!r} cannot be written as UTF-8") from None
 

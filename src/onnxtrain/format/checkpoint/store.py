@@ -26,14 +26,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 
 from onnxtrain.errors import CheckpointDataError, CheckpointError
 from onnxtrain.format.mapped_file import mapped
 
 FOOTER_MARK = b"ODTCDATA"
-_IDENTIFIER_SIZE = 16
-FOOTER_SIZE = len(FOOTER_MARK) + _IDENTIFIER_SIZE
+FOOTER_SIZE = len(FOOTER_MARK) + 16
 # A checkpoint file ends with this and eight hexadecimal digits, the CRC-32 of the rest.
 CHECKSUM_MARK = b"ODTCCRC="
 CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
@@ -43,14 +42,9 @@ _STALE_SECONDS = 3600
 Write = Callable[[BinaryIO], object]
 
 
-def new_identifier() -> str:
-    """Return a new identifier for a pair of files."""
-    return os.urandom(_IDENTIFIER_SIZE // 2).hex()
-
-
-def is_identifier(text: str) -> bool:
-    """Whether an untrusted text is an identifier, and so safe in a file name."""
-    return re.fullmatch(rf"[0-9a-f]{{{_IDENTIFIER_SIZE}}}", text) is not None
+def is_identifier(found: object) -> TypeGuard[str]:
+    """Whether an untrusted value is an identifier, and so safe in a file name."""
+    return isinstance(found, str) and re.fullmatch(r"[0-9a-f]{16}", found) is not None
 
 
 def footer(identifier: str) -> bytes:
@@ -63,17 +57,9 @@ def checksum(number: int) -> bytes:
     return CHECKSUM_MARK + b"%08x" % number
 
 
-def data_path(path: Path) -> Path:
+def data_path(path: Path, suffix: str = "") -> Path:
     """Return the path of the external data of a checkpoint."""
-    return path.with_name(path.name + ".data")
-
-
-def _staged_path(path: Path, identifier: str) -> Path:
-    return path.with_name(f"{path.name}.data.{identifier}")
-
-
-def _old_path(path: Path) -> Path:
-    return path.with_name(path.name + ".data.old")
+    return path.with_name(f"{path.name}.data{suffix}")
 
 
 @contextlib.contextmanager
@@ -95,15 +81,12 @@ def reason_of(error: OSError) -> str:
 
 def open_bytes(path: Path) -> memoryview:
     """Return the bytes of a checkpoint file; see `mapped`."""
+    if path.is_dir():
+        raise CheckpointError(
+            f"{path} is a directory; checkpoints of ONNX Runtime before 1.16, "
+            "which were directories, cannot be read"
+        )
     with translated("read", path):
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise CheckpointError(
-                f"{path} is a directory; checkpoints of ONNX Runtime before 1.16, "
-                "which were directories, cannot be read"
-            )
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is not a regular file")
         return mapped(path)
 
 
@@ -113,11 +96,9 @@ def open_data(path: Path, identifier: str | None) -> memoryview:
     Without an identifier, or if ONNX Runtime has rewritten the data, the name decides. Data with
     the identifier of another checkpoint are never returned.
     """
-    final, old = data_path(path), _old_path(path)
-    candidates = [final, old]
-    if identifier is not None:
-        candidates.insert(1, _staged_path(path, identifier))
-    unmarked = None
+    final, unmarked = data_path(path), None
+    staged = [] if identifier is None else [data_path(path, f".{identifier}")]
+    candidates = [final, *staged, data_path(path, ".old")]
     for candidate in candidates:
         try:
             data = open_bytes(candidate)
@@ -144,7 +125,8 @@ def store(
 
     `live_identifier` is that of the present checkpoint at `path`, if any.
     """
-    final, old, staged = data_path(path), _old_path(path), _staged_path(path, identifier)
+    final, old = data_path(path), data_path(path, ".old")
+    staged = data_path(path, f".{identifier}")
     temporary = path.with_name(f".{path.name}.{identifier}.tmp")
     aside = False
     with translated("write", path):
@@ -178,11 +160,10 @@ def store(
 
 def _settle(path: Path, live_identifier: str | None) -> None:
     """Complete or undo a save that was interrupted between renames."""
-    final, old = data_path(path), _old_path(path)
-    if live_identifier is not None:
-        staged = _staged_path(path, live_identifier)
-        if staged.exists():
-            os.replace(staged, final)
+    final, old = data_path(path), data_path(path, ".old")
+    staged = data_path(path, f".{live_identifier}")
+    if live_identifier is not None and staged.exists():
+        os.replace(staged, final)
     if not final.exists() and old.exists():
         os.replace(old, final)
 

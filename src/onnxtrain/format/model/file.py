@@ -7,7 +7,7 @@ The file is mapped and read once at the level of the graph; nodes and weights ar
 from __future__ import annotations
 
 import os
-import stat
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from onnxtrain.format.mapped_file import mapped
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
 from onnxtrain.format.model.tensor import read_entry, read_initializer
-from onnxtrain.format.model.wire import MAX_RANK, Reader
+from onnxtrain.format.model.wire import MAX_RANK, Field, Reader
 
 _ORT_IDENTIFIER = b"ORTM"
 
@@ -77,7 +77,10 @@ class ModelFile:
         """Read a model from a path, which is mapped, or from memory."""
         path = None
         if isinstance(source, bytes | bytearray | memoryview):
-            name, data = "model in memory", _frozen(source)
+            name, view = "model in memory", memoryview(source)
+            # The bytes must not change while the model is in use.
+            is_fixed = view.readonly and view.contiguous
+            data = view.cast("B") if is_fixed else memoryview(bytes(view))
         elif isinstance(source, str | os.PathLike):
             path = Path(os.fsdecode(source))
             name, data = str(path), map_file(path)
@@ -92,35 +95,22 @@ class ModelFile:
 
 def graph_of(model: ModelFile, reader: Reader) -> memoryview:
     """Return the bytes of the main graph."""
-    found = [
-        reader.message(f, "model")
-        for f in reader.fields(model.data, "model")
-        if f.number == ModelField.GRAPH
-    ]
+    return _one_graph(reader, reader.pick(model.data, "model", ModelField.GRAPH))
+
+
+def _one_graph(reader: Reader, parts: dict[int, list[Field]]) -> memoryview:
+    found = reader.messages(parts[ModelField.GRAPH], "model")
     if len(found) != 1:
-        raise ModelError(f"{model.source_name}: there are {len(found)} graphs instead of one")
+        reader.fail(f"there are {len(found)} graphs instead of one: it is no ONNX model", "model")
     return found[0]
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-def _frozen(source: bytes | bytearray | memoryview) -> memoryview:
-    """Return the bytes, which must not change while the model is in use."""
-    view = memoryview(source)
-    if view.readonly and view.contiguous:
-        return view.cast("B")
-    return memoryview(bytes(view))
-
-
 def map_file(path: Path) -> memoryview:
     """Return the bytes of a model file; see `mapped`."""
     try:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelError(f"{path} is a directory, not a model")
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{path} is not a regular file")
         return mapped(path)
     except FileNotFoundError:
         raise ModelError(f"there is no model at {path}") from None
@@ -146,67 +136,48 @@ def _read_model(model: ModelFile) -> ModelFile:
     reader = Reader(model.source_name)
     if len(model.data) == 0:
         reader.fail("the file is empty", "model")
-    graphs: list[memoryview] = []
-    metadata: str | None = None
-    for part in reader.fields(model.data, "model"):
-        if part.number == ModelField.GRAPH:
-            graphs.append(reader.message(part, "model"))
-        elif part.number == ModelField.IR_VERSION:
-            model.ir_version = reader.int64(part, "model")
-        elif part.number == ModelField.OPSET_IMPORT:
-            domain, version = read_opset(reader, reader.message(part, "opset_import"))
-            model.opsets[domain] = version
-        elif part.number == ModelField.METADATA:
-            key, value = read_entry(reader, reader.message(part, "metadata_props"))
-            metadata = value if key == METADATA_KEY else metadata
-    if len(graphs) != 1:
-        reader.fail(
-            f"there are {len(graphs)} graphs instead of one: it is not an ONNX model", "model"
-        )
+    field = ModelField
+    numbers = (field.GRAPH, field.IR_VERSION, field.OPSET_IMPORT, field.METADATA)
+    parts = reader.pick(model.data, "model", *numbers)
+    graph = _one_graph(reader, parts)
+    model.ir_version = reader.last_int64(parts[field.IR_VERSION], "model")
+    imports = reader.messages(parts[field.OPSET_IMPORT], "opset_import")
+    model.opsets = dict(read_opset(reader, message) for message in imports)
+    entries = reader.messages(parts[field.METADATA], "metadata_props")
+    metadata = dict(read_entry(reader, entry) for entry in entries).get(METADATA_KEY)
     if metadata is not None:
         model.metadata = read_metadata(reader, metadata)
-    _read_graph(model, reader, graphs[0])
+    _read_graph(model, reader, graph)
     return model
 
 
 def _read_graph(model: ModelFile, reader: Reader, graph: memoryview) -> None:
-    inputs: list[ValueType] = []
-    outputs: list[ValueType] = []
-    names: list[str] = []
+    initializers: list[tuple[str, ExternalTensor | None]] = []
+    values: dict[int, list[ValueType]] = {GraphField.INPUT: [], GraphField.OUTPUT: []}
     for part in reader.fields(graph, "graph"):
         if part.number == GraphField.NODE:
             reader.message(part, "graph.node")
             model.node_count += 1
         elif part.number == GraphField.INITIALIZER:
-            name, external = read_initializer(reader, reader.message(part, "graph.initializer"))
-            names.append(name)
-            if external is not None:
-                model.external[name] = external
-        elif part.number == GraphField.INPUT:
-            inputs.append(read_value_type(reader, reader.message(part, "graph.input"), "input"))
-        elif part.number == GraphField.OUTPUT:
-            outputs.append(read_value_type(reader, reader.message(part, "graph.output"), "output"))
-    model.inputs, model.outputs, model.initializer_names = (
-        tuple(inputs),
-        tuple(outputs),
-        tuple(names),
-    )
-    for what, listed in (
-        ("input", [v.name for v in inputs]),
-        ("output", [v.name for v in outputs]),
-        ("initializer", names),
+            message = reader.message(part, "graph.initializer")
+            initializers.append(read_initializer(reader, message))
+        elif part.number in values:
+            what = "input" if part.number == GraphField.INPUT else "output"
+            message = reader.message(part, f"graph.{what}")
+            values[part.number].append(read_value_type(reader, message, what))
+    model.inputs, model.outputs = map(tuple, values.values())
+    model.initializer_names = tuple(name for name, _ in initializers)
+    model.external = {name: external for name, external in initializers if external is not None}
+    for what, names in (
+        ("input", [value.name for value in model.inputs]),
+        ("output", [value.name for value in model.outputs]),
+        ("initializer", model.initializer_names),
     ):
-        _require_unique(reader, what, listed)
-
-
-def _require_unique(reader: Reader, what: str, names: list[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if not name:
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if not all(names):
             reader.fail("it has no name", f"graph.{what}")
-        if name in seen:
-            reader.fail(f"the name {name!r} occurs twice", f"graph.{what}")
-        seen.add(name)
+        if twice:
+            reader.fail(f"the name {twice[0]!r} occurs twice", f"graph.{what}")
 
 
 def read_metadata(reader: Reader, text: str) -> GraphMetadata:
@@ -219,12 +190,9 @@ def read_metadata(reader: Reader, text: str) -> GraphMetadata:
 
 def read_opset(reader: Reader, message: memoryview) -> tuple[str, int]:
     """Read an opset import; the domain `ai.onnx` is ""."""
-    domain, version = "", 0
-    for part in reader.fields(message, "opset_import"):
-        if part.number == 1:
-            domain = reader.text(part, "opset_import.domain")
-        elif part.number == 2:
-            version = reader.int64(part, "opset_import.version")
+    parts = reader.pick(message, "opset_import", 1, 2)
+    domain = reader.last_text(parts[1], "opset_import.domain")
+    version = reader.last_int64(parts[2], "opset_import.version")
     return "" if domain == "ai.onnx" else domain, version
 
 
@@ -233,68 +201,51 @@ def read_opset(reader: Reader, message: memoryview) -> tuple[str, int]:
 
 def read_name(reader: Reader, message: memoryview, number: int, where: str) -> str:
     """Read the name of a message; "" if there is none."""
-    name = ""
-    for part in reader.fields(message, where):
-        if part.number == number:
-            name = reader.text(part, f"{where}.name")
-    return name
+    return reader.last_text(reader.pick(message, where, number)[number], f"{where}.name")
 
 
-def only(reader: Reader, message: memoryview, number: int, where: str) -> memoryview | None:
+def _only(reader: Reader, message: memoryview, number: int, where: str) -> memoryview | None:
     """Return the message in a field, or None. Two are an error; protobuf would merge them."""
-    found = None
-    for part in reader.fields(message, where):
-        if part.number == number:
-            if found is not None:
-                reader.fail(f"field {number} is there twice", where, part.start)
-            found = reader.message(part, where)
-    return found
+    found = reader.pick(message, where, number)[number]
+    if len(found) > 1:
+        reader.fail(f"field {number} is there twice", where, found[1].start)
+    return reader.message(found[0], where) if found else None
 
 
 def read_value_type(reader: Reader, message: memoryview, where: str) -> ValueType:
     """Read a ValueInfoProto."""
     name = read_name(reader, message, 1, where)
     where = f"{where} {name!r}"
-    declared = only(reader, message, 2, where)
-    tensor = None if declared is None else only(reader, declared, 1, where)
+    declared = _only(reader, message, 2, where)
+    tensor = None if declared is None else _only(reader, declared, 1, where)
     if tensor is None:
         return ValueType(name, 0, None)
-    element_type = 0
-    for part in reader.fields(tensor, where):
-        if part.number == 1:
-            element_type = reader.int64(part, where)
-    shape = only(reader, tensor, 2, where)
-    return ValueType(name, element_type, None if shape is None else _dims(reader, shape, where))
+    element_type = reader.last_int64(reader.pick(tensor, where, 1)[1], where)
+    shape = _only(reader, tensor, 2, where)
+    if shape is None:
+        return ValueType(name, element_type, None)
+    dims = reader.messages(reader.pick(shape, where, 1)[1], where)
+    if len(dims) > MAX_RANK:
+        reader.fail(f"there are more than {MAX_RANK} dimensions", where)
+    return ValueType(name, element_type, tuple(_dim(reader, dim, where) for dim in dims))
 
 
 def has_type(reader: Reader, message: memoryview) -> bool:
     """Whether a ValueInfoProto has a type; the shape may be missing."""
-    declared = only(reader, message, 2, "value")
-    if declared is None or len(declared) == 0:
+    declared = _only(reader, message, 2, "value")
+    if not declared:
         return False
-    if only(reader, declared, 1, "value") is None:
-        return True  # a sequence or the like
-    return read_value_type(reader, message, "value").element_type != 0
+    is_tensor = _only(reader, declared, 1, "value") is not None
+    return not is_tensor or read_value_type(reader, message, "value").element_type != 0
 
 
 def has_shape(reader: Reader, message: bytes | memoryview) -> bool:
     """Whether a ValueInfoProto has a shape, or a type that is not a tensor."""
     view = memoryview(message)
-    declared = only(reader, view, 2, "value")
-    if declared is None or only(reader, declared, 1, "value") is None:
+    declared = _only(reader, view, 2, "value")
+    if declared is None or _only(reader, declared, 1, "value") is None:
         return declared is not None
     return read_value_type(reader, view, "value").dims is not None
-
-
-def _dims(reader: Reader, shape: memoryview, where: str) -> tuple[int | str | None, ...]:
-    result: list[int | str | None] = []
-    for part in reader.fields(shape, where):
-        if part.number != 1:
-            continue
-        if len(result) == MAX_RANK:
-            reader.fail(f"there are more than {MAX_RANK} dimensions", where)
-        result.append(_dim(reader, reader.message(part, where), where))
-    return tuple(result)
 
 
 def _dim(reader: Reader, message: memoryview, where: str) -> int | str | None:

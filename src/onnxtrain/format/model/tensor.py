@@ -25,6 +25,9 @@ class TensorField:
     DIMS, DATA_TYPE, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
 
 
+_TYPE_FIELDS = (TensorField.DATA_TYPE, TensorField.DIMS)
+
+
 class TensorType(NamedTuple):
     """Element type and shape of a tensor."""
 
@@ -46,55 +49,22 @@ class ExternalTensor:
 
 def read_entry(reader: Reader, message: memoryview) -> tuple[str, str]:
     """Read a pair of key and value."""
-    key = value = ""
-    for part in reader.fields(message, "entry"):
-        if part.number == 1:
-            key = reader.text(part, "entry.key")
-        elif part.number == 2:
-            value = reader.text(part, f"entry {key!r}")
-    return key, value
+    parts = reader.pick(message, "entry", 1, 2)
+    key = reader.last_text(parts[1], "entry.key")
+    return key, reader.last_text(parts[2], f"entry {key!r}")
 
 
 def read_initializer(reader: Reader, message: memoryview) -> tuple[str, ExternalTensor | None]:
     """Read the name of an initializer and, if its data are external, their location."""
-    name, location = "", 0
-    dims: list[Field] = []
-    entries: list[memoryview] = []
-    element_type = 0
-    for part in reader.fields(message, "initializer"):
-        if part.number == TensorField.NAME:
-            name = reader.text(part, "initializer.name")
-        elif part.number == TensorField.DATA_LOCATION:
-            location = reader.int64(part, "initializer.data_location")
-        elif part.number == TensorField.EXTERNAL_DATA:
-            entries.append(reader.message(part, "initializer.external_data"))
-        elif part.number == TensorField.DATA_TYPE:
-            element_type = reader.int64(part, "initializer.data_type")
-        elif part.number == TensorField.DIMS:
-            dims.append(part)
-    if location != EXTERNAL:
+    field = TensorField
+    located = (field.EXTERNAL_DATA, field.DATA_LOCATION)
+    parts = reader.pick(message, "initializer", field.NAME, *_TYPE_FIELDS, *located)
+    name = reader.last_text(parts[field.NAME], "initializer.name")
+    where = f"initializer {name!r}"
+    code, dims = _type(reader, parts, where)
+    entries = reader.messages(parts[field.EXTERNAL_DATA], where)
+    if reader.last_int64(parts[field.DATA_LOCATION], where) != EXTERNAL:
         return name, None
-    where = f"initializer {name!r}"
-    shape = reader.int64s(dims, where)
-    return name, _external(reader, name, element_type, shape, entries)
-
-
-def read_tensor_type(reader: Reader, message: memoryview, name: str) -> TensorType:
-    """Read element type and shape of a TensorProto."""
-    parts = list(reader.fields(message, f"initializer {name!r}"))
-    where = f"initializer {name!r}"
-    code = 0
-    for part in parts:
-        if part.number == TensorField.DATA_TYPE:
-            code = reader.int64(part, where)
-    dims = reader.int64s((p for p in parts if p.number == TensorField.DIMS), where)
-    return TensorType(code, dims)
-
-
-def _external(
-    reader: Reader, name: str, code: int, dims: tuple[int, ...], entries: list[memoryview]
-) -> ExternalTensor:
-    where = f"initializer {name!r}"
     if code not in ELEMENT_TYPES or code == STRING:
         reader.fail(f"the element type {code} cannot be in an external file", where)
     size = _checked_size(reader, code, dims, where)
@@ -106,7 +76,18 @@ def _external(
     if not stays_in_folder(location):
         reader.fail(f"the external data are at {location!r}, outside the folder", where)
     offset = _number(reader, keys.get("offset", "0"), where)
-    return ExternalTensor(name, code, dims, location, offset, length)
+    return name, ExternalTensor(name, code, dims, location, offset, length)
+
+
+def read_tensor_type(reader: Reader, message: memoryview, name: str) -> TensorType:
+    """Read element type and shape of a TensorProto."""
+    where = f"initializer {name!r}"
+    return _type(reader, reader.pick(message, where, *_TYPE_FIELDS), where)
+
+
+def _type(reader: Reader, parts: dict[int, list[Field]], where: str) -> TensorType:
+    code = reader.last_int64(parts[TensorField.DATA_TYPE], where)
+    return TensorType(code, reader.int64s(parts[TensorField.DIMS], where))
 
 
 def _checked_size(reader: Reader, code: int, dims: tuple[int, ...], where: str) -> int:
@@ -126,12 +107,9 @@ def _number(reader: Reader, text: str, where: str) -> int:
 
 def stays_in_folder(location: str) -> bool:
     """Whether a path leads to a file in the folder of the model, on any system."""
-    if not location or "\0" in location:
-        return False
-    for path in (PurePosixPath(location), PureWindowsPath(location)):
-        if path.anchor or ".." in path.parts:
-            return False
-    return True
+    paths = (PurePosixPath(location), PureWindowsPath(location))
+    leaves = any(path.anchor or ".." in path.parts for path in paths)
+    return bool(location) and "\0" not in location and not leaves
 
 
 # ---- elements ------------------------------------------------------------------------------------
@@ -150,39 +128,37 @@ _FIELD_OF_TYPE = {
 
 def inline_data(reader: Reader, message: memoryview) -> memoryview | None:
     """Return the elements of a tensor that has them inside, or None if they are strings."""
-    parts = list(reader.fields(message, "initializer"))
-    stored = read_tensor_type(reader, message, "")
+    elements = (TensorField.RAW_DATA, TensorField.INT32_DATA, *_FIELD_OF_TYPE.values())
+    parts = reader.pick(message, "initializer", *_TYPE_FIELDS, *elements)
+    stored = _type(reader, parts, "initializer")
     where = f"initializer of {stored.element_type} {stored.dims}"
     if stored.element_type == STRING:
         return None
     if stored.element_type not in ELEMENT_TYPES:
         reader.fail("its element type is unknown", where)
     size = _checked_size(reader, stored.element_type, stored.dims, where)
-    raw = [reader.message(p, where) for p in parts if p.number == TensorField.RAW_DATA]
+    raw = reader.messages(parts[TensorField.RAW_DATA], where)
     data = raw[-1] if raw else _typed_data(reader, parts, stored, where)
     if len(data) != size:
         reader.fail(f"it has {len(data)} bytes, where its shape needs {size}", where)
     return data
 
 
-def _typed_data(reader: Reader, parts: list[Field], stored: TensorType, where: str) -> memoryview:
+def _typed_data(
+    reader: Reader, parts: dict[int, list[Field]], stored: TensorType, where: str
+) -> memoryview:
     """Return elements that are stored as one number each."""
     element = ELEMENT_TYPES[stored.element_type]
     number = _FIELD_OF_TYPE.get(element.name, TensorField.INT32_DATA)
-    fields = [part for part in parts if part.number == number]
     if number in (TensorField.FLOAT_DATA, TensorField.DOUBLE_DATA):
-        width = 4 if number == TensorField.FLOAT_DATA else 8
-        return memoryview(b"".join(_fixed(reader, part, width, where) for part in fields))
+        alone, width = (FIXED32, 4) if number == TensorField.FLOAT_DATA else (FIXED64, 8)
+        chunks = [
+            p.value.to_bytes(width, "little") if p.kind == alone else reader.message(p, where)
+            for p in parts[number]
+        ]
+        return memoryview(b"".join(chunks))
     # Elements narrower than a byte are packed into bytes, one number each.
     count = math.prod(stored.dims) if element.bits >= 8 else data_size(*stored)
-    values = reader.int64s(fields, where, most=count)
-    width = max(element.bits // 8, 1)
+    values = reader.int64s(parts[number], where, most=count)
     bits = np.array([value & 0xFFFFFFFFFFFFFFFF for value in values], np.uint64)
-    return memoryview(bits.astype(f"<u{width}").tobytes())
-
-
-def _fixed(reader: Reader, part: Field, width: int, where: str) -> bytes | memoryview:
-    alone = FIXED32 if width == 4 else FIXED64
-    if part.kind == alone:
-        return part.value.to_bytes(width, "little")
-    return reader.message(part, where)
+    return memoryview(bits.astype(f"<u{max(element.bits // 8, 1)}").tobytes())

@@ -98,6 +98,14 @@ class Reader:
             else:
                 self.fail(f"a field is of the kind {kind}, which ONNX does not have", where, start)
 
+    def pick(self, message: memoryview, where: str, *numbers: int) -> dict[int, list[Field]]:
+        """The fields of a message that have these numbers, by number."""
+        found: dict[int, list[Field]] = {number: [] for number in numbers}
+        for field in self.fields(message, where):
+            if field.number in found:
+                found[field.number].append(field)
+        return found
+
     # ---- values of fields --------------------------------------------------------------------
 
     def message(self, field: Field, where: str) -> memoryview:
@@ -105,6 +113,18 @@ class Reader:
         if field.kind != BYTES:
             self._wrong_kind(field, BYTES, where)
         return field.data
+
+    def messages(self, fields: Iterable[Field], where: str) -> list[memoryview]:
+        """The messages of a repeated field."""
+        return [self.message(field, where) for field in fields]
+
+    def last_text(self, fields: Iterable[Field], where: str) -> str:
+        """The string of a field, of which the last one counts; "" if there is none."""
+        return ["", *(self.text(field, where) for field in fields)][-1]
+
+    def last_int64(self, fields: Iterable[Field], where: str) -> int:
+        """The number of a field, of which the last one counts; 0 if there is none."""
+        return [0, *(self.int64(field, where) for field in fields)][-1]
 
     def text(self, field: Field, where: str) -> str:
         """The value of a field that is a string."""
@@ -136,12 +156,8 @@ class Reader:
         return tuple(result)
 
     def _wrong_kind(self, field: Field, wanted: int, where: str) -> NoReturn:
-        self.fail(
-            f"field {field.number} should have {_KIND_NAMES[wanted]} and has "
-            f"{_KIND_NAMES[field.kind]}",
-            where,
-            field.start,
-        )
+        kinds = f"{_KIND_NAMES[wanted]} and has {_KIND_NAMES[field.kind]}"
+        self.fail(f"field {field.number} should have {kinds}", where, field.start)
 
 
 def signed(value: int) -> int:

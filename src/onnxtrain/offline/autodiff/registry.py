@@ -92,6 +92,24 @@ def rule(
     return register
 
 
+def required(node: ir.Node, count: int = 1) -> list[ir.Value]:
+    """Return the first inputs of a node: those that its operator is never without."""
+    return [value for value in node.inputs[:count] if value is not None]
+
+
+def optional(node: ir.Node, index: int) -> ir.Value | None:
+    """Return an input that may be left out, or None."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def output_of(op: Ops, node: ir.Node, index: int, label: str) -> ir.Value:
+    """Return an output of a node, which is added where the model leaves it out."""
+    node.resize_outputs(max(len(node.outputs), index + 1))
+    output = node.outputs[index]
+    output.name = output.name or op.names.fresh(f"{node.outputs[0].name}_{label}")
+    return output
+
+
 def zero_gradient(*op_types: str, domain: str = "", reason: str) -> None:
     """Declare that nothing flows back through these operators, and why."""
     for op_type in op_types:

@@ -204,6 +204,10 @@ class Ops(Writer):
         bounds = [b if isinstance(b, ir.Value) else self.int64([b]) for b in (start, end)]
         return self.Slice(value, *bounds, [axis], *([[step]] if step != 1 else []))
 
+    def concat(self, values: Sequence[ir.Value], axis: int) -> ir.Value:
+        """Concatenate along an axis; nothing is written for a single value."""
+        return values[0] if len(values) == 1 else self.Concat(*values, axis=axis)
+
     def cast(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """Convert to an element type; nothing is written where it has it already."""
         return value if value.dtype == dtype else self.Cast(value, to=dtype)

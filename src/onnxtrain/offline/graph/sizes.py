@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN, Dim
+from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, constant_array
 
 Size = int | ir.Value
 
@@ -24,6 +25,24 @@ def sizes(op: Ops, value: ir.Value) -> list[Size]:
 def spatial_sizes(op: Ops, value: ir.Value) -> list[Size]:
     """Return the sizes of all axes after batch and channel."""
     return sizes(op, value)[2:]
+
+
+def float_size(op: Ops, value: ir.Value, axis: int, dtype: ir.DataType | None) -> ir.Value:
+    """Return the size of one axis as a scalar of a floating type."""
+    size = op.dims(value)[axis]
+    if isinstance(size, int):
+        return op.const(float(size), dtype)
+    return op.Cast(op.Squeeze(op.dim(value, axis)), to=dtype)
+
+
+def entry(op: Ops, vector: ir.Value, index: int) -> ir.Value:
+    """Return one number of a vector as a vector of length one; integers as int64."""
+    known = constant_array(vector)
+    if known is not None:
+        number = known.reshape(-1)[index]
+        return op.const(np.array([number], np.int64 if known.dtype.kind == "i" else known.dtype))
+    found = op.slice(vector, 0, index, index + 1)
+    return op.cast(found, ir.DataType.INT64) if vector.dtype == ir.DataType.INT32 else found
 
 
 def divide(op: Ops, size: Size, by: int) -> Size:

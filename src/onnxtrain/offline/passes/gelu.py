@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, Rule
-from onnxtrain.offline.autodiff.rules.gelu import gelu_cotangent
+from onnxtrain.offline.autodiff.rules.activation import gelu_cotangent
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_half
 

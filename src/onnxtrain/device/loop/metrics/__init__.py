@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from onnxtrain.device.loop.history import NUMBERS
 from onnxtrain.device.loop.metrics.classes import Accuracy, ClassMetric, TopK
 from onnxtrain.device.loop.metrics.confusion import F1, ConfusionMatrix, Precision, Recall
 from onnxtrain.device.loop.metrics.metric import Better, FunctionMetric, Metric
@@ -50,8 +51,6 @@ _NAMED: dict[str, type[Metric]] = {
     "recall": Recall,
     "rmse": RootMeanSquaredError,
 }
-# Names that the values of an epoch have already.
-_TAKEN = ("epoch", "eval_loss", "learning_rate", "loss", "samples", "seconds", "steps")
 
 MetricLike = str | Metric | Callable[[Any, Any], Any]
 
@@ -61,24 +60,21 @@ def make_metric(metric: MetricLike) -> Metric:
     if isinstance(metric, Metric):
         return metric
     if isinstance(metric, str):
-        return _by_name(metric)
+        if metric in _NAMED:
+            return _NAMED[metric]()
+        top = re.fullmatch(r"top_?([1-9][0-9]{0,8})", metric)
+        if top is not None:
+            return TopK(int(top[1]))
+        close = difflib.get_close_matches(metric, [*_NAMED, "top5"], 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ArgumentError(
+            f"there is no metric {metric!r}: {hint}the names are {', '.join(_NAMED)} and top1, "
+            "top5 ..."
+        )
     if callable(metric) and not isinstance(metric, type):
         return FunctionMetric(metric)
     raise ArgumentError(
         f"a metric is a name, a function or an object like Accuracy(), not {metric!r}"
-    )
-
-
-def _by_name(name: str) -> Metric:
-    if name in _NAMED:
-        return _NAMED[name]()
-    top = re.fullmatch(r"top_?([1-9][0-9]{0,8})", name)
-    if top is not None:
-        return TopK(int(top[1]))
-    close = difflib.get_close_matches(name, [*_NAMED, "top5"], 1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ArgumentError(
-        f"there is no metric {name!r}: {hint}the names are {', '.join(_NAMED)} and top1, top5 ..."
     )
 
 
@@ -94,7 +90,7 @@ def make_metrics(
         named = [(made.name, made) for made in map(make_metric, metrics)]
     result: dict[str, Metric] = {}
     for name, metric in named:
-        if name in result or name in _TAKEN:
+        if name in result or name in (*NUMBERS, "eval_loss"):
             raise ArgumentError(
                 f"the name {name!r} of a metric is taken: pass a dictionary with other names, "
                 f"such as {{'my_{name}': ...}}"

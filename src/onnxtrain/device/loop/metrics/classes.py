@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.device.checks import at_least, finite
-from onnxtrain.device.loop.metrics.metric import MeanMetric, Metric
-from onnxtrain.device.loop.metrics.reading import Predictions, predict, rows_of_scores
+from onnxtrain.device.loop.metrics.metric import Array, MeanMetric, Metric, to_numbers
 from onnxtrain.errors import ArgumentError
+
+
+class Predictions(NamedTuple):
+    """Predicted and true classes of the elements that count, and how many classes there are."""
+
+    predicted: Array
+    true: Array
+    classes: int
 
 
 class ClassMetric(Metric):
@@ -34,33 +43,107 @@ class ClassMetric(Metric):
         self.ignore_index = ignore_index
         self.threshold = finite("threshold", threshold)
         self.binary = binary
+        self._one_score = False
         super().__init__(output, labels)
 
     def read(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> Predictions:
         """Return the predicted and the true classes of a batch."""
-        return predict(
-            outputs, labels, self.class_axis, self.ignore_index, self.threshold, self.binary
+        scores, given = np.asarray(outputs), np.asarray(labels)
+        shape = scores.shape
+        self._one_score = self.binary or len(shape) == 1 or shape[self._axis(shape)] == 1
+        if self._one_score:
+            return self._read_one_score(scores, given)
+        rows, true = self._rows(scores, given)
+        return Predictions(rows.argmax(axis=1), true, rows.shape[1])
+
+    def _axis(self, shape: tuple[int, ...]) -> int:
+        """The axis of the classes, counted from the front."""
+        if not -len(shape) <= self.class_axis < len(shape):
+            raise ArgumentError(
+                f"outputs of shape {shape} have no axis {self.class_axis} for the classes"
+            )
+        return self.class_axis % len(shape)
+
+    def _rows(self, scores: Array, labels: Array) -> tuple[Array, Array]:
+        """Return the scores as (elements, classes) and the classes of these elements."""
+        axis = self._axis(scores.shape)
+        classes = scores.shape[axis]
+        without = scores.shape[:axis] + scores.shape[axis + 1 :]
+        if labels.shape not in (without, (*without[:axis], 1, *without[axis:])):
+            raise ArgumentError(
+                f"labels of shape {labels.shape} do not fit outputs of shape {scores.shape} with "
+                f"the classes on axis {self.class_axis}: they should have shape {without}"
+                + _hint_on_shapes(scores.shape, labels.shape)
+            )
+        return self._counted(np.moveaxis(scores, axis, -1).reshape(-1, classes), labels, classes)
+
+    def _read_one_score(self, scores: Array, labels: Array) -> Predictions:
+        """Predict class 1 where the score is above the threshold, and 0 elsewhere."""
+        shape = scores.shape
+        fitting = [shape]
+        if len(shape) == 1:
+            fitting.append((*shape, 1))
+        elif shape[axis := self._axis(shape)] == 1:
+            fitting.append(shape[:axis] + shape[axis + 1 :])
+        if labels.shape not in fitting:
+            raise ArgumentError(
+                f"labels of shape {labels.shape} do not fit outputs of shape {shape}, which are "
+                f"one score each: they should have shape {' or '.join(map(str, fitting))}"
+            )
+        scores, true = self._counted(scores.reshape(-1), labels, 2)
+        return Predictions((scores > self.threshold).astype(np.int64), true, 2)
+
+    def _counted(self, scores: Array, labels: Array, classes: int) -> tuple[Array, Array]:
+        """Return the scores and classes of the elements that count."""
+        given = labels.reshape(-1)
+        if self.ignore_index is not None:
+            counted = given != self.ignore_index
+            scores, given = scores[counted], given[counted]
+        return to_numbers("outputs", scores, infinities=True), _to_classes(given, classes)
+
+
+def _hint_on_shapes(scores: tuple[int, ...], labels: tuple[int, ...]) -> str:
+    if scores[:-1] == labels:
+        return " (or are the classes on the last axis? then pass class_axis=-1)"
+    if scores == labels:
+        return " (if each element is a yes or no of its own, pass binary=True)"
+    return ""
+
+
+def _to_classes(labels: Array, classes: int) -> Array:
+    """Check labels of any number type, and return them as indices."""
+    numbers = to_numbers("labels", labels)
+    indices = numbers.astype(np.int64)
+    if numbers.dtype.kind == "f" and not np.array_equal(indices, numbers):
+        example = numbers[indices != numbers][0]
+        raise ArgumentError(f"labels must be whole numbers of classes; one is {example}")
+    wrong = indices[(indices < 0) | (indices >= classes)]
+    if wrong.size:
+        raise ArgumentError(
+            f"the label {wrong[0]} is no class: there are {classes} classes, from 0 to "
+            f"{classes - 1} ({wrong.size} of {indices.size} labels are outside). If it marks "
+            f"elements that do not count, pass ignore_index={wrong[0]}"
         )
+    return indices
 
 
 class Accuracy(ClassMetric, MeanMetric):
-    """The fraction of elements whose class is predicted rightly; arguments as of `ClassMetric`."""
+    """The fraction of elements whose class is predicted correctly; arguments of `ClassMetric`."""
 
     name = "accuracy"
     better = "max"
 
     def update(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> None:
-        """Count the right predictions of a batch."""
+        """Count the correct predictions of a batch."""
         predicted, true, _ = self.read(outputs, labels)
         self._sum += int(np.count_nonzero(predicted == true))
         self._count += true.size
 
 
-class TopK(MeanMetric):
+class TopK(ClassMetric, MeanMetric):
     """The fraction of elements whose class is among the `k` with the highest scores.
 
-    Shapes are those of `ClassMetric`. Of equal scores the first counts as the higher, so that
-    `TopK(1)` is `Accuracy()`.
+    Of equal scores the first counts as the higher, so that `TopK(1)` is `Accuracy()`.
     """
 
     better = "max"
@@ -75,13 +158,11 @@ class TopK(MeanMetric):
     ) -> None:
         self.k = at_least(1, "k", k)
         self.name = f"top{self.k}"
-        self.class_axis = class_axis
-        self.ignore_index = ignore_index
-        super().__init__(output, labels)
+        super().__init__(class_axis, ignore_index, output=output, labels=labels)
 
     def update(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> None:
         """Count the elements of a batch whose class is among the first."""
-        scores, true = rows_of_scores(outputs, labels, self.class_axis, self.ignore_index)
+        scores, true = self._rows(np.asarray(outputs), np.asarray(labels))
         classes = scores.shape[1]
         if classes < self.k:
             raise ArgumentError(

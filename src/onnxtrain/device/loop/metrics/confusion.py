@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.device.checks import choice
 from onnxtrain.device.loop.metrics.classes import ClassMetric
-from onnxtrain.device.loop.metrics.reading import is_one_score
 from onnxtrain.errors import ArgumentError
 
 Average = Literal["auto", "macro", "weighted", "micro", "binary", "none"]
-_AVERAGES = ("auto", "macro", "weighted", "micro", "binary", "none")
 
 
 class ConfusionMatrix(ClassMetric):
-    """How often each class (row) was predicted as each class (column).
-
-    Arguments are those of `ClassMetric`.
-    """
+    """How often each class (row) was predicted as each class (column); see `ClassMetric`."""
 
     name = "confusion"
     scalar = False
@@ -60,21 +54,13 @@ class AveragedMetric(ConfusionMatrix):
     """
 
     better = "max"
+    # The measure from the numbers of correct predictions, of labels and of predictions.
+    ratio: ClassVar[Any]
 
     def __init__(self, average: Average = "auto", **settings: Any) -> None:
-        self.average = choice("average", average, _AVERAGES)
+        self.average = choice("average", average, get_args(Average))
         self.scalar = average != "none"
         super().__init__(**settings)
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        super().reset()
-        self._one_score = False
-
-    def update(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> None:
-        """Count the predictions of a batch."""
-        self._one_score = is_one_score(np.shape(outputs), self.class_axis, self.binary)
-        super().update(outputs, labels)
 
     def value(self) -> Any:
         """The measure over all batches; NaN if there were none."""
@@ -92,21 +78,14 @@ class AveragedMetric(ConfusionMatrix):
         if average == "none":
             return each
         if average == "binary":
-            return _positive(each)
+            if len(each) != 2:
+                raise ArgumentError(
+                    f"average='binary' is for 2 classes; the outputs have {len(each)}"
+                )
+            return float(each[1])
         if average == "weighted":
             return float(np.average(each, weights=true))
         return float(each[(true > 0) | (predicted > 0)].mean())
-
-    @staticmethod
-    @abstractmethod
-    def ratio(right: Any, true: Any, predicted: Any) -> Any:
-        """The measure from the numbers of right predictions, of labels and of predictions."""
-
-
-def _positive(each: npt.NDArray[np.float64]) -> float:
-    if len(each) != 2:
-        raise ArgumentError(f"average='binary' is for 2 classes; the outputs have {len(each)}")
-    return float(each[1])
 
 
 def _divide(a: Any, b: Any) -> Any:
@@ -118,30 +97,18 @@ class Precision(AveragedMetric):
     """Of what was predicted as a class, the fraction that is of it."""
 
     name = "precision"
-
-    @staticmethod
-    def ratio(right: Any, true: Any, predicted: Any) -> Any:
-        """Right predictions of all predictions."""
-        return _divide(right, predicted)
+    ratio = staticmethod(lambda right, true, predicted: _divide(right, predicted))
 
 
 class Recall(AveragedMetric):
     """Of what is of a class, the fraction that was predicted as it."""
 
     name = "recall"
-
-    @staticmethod
-    def ratio(right: Any, true: Any, predicted: Any) -> Any:
-        """Right predictions of all labels."""
-        return _divide(right, true)
+    ratio = staticmethod(lambda right, true, predicted: _divide(right, true))
 
 
 class F1(AveragedMetric):
     """The harmonic mean of precision and recall."""
 
     name = "f1"
-
-    @staticmethod
-    def ratio(right: Any, true: Any, predicted: Any) -> Any:
-        """Twice the right predictions of all labels and predictions."""
-        return _divide(2 * right, true + predicted)
+    ratio = staticmethod(lambda right, true, predicted: _divide(2 * right, true + predicted))

@@ -1,4 +1,4 @@
-"""What a metric is."""
+"""What a metric is; metrics of functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.errors import ArgumentError
+from onnxtrain.errors import ArgumentError, NonFiniteError
 
 Array = npt.NDArray[Any]
 Better = Literal["min", "max"]
@@ -87,3 +87,20 @@ class FunctionMetric(MeanMetric):
         samples = len(arrays[0]) if arrays[0].ndim else 1
         self._sum += float(result.item()) * samples
         self._count += samples
+
+
+def to_numbers(what: str, values: npt.ArrayLike, infinities: bool = False) -> Array:
+    """Return an array of numbers; NaN is an error, and so are infinities unless they may be."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        # Types that packages add to numpy, such as bfloat16, are numbers too.
+        try:
+            array = array.astype(np.float32)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"{what} must be numbers, not {array.dtype}") from None
+    if array.dtype.kind == "f":
+        bad = np.count_nonzero(np.isnan(array) if infinities else ~np.isfinite(array))
+        if bad:
+            kind = "not a number" if infinities else "infinite or not a number"
+            raise NonFiniteError(f"{bad} of {array.size} elements of the {what} are {kind}")
+    return array

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.device.loop.metrics.metric import MeanMetric
-from onnxtrain.device.loop.metrics.reading import to_numbers
+from onnxtrain.device.loop.metrics.metric import MeanMetric, to_numbers
 from onnxtrain.errors import ArgumentError
-
-Array = npt.NDArray[Any]
 
 
 class MeanError(MeanMetric):
@@ -23,6 +19,8 @@ class MeanError(MeanMetric):
     """
 
     better = "min"
+    # What the mean is taken of, from the differences.
+    measure: ClassVar[Any]
 
     def update(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> None:
         """Add the differences of a batch."""
@@ -36,35 +34,23 @@ class MeanError(MeanMetric):
                 f"{self.name} compares arrays of the same shape; the outputs have "
                 f"{predicted.shape}, the labels {target.shape}"
             )
-        self._sum += self.total(predicted.astype(np.float64) - target.astype(np.float64))
+        difference = predicted.astype(np.float64) - target.astype(np.float64)
+        self._sum += float(self.measure(difference).sum())
         self._count += predicted.size
-
-    @staticmethod
-    @abstractmethod
-    def total(difference: Array) -> float:
-        """The sum of what the mean is taken of."""
 
 
 class MeanAbsoluteError(MeanError):
     """The mean of the absolute differences between outputs and targets."""
 
     name = "mae"
-
-    @staticmethod
-    def total(difference: Array) -> float:
-        """The sum of the absolute differences."""
-        return float(np.abs(difference).sum())
+    measure = staticmethod(np.abs)
 
 
 class MeanSquaredError(MeanError):
     """The mean of the squared differences between outputs and targets."""
 
     name = "mse"
-
-    @staticmethod
-    def total(difference: Array) -> float:
-        """The sum of the squared differences."""
-        return float(np.square(difference).sum())
+    measure = staticmethod(np.square)
 
 
 class RootMeanSquaredError(MeanSquaredError):

@@ -5,27 +5,34 @@ Piecewise functions select by a mask; smooth ones use the forward output where i
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, rule
+from onnxtrain.offline.autodiff.rules.elementwise import unary
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 
 # ---- piecewise linear --------------------------------------------------------------------------
 
-
-@rule("Relu", notes="0 at 0")
-def relu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Dx = dy where y > 0. The mask comes from the output, so the input need not be kept."""
-    y = node.outputs[0]
-    return (op.select(op.Greater(y, 0.0), dy, of=y),)
-
-
-@rule("LeakyRelu", notes="alpha at 0; alpha may be negative")
-def leaky_relu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Dx = dy where x > 0, alpha dy elsewhere."""
-    alpha = node.attributes.get_float("alpha", 0.01)
-    return (op.Where(op.Greater(node.inputs[0], 0.0), dy, dy * alpha),)
+# The mask comes from the output where it can, so that the input need not be kept.
+unary("Relu", notes="0 at 0")(lambda op, x, y, dy: op.select(op.Greater(y, 0.0), dy, of=y))
+unary("LeakyRelu", notes="alpha at 0; alpha may be negative")(
+    lambda op, x, y, dy, alpha=0.01: op.Where(op.Greater(x, 0.0), dy, dy * alpha)
+)
+unary("ThresholdedRelu", notes="0 at alpha")(
+    lambda op, x, y, dy, alpha=1.0: op.select(op.Greater(x, alpha), dy, of=y)
+)
+unary("Shrink", notes="0 at ±lambd")(
+    lambda op, x, y, dy, lambd=0.5, bias=0.0: op.select(op.Greater(op.Abs(x), lambd), dy, of=y)
+)
+unary("HardSigmoid", notes="0 at both ends")(
+    lambda op, x, y, dy, alpha=0.2, beta=0.5: op.select(
+        op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), dy * alpha, of=y
+    )
+)
 
 
 @rule("PRelu", broadcasts=True, notes="slope at 0")
@@ -36,103 +43,86 @@ def prelu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     return op.Where(positive, dy, dy * slope), op.Where(positive, 0.0, dy * x)
 
 
-@rule("ThresholdedRelu", notes="0 at alpha")
-def thresholded_relu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Dx = dy where x > alpha."""
-    alpha = node.attributes.get_float("alpha", 1.0)
-    return (op.select(op.Greater(node.inputs[0], alpha), dy, of=node.outputs[0]),)
-
-
-@rule("Shrink", notes="0 at ±lambd")
-def shrink(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Dx = dy where |x| > lambd."""
-    lambd = node.attributes.get_float("lambd", 0.5)
-    return (op.select(op.Greater(op.Abs(node.inputs[0]), lambd), dy, of=node.outputs[0]),)
-
-
-@rule("HardSigmoid", notes="0 at both ends")
-def hard_sigmoid(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Dx = alpha dy where 0 < y < 1."""
-    y, alpha = node.outputs[0], node.attributes.get_float("alpha", 0.2)
-    inside = op.And(op.Greater(y, 0.0), op.Less(y, 1.0))
-    return (op.select(inside, dy * alpha, of=y),)
-
-
-@rule("HardSwish", notes="0 at -3, 1 at 3")
-def hard_swish(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+@unary("HardSwish", notes="0 at -3, 1 at 3")
+def hard_swish(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
     """Dx = (x/3 + 1/2) dy between -3 and 3, 0 below, dy above."""
-    x = node.inputs[0]
     slope = op.Where(op.Less(x, 3.0), op.Mul(x, 1.0 / 3.0) + 0.5, 1.0)
-    return (op.Where(op.Greater(x, -3.0), dy * slope, 0.0),)
+    return op.Where(op.Greater(x, -3.0), dy * slope, 0.0)
 
 
 # ---- exponential -------------------------------------------------------------------------------
 
-
-@rule("Sigmoid")
-def sigmoid(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Dx = y (1 - y) dy."""
-    y = node.outputs[0]
-    return (dy * y * (1.0 - y),)
+unary("Sigmoid")(lambda op, x, y, dy: dy * y * (1.0 - y))
+unary("Softplus")(lambda op, x, y, dy: dy * op.Sigmoid(x))
 
 
-@rule("Elu")
-def elu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Y = alpha (exp(x) - 1) below 0, so dx = (y + alpha) dy there."""
-    return (_elu_like(op, node, dy, node.attributes.get_float("alpha", 1.0), 1.0),)
-
-
-@rule("Selu")
-def selu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Elu times gamma."""
-    alpha = node.attributes.get_float("alpha", 1.67326319217681884765625)
-    gamma = node.attributes.get_float("gamma", 1.05070102214813232421875)
-    return (_elu_like(op, node, dy, alpha * gamma, gamma),)
-
-
-def _elu_like(op: Ops, node: ir.Node, dy: ir.Value, saturation: float, slope: float) -> ir.Value:
-    above = dy if slope == 1.0 else dy * slope
-    below = dy * (node.outputs[0] + saturation)
-    return op.Where(op.Greater(node.inputs[0], 0.0), above, below)
-
-
-@rule("Celu")
-def celu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Y = alpha (exp(x/alpha) - 1) below 0, so dx = (y/alpha + 1) dy there."""
-    alpha = node.attributes.get_float("alpha", 1.0)
-    below = dy * (node.outputs[0] * (1.0 / alpha) + 1.0)
-    return (op.Where(op.Greater(node.inputs[0], 0.0), dy, below),)
-
-
-@rule("Softplus")
-def softplus(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d log(1 + exp(x)) = sigmoid(x) dx."""
-    return (dy * op.Sigmoid(node.inputs[0]),)
-
-
-@rule("Softsign")
-def softsign(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+@unary("Softsign")
+def softsign(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
     """d x/(1 + |x|) = dx / (1 + |x|)²."""
-    base = op.Abs(node.inputs[0]) + 1.0
-    return (dy / (base * base),)
+    base = op.Abs(x) + 1.0
+    return op.Div(dy, base * base)
 
 
-@rule("Mish")
-def mish(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+@unary("Elu")
+def elu(
+    op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value, alpha: float = 1.0, gamma: float = 1.0
+) -> ir.Value:
+    """Y = gamma alpha (exp(x) - 1) below 0, so dx = (y + gamma alpha) dy there; gamma dy above."""
+    above = dy if gamma == 1.0 else dy * gamma
+    below = dy * (y + alpha * gamma)
+    return op.Where(op.Greater(x, 0.0), above, below)
+
+
+unary("Selu")(partial(elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875))
+
+
+@unary("Celu")
+def celu(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value, alpha: float = 1.0) -> ir.Value:
+    """Y = alpha (exp(x/alpha) - 1) below 0, so dx = (y/alpha + 1) dy there."""
+    below = dy * (y * (1.0 / alpha) + 1.0)
+    return op.Where(op.Greater(x, 0.0), dy, below)
+
+
+@unary("Mish")
+def mish(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
     """With t = tanh(softplus(x)): y = x t, dx = (t + x (1 - t²) sigmoid(x)) dy."""
-    x = node.inputs[0]
     t = op.Tanh(op.Softplus(x))
-    return (dy * (t + op.Mul(x, op.Sigmoid(x)) * (1.0 - t * t)),)
+    return op.Mul(dy, t + x * op.Sigmoid(x) * (1.0 - t * t))
 
 
-@rule("Swish")
-def swish(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+@unary("Swish")
+def swish(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value, alpha: float = 1.0) -> ir.Value:
     """With s = sigmoid(alpha x): y = x s, dx = (s + alpha y (1 - s)) dy."""
-    alpha = node.attributes.get_float("alpha", 1.0)
-    x, y = node.inputs[0], node.outputs[0]
-    s = op.Sigmoid(x if alpha == 1.0 else op.Mul(x, alpha))
+    s = op.Sigmoid(x if alpha == 1.0 else x * alpha)
     scaled = y if alpha == 1.0 else y * alpha
-    return (dy * (s + scaled * (1.0 - s)),)
+    return op.Mul(dy, s + scaled * (1.0 - s))
+
+
+@unary("Gelu", notes="both approximations, each with its own derivative")
+def gelu(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value, approximate: str = "none") -> ir.Value:
+    """d x Φ(x) = (Φ(x) + x φ(x)) dx, and for the tanh form, with u = k (x + c x³), t = tanh(u).
+
+    Y = x (1 + t)/2, so dx = (1 + t + x (1 - t²) u')/2 dy.
+    """
+    if approximate == "none":
+        return gelu_cotangent(op, x, dy)
+    k, c = math.sqrt(2.0 / math.pi), 0.044715
+    square = x * x
+    t = op.Tanh(x * (square * (k * c) + k))
+    inner = x * (square * (3.0 * k * c) + k)
+    return op.Mul(dy, (t + 1.0 + inner * (1.0 - t * t)) * 0.5)
+
+
+def gelu_cotangent(op: Ops, x: ir.Value, dy: ir.Value) -> ir.Value:
+    """With a = -x/√2: dx = dy (1 - (erf(a) + a exp(-a²) 2/√π)) / 2.
+
+    Divided by exp(a²), which takes a pass less and is right where that is infinite. The sign is for
+    onnxruntime, which would share x/√2 with the forward pass, and then neither fuse nor free it.
+    """
+    a = op.Mul(x, -math.sqrt(0.5))
+    bell = op.Div(a, op.Exp(op.Mul(a, a)))
+    slope = 1.0 - (op.Erf(a) + bell * (2.0 / math.sqrt(math.pi)))
+    return op.Mul(dy * slope, 0.5)
 
 
 # ---- dropout -----------------------------------------------------------------------------------
@@ -141,14 +131,17 @@ def swish(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Dropout", stops=(1, 2), notes="training or not; the mask output is added where missing")
 def dropout(op: Ops, node: ir.Node, dy: ir.Value | None, dmask: None = None) -> Cotangents:
     """Dx = dy / (1 - ratio) where the mask kept x; the identity outside training."""
-    training = node.inputs[2] if len(node.inputs) > 2 else None
+    training = optional(node, 2)
     known = constant_array(training)
     if dy is None or training is None or (known is not None and not known.any()):
         return (dy,)
     scale = _dropout_scale(op, node, dy)
     if known is None:  # decided at run time; out of training the mask is all true
         scale = op.Where(training, scale, op.const(1.0, dy.dtype))
-    return (op.select(_dropout_mask(op, node), dy * scale, of=node.outputs[0]),)
+    mask = output_of(op, node, 1, "mask")
+    mask.dtype = ir.DataType.BOOL
+    op.shape_as(mask, node.outputs[0])
+    return (op.select(mask, dy * scale, of=node.outputs[0]),)
 
 
 def _dropout_scale(op: Ops, node: ir.Node, dy: ir.Value) -> ir.Value:
@@ -160,13 +153,3 @@ def _dropout_scale(op: Ops, node: ir.Node, dy: ir.Value) -> ir.Value:
         keep = 1.0 - float(known)
         return op.const(1.0 / keep if keep else 0.0, dy.dtype)
     return op.Reciprocal(1.0 - op.cast(ratio, dy.dtype))
-
-
-def _dropout_mask(op: Ops, node: ir.Node) -> ir.Value:
-    if len(node.outputs) < 2:
-        node.resize_outputs(2)
-    mask = node.outputs[1]
-    if not mask.name:
-        mask.name = op.names.fresh(f"{node.outputs[0].name}_mask")
-    mask.dtype = ir.DataType.BOOL
-    return op.shape_as(mask, node.outputs[0])

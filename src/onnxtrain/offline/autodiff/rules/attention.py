@@ -9,6 +9,8 @@ And keys that serve several heads are not repeated: forward and backward take 3.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.definitions import Defined, definition, wanted
@@ -37,7 +39,8 @@ def attention(
     if past_key is not None and past_value is not None:
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
     raw = scores(op, node, q, k)
-    capped = _softcap(op, node, raw)
+    cap = node.attributes.get_float("softcap", 0.0)
+    capped = op.Mul(op.Tanh(raw * (1.0 / cap)), cap) if cap else raw
     bias = _bias(op, node, q, k, attn_mask, past_key, nonpad_kv_seqlen)
     blind = None
     if bias is not None and (attn_mask is not None or nonpad_kv_seqlen is not None):
@@ -46,41 +49,18 @@ def attention(
         blind = op.Equal(op.ReduceMax(bias, [-1], keepdims=1), float("-inf"))
         bias = op.Where(blind, op.const(0.0, bias.dtype), bias)
     biased = capped if bias is None else op.Add(capped, bias)
-    probabilities = _softmax(op, node, biased)
+    precision = node.attributes.get_int("softmax_precision", 0)
+    wide = op.cast(biased, ir.DataType(precision) if precision else biased.dtype)
+    probabilities = op.cast(op.Softmax(wide, axis=-1), biased.dtype)
     y = mix(op, probabilities, v)
     y = y if blind is None else op.type_as(op.Where(blind, 0.0, y), y)
-    detail = None
+    detail: ir.Value | None = None
     if wanted(node, 3):
-        detail = _detail(op, node, raw, capped, biased, probabilities, blind)
+        mode = node.attributes.get_int("qk_matmul_output_mode", 0)
+        detail = (raw, capped, biased, probabilities)[mode]
+        if blind is not None and mode >= 2:
+            detail = op.Where(blind, float("-inf") if mode == 2 else 0.0, detail)
     return join_heads(op, y) if flat else y, k, v, detail
-
-
-def _softcap(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
-    cap = node.attributes.get_float("softcap", 0.0)
-    return op.Mul(op.Tanh(x * (1.0 / cap)), cap) if cap else x
-
-
-def _softmax(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
-    precision = node.attributes.get_int("softmax_precision", 0)
-    wide = op.cast(x, ir.DataType(precision) if precision else x.dtype)
-    return op.cast(op.Softmax(wide, axis=-1), x.dtype)
-
-
-def _detail(
-    op: Ops,
-    node: ir.Node,
-    raw: ir.Value,
-    capped: ir.Value,
-    biased: ir.Value,
-    probabilities: ir.Value,
-    blind: ir.Value | None,
-) -> ir.Value:
-    """Return what the output qk_matmul_output holds."""
-    mode = node.attributes.get_int("qk_matmul_output_mode", 0)
-    if mode < 3:
-        shown = (raw, capped, biased)[mode]
-        return shown if mode < 2 or blind is None else op.Where(blind, float("-inf"), shown)
-    return probabilities if blind is None else op.Where(blind, 0.0, probabilities)
 
 
 def _bias(
@@ -98,11 +78,9 @@ def _bias(
     if visible is not None:
         parts.append(_hide(op, visible, q))
     if attn_mask is not None:
-        given = attn_mask
-        if attn_mask.dtype == ir.DataType.BOOL:
-            given = _hide(op, attn_mask, q)
-        parts.append(_lengthened(op, given, k))
-    return None if not parts else parts[0] if len(parts) == 1 else op.Add(*parts)
+        of_bools = attn_mask.dtype == ir.DataType.BOOL
+        parts.append(_lengthened(op, _hide(op, attn_mask, q) if of_bools else attn_mask, k))
+    return op.add_all(parts) if parts else None
 
 
 def _hide(op: Ops, visible: ir.Value, q: ir.Value) -> ir.Value:
@@ -152,12 +130,7 @@ def _visible(
             conditions.append(op.LessOrEqual(keys, op.Add(at, op.int64(right)) if right else at))
         if left >= 0:
             conditions.append(op.GreaterOrEqual(keys, op.Sub(at, op.int64(left))))
-    if not conditions:
-        return None
-    visible = conditions[0]
-    for condition in conditions[1:]:
-        visible = op.And(visible, condition)
-    return visible
+    return reduce(op.And, conditions) if conditions else None
 
 
 @definition("RotaryEmbedding", ranks=(0, 1, 2))

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.errors import OnnxTrainError, ShapeInferenceError
+from onnxtrain.errors import OnnxTrainError
 from onnxtrain.offline.autodiff.definitions import Definition, wanted, write_definition
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
-from onnxtrain.offline.graph.names import Names, label_of
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
+from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, working_type
 
@@ -33,8 +33,7 @@ def batch_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         raise OnnxTrainError(
             "a BatchNormalization in training mode was not rewritten before differentiation"
         )
-    x, scale, bias, mean, var = node.inputs
-    assert x and scale and bias and mean and var
+    x, scale, bias, mean, var = required(node, 5)
     wide = working_type(x, scale, mean)
     axes = _all_but_channels(op, x)
     seed = op.cast(dy, wide)
@@ -83,8 +82,7 @@ def _deviation_from_batch_mean(op: Ops, node: ir.Node) -> ir.Value | None:
     That is told by the form which `rewrite_training_batch_norm` writes, so that it is found again
     in a model that has been stored in between.
     """
-    x, _, _, mean_input, var_input = node.inputs
-    assert x is not None
+    x, _, _, mean_input, var_input = required(node, 5)
     mean, var = _origin(mean_input, "ReduceMean"), _origin(var_input, "ReduceMean")
     square = None if var is None else _origin(var.inputs[0], "Mul")
     minus = None if square is None else _origin(square.inputs[0], "Sub")
@@ -95,7 +93,7 @@ def _deviation_from_batch_mean(op: Ops, node: ir.Node) -> ir.Value | None:
     same = (
         list(square.inputs) == [deviation, deviation]
         and list(minus.inputs) == [mean.inputs[0], mean.outputs[0]]
-        and _before_casts(mean.inputs[0]) is _before_casts(x)
+        and _before(mean.inputs[0], "Cast") is _before(x, "Cast")
         and all(_reduced_axes(n, op.rank(x)) == reduced for n in (mean, var))
     )
     return deviation if same else None
@@ -103,25 +101,22 @@ def _deviation_from_batch_mean(op: Ops, node: ir.Node) -> ir.Value | None:
 
 def _origin(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node that made a value, before changes of type and shape, if it is of a kind."""
-    producer = None if value is None else value.producer()
-    while producer is not None and producer.op_type in ("Cast", "Reshape"):
-        source = producer.inputs[0]
-        producer = None if source is None else source.producer()
+    source = _before(value, "Cast", "Reshape")
+    producer = None if source is None else source.producer()
     if producer is None or producer.op_type != op_type or producer.domain != "":
         return None
     return producer
 
 
-def _before_casts(value: ir.Value | None) -> ir.Value | None:
-    producer = None if value is None else value.producer()
-    while producer is not None and producer.op_type == "Cast":
+def _before(value: ir.Value | None, *op_types: str) -> ir.Value | None:
+    """Follow a value back through operators of some kinds."""
+    while value and (producer := value.producer()) and producer.op_type in op_types:
         value = producer.inputs[0]
-        producer = None if value is None else value.producer()
     return value
 
 
 def _reduced_axes(node: ir.Node, rank: int) -> list[int] | None:
-    axes = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = constant_array(optional(node, 1))
     return None if axes is None else sorted(int(a) % rank for a in axes.reshape(-1))
 
 
@@ -134,7 +129,6 @@ def rewrite_training_batch_norm(model: ir.Model) -> None:
     op = Ops(model.graph, model.opset_imports[""])
     with op.arithmetic():
         for node in _in_training_mode(model):
-            _require_rank(node)
             write_definition(op, node, _BATCH_STATISTICS)
 
 
@@ -156,14 +150,6 @@ def _in_training_mode(model: ir.Model) -> list[ir.Node]:
         and node.domain == ""
         and node.attributes.get_int("training_mode", 0) == 1
     ]
-
-
-def _require_rank(node: ir.Node) -> None:
-    if node.inputs[0] is None or node.inputs[0].shape is None:
-        raise ShapeInferenceError(
-            f"the rank of the input of the BatchNormalization {label_of(node)!r}, which is in "
-            "training mode, is not known: give it a shape in the model (value_info)"
-        )
 
 
 def _with_batch_statistics(

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import NotDifferentiableError
 from onnxtrain.offline.autodiff.engine import current_path, differentiate
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, rule
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.op_facts import RANDOM
 from onnxtrain.offline.graph.ops import Ops
@@ -90,7 +90,7 @@ def _require_certainty(node: ir.Node, written: ir.Graph) -> None:
 def _inference_dropout(node: ir.Node) -> bool:
     if node.op_type != "Dropout":
         return False
-    training = node.inputs[2] if len(node.inputs) > 2 else None
+    training = optional(node, 2)
     known = constant_array(training)
     return training is None or (known is not None and not known.any())
 

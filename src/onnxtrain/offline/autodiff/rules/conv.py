@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.conv_data import gather, spread
 from onnxtrain.offline.autodiff.rules.conv_weight import correlate
 from onnxtrain.offline.autodiff.window import conv_transpose_window, conv_window
@@ -26,8 +26,7 @@ from onnxtrain.offline.graph.ops import Ops
 @rule("Conv")
 def conv(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = conv(x, w) + b: dx spreads dy with w, dw correlates x with dy, db sums dy."""
-    x, w = node.inputs[:2]
-    assert x is not None and w is not None
+    x, w = required(node, 2)
     window = conv_window(op, node, x, w)
     groups = node.attributes.get_int("group", 1)
     dx = spread(op, window, dy, w, groups, like=x)
@@ -38,8 +37,7 @@ def conv(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("ConvTranspose")
 def conv_transpose(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = spread(x, w) + b: dx convolves dy with w, dw correlates dy with x, db sums dy."""
-    x, w = node.inputs[:2]
-    assert x is not None and w is not None
+    x, w = required(node, 2)
     window = conv_transpose_window(op, node, x, w, node.outputs[0])
     groups = node.attributes.get_int("group", 1)
     dx = gather(op, window, dy, w, groups, like=x)

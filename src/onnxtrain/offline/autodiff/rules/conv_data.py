@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain.offline.autodiff.definitions import split
 from onnxtrain.offline.autodiff.window import Window, padded
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sizes import Size, divide, product, reshape, sizes, spatial_sizes
@@ -216,9 +217,7 @@ def _matrix_per_tap(
     first = op.Transpose(reshape(op, w, [rows, columns, len(taps)]), perm=[2, 0, 1])
     if len(taps) == 1:
         return {taps[0]: reshape(op, first, [rows, columns])}
-    pieces = op.call("Split", first, outputs=len(taps), axis=0, num_outputs=len(taps))
-    for piece in pieces:
-        piece.type = w.type
+    pieces = split(op, first, len(taps), axis=0)
     return {
         tap: reshape(op, piece, [rows, columns]) for tap, piece in zip(taps, pieces, strict=True)
     }

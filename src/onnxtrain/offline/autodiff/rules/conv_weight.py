@@ -10,7 +10,7 @@ it is kept for kernels with very many taps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as all_of
 
@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxtrain.offline.autodiff.window import Window, flat_channels, padded
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import Dim
-from onnxtrain.offline.graph.sizes import divide, product, reshape, sizes, spatial_sizes
+from onnxtrain.offline.graph.sizes import Size, divide, product, reshape, sizes, spatial_sizes
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,17 @@ def taps_of(op: Ops, pair: Pair, large: ir.Value, first_axis: int) -> Iterator[i
         yield op.with_dims(op.Slice(large, starts, ends, axes, *steps), dims)
 
 
-def _last(rank: int) -> list[int]:
-    """The permutation from [N, C, …] to [N, …, C]."""
-    return [0, *range(2, rank), 1]
+def channels_last(op: Ops, value: ir.Value) -> ir.Value:
+    """Transpose [N, C, …] to [N, …, C]."""
+    return op.Transpose(value, perm=[0, *range(2, op.rank(value)), 1])
+
+
+def _products(
+    op: Ops, pair: Pair, small: ir.Value, large: ir.Value, shape: Sequence[Size], first_axis: int
+) -> Iterator[ir.Value]:
+    """Yield, for each tap, the product of `small` and what it meets, in a shape."""
+    for tap in taps_of(op, pair, large, first_axis):
+        yield op.MatMul(small, reshape(op, tap, shape))
 
 
 # Concatenating along the innermost axis writes number by number, and needs a node more for each
@@ -178,8 +186,8 @@ def columns(op: Ops, pair: Pair) -> ir.Value:
     batch, channels = sizes(op, pair.large)[:2]
     count = product(*spatial_sizes(op, pair.small))
     taps = [reshape(op, v, [batch, channels, 1, count]) for v in taps_of(op, pair, pair.large, 2)]
-    stacked = taps[0] if len(taps) == 1 else op.Concat(*taps, axis=2)
     apart = [] if groups == 1 else [groups]
+    stacked = op.concat(taps, axis=2)
     matrix = reshape(op, stacked, [batch, *apart, divide(op, channels * len(taps), groups), count])
     small = flat_channels(op, pair.small, groups)
     summed = op.sum(op.MatMul(small, op.swap_last(matrix)), [0])
@@ -191,11 +199,9 @@ def per_image(op: Ops, pair: Pair) -> ir.Value:
     batch, channels = sizes(op, pair.large)[:2]
     count = product(*spatial_sizes(op, pair.small))
     small = flat_channels(op, pair.small, 1)
-    large = op.Transpose(pair.large, perm=_last(op.rank(pair.large)))
-    return _assemble(op, pair, [
-        op.sum(op.MatMul(small, reshape(op, tap, [batch, count, channels])), [0])
-        for tap in taps_of(op, pair, large, 1)
-    ])  # fmt: skip
+    large = channels_last(op, pair.large)
+    per_tap = _products(op, pair, small, large, [batch, count, channels], 1)
+    return _assemble(op, pair, [op.sum(p, [0]) for p in per_tap])
 
 
 def halves(op: Ops, pair: Pair) -> ir.Value:
@@ -205,11 +211,9 @@ def halves(op: Ops, pair: Pair) -> ir.Value:
     half, count = divide(op, batch, 2), product(*space)
     apart = reshape(op, pair.small, [2, half, rows, count])
     small = reshape(op, op.Transpose(apart, perm=[0, 2, 1, 3]), [2, rows, half * count])
-    large = op.Transpose(pair.large, perm=_last(op.rank(pair.large)))
-    return _assemble(op, pair, [
-        op.MatMul(small, reshape(op, tap, [2, half * count, channels]))
-        for tap in taps_of(op, pair, large, 1)
-    ])  # fmt: skip
+    large = channels_last(op, pair.large)
+    per_tap = _products(op, pair, small, large, [2, half * count, channels], 1)
+    return _assemble(op, pair, list(per_tap))
 
 
 def folded(op: Ops, pair: Pair) -> ir.Value:
@@ -221,41 +225,31 @@ def folded(op: Ops, pair: Pair) -> ir.Value:
     if groups == 1:
         small = op.Transpose(pair.small, perm=[1, 0, *range(2, rank + 2)])
         small = reshape(op, small, [rows, count])
-        large = op.Transpose(pair.large, perm=_last(rank + 2))
-        return _assemble(op, pair, [
-            op.MatMul(small, reshape(op, tap, [count, channels]))
-            for tap in taps_of(op, pair, large, 1)
-        ])  # fmt: skip
+        large = channels_last(op, pair.large)
+        return _assemble(op, pair, list(_products(op, pair, small, large, [count, channels], 1)))
     rows_each, columns_each = divide(op, rows, groups), divide(op, channels, groups)
     small = reshape(op, pair.small, [batch, groups, rows_each, product(*space)])
     small = reshape(op, op.Transpose(small, perm=[1, 2, 0, 3]), [groups, rows_each, count])
     large = reshape(op, pair.large, [batch, groups, columns_each, *extents])
     large = op.Transpose(large, perm=[1, 0, *range(3, rank + 3), 2])
-    return _assemble(op, pair, [
-        reshape(
-            op,
-            op.MatMul(small, reshape(op, tap, [groups, count, columns_each])),
-            [rows, columns_each],
-        )
-        for tap in taps_of(op, pair, large, 2)
-    ])  # fmt: skip
+    per_tap = _products(op, pair, small, large, [groups, count, columns_each], 2)
+    return _assemble(op, pair, [reshape(op, p, [rows, columns_each]) for p in per_tap])
 
 
 def depthwise(op: Ops, pair: Pair) -> ir.Value:
     """One input channel per group: multiply, then sum by a product with ones, channels last."""
-    groups, rank = pair.groups, pair.window.rank
+    groups = pair.groups
     batch, rows, *space = sizes(op, pair.small)
     each = divide(op, rows, groups)
     count = batch * product(*space)
-    large = op.Transpose(pair.large, perm=_last(rank + 2))
-    small = op.Transpose(pair.small, perm=_last(rank + 2))
+    large, small = channels_last(op, pair.large), channels_last(op, pair.small)
     taps = taps_of(op, pair, large, 1)
     if not (isinstance(rows, int) and rows == groups):  # each input channel meets several
         small = reshape(op, small, [count, groups, each])
         taps = (reshape(op, tap, [count, groups, 1]) for tap in taps)
     ones = op.Expand(op.const(1.0, small.dtype), op.dims_vector(1, count))
     summed = [op.MatMul(ones, reshape(op, op.Mul(tap, small), [count, rows])) for tap in taps]
-    stacked = summed[0] if len(summed) == 1 else op.Concat(*summed, axis=0)
+    stacked = op.concat(summed, axis=0)
     return op.reshape_like(op.Transpose(stacked, perm=[1, 0]), pair.like)
 
 
@@ -285,8 +279,7 @@ def depthwise_shifted(op: Ops, pair: Pair) -> ir.Value:
         lone = not any((*front, *back))
         small = pair.small if lone else op.with_dims(op.Pad(pair.small, front + back), dims)
         result += [op.unsqueeze(op.sum(op.Mul(piece, small), axes), [1]) for piece in sliced]
-    stacked = result[0] if len(result) == 1 else op.Concat(*result, axis=1)
-    return op.reshape_like(stacked, pair.like)
+    return op.reshape_like(op.concat(result, axis=1), pair.like)
 
 
 def depthwise_conv(op: Ops, pair: Pair) -> ir.Value:

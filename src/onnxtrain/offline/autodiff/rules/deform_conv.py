@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import add_along
 from onnxtrain.offline.autodiff.window import Window, conv_window, flat_channels
 from onnxtrain.offline.graph.ops import Ops
@@ -36,9 +36,8 @@ from onnxtrain.offline.graph.sizes import (
 @rule("DeformConv", notes="in two dimensions; offsets as the limit from above at whole pixels")
 def deform_conv(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The chain rule through interpolation and product, with the samples computed again."""
-    x, w, offset, *rest = node.inputs
-    assert x is not None and w is not None and offset is not None
-    bias, mask = (*rest, None, None)[:2]
+    x, w, offset = required(node, 3)
+    bias, mask = optional(node, 3), optional(node, 4)
     groups = node.attributes.get_int("group", 1)
     samples = Samples(
         op, conv_window(op, node, x, w), x, offset, node.attributes.get_int("offset_group", 1), dy
@@ -60,10 +59,7 @@ def deform_conv(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         op.sum(op.Mul(dread, slope_x), [1], keepdims=True),
     )
     db = None if bias is None else op.sum(dy, [0, 2, 3])
-    dmask = None
-    if mask is not None:
-        summed = op.sum(op.Mul(dscaled, read), [1])
-        dmask = op.reshape_like(summed, mask)
+    dmask = None if mask is None else op.reshape_like(op.sum(op.Mul(dscaled, read), [1]), mask)
     return samples.input_gradient(dread), dw, doffset, db, dmask
 
 
@@ -93,33 +89,32 @@ class Samples:
     ) -> None:
         self._op, self._x, self._offset = op, x, offset
         self._batch, channels, self._height, self._width = sizes(op, x)
+        self._area = self._height * self._width
         self._groups, self._channels = groups, divide(op, channels, groups)
         self._taps = int(np.prod(window.kernel))
         self._counts = sizes(op, dy)[2:]
+        self._windows = product(*self._counts)
+        self._count = product(self._batch, groups * self._taps, *self._counts)
         self._corners = self._find_corners(window)
 
     def read(self) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Return the samples, and how they change with the vertical and horizontal position."""
         op = self._op
-        pixels = self._pixel_rows(self._x)
-        parts = []
+        apart = reshape(op, self._x, [self._batch, self._groups, self._channels, self._area])
+        shape = [product(self._batch, self._groups, self._area), self._channels]
+        pixels = reshape(op, op.Transpose(apart, perm=[0, 1, 3, 2]), shape)
+        values, slopes_y, slopes_x = [], [], []
         for corner in self._corners:
             pixel = op.Mul(op.Gather(pixels, op.squeeze(corner.row, [1]), axis=0), corner.inside)
-            parts.append(
-                (
-                    op.Mul(pixel, op.Mul(corner.share_y, corner.share_x)),
-                    op.Mul(pixel, op.Mul(corner.share_x, corner.sign_y)),
-                    op.Mul(pixel, op.Mul(corner.share_y, corner.sign_x)),
-                )
-            )
-        value, slope_y, slope_x = (op.add_all(part) for part in zip(*parts, strict=True))
-        return value, slope_y, slope_x
+            values.append(op.Mul(pixel, op.Mul(corner.share_y, corner.share_x)))
+            slopes_y.append(op.Mul(pixel, op.Mul(corner.share_x, corner.sign_y)))
+            slopes_x.append(op.Mul(pixel, op.Mul(corner.share_y, corner.sign_x)))
+        return op.add_all(values), op.add_all(slopes_y), op.add_all(slopes_x)
 
     def input_gradient(self, dread: ir.Value) -> ir.Value:
         """Add the gradient of every sample to the pixels that it was made of."""
         op = self._op
-        area = self._height * self._width
-        shape = [product(self._batch, self._groups, area), self._channels]
+        shape = [product(self._batch, self._groups, self._area), self._channels]
         rows, updates = [], []
         for corner in self._corners:
             share = op.Mul(op.Mul(corner.share_y, corner.share_x), corner.inside)
@@ -128,13 +123,13 @@ class Samples:
         zeros = zeros_at_run_time(op, shape, working_type(self._x), rows[0])
         places = op.Concat(*rows, axis=0)
         added = add_along(op, op.Concat(*updates, axis=0), zeros, 0, places)
-        apart = reshape(op, added, [self._batch, self._groups, area, self._channels])
+        apart = reshape(op, added, [self._batch, self._groups, self._area, self._channels])
         return op.reshape_like(op.Transpose(apart, perm=[0, 1, 3, 2]), self._x)
 
     def offset_gradient(self, dy: ir.Value, dx: ir.Value) -> ir.Value:
         """Put vertical and horizontal gradients, one number per sample, in the offset's order."""
         op = self._op
-        shape = [self._batch, self._groups, self._taps, 1, product(*self._counts)]
+        shape = [self._batch, self._groups, self._taps, 1, self._windows]
         pair = op.Concat(reshape(op, dy, shape), reshape(op, dx, shape), axis=3)
         return op.reshape_like(pair, self._offset)
 
@@ -145,31 +140,16 @@ class Samples:
     def to_columns(self, samples: ir.Value, shape: list[Size]) -> ir.Value:
         """Rearrange samples from one row each to [N, C, taps, windows], then reshape."""
         op = self._op
-        windows = product(*self._counts)
-        apart = reshape(
-            op, samples, [self._batch, self._groups, self._taps, windows, self._channels]
-        )
+        by_window = [self._batch, self._groups, self._taps, self._windows, self._channels]
+        apart = reshape(op, samples, by_window)
         return reshape(op, op.Transpose(apart, perm=[0, 1, 4, 2, 3]), shape)
 
     def from_columns(self, columns: ir.Value) -> ir.Value:
         """Undo `to_columns`."""
         op = self._op
-        windows = product(*self._counts)
-        apart = reshape(
-            op, columns, [self._batch, self._groups, self._channels, self._taps, windows]
-        )
+        by_channel = [self._batch, self._groups, self._channels, self._taps, self._windows]
+        apart = reshape(op, columns, by_channel)
         return reshape(op, op.Transpose(apart, perm=[0, 1, 3, 4, 2]), [self._count, self._channels])
-
-    @property
-    def _count(self) -> Size:
-        return product(self._batch, self._groups * self._taps, *self._counts)
-
-    def _pixel_rows(self, x: ir.Value) -> ir.Value:
-        op = self._op
-        area = self._height * self._width
-        apart = reshape(op, x, [self._batch, self._groups, self._channels, area])
-        total = product(self._batch, self._groups, area)
-        return reshape(op, op.Transpose(apart, perm=[0, 1, 3, 2]), [total, self._channels])
 
     def _find_corners(self, window: Window) -> list[Corner]:
         op = self._op
@@ -181,8 +161,7 @@ class Samples:
             position = op.Add(displaced, self._regular(window, axis))
             floors.append(op.Floor(position))
             parts.append(op.Sub(position, floors[-1]))
-        area = self._height * self._width
-        image = arange(op, product(self._batch, self._groups)) * area
+        image = arange(op, product(self._batch, self._groups)) * self._area
         first = reshape(op, image, [self._batch, self._groups, 1, 1, 1])
         return [self._corner(floors, parts, first, (a, b)) for a in (0, 1) for b in (0, 1)]
 

@@ -7,12 +7,17 @@ from the output of the forward operator, it is, so that the input need not be ke
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_float, is_half, working_type
+from onnxtrain.offline.graph.writer import attributes_of
+
+F = TypeVar("F", bound=Callable[..., ir.Value])
 
 # ---- arithmetic --------------------------------------------------------------------------------
 
@@ -51,8 +56,7 @@ def pow_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     The exponent may be of another type, integers included. Its derivative is taken as zero where
     the base is not positive, as the logarithm does not exist there.
     """
-    a, b = node.inputs
-    assert a is not None and b is not None
+    a, b = required(node, 2)
     exponent = op.cast(b, a.dtype)
     da = dy * exponent * op.Pow(a, exponent - 1.0)
     da = op.Where(op.Equal(exponent, 0.0), 0.0, da)  # 0 * 0^-1 is nan, the derivative is 0
@@ -79,7 +83,7 @@ def mean(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Max", "Min", broadcasts=True, notes="ties share the gradient equally")
 def extremum(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The gradient goes to the operand that won, in equal parts where several did."""
-    operands, y = [x for x in node.inputs if x is not None], node.outputs[0]
+    operands, y = required(node, len(node.inputs)), node.outputs[0]
     if len(operands) == 1:
         return (dy,)
     if is_half(y):
@@ -102,125 +106,42 @@ def mod(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 # ---- functions of one variable -----------------------------------------------------------------
 
 
-@rule("Identity")
-def identity(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """The identity."""
-    return (dy,)
+def unary(*op_types: str, notes: str = "") -> Callable[[F], F]:
+    """Register dx of a function y of x alone, as `formula(op, x, y, dy, **attributes)`.
+
+    The formula has the defaults of the attributes.
+    """
+
+    def register(formula: F) -> F:
+        @rule(*op_types, notes=notes)
+        def differentiate(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+            return (formula(op, node.inputs[0], node.outputs[0], dy, **attributes_of(node)),)
+
+        return formula
+
+    return register
 
 
-@rule("Neg")
-def neg(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d(-x) = -dx."""
-    return (-dy,)
-
-
-@rule("Abs", notes="0 at 0")
-def abs_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d|x| = sign(x) dx."""
-    return (dy * op.Sign(node.inputs[0]),)
-
-
-@rule("Reciprocal")
-def reciprocal(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d(1/x) = -y² dx."""
-    y = node.outputs[0]
-    return (-(dy * y * y),)
-
-
-@rule("Sqrt")
-def sqrt(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d√x = dx / 2y."""
-    return (dy * 0.5 / node.outputs[0],)
-
-
-@rule("Exp")
-def exp(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d exp(x) = y dx."""
-    return (dy * node.outputs[0],)
-
-
-@rule("Log")
-def log(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d log(x) = dx / x."""
-    return (dy / node.inputs[0],)
-
-
-@rule("Sin")
-def sin(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d sin(x) = cos(x) dx."""
-    return (dy * op.Cos(node.inputs[0]),)
-
-
-@rule("Cos")
-def cos(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d cos(x) = -sin(x) dx."""
-    return (-(dy * op.Sin(node.inputs[0])),)
-
-
-@rule("Tan")
-def tan(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d tan(x) = (1 + y²) dx."""
-    y = node.outputs[0]
-    return (dy * (y * y + 1.0),)
-
-
-@rule("Asin", "Acos")
-def arcsine(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d asin(x) = dx / √(1 - x²), and the negative of it for acos."""
-    dx = dy / op.Sqrt(1.0 - _square(op, node.inputs[0]))
-    return (dx if node.op_type == "Asin" else -dx,)
-
-
-@rule("Atan")
-def atan(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d atan(x) = dx / (1 + x²)."""
-    return (dy / (_square(op, node.inputs[0]) + 1.0),)
-
-
-@rule("Sinh")
-def sinh(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d sinh(x) = cosh(x) dx."""
-    return (dy * op.Cosh(node.inputs[0]),)
-
-
-@rule("Cosh")
-def cosh(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d cosh(x) = sinh(x) dx."""
-    return (dy * op.Sinh(node.inputs[0]),)
-
-
-@rule("Tanh")
-def tanh(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d tanh(x) = (1 - y²) dx."""
-    return (dy * (1.0 - _square(op, node.outputs[0])),)
-
-
-@rule("Asinh")
-def asinh(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d asinh(x) = dx / √(x² + 1)."""
-    return (dy / op.Sqrt(_square(op, node.inputs[0]) + 1.0),)
-
-
-@rule("Acosh")
-def acosh(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d acosh(x) = dx / √(x² - 1)."""
-    return (dy / op.Sqrt(_square(op, node.inputs[0]) - 1.0),)
-
-
-@rule("Atanh")
-def atanh(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d atanh(x) = dx / (1 - x²)."""
-    return (dy / (1.0 - _square(op, node.inputs[0])),)
-
-
-@rule("Erf")
-def erf(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d erf(x) = 2/√π exp(-x²) dx."""
-    return (dy * (2.0 / math.sqrt(math.pi)) * op.Exp(-_square(op, node.inputs[0])),)
-
-
-def _square(op: Ops, x: ir.Value | None) -> ir.Value:
-    return op.Mul(x, x)
+unary("Identity")(lambda op, x, y, dy: dy)
+unary("Neg")(lambda op, x, y, dy: -dy)
+unary("Abs", notes="0 at 0")(lambda op, x, y, dy: dy * op.Sign(x))
+unary("Reciprocal")(lambda op, x, y, dy: -(dy * y * y))
+unary("Sqrt")(lambda op, x, y, dy: dy * 0.5 / y)
+unary("Exp")(lambda op, x, y, dy: dy * y)
+unary("Log")(lambda op, x, y, dy: dy / x)
+unary("Sin")(lambda op, x, y, dy: dy * op.Cos(x))
+unary("Cos")(lambda op, x, y, dy: -(dy * op.Sin(x)))
+unary("Tan")(lambda op, x, y, dy: dy * (y * y + 1.0))
+unary("Asin")(lambda op, x, y, dy: dy / op.Sqrt(1.0 - x * x))
+unary("Acos")(lambda op, x, y, dy: -(dy / op.Sqrt(1.0 - x * x)))
+unary("Atan")(lambda op, x, y, dy: dy / (x * x + 1.0))
+unary("Sinh")(lambda op, x, y, dy: dy * op.Cosh(x))
+unary("Cosh")(lambda op, x, y, dy: dy * op.Sinh(x))
+unary("Tanh")(lambda op, x, y, dy: dy * (1.0 - y * y))
+unary("Asinh")(lambda op, x, y, dy: dy / op.Sqrt(x * x + 1.0))
+unary("Acosh")(lambda op, x, y, dy: dy / op.Sqrt(x * x - 1.0))
+unary("Atanh")(lambda op, x, y, dy: dy / (1.0 - x * x))
+unary("Erf")(lambda op, x, y, dy: dy * (2.0 / math.sqrt(math.pi)) * op.Exp(-(x * x)))
 
 
 # ---- selection and conversion ------------------------------------------------------------------
@@ -240,11 +161,10 @@ def clip(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     At a bound that is met exactly, torch passes it through clamp but not through relu6, and both
     are exported as Clip. Exact zeros are frequent only before the latter: behind a dead channel.
     """
-    x, low, high, *_ = (*node.inputs, None, None)
-    y = node.outputs[0]
-    assert x is not None
+    x, y, low, high = *required(node), node.outputs[0], optional(node, 1), optional(node, 2)
     if is_half(x):
-        x, low, high = (None if v is None else op.cast(v, working_type(v)) for v in (x, low, high))
+        x = op.cast(x, working_type(x))
+        low, high = (None if v is None else op.cast(v, working_type(v)) for v in (low, high))
         y = op.Clip(x, low, high)
     untouched = op.Equal(x, y)
     inside = untouched
@@ -269,14 +189,7 @@ def _bounds(node: ir.Node) -> tuple[float | None, ...]:
 
 
 @rule("Cast", notes="between floating types")
+@rule("CastLike", stops=(1,), notes="between floating types")
 def cast(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangent is cast back."""
-    x = node.inputs[0]
-    assert x is not None
-    return (op.cast(dy, x.dtype),)
-
-
-@rule("CastLike", stops=(1,), notes="between floating types")
-def cast_like(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """The cotangent is cast back."""
-    return cast(op, node, dy)
+    return (op.cast(dy, required(node)[0].dtype),)

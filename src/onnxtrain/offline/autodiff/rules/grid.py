@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import reduce
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import scatter
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import working_type
+from onnxtrain.offline.graph.sizes import float_size
 
 _CUBIC = -0.75  # the coefficient that ONNX fixes for cubic sampling
 
@@ -33,8 +35,7 @@ class _Tap:
 @rule("GridSample", notes="the derivative by the grid at pixel centres and borders is torch's")
 def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = Σ w(grid) x[taps], so dx[taps] += w dy and dgrid = Σ w'(grid) ⟨x[taps], dy⟩."""
-    given_x, given_grid = node.inputs
-    assert given_x is not None and given_grid is not None
+    given_x, given_grid = required(node, 2)
     # Half types cannot tell the pixels of a large image apart.
     x, grid, dy = (op.cast(v, working_type(v)) for v in (given_x, given_grid, dy))
     rank = op.rank(x) - 2
@@ -78,11 +79,8 @@ def grid_sample(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 
 
 def _product(op: Ops, factors: list[ir.Value | None]) -> ir.Value | None:
-    result: ir.Value | None = None
-    for factor in factors:
-        if factor is not None:
-            result = factor if result is None else op.Mul(result, factor)
-    return result
+    present = [factor for factor in factors if factor is not None]
+    return reduce(op.Mul, present) if present else None
 
 
 def _flat_place(op: Ops, x: ir.Value, taps: tuple[_Tap, ...]) -> ir.Value:
@@ -121,10 +119,7 @@ class _Sampler:
         return self.op.Mul(size - 1.0 if self.align_corners else size, 0.5)
 
     def _size(self, x: ir.Value, axis: int) -> ir.Value:
-        size = self.op.dims(x)[axis]
-        if isinstance(size, int):
-            return self.op.const(float(size), self.dtype)
-        return self.op.Cast(self.op.Squeeze(self.op.dim(x, axis)), to=self.dtype)
+        return float_size(self.op, x, axis, self.dtype)
 
     def _pixel_coordinate(self, normalized: ir.Value, x: ir.Value, axis: int) -> ir.Value:
         size, shifted = self._size(x, axis), normalized + 1.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, working_type
-from onnxtrain.offline.graph.sizes import arange
+from onnxtrain.offline.graph.sizes import arange, entry
 
 # ---- between depth and space -------------------------------------------------------------------
 
@@ -16,8 +16,7 @@ from onnxtrain.offline.graph.sizes import arange
 @rule("DepthToSpace")
 def depth_to_space(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The blocks of dy, [N, C, H, b, W, b], go back into the depth."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     block = node.attributes.get_int("blocksize", 1)
     height, width = op.dim(x, 2), op.dim(x, 3)
     shape = op.dims_vector(op.dim(dy, 0), op.dim(dy, 1), height, block, width, block)
@@ -29,8 +28,7 @@ def depth_to_space(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("SpaceToDepth")
 def space_to_depth(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The depth of dy, [b, b, C] or [C, b, b], goes back into blocks."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     block = node.attributes.get_int("blocksize", 1)
     batch, depth, space = op.dim(x, 0), op.dim(x, 1), (op.dim(dy, 2), op.dim(dy, 3))
     if node.attributes.get_string("mode", "DCR") == "CRD":
@@ -46,8 +44,7 @@ def space_to_depth(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Col2Im", stops=(1, 2))
 def col2im(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each column was added at its window, so its cotangent is what dy has in that window."""
-    x, _, block = node.inputs[:3]
-    assert x is not None and block is not None
+    x, _, block = required(node, 3)
     rank = op.rank(dy) - 2
     ones = [1] * rank
     dilations = node.attributes.get_ints("dilations", ones)
@@ -57,9 +54,7 @@ def col2im(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     if any(pads):
         windows = op.Pad(dy, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
     for i in reversed(range(rank)):
-        known = constant_array(block)
-        width = op.slice(block, 0, i, i + 1) if known is None else op.int64([int(known[i])])
-        around = pads[i] + pads[rank + i]
+        width, around = entry(op, block, i), pads[i] + pads[rank + i]
         places = _window_places(op, op.dim(dy, 2 + i), width, around, strides[i], dilations[i])
         windows = op.Gather(windows, places, axis=2 + i)
     # Now [N, C, k₁, l₁, k₂, l₂ …]: the offsets within a window belong to the channels.
@@ -91,8 +86,7 @@ def affine_grid(op: Ops, node: ir.Node, dgrid: ir.Value) -> Cotangents:
 
     The regular grid is what the operator makes of the identity.
     """
-    theta, size = node.inputs
-    assert theta is not None and size is not None
+    theta, size = required(node, 2)
     rank = op.rank(dgrid) - 2
     # In single precision at least: for less, onnxruntime falls back on a definition that fails for
     # a batch of one.
@@ -112,8 +106,7 @@ def affine_grid(op: Ops, node: ir.Node, dgrid: ir.Value) -> Cotangents:
 @rule("CenterCropPad", stops=(1,))
 def center_crop_pad(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """What was cropped is padded and what was padded is cropped, with the same rounding."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     rank = op.rank(x)
     axes = [a % rank for a in node.attributes.get_ints("axes", range(rank))]
     shape = op.dims_vector(*[op.dim(x, a) for a in axes])

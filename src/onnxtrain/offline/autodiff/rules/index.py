@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import (
     add_along,
     add_elements,
@@ -29,9 +29,7 @@ from onnxtrain.offline.graph.writer import attributes_of
 @rule("Gather")
 def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The slices of the cotangent, added up where they were taken from."""
-    x, indices = node.inputs
-    assert x is not None
-    assert indices is not None
+    x, indices = required(node, 2)
     axis = node.attributes.get_int("axis", 0) % op.rank(x)
     size, count = op.dim(x, axis), element_count(op, indices)
     slices = dy  # as they are if the indices are a vector; other forms are seen as one
@@ -73,8 +71,7 @@ def _different_places(indices: ir.Value, size: ir.Value) -> npt.NDArray[np.int64
 @rule("GatherElements")
 def gather_elements(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The elements of the cotangent, added up where they were taken from."""
-    x, indices = node.inputs
-    assert x is not None
+    x, indices = required(node, 2)
     axis = node.attributes.get_int("axis", 0)
     return (scatter(op, op.zeros_like(x), indices, dy, axis),)
 
@@ -86,9 +83,7 @@ def gather_nd(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     x is seen as a matrix whose rows are the slices that the indices can name. The same GatherND,
     applied to the numbers of the rows, tells which ones were taken.
     """
-    x, indices = node.inputs
-    assert x is not None
-    assert indices is not None
+    x, indices = required(node, 2)
     batch_dims = node.attributes.get_int("batch_dims", 0)
     depth = (dims_of(indices) or (UNKNOWN,))[-1]
     if not isinstance(depth, int):
@@ -109,8 +104,7 @@ def top_k(
     op: Ops, node: ir.Node, dvalues: ir.Value, dindices: ir.Value | None = None
 ) -> Cotangents:
     """The cotangent of the values, where the indices say that they came from."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     axis = node.attributes.get_int("axis", -1)
     return (op.ScatterElements(op.zeros_like(x), node.outputs[1], dvalues, axis=axis),)
 
@@ -118,8 +112,7 @@ def top_k(
 @rule("Unique", notes="of equal elements the first one gets the gradient")
 def unique(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cotangents:
     """The cotangent of each value, at its first occurrence."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     if len(node.outputs) > 1 and node.outputs[1].name:
         first = node.outputs[1]
     else:
@@ -131,8 +124,7 @@ def unique(op: Ops, node: ir.Node, dy: ir.Value, *rest: ir.Value | None) -> Cota
 @rule("Compress")
 def compress(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangent, with zeros where the condition did not hold."""
-    x, condition = node.inputs
-    assert x is not None
+    x, condition = required(node, 2)
     axis = node.attributes.get_int("axis")
     numbers = positions(op, x) if axis is None else arange(op, op.dim(x, axis))
     kept = op.Compress(numbers, condition, axis=None if axis is None else 0)
@@ -151,8 +143,7 @@ def _put_back(op: Ops, dy: ir.Value, x: ir.Value, axis: int | None, places: ir.V
 @rule("OneHot", stops=(0, 1))
 def one_hot(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangents of the hot elements add up to that of the on value, the others to off."""
-    indices, depth, values = node.inputs
-    assert values is not None
+    indices, depth, values = required(node, 3)
     zero_one = op.const(np.array([0, 1], dtype=values.dtype.numpy()))  # type: ignore[union-attr]
     ones = op.OneHot(indices, depth, zero_one, **attributes_of(node))
     hot = op.Cast(op.type_as(ones, dy), to=ir.DataType.BOOL)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import ShapeInferenceError
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sizes import arange
 
@@ -18,30 +18,22 @@ from onnxtrain.offline.graph.sizes import arange
 @rule("MatMul")
 def matmul(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """DA = dY Bᵀ, dB = Aᵀ dY; vectors are matrices of one row or one column."""
-    a, b = node.inputs
-    assert a is not None and b is not None
+    a, b = required(node, 2)
     rows = op.unsqueeze(a, [0]) if op.rank(a) == 1 else a
     columns = op.unsqueeze(b, [1]) if op.rank(b) == 1 else b
     if op.rank(b) == 1:
         dy = op.unsqueeze(dy, [op.rank(dy)])
     if op.rank(a) == 1:
         dy = op.unsqueeze(dy, [op.rank(dy) - 1])
-    da = _left_gradient(op, dy, rows, columns)
-    db = _right_gradient(op, dy, rows, columns)
+    if op.rank(rows) == op.rank(columns) == 2:
+        (da,) = op.call("Gemm", dy, columns, transB=1, like=rows)
+    else:
+        da = op.sum_to(op.MatMul(dy, op.swap_last(columns)), rows)
+    if op.rank(columns) > 2:
+        db = op.sum_to(op.MatMul(op.swap_last(rows), dy), columns)
+    else:  # one product over all rows of the batch, instead of one per matrix and a sum over them
+        (db,) = op.call("Gemm", _rows(op, rows), _rows(op, dy), transA=1, like=columns)
     return op.reshape_like(da, a), op.reshape_like(db, b)
-
-
-def _left_gradient(op: Ops, dy: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    if op.rank(a) == op.rank(b) == 2:
-        return op.call("Gemm", dy, b, transB=1, like=a)[0]
-    return op.sum_to(op.MatMul(dy, op.swap_last(b)), a)
-
-
-def _right_gradient(op: Ops, dy: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    if op.rank(b) > 2:
-        return op.sum_to(op.MatMul(op.swap_last(a), dy), b)
-    # One product over all rows of the batch, instead of one per matrix and a sum over them.
-    return op.call("Gemm", _rows(op, a), _rows(op, dy), transA=1, like=b)[0]
 
 
 def _rows(op: Ops, value: ir.Value) -> ir.Value:
@@ -54,26 +46,23 @@ def _rows(op: Ops, value: ir.Value) -> ir.Value:
 @rule("Gemm")
 def gemm(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Y = alpha A'B' + beta C, each product gradient written as one Gemm again."""
-    a, b = node.inputs[:2]
-    c = node.inputs[2] if len(node.inputs) > 2 else None
+    a, b, c = *required(node, 2), optional(node, 2)
     alpha = node.attributes.get_float("alpha", 1.0)
     beta = node.attributes.get_float("beta", 1.0)
     trans_a = int(node.attributes.get_int("transA", 0) != 0)
     trans_b = int(node.attributes.get_int("transB", 0) != 0)
-    da = (
-        op.call("Gemm", b, dy, alpha=alpha, transA=trans_b, transB=1, like=a)
-        if trans_a
-        else op.call("Gemm", dy, b, alpha=alpha, transB=1 - trans_b, like=a)
-    )
-    db = (
-        op.call("Gemm", dy, a, alpha=alpha, transA=1, transB=trans_a, like=b)
-        if trans_b
-        else op.call("Gemm", a, dy, alpha=alpha, transA=1 - trans_a, like=b)
-    )
+    if trans_a:
+        (da,) = op.call("Gemm", b, dy, alpha=alpha, transA=trans_b, transB=1, like=a)
+    else:
+        (da,) = op.call("Gemm", dy, b, alpha=alpha, transB=1 - trans_b, like=a)
+    if trans_b:
+        (db,) = op.call("Gemm", dy, a, alpha=alpha, transA=1, transB=trans_a, like=b)
+    else:
+        (db,) = op.call("Gemm", a, dy, alpha=alpha, transA=1 - trans_a, like=b)
     if c is None:
-        return da[0], db[0]
+        return da, db
     dc = op.sum_to(dy, c)
-    return da[0], db[0], dc if beta == 1.0 else dc * beta
+    return da, db, dc if beta == 1.0 else dc * beta
 
 
 # ---- Einsum ------------------------------------------------------------------------------------
@@ -127,39 +116,25 @@ def _einsum_operand(
     inputs = [dy, *(v for i, v in enumerate(operands) if i != position)]
     equation = f"{','.join([output, *others])}->{reachable}"
     result = dy if equation == f"{output}->{output}" else op.Einsum(*inputs, equation=equation)
-    sizes = {label: (v, i) for t, v in zip(terms, operands, strict=True)
-             for i, label in enumerate(t)}  # fmt: skip
-    result.shape = ir.Shape([_label_dim(op, output, dy, sizes, label) for label in reachable])
+    dims = {
+        label: dim
+        for labels, v in zip((*terms, output), (*operands, dy), strict=True)
+        for label, dim in zip(labels, op.dims(v), strict=True)
+    }
+    op.with_dims(result, [dims[label] for label in reachable])
     # Axes that were summed inside the operand see the same cotangent everywhere.
     missing = [i for i, label in enumerate(unique) if label not in reachable]
     result = op.unsqueeze(result, missing)
     if len(unique) == len(term):
-        if not missing:
-            return op.sum_to(result, value)
-        return op.expand_like(op.sum_to(result, value) if _may_exceed(op, result, value) else
-                              result, value)  # fmt: skip
+        # An ellipsis axis of size one may have been broadcast.
+        exceeds = any(
+            small == 1 != large
+            for large, small in zip(op.dims(result), op.dims(value), strict=True)
+        )
+        if exceeds or not missing:
+            result = op.sum_to(result, value)
+        return op.expand_like(result, value) if missing else result
     return _onto_diagonal(op, result, unique, term, value)
-
-
-def _label_dim(
-    op: Ops,
-    output: str,
-    dy: ir.Value,
-    sizes: dict[str, tuple[ir.Value, int]],
-    label: str,
-) -> int | ir.SymbolicDim:
-    if label in output:
-        return op.dims(dy)[output.index(label)]
-    value, axis = sizes[label]
-    return op.dims(value)[axis]
-
-
-def _may_exceed(op: Ops, result: ir.Value, value: ir.Value) -> bool:
-    """Tell whether an ellipsis axis of size one was broadcast, so that it must be summed."""
-    return any(
-        small == 1 and large != 1
-        for large, small in zip(op.dims(result), op.dims(value), strict=True)
-    )
 
 
 def _onto_diagonal(op: Ops, result: ir.Value, unique: str, term: str, value: ir.Value) -> ir.Value:
@@ -191,8 +166,7 @@ def _along(op: Ops, value: ir.Value, axis: int) -> ir.Value:
 @rule("Det", notes="by cofactors, so singular matrices too; the size must be static")
 def det(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """DX = dy cofactor(X): the determinants of all minors, signed, in one batched Det."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     size = op.dims(x)[-1] if isinstance(op.dims(x)[-1], int) else op.dims(x)[-2]
     if not isinstance(size, int):
         raise ShapeInferenceError(

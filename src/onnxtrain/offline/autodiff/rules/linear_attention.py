@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
+from onnxtrain.offline.autodiff.rules.recurrence import scan
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, Dim
 
@@ -27,9 +28,8 @@ def linear_attention(
     op: Ops, node: ir.Node, do: ir.Value | None, d_present: ir.Value | None = None
 ) -> Cotangents:
     """Walk the recurrence back; see the head of this file."""
-    inputs = (*node.inputs, None, None, None)
-    query, key, value, past, decay, beta = inputs[:6]
-    assert query is not None and key is not None and value is not None
+    query, key, value = required(node, 3)
+    past, decay, beta = (optional(node, i) for i in (3, 4, 5))
     layer = _Layer(op, node, query, value)
     along: dict[str, ir.Value] = {
         "k": layer.by_step(key, layer.groups, column=True),
@@ -39,8 +39,14 @@ def linear_attention(
         along["e"] = op.Exp(layer.by_step(decay, layer.groups, column=True))
     if beta is not None:
         along["beta"] = layer.by_step(beta, -1, row=True)
+
+    def forward(state: ir.Value, at: Elements) -> Sequence[ir.Value]:
+        kept, u, _ = _write(op, state, at)
+        state = op.Add(kept, op.MatMul(at["k"], u))
+        return state, op.Identity(state)
+
     first = layer.first_state(past)
-    _, states = layer.scan(_forward(op), first, along)
+    _, states = scan(op, forward, [first], along, back=False)
     before = op.Concat(op.unsqueeze(first, [0]), op.slice(states, 0, 0, -1), axis=0)
     before = op.type_as(before, states)
     q = layer.by_step(query, layer.heads)
@@ -48,7 +54,7 @@ def linear_attention(
     backward = {**along, "before": before}
     if do is not None:
         backward["q"], backward["do"] = q, layer.by_step(do, layer.heads)
-    results = layer.scan(_backward(op, layer.scale), d_last, backward, against=True)
+    results = scan(op, _backward(op, layer.scale), [d_last], backward, back=True)
     d_first, collected = results[0], dict(zip(along, results[1:], strict=True))
     dq = None
     if do is not None:
@@ -64,26 +70,13 @@ def linear_attention(
     )
 
 
-def _forward(op: Ops) -> Callable[[ir.Value, Elements], Sequence[ir.Value]]:
-    def step(state: ir.Value, at: Elements) -> Sequence[ir.Value]:
-        kept, u, _ = _write(op, state, at)
-        state = op.Add(kept, op.MatMul(at["k"], u))
-        return state, op.Identity(state)
-
-    return step
-
-
 def _write(op: Ops, before: ir.Value, at: Elements) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return R, u and v - Rᵀ k of one step."""
     kept = op.Mul(before, at["e"]) if "e" in at else before
     if "beta" not in at:
         return kept, at["v"], at["v"]
-    error = op.Sub(at["v"], op.MatMul(_turned(op, at["k"]), kept))
+    error = op.Sub(at["v"], op.MatMul(op.swap_last(at["k"]), kept))
     return kept, op.Mul(error, at["beta"]), error
-
-
-def _turned(op: Ops, x: ir.Value) -> ir.Value:
-    return op.Transpose(x, perm=[0, 1, 3, 2])
 
 
 def _backward(op: Ops, scale: ir.Value) -> Callable[[ir.Value, Elements], Sequence[ir.Value]]:
@@ -94,15 +87,15 @@ def _backward(op: Ops, scale: ir.Value) -> Callable[[ir.Value, Elements], Sequen
 
     def step(ds: ir.Value, at: Elements) -> Sequence[ir.Value]:
         if "do" in at:
-            ds = op.Add(ds, op.MatMul(_turned(op, at["q"]), op.Mul(at["do"], scale)))
+            ds = op.Add(ds, op.MatMul(op.swap_last(at["q"]), op.Mul(at["do"], scale)))
         kept, u, error = _write(op, at["before"], at)
-        dk = op.MatMul(ds, _turned(op, u))
-        du = op.MatMul(_turned(op, at["k"]), ds)
+        dk = op.MatMul(ds, op.swap_last(u))
+        du = op.MatMul(op.swap_last(at["k"]), ds)
         dv, dr, more = du, ds, []
         if "beta" in at:
             dv = op.Mul(du, at["beta"])
             more = [op.Mul(du, error)]
-            dk = op.Sub(dk, op.MatMul(kept, _turned(op, dv)))
+            dk = op.Sub(dk, op.MatMul(kept, op.swap_last(dv)))
             dr = op.Sub(ds, op.MatMul(at["k"], dv))
         if "e" not in at:
             return dr, dk, dv, *more
@@ -156,16 +149,13 @@ class _Layer:
             shape = [0, 0, heads, 1, -1]
         else:
             shape = [0, 0, self.groups, heads // self.groups, -1]
-        split = op.Reshape(wide, shape)
-        return op.transpose(split, [1, 0, 2, 3, 4])
+        return op.transpose(op.Reshape(wide, shape), [1, 0, 2, 3, 4])
 
     def back(self, dx: ir.Value, like: ir.Value) -> ir.Value:
         """Bring a cotangent of steps to the shape of the input, summing what was broadcast."""
-        op = self.op
-        whole = op.transpose(dx, [1, 0, 2, 3, 4])
+        op, whole = self.op, self.op.transpose(dx, [1, 0, 2, 3, 4])
         # A decay or a beta may be one number for each head, or for all of them.
-        shape = op.dims_vector(0, 0, op.dim(like, 2), -1)
-        rows = op.Reshape(whole, shape)
+        rows = op.Reshape(whole, op.dims_vector(0, 0, op.dim(like, 2), -1))
         return op.cast(op.shape_as(op.ReduceSum(rows, [3], keepdims=0), like), like.dtype)
 
     def first_state(self, past: ir.Value | None) -> ir.Value:
@@ -179,30 +169,3 @@ class _Layer:
             self._size(self.value, self.groups),
         )  # fmt: skip
         return op.with_dims(op.Expand(op.const(0.0, ir.DataType.FLOAT), shape), dims)
-
-    def scan(
-        self,
-        step: Callable[[ir.Value, Elements], Sequence[ir.Value]],
-        state: ir.Value,
-        sequences: Elements,
-        against: bool = False,
-    ) -> tuple[ir.Value, ...]:
-        """Run a step over sequences; return the final state and what the steps give."""
-        op = self.op
-        inputs = [("state", state.dtype, [None] * 4)]
-        inputs += [(name, v.dtype, [None] * 4) for name, v in sequences.items()]
-
-        def write(first: ir.Value, *elements: ir.Value) -> Sequence[ir.Value]:
-            return step(first, dict(zip(sequences, elements, strict=True)))
-
-        body = op.body(inputs, write, name="step")  # type: ignore[arg-type]
-        back = [1] * len(sequences) if against else None
-        results = op.call(
-            "Scan", state, *sequences.values(), outputs=len(body.outputs), body=body,
-            num_scan_inputs=len(sequences), scan_input_directions=back,
-            scan_output_directions=[1] * (len(body.outputs) - 1) if against else None,
-        )  # fmt: skip
-        for result in results[1:]:
-            result.dtype = ir.DataType.FLOAT
-            op.with_dims(result, [UNKNOWN] * 5)
-        return (op.type_as(results[0], state), *results[1:])

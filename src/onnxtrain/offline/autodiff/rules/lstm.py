@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx_ir as ir
 
@@ -22,10 +23,7 @@ def lstm(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
     dC K_i, dH K_o, dC K_f, dC K_g. The coefficients hold slopes, peepholes and coupling.
     """
     coupled = node.attributes.get_int("input_forget", 0) != 0
-
-    def backward(op: Ops, run: Direction) -> Contributions:
-        return _lstm_direction(op, run, coupled)
-
+    backward = partial(_lstm_direction, coupled=coupled)
     return differentiate_layer(op, node, dys, ["Sigmoid", "Tanh", "Tanh"], backward)
 
 
@@ -44,16 +42,11 @@ def _lstm_direction(op: Ops, run: Direction, coupled: bool) -> Contributions:
         return run.leaving(op.MatMul(dgates, run.r), dh, at), dc * at["f"], dgates
 
     dh, dc, dgates = run.scan_back(step, [run.dy_h, run.dy_c], coefficients)
-    dp = None if run.p is None else _peephole_gradient(op, run, dgates, c_before, c)
+    dp = None
+    if run.p is not None:
+        di, do, df, _ = run.split(dgates, 4)
+        dp = op.sum(op.Concat(di * c_before, do * c, df * c_before, axis=2), [0, 1])
     return Contributions(dgates, dgates, run.outer(dgates, h_before), dh, dc, dp)
-
-
-def _peephole_gradient(
-    op: Ops, run: Direction, dgates: ir.Value, c_before: ir.Value, c: ir.Value
-) -> ir.Value:
-    di, do, df, _ = run.split(dgates, 4)
-    products = op.Concat(di * c_before, do * c, df * c_before, axis=2)
-    return op.sum(products, [0, 1])
 
 
 @dataclass(frozen=True)
@@ -115,7 +108,7 @@ class Cell:
         """Return A, F and K (see the rule) of all steps."""
         op, run = self.op, self.run
         f, g, h = run.activations
-        h = h.unclipped()  # onnxruntime clips the arguments of the gates, and not that of h
+        h = replace(h, clip=None)  # onnxruntime clips the arguments of the gates, and not that of h
         p_i, p_o, p_f = self._peepholes()
         pre_i, pre_o = self._peep(self.pre_i, p_i, c_before), self._peep(self.pre_o, p_o, c)
         i, o, candidate, shown = f(op, pre_i), f(op, pre_o), g(op, self.pre_g), h(op, c)

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, required, rule
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, same_dims, working_type
+from onnxtrain.offline.graph.shapes import Dim, same_dims, working_type
 
 # ---- over the last axes ------------------------------------------------------------------------
 
@@ -31,8 +31,7 @@ def layer_normalization(
     dinv_std: ir.Value | None = None,
 ) -> Cotangents:
     """As at the top of this file; dmean spreads evenly, and d(1/σ) = -c (1/σ)³ dx / count."""
-    x, scale, bias = (*node.inputs, None)[:3]
-    assert x is not None and scale is not None
+    x, scale, bias = *required(node, 2), optional(node, 2)
     axes = _last_axes(op, node, x)
     wide = working_type(x)
     xw = op.cast(x, wide)
@@ -57,12 +56,11 @@ def layer_normalization(
 @rule("RMSNormalization", since=23)
 def rms_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """As at the top of this file, without the mean: c = x."""
-    x, scale = node.inputs
-    assert x is not None and scale is not None
+    x, scale = required(node, 2)
     axes = _last_axes(op, node, x)
     wide = working_type(x)
     xw = op.cast(x, wide)
-    inv_rms = _inverse_root(op, op.mean(xw * xw, axes), node.attributes.get_float("epsilon", 1e-5))
+    inv_rms = _inverse_root(op, node, op.mean(xw * xw, axes))
     dx, dscale, _ = _scaled_rows(op, op.cast(dy, wide), xw, inv_rms, scale, None, axes, False)
     return op.cast(dx, x.dtype), dscale
 
@@ -83,18 +81,15 @@ def _layer_statistics(
     if x.dtype == ir.DataType.DOUBLE:
         mean = op.mean(x, axes)
         centred = x - mean
-        variance = op.mean(centred * centred, axes)
-        return mean, _inverse_root(op, variance, node.attributes.get_float("epsilon", 1e-5))
-    if len(node.outputs) < 3:
-        node.resize_outputs(3)
+        return mean, _inverse_root(op, node, op.mean(centred * centred, axes))
     kept: list[Dim] = [1 if i in axes else d for i, d in enumerate(op.dims(x))]
     stash = ir.DataType(node.attributes.get_int("stash_type", ir.DataType.FLOAT))
-    for value, label in zip(node.outputs[1:], ("mean", "inv_std"), strict=True):
-        if not value.name:
-            value.name = op.names.fresh(f"{node.outputs[0].name}_{label}")
-            value.dtype = stash
+    statistics = [output_of(op, node, 1, "mean"), output_of(op, node, 2, "inv_std")]
+    for value in statistics:
+        value.dtype = stash
         op.with_dims(value, kept)
-    return op.cast(node.outputs[1], x.dtype), op.cast(node.outputs[2], x.dtype)
+    mean, inv_std = (op.cast(value, x.dtype) for value in statistics)
+    return mean, inv_std
 
 
 def _scaled_rows(
@@ -113,7 +108,14 @@ def _scaled_rows(
     """
     first = axes[0]
     if max(op.rank(v) for v in (scale, bias) if v is not None) > len(axes):
-        return _scaled_rows_of_any_shape(op, dy, centred, inv, scale, bias, axes, has_mean)
+        # They also vary along the other axes.
+        scaled = dy * op.cast(scale, dy.dtype)
+        inner = scaled - centred * (op.mean(scaled * centred, axes) * inv * inv)
+        if has_mean:
+            inner = inner - op.mean(scaled, axes)
+        dscale = op.cast(op.sum_to(dy * centred * inv, scale), scale.dtype)
+        dbias = None if bias is None else op.cast(op.sum_to(dy, bias), bias.dtype)
+        return inner * inv, dscale, dbias
     wide = _spread_over_row(op, scale, centred, first)
     share = op.reshape(wide / op.count(centred, axes), [-1, 1])
     product = dy * centred
@@ -129,26 +131,6 @@ def _scaled_rows(
     if bias is not None:
         ones = op.Expand(op.const(1.0, dy.dtype), op.dims_vector(1, op.dim(flat_dy, 0)))
         dbias = _from_row(op, op.MatMul(ones, flat_dy), bias, centred, first)
-    return inner * inv, dscale, dbias
-
-
-def _scaled_rows_of_any_shape(
-    op: Ops,
-    dy: ir.Value,
-    centred: ir.Value,
-    inv: ir.Value,
-    scale: ir.Value,
-    bias: ir.Value | None,
-    axes: Sequence[int],
-    has_mean: bool,
-) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """Do the same for a scale or bias that also varies along the other axes."""
-    scaled = dy * op.cast(scale, dy.dtype)
-    inner = scaled - centred * (op.mean(scaled * centred, axes) * inv * inv)
-    if has_mean:
-        inner = inner - op.mean(scaled, axes)
-    dscale = op.cast(op.sum_to(dy * centred * inv, scale), scale.dtype)
-    dbias = None if bias is None else op.cast(op.sum_to(dy, bias), bias.dtype)
     return inner * inv, dscale, dbias
 
 
@@ -175,21 +157,7 @@ def _row_shape(op: Ops, x: ir.Value, first: int) -> ir.Value:
 
 def _flatten(op: Ops, value: ir.Value, axis: int) -> ir.Value:
     """Merge the axes before `axis`, and those from it on."""
-    dims = op.dims(value)
-    if len(dims) == 2 and axis == 1:
-        return value
-    return op.with_dims(
-        op.Flatten(value, axis=axis), [_product(dims[:axis]), _product(dims[axis:])]
-    )
-
-
-def _product(dims: Sequence[Dim]) -> Dim:
-    result = 1
-    for dim in dims:
-        if not isinstance(dim, int):
-            return dim if len(dims) == 1 else UNKNOWN
-        result *= dim
-    return result
+    return value if op.rank(value) == 2 and axis == 1 else op.Flatten(value, axis=axis)
 
 
 # ---- over groups of channels -------------------------------------------------------------------
@@ -202,7 +170,6 @@ def group_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     Up to opset 20 scale and bias are per group, from then on per channel.
     """
     groups = node.attributes.get_int("num_groups")
-    assert groups is not None
     return _grouped(op, node, dy, groups, per_channel=op.opset >= 21)
 
 
@@ -218,15 +185,12 @@ def _grouped(op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: boo
     Sums are taken per channel first, which is all that scale and bias need, and the averages of
     the groups come from these few numbers.
     """
-    x, scale, bias = node.inputs
-    assert x is not None and scale is not None and bias is not None
+    x, scale, bias = required(node, 3)
     wide = working_type(x)
     by_group, by_channel = [0, groups, -1], [0, 0, -1]  # 0 keeps the dimension of the input
     xg = op.Reshape(op.cast(x, wide), by_group)
     centred = xg - op.mean(xg, [2])
-    inv = _inverse_root(
-        op, op.mean(centred * centred, [2]), node.attributes.get_float("epsilon", 1e-5)
-    )
+    inv = _inverse_root(op, node, op.mean(centred * centred, [2]))
     cc = op.Reshape(op.reshape_like(centred, x), by_channel)
     dyc = op.type_as(op.Reshape(op.cast(dy, wide), by_channel), cc)
     sums = op.Reshape(op.sum(dyc, [2]), by_group)  # (samples, groups, channels of one)
@@ -253,8 +217,7 @@ def _grouped(op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: boo
 @rule("MeanVarianceNormalization")
 def mean_variance_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """dx = (dy - mean(dy)) / (σ + 10⁻⁹) - y mean(dy y) / σ, the last term 0 where σ is."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     wide = working_type(x)
     axes = node.attributes.get_ints("axes", [0, 2, 3])
     xw, seed, y = (op.cast(v, wide) for v in (x, dy, node.outputs[0]))
@@ -268,8 +231,7 @@ def mean_variance_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotange
 @rule("LpNormalization", notes="0 where the norm is 0")
 def lp_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """With s the sum of dy y along the axis: dx = (dy - s y) / |x|₂, or (dy - s sign(x)) / |x|₁."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, y = *required(node), node.outputs[0]
     axis = [node.attributes.get_int("axis", -1) % op.rank(x)]
     along = op.sum(dy * y, axis, keepdims=True)
     if node.attributes.get_int("p", 2) == 1:
@@ -285,8 +247,7 @@ def lrn(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 
     dx = dy D^-β - 2 α β x · average of (dy y / D) over the mirrored window.
     """
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     attribute = node.attributes.get_float
     alpha, beta, bias = attribute("alpha", 1e-4), attribute("beta", 0.75), attribute("bias", 1.0)
     wide = working_type(x)
@@ -301,7 +262,6 @@ def _average_over_channels(
 ) -> ir.Value:
     """Average over the window of an LRN node, as a pooling that takes the channels for rows."""
     size = node.attributes.get_int("size")
-    assert size is not None
     before, after = (size - 1) // 2, size // 2
     if mirrored:
         before, after = after, before
@@ -316,8 +276,8 @@ def _average_over_channels(
 # ---- shared ------------------------------------------------------------------------------------
 
 
-def _inverse_root(op: Ops, variance: ir.Value, epsilon: float) -> ir.Value:
-    return op.Reciprocal(op.Sqrt(variance + epsilon))
+def _inverse_root(op: Ops, node: ir.Node, variance: ir.Value) -> ir.Value:
+    return op.Reciprocal(op.Sqrt(variance + node.attributes.get_float("epsilon", 1e-5)))
 
 
 def _safe_quotient(op: Ops, value: ir.Value, divisor: ir.Value) -> ir.Value:

@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtrain.offline.autodiff.registry import Cotangents, refuse, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, refuse, required, rule
 from onnxtrain.offline.autodiff.rules.conv_data import flipped_pads, spread
-from onnxtrain.offline.autodiff.rules.scatter_helpers import add_elements, element_count
+from onnxtrain.offline.autodiff.rules.scatter_helpers import add_elements
 from onnxtrain.offline.autodiff.window import Window, pool_window
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import is_half
@@ -21,7 +21,6 @@ from onnxtrain.offline.graph.sizes import (
     reshape,
     sizes,
     spatial_sizes,
-    zeros_at_run_time,
 )
 
 # ---- maximum -------------------------------------------------------------------------------------
@@ -30,17 +29,13 @@ from onnxtrain.offline.graph.sizes import (
 @rule("MaxPool", notes="of equal maxima, the first of a window gets the gradient")
 def max_pool(op: Ops, node: ir.Node, dy: ir.Value, *_: ir.Value | None) -> Cotangents:
     """The cotangent of a window goes to the element that won it, and adds up there."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, y = *required(node), node.outputs[0]
     window = pool_window(op, node, x, y)
-    reach = [n * k for n, k in zip(_static_space(op, y), window.kernel, strict=False)]
-    if (
-        _tiles_statically(op, window, x)
-        and not is_half(x)
-        and all(r <= n for r, n in zip(reach, _static_space(op, x), strict=True))
-    ):
-        return (_to_first_maximum(op, window, x, y, dy),)
-    return (_to_index(op, x, _indices(op, node, x), dy, window.overlaps),)
+    if _tiles_statically(op, window, x) and not is_half(x):
+        space = zip(_static_space(op, y), window.kernel, _static_space(op, x), strict=True)
+        if all(count * k <= size for count, k, size in space):
+            return (_to_first_maximum(op, window, x, y, dy),)
+    return (add_elements(op, dy, x, _indices(op, node, x), repeated=window.overlaps),)
 
 
 def _indices(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
@@ -56,15 +51,6 @@ def _indices(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
     indices = op.call("MaxPool", x, outputs=2, **attributes)[1]
     indices.dtype = ir.DataType.INT64
     return op.shape_as(indices, node.outputs[0])
-
-
-def _to_index(op: Ops, x: ir.Value, indices: ir.Value, dy: ir.Value, overlaps: bool) -> ir.Value:
-    """Place dy at flat positions of a tensor like x, adding up where positions may repeat."""
-    if overlaps:
-        return add_elements(op, dy, x, indices)
-    zeros = zeros_at_run_time(op, [element_count(op, x)], dy.dtype, indices)
-    flat = op.ScatterElements(zeros, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]), axis=0)
-    return op.reshape_like(flat, x)
 
 
 def _tiles_statically(op: Ops, window: Window, x: ir.Value) -> bool:
@@ -99,8 +85,7 @@ def _to_first_maximum(op: Ops, window: Window, x: ir.Value, y: ir.Value, dy: ir.
 @rule("AveragePool")
 def average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each element of a window gets the cotangent divided by the count that was divided by."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     window = pool_window(op, node, x, node.outputs[0])
     return (_spread_evenly(op, window, op.Mul(dy, _one_over_count(op, node, window, x, dy)), x),)
 
@@ -108,8 +93,7 @@ def average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("LpPool")
 def lp_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = (sum |x|^p)^(1/p), so dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p)."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, y = *required(node), node.outputs[0]
     p = node.attributes.get_int("p", 2)
     window = pool_window(op, node, x, node.outputs[0])
     per_window = _over_norm(op, dy, y, p)
@@ -210,16 +194,14 @@ def _spread_evenly(op: Ops, window: Window, per_window: ir.Value, like: ir.Value
 @rule("GlobalAveragePool")
 def global_average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Every element gets the cotangent divided by their number."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     return (op.expand_like(dy * op.one_over_count(x, range(2, op.rank(x))), x),)
 
 
 @rule("GlobalMaxPool", notes="of equal maxima, the first gets the gradient")
 def global_max_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangent goes to the element that won."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     batch, channels, *space = sizes(op, x)
     length = product(*space)
     flat = reshape(op, x, [batch, channels, length])
@@ -232,8 +214,7 @@ def global_max_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("GlobalLpPool")
 def global_lp_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """As LpPool, with one window over everything."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, y = *required(node), node.outputs[0]
     p = node.attributes.get_int("p", 2)
     return (_norm_slope(op, x, _over_norm(op, dy, y, p), p),)
 

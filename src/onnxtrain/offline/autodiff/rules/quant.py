@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule, zero_gradient
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule, zero_gradient
 from onnxtrain.offline.autodiff.rules.scatter_helpers import pad
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_half, working_type
@@ -29,7 +29,7 @@ zero_gradient(
 )  # fmt: skip
 
 # The largest finite number of the floating types that are quantized to.
-_LARGEST = {
+_LARGEST: dict[ir.DataType | None, float] = {
     ir.DataType.FLOAT8E4M3FN: 448.0,
     ir.DataType.FLOAT8E4M3FNUZ: 240.0,
     ir.DataType.FLOAT8E5M2: 57344.0,
@@ -40,8 +40,8 @@ _LARGEST = {
 
 def _quantizer(node: ir.Node) -> ir.Node | None:
     """Return the node that made the integer which a DequantizeLinear turns back, if it is known."""
-    q = node.inputs[0]
-    source = None if q is None else q.producer()
+    (q,) = required(node)
+    source = q.producer()
     if source is None or source.domain != "" or source.outputs[0] is not q:
         return None
     return source if source.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") else None
@@ -51,7 +51,7 @@ def _behind_the_integer(node: ir.Node) -> Iterator[ir.Value]:
     """Yield what was quantized, and the scale it was divided by."""
     source = _quantizer(node)
     if source is not None:
-        yield from (v for v in source.inputs[:2] if v is not None)
+        yield from required(source, 2)
 
 
 @rule(
@@ -67,14 +67,12 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     one scale s = t that adds up to Σ dy (round(x / s) - x / s) within the range, and Σ dy (q - z)
     at its bounds: the gradient known from learned step sizes.
     """
-    scale, source = node.inputs[1], _quantizer(node)
-    assert scale is not None
+    scale, source = required(node, 2)[1], _quantizer(node)
     seed = op.cast(dy, working_type(dy))
     levels = _levels(op, node, seed)
     if source is None:
         return None, _total(op, node, seed * levels, scale)
-    x, step = (*source.inputs, None)[:2]
-    assert x is not None
+    x, step = *required(source), optional(source, 1)
     if step is None:  # DynamicQuantizeLinear chooses a scale with which nothing is clipped
         return {x: op.cast(seed, x.dtype), scale: _total(op, node, seed * levels, scale)}
     spread_step = _spread(op, source, op.cast(step, seed.dtype), seed)
@@ -95,8 +93,7 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 
 def _levels(op: Ops, node: ir.Node, like: ir.Value) -> ir.Value:
     """Return q - z in floats: what the node computes if its scale is one."""
-    q, scale, zero_point = (*node.inputs, None)[:3]
-    assert scale is not None
+    q, scale, zero_point = *required(node, 2), optional(node, 2)
     ones = op.const(1.0, like.dtype)
     if op.rank(scale):
         ones = op.Expand(ones, op.shape_of(scale))
@@ -115,8 +112,7 @@ def _not_clipped(
     That asks neither for the bounds nor for the type of the integers. Small floats are not rounded
     to whole numbers, but there is a largest one.
     """
-    q = node.inputs[0]
-    assert q is not None and q.dtype is not None
+    (q,) = required(node)
     if q.dtype in _LARGEST:
         return op.LessOrEqual(op.Abs(quotient), _LARGEST[q.dtype])
     if is_half(x):  # the next level is as good, if a rounding of x made it

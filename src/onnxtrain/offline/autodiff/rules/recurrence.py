@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.autodiff.definitions import split
 from onnxtrain.offline.autodiff.rules.rnn_activations import Activation
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, dims_of
@@ -83,15 +84,7 @@ class Direction:
 
     def split(self, value: ir.Value, parts: int, axis: int = -1) -> tuple[ir.Value, ...]:
         """Cut an axis into equal parts."""
-        op = self.op
-        pieces = op.call("Split", value, outputs=parts, axis=axis, num_outputs=parts)
-        dims = list(op.dims(value))
-        size = dims[axis]
-        dims[axis] = size // parts if isinstance(size, int) else UNKNOWN
-        for piece in pieces:
-            piece.type = value.type
-            op.with_dims(piece, dims)
-        return pieces
+        return split(self.op, value, parts, axis)
 
     def affine(
         self, x: ir.Value, w: ir.Value, h: ir.Value, r: ir.Value, b: ir.Value | None
@@ -166,35 +159,9 @@ class Direction:
         sequences: Mapping[str, ir.Value],
         against: bool = False,
     ) -> tuple[ir.Value, ...]:
-        """Run `step` over the sequences, along the direction of the layer or against it.
-
-        `step(*states, elements)` gets the elements of the sequences by name, and returns the next
-        states followed by what is to be collected into sequences. An initial state of None is zero.
-        """
-        op = self.op
+        """Run `step` along the direction of the layer or against it; a state of None is zero."""
         initial = [self.zeros() if state is None else state for state in states]
-        inputs = [("state", v.dtype, _fixed(op.dims(v))) for v in initial]
-        inputs += [(name, v.dtype, _fixed(op.dims(v)[1:])) for name, v in sequences.items()]
-
-        def write(*values: ir.Value) -> Sequence[ir.Value]:
-            elements = dict(zip(sequences, values[len(initial) :], strict=True))
-            return step(*values[: len(initial)], elements)
-
-        body = op.body(inputs, write, name="step")  # type: ignore[arg-type]
-        collected = len(body.outputs) - len(initial)
-        back = self.reverse != against
-        results = op.call(
-            "Scan", *initial, *sequences.values(), outputs=len(body.outputs), body=body,
-            num_scan_inputs=len(sequences),
-            scan_input_directions=[1] * len(sequences) if back else None,
-            scan_output_directions=[1] * collected if back else None,
-        )  # fmt: skip
-        for index, (result, inner) in enumerate(zip(results, body.outputs, strict=True)):
-            dims = dims_of(inner) or (UNKNOWN, UNKNOWN)
-            lead = () if index < len(initial) else (self.time.steps,)
-            result.type = inner.type
-            op.with_dims(result, (*lead, self.time.batch, *dims[1:]))
-        return results
+        return scan(self.op, step, initial, sequences, self.reverse != against)
 
     def scan_back(
         self,
@@ -226,6 +193,41 @@ class Direction:
     def leaving(self, dh_before: ir.Value, dh: ir.Value, at: Mapping[str, ir.Value]) -> ir.Value:
         """Hand the cotangent of the state through the steps beyond the lengths."""
         return dh_before + dh * at["idle"] if "idle" in at else dh_before
+
+
+def scan(
+    op: Ops,
+    step: Step,
+    states: Sequence[ir.Value],
+    sequences: Mapping[str, ir.Value],
+    back: bool,
+) -> tuple[ir.Value, ...]:
+    """Run `step` over sequences (T, B, …), from the first element or from the last one `back`.
+
+    `step(*states, elements)` gets the elements of the sequences by name, and returns the next
+    states followed by what is to be collected into sequences.
+    """
+    inputs = [("state", v.dtype, _fixed(op.dims(v))) for v in states]
+    inputs += [(name, v.dtype, _fixed(op.dims(v)[1:])) for name, v in sequences.items()]
+
+    def write(*values: ir.Value) -> Sequence[ir.Value]:
+        elements = dict(zip(sequences, values[len(states) :], strict=True))
+        return step(*values[: len(states)], elements)
+
+    body = op.body(inputs, write, name="step")  # type: ignore[arg-type]
+    results = op.call(
+        "Scan", *states, *sequences.values(), outputs=len(body.outputs), body=body,
+        num_scan_inputs=len(sequences),
+        scan_input_directions=[1] * len(sequences) if back else None,
+        scan_output_directions=[1] * (len(body.outputs) - len(states)) if back else None,
+    )  # fmt: skip
+    steps, batch = op.dims(next(iter(sequences.values())))[:2]
+    for index, (result, inner) in enumerate(zip(results, body.outputs, strict=True)):
+        dims = dims_of(inner) or (UNKNOWN,) * op.rank(states[0])
+        lead = () if index < len(states) else (steps,)
+        result.type = inner.type
+        op.with_dims(result, (*lead, batch, *dims[1:]))
+    return results
 
 
 _END = np.iinfo(np.int64).max

@@ -1,154 +1,157 @@
-"""Rules for reductions, and for Range.
+"""Rules for reductions, for running sums and products, and for Range.
 
-A rule works on the reduced axes kept with size one: `_Reduction` brings the output and its
+A rule works on the reduced axes kept with size one: `Reduction` brings the output and its
 cotangent into that form, whatever the node says of axes and keepdims.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import TypeVar
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, is_half, working_type
 from onnxtrain.offline.graph.sizes import arange
 
+F = TypeVar("F", bound=Callable[..., ir.Value])
 
-@dataclass(frozen=True)
-class _Reduction:
+
+def reduction(*op_types: str, notes: str = "") -> Callable[[F], F]:
+    """Register dx of a reduction, as `formula(op, reduction, dy)`."""
+
+    def register(formula: F) -> F:
+        @rule(*op_types, notes=notes)
+        def differentiate(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+            return (formula(op, Reduction(op, node), dy),)
+
+        return formula
+
+    return register
+
+
+class Reduction:
     """A reduction node with its axes resolved: None where they are known at run time only."""
 
-    node: ir.Node
-    x: ir.Value
-    axes_input: ir.Value | None
-    axes: list[int] | None
+    def __init__(self, op: Ops, node: ir.Node) -> None:
+        self.op, self.node = op, node
+        self.x, self.y = *required(node), node.outputs[0]
+        self.axes: list[int] | None = None
+        self._noop = node.attributes.get_int("noop_with_empty_axes", 0)
+        self._axes_input = optional(node, 1)
+        array = constant_array(self._axes_input)
+        if dims_of(self.x) is not None and (self._axes_input is None or array is not None):
+            self.axes = [] if array is None else [int(a) % op.rank(self.x) for a in array.flat]
+            if not self.axes and not self._noop:
+                self.axes = list(range(op.rank(self.x)))
 
-    @classmethod
-    def of(cls, op: Ops, node: ir.Node) -> _Reduction:
-        x = node.inputs[0]
-        assert x is not None
-        axes_input = node.inputs[1] if len(node.inputs) > 1 else None
-        array = constant_array(axes_input)
-        if dims_of(x) is None or (axes_input is not None and array is None):
-            return cls(node, x, axes_input, None)
-        axes = [] if array is None else [int(a) % op.rank(x) for a in array.reshape(-1)]
-        if not axes and not node.attributes.get_int("noop_with_empty_axes", 0):
-            axes = list(range(op.rank(x)))
-        return cls(node, x, axes_input, axes)
-
-    def kept(self, op: Ops, value: ir.Value) -> ir.Value:
+    def kept(self, value: ir.Value) -> ir.Value:
         """Give the output or its cotangent the reduced axes back, with size one."""
         if self.node.attributes.get_int("keepdims", 1):
             return value
         if self.axes is not None:
-            return op.unsqueeze(value, self.axes)
-        return op.reshape(value, op.Shape(op.ReduceSum(*self.operands(op, self.x), **self.options)))
+            return self.op.unsqueeze(value, self.axes)
+        return self.op.reshape(value, self.op.Shape(self.by(self.op.ReduceSum, self.x)))
 
-    def sum(self, op: Ops, value: ir.Value) -> ir.Value:
+    def sum(self, value: ir.Value) -> ir.Value:
         """Sum over the reduced axes, kept with size one."""
         if self.axes is not None:
-            return op.sum(value, self.axes, keepdims=True)
-        return op.ReduceSum(*self.operands(op, value), **self.options)
+            return self.op.sum(value, self.axes, keepdims=True)
+        return self.by(self.op.ReduceSum, value)
 
-    def operands(self, op: Ops, value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-        """Return the inputs of an operator that reduces a value in the same way."""
-        return value, self.axes_input if self.axes is None else op.int64(self.axes)
-
-    @property
-    def options(self) -> dict[str, int]:
-        """The attributes of an operator that reduces in the same way, and keeps the axes."""
-        noop = self.node.attributes.get_int("noop_with_empty_axes", 0)
-        return {"keepdims": 1, "noop_with_empty_axes": noop}
-
-    def spread(self, op: Ops, value: ir.Value) -> ir.Value:
-        """Broadcast something of the kept shape to the shape of the input."""
-        return op.expand_like(value, self.x)
+    def by(self, operator: Callable[..., ir.Value], value: ir.Value) -> ir.Value:
+        """Reduce a value in the same way by another operator, with the axes kept."""
+        axes = self._axes_input if self.axes is None else self.op.int64(self.axes)
+        return operator(value, axes, keepdims=1, noop_with_empty_axes=self._noop)
 
 
-@rule("ReduceSum")
-def reduce_sum(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """Every summand has the cotangent of the sum."""
-    r = _Reduction.of(op, node)
-    return (r.spread(op, r.kept(op, dy)),)
+reduction("ReduceSum")(lambda op, r, dy: op.expand_like(r.kept(dy), r.x))
+reduction("ReduceSumSquare")(lambda op, r, dy: r.x * (r.kept(dy) * 2.0))
+reduction("ReduceL1", notes="0 at 0")(lambda op, r, dy: op.Sign(r.x) * r.kept(dy))
+reduction("ReduceLogSum")(lambda op, r, dy: op.expand_like(r.kept(dy) / r.sum(r.x), r.x))
+reduction("ReduceLogSumExp")(lambda op, r, dy: op.Exp(r.x - r.kept(r.y)) * r.kept(dy))
 
 
-@rule("ReduceMean")
-def reduce_mean(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+@reduction("ReduceL2", notes="0 where the norm is 0")
+def reduce_l2(op: Ops, r: Reduction, dy: ir.Value) -> ir.Value:
+    """d ‖x‖ = x/‖x‖ dx."""
+    scale = op.Where(op.Equal(r.y, 0.0), 0.0, dy / r.y)
+    return op.Mul(r.x, r.kept(scale))
+
+
+@reduction("ReduceMean")
+def reduce_mean(op: Ops, r: Reduction, dy: ir.Value) -> ir.Value:
     """Every element has its share of the cotangent."""
-    r = _Reduction.of(op, node)
     if r.axes is not None:
         share = dy * op.one_over_count(r.x, r.axes)
     else:
-        wide = working_type(dy)
-        whole, rest = (op.Cast(op.Size(v), to=wide) for v in (r.x, node.outputs[0]))
+        whole, rest = (op.Cast(op.Size(v), to=working_type(dy)) for v in (r.x, r.y))
         share = dy * op.cast(rest / whole, dy.dtype)
-    return (r.spread(op, r.kept(op, share)),)
+    return op.expand_like(r.kept(share), r.x)
 
 
-@rule("ReduceMax", "ReduceMin", notes="ties share the gradient equally")
-def reduce_extremum(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+@reduction("ReduceMax", "ReduceMin", notes="ties share the gradient equally")
+def reduce_extremum(op: Ops, r: Reduction, dy: ir.Value) -> ir.Value:
     """The gradient goes to the elements that won, in equal parts where several did."""
-    r = _Reduction.of(op, node)
-    wide, y = op.cast(r.x, working_type(r.x)), r.kept(op, node.outputs[0])
+    wide, y = op.cast(r.x, working_type(r.x)), r.kept(r.y)
     if is_half(r.x):
-        again = op.ReduceMax if node.op_type == "ReduceMax" else op.ReduceMin
-        y = again(*r.operands(op, wide), **r.options)
+        y = r.by(op.ReduceMax if r.node.op_type == "ReduceMax" else op.ReduceMin, wide)
     won = op.Equal(wide, y)
-    winners = r.sum(op, op.Cast(won, to=dy.dtype))
-    return (op.Where(won, r.kept(op, dy) / winners, 0.0),)
+    winners = r.sum(op.Cast(won, to=dy.dtype))
+    return op.Where(won, r.kept(dy) / winners, 0.0)
 
 
-@rule("ReduceProd", notes="right for zeros too")
-def reduce_prod(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+@reduction("ReduceProd", notes="right for zeros too")
+def reduce_prod(op: Ops, r: Reduction, dy: ir.Value) -> ir.Value:
     """Dx = dy times the product of the others; one zero, or several, need care."""
-    r = _Reduction.of(op, node)
     zero = op.Equal(r.x, 0.0)
     rest = op.Where(zero, 1.0, r.x)
-    zeros = r.sum(op, op.Cast(zero, to=dy.dtype))
-    product = op.ReduceProd(*r.operands(op, rest), **r.options)
-    spread = op.Mul(r.kept(op, dy), product)
+    zeros = r.sum(op.Cast(zero, to=dy.dtype))
+    product = r.by(op.ReduceProd, rest)
+    spread = op.Mul(r.kept(dy), product)
     at_zero = op.Where(op.Equal(zeros, 1.0), spread, 0.0)
     elsewhere = op.Where(op.Equal(zeros, 0.0), spread, 0.0)
-    return (op.Where(zero, at_zero, elsewhere / rest),)
+    return op.Where(zero, at_zero, elsewhere / rest)
 
 
-@rule("ReduceSumSquare")
-def reduce_sum_square(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d Σx² = 2x dx."""
-    r = _Reduction.of(op, node)
-    return (op.Mul(r.x, r.kept(op, dy) * 2.0),)
+@rule("CumSum", stops=(1,))
+def cum_sum(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+    """Every element is in the sums that come after it: a running sum from the other end."""
+    exclusive, reverse = _flags(node)
+    return (op.CumSum(dy, node.inputs[1], exclusive=exclusive, reverse=1 - reverse),)
 
 
-@rule("ReduceL1", notes="0 at 0")
-def reduce_l1(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d Σ|x| = sign(x) dx."""
-    r = _Reduction.of(op, node)
-    return (op.Sign(r.x) * r.kept(op, dy),)
+@rule("CumProd", stops=(1,))
+def cum_prod(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+    """dx_i = Σ_j dy_j y_j / x_i over the products that x_i is in, and the right limit at zeros.
+
+    With z_j the number of zeros in product j and p_j the product of its other factors, x_i has a
+    derivative of p_j / x_i in the products with z_j = 0; if x_i is itself the first zero, p_j in
+    those with z_j = 1; and zero elsewhere.
+    """
+    x, axis = node.inputs
+    exclusive, reverse = _flags(node)
+
+    def from_other_end(terms: ir.Value) -> ir.Value:
+        return op.CumSum(terms, axis, exclusive=exclusive, reverse=1 - reverse)
+
+    is_zero = op.Equal(x, 0.0)
+    factors = op.Where(is_zero, 1.0, x)
+    terms = dy * op.call("CumProd", factors, axis, like=x, exclusive=exclusive, reverse=reverse)[0]
+    ones = op.Cast(is_zero, to=dy.dtype)
+    zeros = op.CumSum(ones, axis, exclusive=exclusive, reverse=reverse)
+    zeros_so_far = op.CumSum(ones, axis, reverse=reverse)
+    regular = from_other_end(op.Where(op.Equal(zeros, 0.0), terms, 0.0)) / factors
+    at_zero = from_other_end(op.Where(op.Equal(zeros, 1.0), terms, 0.0))
+    first_zero = op.And(is_zero, op.Equal(zeros_so_far, 1.0))
+    elsewhere = op.Where(first_zero, at_zero, 0.0)
+    return (op.Where(op.Equal(zeros_so_far, 0.0), regular, elsewhere),)
 
 
-@rule("ReduceL2", notes="0 where the norm is 0")
-def reduce_l2(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d ‖x‖ = x/‖x‖ dx."""
-    r = _Reduction.of(op, node)
-    norm = node.outputs[0]
-    scale = op.Where(op.Equal(norm, 0.0), 0.0, dy / norm)
-    return (op.Mul(r.x, r.kept(op, scale)),)
-
-
-@rule("ReduceLogSum")
-def reduce_log_sum(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d log Σx = dx / Σx."""
-    r = _Reduction.of(op, node)
-    return (r.spread(op, r.kept(op, dy) / r.sum(op, r.x)),)
-
-
-@rule("ReduceLogSumExp")
-def reduce_log_sum_exp(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """d log Σexp(x) = exp(x - y) dx, the softmax."""
-    r = _Reduction.of(op, node)
-    return (op.Exp(op.Sub(r.x, r.kept(op, node.outputs[0]))) * r.kept(op, dy),)
+def _flags(node: ir.Node) -> tuple[int, int]:
+    return node.attributes.get_int("exclusive", 0), node.attributes.get_int("reverse", 0)
 
 
 @rule("Range", stops=(1,), notes="of start and delta; the limit only sets the length")

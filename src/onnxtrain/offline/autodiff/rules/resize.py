@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import add_along
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import Dim, constant_array, same_dim, working_type
-from onnxtrain.offline.graph.sizes import arange
+from onnxtrain.offline.graph.shapes import Dim, constant_array, dims_of, same_dim, working_type
+from onnxtrain.offline.graph.sizes import arange, entry
 from onnxtrain.offline.graph.writer import attributes_of
 
 _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
@@ -53,8 +53,7 @@ class _Resampling:
     """What a Resize node does along each of its axes."""
 
     def __init__(self, op: Ops, node: ir.Node) -> None:
-        x = node.inputs[0]
-        assert x is not None
+        (x,) = required(node)
         roi, scales, sizes = [_given(node, i) for i in (1, 2, 3)]
         self.op, self.x = op, x
         # Of another type than what is resized here, onnxruntime would misread it.
@@ -144,10 +143,7 @@ class _Resampling:
 
     def _whole_range(self, axis: int) -> bool:
         roi = constant_array(self.roi)
-        if roi is None:
-            return False
-        start, end = roi.reshape(2, -1)[:, self.axes.index(axis)]
-        return bool(start == 0 and end == 1)
+        return roi is not None and [*roi.reshape(2, -1)[:, self.axes.index(axis)]] == [0, 1]
 
     def _transposed_product(self, dy: ir.Value, axis: int) -> ir.Value:
         if self._is_long(axis):
@@ -172,11 +168,7 @@ class _Resampling:
 
     def _entry(self, vector: ir.Value, axis: int, offset: int = 0) -> ir.Value:
         """Return what roi, scales or sizes say of one axis, as a vector of length one."""
-        position = self.axes.index(axis) + offset
-        known = constant_array(vector)
-        if known is not None:
-            return self.op.const(known.reshape(-1)[position : position + 1].copy())
-        return self.op.slice(vector, 0, position, position + 1)
+        return entry(self.op, vector, self.axes.index(axis) + offset)
 
     def _resized(self, rows: ir.Value, dy: ir.Value, axis: int, along: int = 1) -> ir.Value:
         """Do to one axis of a matrix what the node does to an axis of x."""
@@ -223,10 +215,8 @@ class _Resampling:
         assert self.sizes is not None
         lengths = op.dims_vector(*[op.dim(self.x, a) for a in self.axes])
         ratios = op.Cast(self.sizes, to=ir.DataType.FLOAT) / op.Cast(lengths, to=ir.DataType.FLOAT)
-        if self.policy == "not_larger":
-            decides = op.ArgMin(ratios, axis=0, keepdims=1)
-        else:
-            decides = op.ArgMax(ratios, axis=0, keepdims=1)
+        smallest = self.policy == "not_larger"
+        decides = (op.ArgMin if smallest else op.ArgMax)(ratios, axis=0, keepdims=1)
         size = op.dim(self.x, axis)
         units = op.Expand(
             op.unsqueeze(self._unit_vectors(axis), [1, 3]),
@@ -303,10 +293,8 @@ class _Resampling:
 
 def _given(node: ir.Node, index: int) -> ir.Value | None:
     """Return an optional input; an empty vector counts as none, as exporters write it so."""
-    value = node.inputs[index] if index < len(node.inputs) else None
-    if value is None or (value.shape is not None and tuple(value.shape.dims) == (0,)):
-        return None
-    return value
+    value = optional(node, index)
+    return None if value is None or dims_of(value) == (0,) else value
 
 
 def _sum_blocks(op: Ops, x: ir.Value, dy: ir.Value, factors: Sequence[int]) -> ir.Value:
@@ -333,9 +321,8 @@ def _is_padded(value: ir.Value) -> bool:
     onnxruntime 1.31 makes one operator of Pad and a pooling right behind it, also where the pads
     are wider than the window, and then refuses its own work.
     """
-    producer = value.producer()
-    while producer is not None and producer.op_type == "Identity":
-        producer = producer.inputs[0].producer() if producer.inputs[0] is not None else None
+    while (producer := value.producer()) and producer.op_type == "Identity":
+        (value,) = required(producer)
     return producer is not None and producer.op_type == "Pad"
 
 

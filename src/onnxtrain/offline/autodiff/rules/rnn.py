@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.recurrence import Direction, Timeline
 from onnxtrain.offline.autodiff.rules.rnn_activations import activations_of
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN, Dim
+from onnxtrain.offline.graph.shapes import UNKNOWN
 
 
 @rule("RNN")
@@ -76,8 +76,8 @@ def differentiate_layer(
     backward: Callable[[Ops, Direction], Contributions],
 ) -> Cotangents:
     """Write the gradient of each direction and put the parts together."""
-    x, w, r, b, lengths, initial_h, initial_c, p = _padded(node.inputs, 8)
-    dy, dy_h, dy_c = _padded(dys, 3)
+    x, w, r, b, lengths, initial_h, initial_c, p = (optional(node, i) for i in range(8))
+    dy, dy_h, dy_c = (*dys, None, None)[:3]
     y: ir.Value | None = _y_of(op, node)
     _state_ranks(op, (y, dy), 4)
     _state_ranks(op, (x, w, r, initial_h, initial_c, dy_h, dy_c), 3)
@@ -89,7 +89,9 @@ def differentiate_layer(
         )
         y, dy = (_transpose(op, v, [1, 2, 0, 3]) for v in (y, dy))
     assert x is not None and w is not None and r is not None and y is not None
-    reversals = _reversals(node)
+    hidden = node.attributes.get_int("hidden_size") or op.dims(r)[-1]
+    direction = node.attributes.get_string("direction", "forward")
+    reversals = [False, True] if direction == "bidirectional" else [direction == "reverse"]
     activations = activations_of(node, [*default_activations] * len(reversals))
     each = len(default_activations)
     time = Timeline(op, x, lengths)
@@ -100,7 +102,7 @@ def differentiate_layer(
 
     runs = [
         Direction(
-            op=op, time=time, reverse=reverse, hidden=_hidden_size(node, r),
+            op=op, time=time, reverse=reverse, hidden=hidden,
             activations=activations[k * each : (k + 1) * each],
             w=_pick(op, w, 0, k, count), r=_pick(op, r, 0, k, count), b=pick(b, k), p=pick(p, k),
             initial_h=pick(initial_h, k), initial_c=pick(initial_c, k),
@@ -123,18 +125,12 @@ def differentiate_layer(
     return (dx, dw, dr, db, None, dh, dc, dp)[: len(node.inputs)]
 
 
-def _padded(values: Sequence[ir.Value | None], count: int) -> tuple[ir.Value | None, ...]:
-    return (*values, *[None] * count)[:count]
-
-
 def _y_of(op: Ops, node: ir.Node) -> ir.Value:
     """Return the output Y; where the model does not use it, the node is made to give it."""
     y = node.outputs[0]
     if not y.name:
-        x = node.inputs[0]
-        assert x is not None
         y.name = op.names.fresh(f"{op.scope}/{node.op_type}_Y")
-        y.type = x.type
+        y.type = required(node)[0].type
     return y
 
 
@@ -143,18 +139,6 @@ def _state_ranks(op: Ops, values: Sequence[ir.Value | None], rank: int) -> None:
     for value in values:
         if value is not None and value.shape is None:
             op.with_dims(value, [UNKNOWN] * rank)
-
-
-def _reversals(node: ir.Node) -> list[bool]:
-    direction = node.attributes.get_string("direction", "forward")
-    return [False, True] if direction == "bidirectional" else [direction == "reverse"]
-
-
-def _hidden_size(node: ir.Node, r: ir.Value) -> Dim:
-    stated = node.attributes.get_int("hidden_size", None)
-    if stated is not None:
-        return stated
-    return UNKNOWN if r.shape is None else r.shape.dims[-1]
 
 
 def _pick(op: Ops, value: ir.Value, axis: int, k: int, of: int) -> ir.Value:
@@ -171,9 +155,7 @@ def _transpose(op: Ops, value: ir.Value | None, perm: Sequence[int]) -> ir.Value
 def _stack(op: Ops, parts: Sequence[ir.Value | None]) -> ir.Value | None:
     """Put the parts of the directions side by side along a new first axis."""
     present = [op.unsqueeze(part, [0]) for part in parts if part is not None]
-    if not present:
-        return None
-    return present[0] if len(present) == 1 else op.Concat(*present, axis=0)
+    return op.concat(present, axis=0) if present else None
 
 
 def _bias_gradient(op: Ops, part: Contributions) -> ir.Value:

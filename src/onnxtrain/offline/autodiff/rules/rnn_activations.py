@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -41,10 +41,6 @@ class Activation:
     def _clipped(self, op: Ops, x: ir.Value) -> ir.Value:
         return x if self.clip is None else op.Clip(x, -self.clip, self.clip)
 
-    def unclipped(self) -> Activation:
-        """Return the same function without clipping."""
-        return Activation(self.name, self.alpha, self.beta, None)
-
 
 def activations_of(node: ir.Node, defaults: Sequence[str]) -> list[Activation]:
     """Read the activations of a node, all directions in a row.
@@ -53,40 +49,28 @@ def activations_of(node: ir.Node, defaults: Sequence[str]) -> list[Activation]:
     in the order of the functions.
     """
     names = list(node.attributes.get_strings("activations", ())) or list(defaults)
-    clip = node.attributes.get_float("clip", None)
-    alphas = iter(node.attributes.get_floats("activation_alpha", ()))
-    betas = iter(node.attributes.get_floats("activation_beta", ()))
+    where = f"{node.op_type} (node {node.name!r})"
     if len(names) != len(defaults):
         raise NotDifferentiableError(
-            f"{node.op_type} (node {node.name!r}) names {len(names)} activations; it has "
-            f"{len(defaults)}"
+            f"{where} names {len(names)} activations; it has {len(defaults)}"
         )
-    return [_read(node, name, alphas, betas, clip) for name in names]
-
-
-def _read(
-    node: ir.Node,
-    name: str,
-    alphas: Iterator[float],
-    betas: Iterator[float],
-    clip: float | None,
-) -> Activation:
-    if name not in _APPLY:
-        raise NotDifferentiableError(
-            f"{node.op_type} (node {node.name!r}) uses the activation {name!r}; known are "
-            f"{', '.join(_APPLY)}"
-        )
-    numbers = []
-    for takers, given in ((_ALPHAS, alphas), (_BETAS, betas)):
-        number = next(given, takers[name]) if name in takers else 0.0
-        if number is None:
+    alphas = iter(node.attributes.get_floats("activation_alpha", ()))
+    betas = iter(node.attributes.get_floats("activation_beta", ()))
+    result = []
+    for name in names:
+        if name not in _APPLY:
             raise NotDifferentiableError(
-                f"{node.op_type} (node {node.name!r}) uses the activation {name!r} without "
-                "stating activation_alpha and activation_beta: runtimes disagree on what they "
-                "are then, so state them"
+                f"{where} uses the activation {name!r}; known are {', '.join(_APPLY)}"
             )
-        numbers.append(number)
-    return Activation(name, numbers[0], numbers[1], clip)
+        alpha = next(alphas, _ALPHAS[name]) if name in _ALPHAS else 0.0
+        beta = next(betas, _BETAS[name]) if name in _BETAS else 0.0
+        if alpha is None or beta is None:
+            raise NotDifferentiableError(
+                f"{where} uses the activation {name!r} without stating activation_alpha and "
+                "activation_beta: runtimes disagree on what they are then, so state them"
+            )
+        result.append(Activation(name, alpha, beta, node.attributes.get_float("clip", None)))
+    return result
 
 
 def _square(op: Ops, x: ir.Value) -> ir.Value:

@@ -12,18 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import scatter
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import working_type
-from onnxtrain.offline.graph.sizes import arange
+from onnxtrain.offline.graph.sizes import arange, float_size
 
 
 @rule("RoiAlign", stops=(1, 2), notes="none to the regions; in mode max ties share equally")
 def roi_align(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The gradient goes back to the pixels that were averaged, or to those that won."""
-    image, rois, batch = node.inputs
-    assert image is not None and rois is not None and batch is not None
+    image, rois, batch = required(node, 3)
     x, rois, dy = (op.cast(v, working_type(v)) for v in (image, rois, dy))
     rows = _sample(op, node, x, rois, axis=2)
     columns = _sample(op, node, x, rois, axis=3)
@@ -70,27 +69,16 @@ def _sample(op: Ops, node: ir.Node, x: ir.Value, rois: ir.Value, axis: int) -> _
         steps = op.cast(op.const(np.arange(ratio).reshape(1, 1, -1)), x.dtype)
         count = op.Reshape(op.const(float(ratio), x.dtype), [1, 1, 1])
     else:
-        needed = op.Ceil(width)
-        most = op.ReduceMax(op.Concat(op.Reshape(needed, [-1]), _one(op, x), axis=0), keepdims=0)
+        needed, one = op.Ceil(width), op.const(np.ones(1, working_type(x).numpy()))
+        most = op.ReduceMax(op.Concat(op.Reshape(needed, [-1]), one, axis=0), keepdims=0)
         steps = arange(op, op.Reshape(op.Cast(most, to=ir.DataType.INT64), [1]))
         steps = op.Cast(op.Unsqueeze(steps, [0, 1]), to=x.dtype)
         exists = op.Less(steps, needed)
         count = op.Max(needed, 1.0)
     point = start + number * width + (steps + 0.5) * width / count
-    size = _size(op, x, axis)
+    size = float_size(op, x, axis, x.dtype)
     inside = op.And(op.GreaterOrEqual(point, -1.0), op.LessOrEqual(point, size))
     return _Samples(op.Min(op.Max(point, 0.0), size - 1.0), inside, exists, count)
-
-
-def _one(op: Ops, x: ir.Value) -> ir.Value:
-    return op.Reshape(op.const(1.0, x.dtype), [1])
-
-
-def _size(op: Ops, x: ir.Value, axis: int) -> ir.Value:
-    size = op.dims(x)[axis]
-    if isinstance(size, int):
-        return op.const(float(size), x.dtype)
-    return op.Cast(op.Squeeze(op.dim(x, axis)), to=x.dtype)
 
 
 # ---- average -----------------------------------------------------------------------------------
@@ -175,7 +163,7 @@ def _corners(
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     """Return the two pixels beside each sample, their weights, and whether the sample is real."""
     below = op.Floor(samples.coordinate)
-    above = op.Min(below + 1.0, _size(op, x, axis) - 1.0)
+    above = op.Min(below + 1.0, float_size(op, x, axis, x.dtype) - 1.0)
     weight = samples.coordinate - below
     places = op.Cast(op.Concat(below, above, axis=2), to=ir.DataType.INT64)
     pairs = op.Concat(1.0 - weight, weight, axis=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import (
     as_rows,
     positions,
@@ -22,10 +22,7 @@ _NOTES = "max, min: ties share the gradient equally; none: indices must not repe
 @rule("ScatterElements", notes=_NOTES)
 def scatter_elements(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """An update has the cotangent of the element that it fell on; see `_reduced` for the rest."""
-    data, indices, updates = node.inputs
-    assert data is not None
-    assert indices is not None
-    assert updates is not None
+    data, indices, updates = required(node, 3)
     axis = node.attributes.get_int("axis", 0)
     reduction = node.attributes.get_string("reduction", "none")
     if reduction in ("none", "add"):
@@ -44,10 +41,7 @@ def scatter_nd(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     With a product, maximum or minimum, data is seen as a matrix of those slices, and the operator
     as ScatterElements on its rows.
     """
-    data, indices, updates = node.inputs
-    assert data is not None
-    assert indices is not None
-    assert updates is not None
+    data, indices, updates = required(node, 3)
     reduction = node.attributes.get_string("reduction", "none")
     if reduction in ("none", "add"):
         dupdates = op.type_as(op.GatherND(dy, indices), updates)
@@ -110,14 +104,11 @@ def _reduced(
 @rule("TensorScatter", stops=(2,))
 def tensor_scatter(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The update has the cotangent of the places that it was written to, the past has the rest."""
-    past, update, start = (*node.inputs, None)[:3]
-    assert past is not None
-    assert update is not None
+    past, update, start = *required(node, 2), optional(node, 2)
     rank = op.rank(past)
     axis = node.attributes.get_int("axis", -2) % rank
-    dpast = op.call(
-        "TensorScatter", dy, op.zeros_like(update), start, like=past, **attributes_of(node)
-    )[0]
+    zeros, attributes = op.zeros_like(update), attributes_of(node)
+    (dpast,) = op.call("TensorScatter", dy, zeros, start, like=past, **attributes)
     written = op.reshape(
         arange(op, op.dim(update, axis)), [-1 if a == axis else 1 for a in range(rank)]
     )

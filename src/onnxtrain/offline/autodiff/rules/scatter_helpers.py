@@ -141,8 +141,13 @@ def add_along(op: Ops, dy: ir.Value, onto: ir.Value, axis: int, places: ir.Value
     return scatter(op, onto, op.Expand(column, op.shape_of(dy)), dy, axis)
 
 
-def add_elements(op: Ops, dy: ir.Value, x: ir.Value, places: ir.Value) -> ir.Value:
+def add_elements(
+    op: Ops, dy: ir.Value, x: ir.Value, places: ir.Value, repeated: bool = True
+) -> ir.Value:
     """Add each element of dy to the element of zeros like x that `places` numbers."""
     numbers, flat = (op.Reshape(v, [-1]) for v in (places, dy))
-    zeros = zeros_at_run_time(op, [element_count(op, x)], working_type(x), places)
-    return op.reshape_like(scatter(op, zeros, numbers, flat, 0), x)
+    dtype = working_type(x) if repeated else x.dtype
+    zeros = zeros_at_run_time(op, [element_count(op, x)], dtype, places)
+    if repeated:
+        return op.reshape_like(scatter(op, zeros, numbers, flat, 0), x)
+    return op.reshape_like(op.ScatterElements(zeros, numbers, flat, axis=0), x)

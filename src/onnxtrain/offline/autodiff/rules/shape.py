@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.sizes import entry
 from onnxtrain.offline.graph.writer import attributes_of
 
 # ---- one input, the same elements --------------------------------------------------------------
@@ -18,8 +19,7 @@ from onnxtrain.offline.graph.writer import attributes_of
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The elements keep their order: the cotangent takes the old shape back."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     return (op.reshape_like(dy, x),)
 
 
@@ -50,7 +50,7 @@ def trilu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Concat")
 def concat(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each input has its part of the cotangent."""
-    parts = [x for x in node.inputs if x is not None]
+    parts = required(node, len(node.inputs))
     if len(parts) == 1:
         return (dy,)
     axis = node.attributes.get_int("axis", 0) % op.rank(parts[0])
@@ -69,22 +69,15 @@ def concat(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Split")
 def split(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
     """The cotangents of the parts, joined; a part that does not matter counts as zero."""
-    x = node.inputs[0]
-    assert x is not None
-    pieces = [
-        dy if dy is not None else _zero_part(op, part, x)
-        for dy, part in zip(dys, node.outputs, strict=True)
-    ]
+    (x,) = required(node)
+    pieces = []
+    for dy, part in zip(dys, node.outputs, strict=True):
+        if dy is None and not part.name:  # unnamed because nobody used it: its size is needed now
+            part.name = op.names.fresh(f"{op.scope}/part")
+        pieces.append(op.expand_like(op.const(0.0, x.dtype), part) if dy is None else dy)
     if len(pieces) == 1:
-        return (pieces[0],)
-    axis = node.attributes.get_int("axis", 0)
-    return (op.type_as(op.Concat(*pieces, axis=axis), x),)
-
-
-def _zero_part(op: Ops, part: ir.Value, whole: ir.Value) -> ir.Value:
-    if not part.name:  # left unnamed by the model because nobody used it: its size is needed now
-        part.name = op.names.fresh(f"{op.scope}/part")
-    return op.expand_like(op.const(0.0, whole.dtype), part)
+        return pieces
+    return (op.type_as(op.Concat(*pieces, axis=node.attributes.get_int("axis", 0)), x),)
 
 
 # ---- repetition --------------------------------------------------------------------------------
@@ -99,20 +92,14 @@ def expand(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 @rule("Tile")
 def tile(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The sum over the copies: each axis is seen as (repeats, size), and the first is summed."""
-    x, repeats = node.inputs
-    assert x is not None
-    assert repeats is not None
+    x, repeats = required(node, 2)
     known = constant_array(repeats)
     shape: list[ir.Value] = []
     copies: list[int] = []
     for axis in range(op.rank(x)):
         if known is None or known[axis] != 1:
             copies.append(len(shape))
-            shape.append(
-                op.slice(repeats, 0, axis, axis + 1)
-                if known is None
-                else op.int64([int(known[axis])])
-            )
+            shape.append(entry(op, repeats, axis))
         shape.append(op.dim(x, axis))
     if not copies:
         return (dy,)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.errors import ShapeInferenceError
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import pad, scatter
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, constant_array
@@ -20,15 +20,15 @@ from onnxtrain.offline.graph.sizes import arange
 @rule("DFT", stops=(1, 2), notes="one-sided and inverse, padded or cut by dft_length")
 def dft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The adjoint transform, cut or padded to the length of the input."""
-    x = node.inputs[0]
-    assert x is not None
+    (x,) = required(node)
     axis = _dft_axis(op, node, x)
     inverse = node.attributes.get_int("inverse", 0)
     onesided = node.attributes.get_int("onesided", 0)
     if inverse and onesided:
         spectrum = _adjoint_of_real_inverse(op, dy, axis)
         return (_fit(op, spectrum, x, axis),)
-    length = _dft_length(op, node, x, axis)
+    given = optional(node, 1)
+    length = op.dim(x, axis) if given is None else _as_int64_vector(op, given)
     if onesided:
         dy = pad(op, dy, {axis: (0, op.Sub(length, op.dim(dy, axis)))})
     scale = op.Cast(length, to=dy.dtype)
@@ -53,16 +53,21 @@ def _adjoint_of_real_inverse(op: Ops, dy: ir.Value, axis: int) -> ir.Value:
 @rule("STFT", stops=(1, 3))
 def stft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each frame gets the adjoint transform of its spectrum; frames that overlap are added."""
-    signal, step = node.inputs[:2]
-    assert signal is not None and step is not None
-    window = node.inputs[2] if len(node.inputs) > 2 else None
-    length = _frame_length(op, node, signal, window)
+    signal, step = required(node, 2)
+    window, given = optional(node, 2), optional(node, 3)
+    if given is not None:
+        length = _as_int64_vector(op, given)
+    else:
+        length = op.dim(signal, 1) if window is None else op.dim(window, 0)
     if node.attributes.get_int("onesided", 1):
         dy = pad(op, dy, {2: (0, op.Sub(length, op.dim(dy, 2)))})
     frames = _transform(op, dy, 2, inverse=1) * op.Cast(length, to=dy.dtype)
     frames.shape = ir.Shape([*op.dims(dy)[:2], None, 2])
     frames = _real_if(op, frames, signal)
-    places = _frame_places(op, dy, step, length)
+    # The position in the signal of every element of every frame, flattened.
+    starts = op.Mul(arange(op, op.dim(dy, 1)), _as_int64_vector(op, step))
+    grid = op.Add(op.unsqueeze(starts, [1]), arange(op, length))
+    places = op.with_dims(op.Reshape(grid, [-1]), [UNKNOWN])
     weighted = frames if window is None else frames * op.unsqueeze(window, [1])
     flat = op.reshape(weighted, op.dims_vector(op.dim(signal, 0), -1, op.dim(signal, 2)))
     index = op.Expand(op.unsqueeze(places, [0, 2]), op.Shape(flat))
@@ -77,7 +82,7 @@ def stft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 def _dft_axis(op: Ops, node: ir.Node, x: ir.Value) -> int:
     if op.opset < 20:
         return int(node.attributes.get_int("axis", 1)) % op.rank(x)
-    given = node.inputs[2] if len(node.inputs) > 2 else None
+    given = optional(node, 2)
     if given is None:
         return op.rank(x) - 2
     known = constant_array(given)
@@ -86,25 +91,6 @@ def _dft_axis(op: Ops, node: ir.Node, x: ir.Value) -> int:
             f"the gradient of DFT (node {node.name!r}) needs its axis to be a constant"
         )
     return int(known.reshape(())) % op.rank(x)
-
-
-def _dft_length(op: Ops, node: ir.Node, x: ir.Value, axis: int) -> ir.Value:
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    return op.dim(x, axis) if given is None else _as_int64_vector(op, given)
-
-
-def _frame_length(op: Ops, node: ir.Node, signal: ir.Value, window: ir.Value | None) -> ir.Value:
-    given = node.inputs[3] if len(node.inputs) > 3 else None
-    if given is not None:
-        return _as_int64_vector(op, given)
-    return op.dim(signal, 1) if window is None else op.dim(window, 0)
-
-
-def _frame_places(op: Ops, dy: ir.Value, step: ir.Value, length: ir.Value) -> ir.Value:
-    """Return the position in the signal of every element of every frame, flattened."""
-    starts = op.Mul(arange(op, op.dim(dy, 1)), _as_int64_vector(op, step))
-    places = op.Add(op.unsqueeze(starts, [1]), arange(op, length))
-    return op.with_dims(op.Reshape(places, [-1]), [UNKNOWN])
 
 
 def _as_int64_vector(op: Ops, value: ir.Value) -> ir.Value:

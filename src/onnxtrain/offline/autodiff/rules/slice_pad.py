@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import (
     add_along,
     add_elements,
@@ -16,7 +16,7 @@ from onnxtrain.offline.autodiff.rules.scatter_helpers import (
 )
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, constant_array, dims_of
-from onnxtrain.offline.graph.sizes import Size, arange
+from onnxtrain.offline.graph.sizes import Size, arange, entry
 
 _TO_THE_END = int(np.iinfo(np.int64).max)
 
@@ -26,10 +26,8 @@ _TO_THE_END = int(np.iinfo(np.int64).max)
 @rule("Slice")
 def slice_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangent, with zeros where nothing was taken."""
-    x, starts, ends, axes, steps = (*node.inputs, None, None)[:5]
-    assert x is not None
-    assert starts is not None
-    assert ends is not None
+    x, starts, ends = required(node, 3)
+    axes, steps = optional(node, 3), optional(node, 4)
     chosen = _axes(axes, starts, op.rank(x))
     if chosen is None:
         # Where x was cut is known at run time only: let Slice itself tell, element by element.
@@ -37,7 +35,8 @@ def slice_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     cut = dy
     widths: dict[int, tuple[Size, Size]] = {}
     for i, axis in enumerate(chosen):
-        start, end, step = (_entry(op, bounds, i) for bounds in (starts, ends, steps))
+        start, end = entry(op, starts, i), entry(op, ends, i)
+        step = op.int64([1]) if steps is None else entry(op, steps, i)
         size = op.dim(x, axis)
         taken = _taken(op, size, start, end, step)
         if taken is not None:
@@ -54,14 +53,6 @@ def _axes(axes: ir.Value | None, starts: ir.Value, rank: int) -> list[int] | Non
         return [int(a) % rank for a in known]
     count = (dims_of(starts) or (None,))[0]
     return list(range(count)) if axes is None and isinstance(count, int) else None
-
-
-def _entry(op: Ops, bounds: ir.Value | None, index: int) -> ir.Value:
-    """Return one number of the starts, ends or steps (1 by default) as a vector of length one."""
-    known = constant_array(bounds)
-    if bounds is None or known is not None:
-        return op.int64([1 if known is None else int(known[index])])
-    return op.cast(op.slice(bounds, 0, index, index + 1), ir.DataType.INT64)
 
 
 def _taken(
@@ -94,9 +85,8 @@ def _margins(op: Ops, size: ir.Value, start: ir.Value, taken: ir.Value) -> tuple
 @rule("Pad")
 def pad_(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """What lies inside goes to x, and the frame to the constant or to the elements it repeats."""
-    x, pads, value, axes = (*node.inputs, None, None)[:4]
-    assert x is not None
-    assert pads is not None
+    x, pads = required(node, 2)
+    value, axes = optional(node, 2), optional(node, 3)
     mode = node.attributes.get_string("mode", "constant")
     widths = _widths_of_all_axes(op, pads, axes, op.rank(x))
     known = constant_array(widths)
@@ -148,8 +138,4 @@ def _fold_in(
     shown = op.with_dims(op.Pad(arange(op, size), [before, after], mode=mode), [UNKNOWN])
     frame = [op.slice(dy, axis, *end) for end in ends]
     places = [op.slice(shown, 0, *end) for end in ends]
-    return add_along(op, _joined(op, frame, axis), inside, axis, _joined(op, places, 0))
-
-
-def _joined(op: Ops, pieces: list[ir.Value], axis: int) -> ir.Value:
-    return pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=axis)
+    return add_along(op, op.concat(frame, axis), inside, axis, op.concat(places, 0))

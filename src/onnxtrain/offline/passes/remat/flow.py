@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Flow:
-    """The nodes of a graph in the order of the file, and what it gives out."""
+    """The nodes of a graph in the order of the file, and its outputs."""
 
     steps: Sequence[Step]
     outputs: frozenset[str]
@@ -123,7 +123,7 @@ def bytes_alive(
 ) -> tuple[list[int], dict[str, tuple[int, int]]]:
     """Return how many bytes are alive while each node runs, and from when to when values are.
 
-    What is given out lives in memory that others own, and counts nothing.
+    Outputs live in memory that others own, and do not count.
     """
     steps, home = flow.steps, homes(flow.steps)
     given = {home[name] for name in flow.outputs if name in home}

@@ -1,19 +1,55 @@
-"""Exports of servers and clients, checked before the first round."""
+"""Arguments that clients and servers share: data, and exports, checked before the first round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 
+from onnxtrain.device.loop.batches import count_samples
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, StateError
 from onnxtrain.federated.bundle import Source, require_path
 from onnxtrain.federated.client_state import claim, client_name, given_name
 
+Data = Any | Callable[[Context], Any]
 _CLIENT = "{client}"  # stands for the client's name in `export`
+
+
+def data_of(given: Data, context: Context, purpose: str) -> Any:
+    """Return the data of a client; no data is an error."""
+    data = made_by(given, context)
+    if data is None or samples_in(data) == 0:
+        raise ArgumentError(f"this client has no data {purpose}")
+    return data
+
+
+def made_by(given: Data, context: Context) -> Any:
+    """Return the data, or what a function of the context returns: a new iterator per epoch."""
+    data = given(context) if callable(given) else given
+    if callable(given) and isinstance(data, Iterator):
+        first = [data]
+        return lambda: first.pop() if first else given(context)
+    return data
+
+
+def samples_in(data: Any) -> int:
+    """Return the number of samples; iterators count as 1, as they can be read only once."""
+    if isinstance(data, Mapping):
+        return count_samples(list(data.values()))
+    if isinstance(data, tuple):
+        return count_samples(list(data)) if data else 0
+    if isinstance(data, np.ndarray):
+        return len(data)
+    if isinstance(data, list):
+        return sum(samples_in(tuple(b) if isinstance(b, list) else b) for b in data)
+    return 1
+
+
+# ---- exports -------------------------------------------------------------------------------------
 
 
 def checked_outputs(export: Any, outputs: Any) -> list[str]:
@@ -41,6 +77,12 @@ def check_export(session: TrainingSession, target: Source, outputs: Sequence[str
     check_request(evaluation.graph.model, outputs, target)
 
 
+def write_export(session: TrainingSession, target: Source, outputs: Sequence[str]) -> None:
+    """Export the model; its folder is created if it does not exist."""
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    session.export_model_for_inferencing(target, outputs)
+
+
 class ClientExport:
     """The model that a client exports after the last round."""
 
@@ -58,8 +100,7 @@ class ClientExport:
         """Export the model."""
         path = self._path(context, folder)
         claim(path, context, f"give each a folder of its own, or put {_CLIENT!r} into export")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        session.export_model_for_inferencing(path, self._outputs)
+        write_export(session, path, self._outputs)
 
     def _path(self, context: Context, folder: Path | None) -> Path:
         """Return the file; clients that share a folder have a file each."""
