@@ -19,6 +19,7 @@ from onnxtrain.offline.add_loss import Loss, add_loss, listed
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
+from onnxtrain.offline.graph.sweep import collector_paused
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormMode
@@ -44,6 +45,7 @@ Names = str | Iterable[str]
 _log = logging.getLogger(__name__)
 
 
+@collector_paused()
 def prepare(
     model: ModelLike,
     output: StrPath | None = "artifacts",

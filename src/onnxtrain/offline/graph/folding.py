@@ -60,10 +60,16 @@ def _small_integers(value: ir.Value) -> Array | None:
 def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace nodes with a constant result by Constant nodes, and drop what is then unused."""
     while True:
-        model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
-        if not any([_fold(node, model.opset_imports[""]) for node in model.graph]):
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        model = ir.from_proto(inferred)
+        folded = [
+            place for place, node in enumerate(model.graph) if _fold(node, model.opset_imports[""])
+        ]
+        if not folded:
             break
-        proto = ir.to_proto(model)
+        proto, nodes = inferred, list(model.graph)
+        for place in folded:
+            proto.graph.node[place].CopyFrom(ir.serde.serialize_node(nodes[place]))
     sweep(model.graph)
     return ir.to_proto(model)
 

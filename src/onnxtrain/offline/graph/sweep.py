@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import gc
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import onnx_ir as ir
 
@@ -27,3 +29,15 @@ def sweep(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
     for name, value in list(graph.initializers.items()):
         if not (value.uses() or value.is_graph_output() or value.is_graph_input() or value in kept):
             del graph.initializers[name]
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from walking through graphs, which are many linked objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
