@@ -32,9 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
+        slow = [item for item in items if item.get_closest_marker("slow") or _elsewhere(item)]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+
+
+def _elsewhere(item: pytest.Item) -> bool:
+    """Whether a test needs another environment (interop), or trains whole networks (models)."""
+    return item.path.parent.name in ("interop", "models")
 
 
 class _WithoutTorch(MetaPathFinder, Loader):
