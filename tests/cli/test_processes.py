@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_a_run_to_go_on_with(folder) -> None:
         while not saved.exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate()
+        output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     history = json.loads(output)
