@@ -26,7 +26,8 @@ from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.selection import choose, survey
+from onnxtrain.offline.patterns import choose
+from onnxtrain.offline.selection import survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
