@@ -38,7 +38,7 @@ _GROUPS = {
         "BatchNormalization DequantizeLinear MaxPool Resize"
     ),
     "control flow, backwards": (
-        "If Scan"
+        "If Loop Scan SequenceAt"
     ),
     "random numbers that follow from a seed": (
         "BitShift BitwiseXor"

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.graph.folding import fold_integers
+from onnxtrain.offline.graph.loop_shapes import infer_with_loops
 from onnxtrain.offline.graph.op_facts import INPUT_RANK, KEEPS_SHAPE
 from onnxtrain.offline.graph.shapes import constant_array
 
@@ -96,7 +97,12 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
     failure: Exception | None = None
     for attempt, data_prop in attempts:
         try:
-            return onnx.shape_inference.infer_shapes(attempt, True, True, data_prop)
+            return infer_with_loops(
+                attempt,
+                lambda proto, data=data_prop: onnx.shape_inference.infer_shapes(
+                    proto, True, True, data
+                ),
+            )
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
     raise ShapeInferenceError(
@@ -159,13 +165,20 @@ def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     for node, node_proto in zip(graph, inferred.node, strict=True):
         for value in node.outputs:
             if value.name in found:
-                proto = found[value.name].type
-                value.type = ir.serde.deserialize_type_proto_for_type(proto) or value.type
-                shape = ir.serde.deserialize_type_proto_for_shape(proto)
-                value.shape = value.shape if shape is None else shape
+                _take_type(value, found[value.name].type)
         for attribute_proto in node_proto.attribute:
             if attribute_proto.type == onnx.AttributeProto.GRAPH:
-                _adopt(node.attributes[attribute_proto.name].value, attribute_proto.g)
+                body = node.attributes[attribute_proto.name].value
+                for value, info in zip(body.inputs, attribute_proto.g.input, strict=True):
+                    value.shape = None  # a state may have lost the one that was declared
+                    _take_type(value, info.type)
+                _adopt(body, attribute_proto.g)
+
+
+def _take_type(value: ir.Value, proto: onnx.TypeProto) -> None:
+    value.type = ir.serde.deserialize_type_proto_for_type(proto) or value.type
+    shape = ir.serde.deserialize_type_proto_for_shape(proto)
+    value.shape = value.shape if shape is None else shape
 
 
 def root_cause(error: BaseException) -> str:

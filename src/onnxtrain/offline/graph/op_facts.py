@@ -68,7 +68,7 @@ READS_SHAPE = _ops("ConstantOfShape EyeLike Shape Size")  # and not the elements
 RETURNS_BOOL = COMPARISONS | LOGIC | _ops("IsInf IsNaN")
 RETURNS_INT64 = _ops("ArgMax ArgMin NonZero Shape Size")
 # The input whose element type the output has, where that is not the first.
-DTYPE_INPUT = {"If": None, "OneHot": 2, "Where": 1}
+DTYPE_INPUT = {"If": None, "Loop": None, "OneHot": 2, "Where": 1}
 # The rank of the first input, where the operator takes no other.
 INPUT_RANK = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
 
