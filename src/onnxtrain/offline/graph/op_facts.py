@@ -131,3 +131,17 @@ BOUNDED_GRADIENT = VIEWS | _ops(
     "Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice Softmax "
     "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
 )
+# The gradient only passes the cotangent on, and makes no element of it zero.
+ADDITIVE = LINEAR | VIEWS | _ops(
+    "Add Cast CastLike Concat Dropout Expand Mean Neg ReduceMean ReduceSum Sub Sum Tile Transpose"
+)
+# The gradient passes some elements of the cotangent on, and reads the values only to choose.
+SELECTS = _ops(
+    "CenterCropPad Clip Compress Gather GatherElements GatherND If Max MaxPool Min "
+    "NegativeLogLikelihoodLoss Pad ReduceMax ReduceMin Relu ScatterElements ScatterND Slice Split "
+    "TopK Trilu Where"
+)
+# The derivative, or the result, may be infinite or undefined for finite inputs.
+UNBOUNDED_GRADIENT = _ops(
+    "Acos Acosh Asin Atanh Cosh Div Exp Log Pow Reciprocal ReduceLogSum Sinh Sqrt Tan"
+)
