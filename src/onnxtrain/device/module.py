@@ -199,5 +199,5 @@ class Module(ParameterBuffers):
 
     def _described(self) -> dict[str, str]:
         """The properties of the state that go with an exported model."""
-        held = self.training_state.properties
-        return {k: v for k, v in held.items() if k.startswith(PREFIX) and isinstance(v, str)}
+        held = self.state.properties
+        return {k: v for k, v in held if k.startswith(PREFIX) and isinstance(v, str)}

@@ -66,8 +66,8 @@ def write_files(
     """Write the checkpoint, then the graphs that point into it for what is frozen.
 
     `on_cpu` lists the nodes of each graph that its target has no kernel for. `properties` are the
-    metadata of the model, which the evaluation graph keeps for what is exported from it. Returns the training
-    graph as it was before the file lost names and shapes that no runtime needs.
+    metadata of the model, which the evaluation graph keeps for what is exported from it. Returns
+    the training graph as it was before the file lost names and shapes that no runtime needs.
     """
     stored = parameters.trainable, {**parameters.frozen, **parameters.statistics}
     written = write_checkpoint(folder.file("checkpoint"), content_of(*stored), sort=False)
