@@ -20,6 +20,7 @@ from onnxtrain.offline.graph.layers import DataFlow, Layer
 from onnxtrain.offline.graph.op_facts import (
     ACTIVATIONS,
     ARITHMETIC,
+    CONTROL,
     NORMS,
     PARAMETER_INPUTS,
     POOLS,
@@ -64,7 +65,8 @@ class TensorUses:
         self.has_layers = any(self._is_layer(n) for n in model.graph.all_nodes())
 
     def _is_layer(self, node: ir.Node) -> bool:
-        return bool(node.domain) or node.op_type in _FOLLOWING - ACTIVATIONS - POOLS
+        is_known = node.domain == "" and node.op_type in PRODUCTS | NORMS | RECURRENT
+        return is_known or self.flow.is_own_layer(node)
 
     def of(self, value: ir.Value) -> list[Use]:
         """Return what nodes do with an initializer, weights first."""
@@ -109,7 +111,7 @@ class TensorUses:
             return Use(f"{setting} of {op}", node, is_guess="state" in setting)
         if self._stops(node, index):
             return Use(f"setting of {op}", node)
-        if op in ("If", "Loop", "Scan"):
+        if op in CONTROL:
             return self._into_body(node, index)
         if indices is not None and static_dims(indices) != ():
             return Use("embedding table of Gather", node, True, leaf="weight")
@@ -151,7 +153,7 @@ class TensorUses:
         if node.op_type == "Div" and index == 1:
             return Use("divisor in Div", node)
         if node.op_type in ARITHMETIC and static_dims(value) == ():
-            return Use(f"number in {node.op_type}", node, is_guess=True)
+            return Use(f"number in {node.op_type}", node)
         return node.outputs
 
     def _with_data(self, node: ir.Node, index: int, value: ir.Value, source: ir.Value) -> Use:
@@ -162,6 +164,8 @@ class TensorUses:
         layer = None if other is None else self.flow.layer_behind(other)
         if op == "Div" and index == 0:
             return Use("numerator of Div", node, is_guess=True)
+        if layer is None and size == 1 and self.has_layers:
+            return Use(f"number in {op}", node, is_guess=self._is_state(source))
         if layer is None:
             is_weight = not self.has_layers and static_dims(value) != ()
             text = f"{does} data{'' if is_weight else ' that no layer made'}, in {op}"
@@ -175,7 +179,7 @@ class TensorUses:
             leaf = "bias" if what == "bias" else "weight"
             return Use(f"{what} of {name}", node, True, leaf=leaf, matrix=matrix)
         if size == 1:
-            return Use(f"number in {op}", node, is_guess=True)
+            return Use(f"number in {op}", node, is_guess=self._is_state(source))
         if size in layer.widths:
             return Use(f"{does} the output of the model, in {op}", node, is_guess=True)
         return Use(f"{does} data, with more than a number a channel, in {op}", node, is_guess=True)
@@ -185,12 +189,14 @@ class TensorUses:
     ) -> bool:
         is_first_bias = what == "bias" and layer.direct
         if size == 1 and not (is_first_bias and 1 in layer.widths):
-            name = source.name or ""
-            is_state = self._from_torch and not name.startswith(("/", "onnx::"))
-            return is_state and self._is_followed(node)
+            return self._is_state(source) and self._is_followed(node)
         if size not in layer.widths:
             return False
         return is_first_bias or layer.is_norm or self._is_followed(node)
+
+    def _is_state(self, source: ir.Value) -> bool:
+        """Whether a number comes from the state of a torch module, and not from its code."""
+        return self._from_torch and not (source.name or "").startswith(("/", "onnx::"))
 
     def _is_followed(self, node: ir.Node) -> bool:
         """Whether a layer or an activation follows: what scales the output is no part of one."""

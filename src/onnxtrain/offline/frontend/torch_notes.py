@@ -20,6 +20,7 @@ _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CALL = "pkg.torch.onnx.fx_node"  # "linear(args = (%add, %p_head_weight, %b_mean))"
 _STATE = re.compile(r"%([pb])_(\w+)")
+_NUMBERED = re.compile(r"val_\d+")  # computed by what a torch operator was decomposed into
 _OPERATORS = frozenset(s.name for s in onnx.defs.get_all_schemas_with_history())
 
 
@@ -40,16 +41,31 @@ class TorchNotes:
         noted = value.metadata_props.get(_KIND)
         if noted is not None:
             return noted if noted in ("PARAMETER", "BUFFER") else "CONSTANT"
-        if _FOLDED not in value.metadata_props or not self._kinds:
+        if _FOLDED not in value.metadata_props:
             return None
-        kinds = {self._kinds.get(_mangled(name)) for name in _listed(value.metadata_props[_FOLDED])}
-        return next((kind for kind in ("PARAMETER", "BUFFER") if kind in kinds), "CONSTANT")
+        names = [n for n in folded_from(value) if not _NUMBERED.fullmatch(n)]
+        kinds = {self._kinds.get(mangled(name)) for name in names}
+        if "PARAMETER" in kinds or None in kinds:  # the call may have been folded as well
+            return "PARAMETER" if "PARAMETER" in kinds else None
+        return "BUFFER" if kinds else "CONSTANT"
 
     def folded_names(self, value: ir.Value) -> Iterator[str]:
         """Yield the names of the parameters that a tensor was computed from."""
-        for name in _listed(value.metadata_props.get(_FOLDED)):
-            if self._kinds.get(_mangled(name)) == "PARAMETER":
+        for name in folded_from(value):
+            kind = self._kinds.get(mangled(name), "PARAMETER" if "." in name else "CONSTANT")
+            if kind == "PARAMETER":
                 yield name
+
+
+def folded_from(value: ir.Value) -> list[str]:
+    """Return the names of the values that the exporter computed a constant from."""
+    return _listed(value.metadata_props.get(_FOLDED))
+
+
+def parameters_called(node: ir.Node) -> set[str]:
+    """Return the parameters that the call reads which a node was made for, with _ for dots."""
+    calls = node.metadata_props.get(_CALL, "")
+    return {name for kind, name in _STATE.findall(calls) if kind == "p"}
 
 
 def module_of(node: ir.Node) -> str:
@@ -73,7 +89,8 @@ def noted_module(node: ir.Node) -> str:
     return scopes[-2] if len(scopes) > 1 else ""
 
 
-def _mangled(name: str) -> str:
+def mangled(name: str) -> str:
+    """Return the name of a parameter as calls have it."""
     return re.sub(r"\W", "_", name)
 
 

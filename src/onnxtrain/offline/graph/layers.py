@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.op_facts import (
-    ACTIVATIONS,
     ARITHMETIC,
-    KEEPS_SHAPE,
+    CONVOLUTIONS,
+    JOINS,
+    KEEPS_CHANNELS,
     NORMS,
-    POOLS,
     PRODUCTS,
     RANDOM,
     READS_SHAPE,
@@ -30,9 +30,6 @@ from onnxtrain.offline.graph.op_facts import (
 )
 from onnxtrain.offline.graph.shapes import dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import captured_values, subgraphs_of
-
-_KEEPING = REORDERS | SELECTS | KEEPS_SHAPE | ACTIVATIONS | POOLS | REDUCTIONS
-_HANDS_ON = _KEEPING | {"DequantizeLinear", "Dropout", "QuantizeLinear", "Resize", "Upsample"}
 
 
 @dataclass(frozen=True)
@@ -98,6 +95,10 @@ class DataFlow:
         operands = [node.inputs[i] for i in (first, 0) if i < len(node.inputs)]
         return next((v for v in operands if v is not None and not self.varies(v)), None)
 
+    def is_own_layer(self, node: ir.Node) -> bool:
+        """Whether an operator of another domain takes weights."""
+        return bool(node.domain) and any(v is not None and not self.varies(v) for v in node.inputs)
+
     def layer_behind(self, value: ir.Value) -> Layer | None:
         """Return the layer that made a value, or None where the value is still that of an input."""
         if value not in self._layers:
@@ -113,7 +114,7 @@ class DataFlow:
             if made is not None:
                 return replace(made, widths=made.widths | cut, direct=made.direct and direct)
             data = [v for v in node.inputs if v is not None and self.varies(v)]
-            if op in _HANDS_ON and data and data[0] is node.inputs[0]:
+            if op in KEEPS_CHANNELS and data and data[0] is node.inputs[0]:
                 direct = direct and (op in REORDERS or op in SELECTS)
                 if op in SELECTS:
                     cut.update(_static_sizes(value))
@@ -127,7 +128,7 @@ class DataFlow:
 
     def _of_several(self, node: ir.Node, op: str, data: list[ir.Value]) -> Layer | None:
         """Return the layer behind the operands of a residual connection, a gate or a Concat."""
-        if op not in (*ARITHMETIC, "Concat", "Sum", "Where"):
+        if op not in JOINS:
             return None
         found = [layer for v in data if (layer := self.layer_behind(v)) is not None]
         if not found:
@@ -155,7 +156,7 @@ class DataFlow:
                 sizes = _static_sizes(node.outputs[0])
                 widths = {*sizes[1:2], *sizes[-1:], _reduced(reduction)}
                 return Layer(node, frozenset(widths), is_norm=True)
-        if node.domain and any(v is not None and not self.varies(v) for v in node.inputs):
+        if self.is_own_layer(node):
             return Layer(node, frozenset(_static_sizes(node.outputs[0])[1:]))
         return None
 
@@ -190,7 +191,7 @@ class DataFlow:
 
 def _widths(node: ir.Node, weight: ir.Value) -> Iterator[int]:
     dims, op = static_dims(weight), node.op_type
-    if op in ("Conv", "ConvTranspose", "DeformConv", "ConvInteger", "QLinearConv"):
+    if op in CONVOLUTIONS:
         yield from _static_sizes(node.outputs[0])[1:2]
         if dims and op != "ConvTranspose":
             yield dims[0]

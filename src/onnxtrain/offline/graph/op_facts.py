@@ -26,12 +26,15 @@ NORMS = _ops(
     "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization "
     "LpNormalization MeanVarianceNormalization RMSNormalization"
 )
-PRODUCTS = LINEAR | _ops("ConvInteger DeformConv Einsum MatMulInteger QLinearConv QLinearMatMul")
+CONVOLUTIONS = _ops("Conv ConvInteger ConvTranspose DeformConv QLinearConv")
+PRODUCTS = CONVOLUTIONS | LINEAR | _ops("Einsum MatMulInteger QLinearMatMul")
+JOINS = ARITHMETIC | _ops("Concat Sum Where")
 ACTIVATIONS = _ops(
     "Celu Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Softplus Softsign Swish "
     "Tanh ThresholdedRelu"
 )
 POOLS = _ops("AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool")
+CONTROL = _ops("If Loop Scan")
 RANDOM = _ops(
     "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike"
 )
@@ -45,6 +48,11 @@ REARRANGES = VIEWS | _ops("Cast Expand Gather Slice Transpose")
 # The output has the elements of the input, in another order or several times.
 REORDERS = VIEWS | _ops("Cast CastLike Expand Pad Tile Transpose")
 SELECTS = _ops("Gather Slice Split")  # the output has some of the elements
+# The output has the channels of the input.
+KEEPS_CHANNELS = REORDERS | SELECTS | ACTIVATIONS | POOLS | REDUCTIONS | _ops(
+    "Abs Clip DequantizeLinear Dropout Erf Exp Log Neg Pow QuantizeLinear Resize Sigmoid Softmax "
+    "Sqrt Upsample"
+)  # fmt: skip
 # Nearly all of the time of a network is spent here.
 COSTLY = LINEAR | RECURRENT | _ops(
     "Attention ConvInteger DeformConv Einsum If Loop MatMulInteger QLinearConv QLinearMatMul Scan"
@@ -76,18 +84,18 @@ INPUT_RANK = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
 
 # Positions that hold weights and nothing else, and what these are: even a single number there is a
 # weight.
-_LAYER = {1: "weight", 2: "bias"}
-_NORM = {1: "scale", 2: "bias"}
-_RECURRENT_LAYER = {1: "input weight", 2: "recurrent weight", 3: "bias"}
+_layer = {1: "weight", 2: "bias"}
+_norm = {1: "scale", 2: "bias"}
+_recurrent = {1: "input weight", 2: "recurrent weight", 3: "bias"}
 PARAMETER_INPUTS: dict[str, dict[int, str]] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _LAYER),
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _layer),
     "MatMul": {1: "weight"}, "DeformConv": {1: "weight", 3: "bias"}, "PRelu": {1: "slope"},
     **dict.fromkeys(
         ("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"),
-        _NORM,
+        _norm,
     ),
     "RMSNormalization": {1: "scale"},
-    "GRU": _RECURRENT_LAYER, "RNN": _RECURRENT_LAYER, "LSTM": {**_RECURRENT_LAYER, 7: "peephole"},
+    "GRU": _recurrent, "RNN": _recurrent, "LSTM": {**_recurrent, 7: "peephole"},
 }  # fmt: skip
 # Positions of floats that set up an operator, and what these are: no weights.
 SETTING_INPUTS: dict[str, dict[int, str]] = {
