@@ -98,7 +98,7 @@ def deferrals(
         if place is None or node.inputs[place] not in captured:
             continue
         other = node.inputs[1 - place]
-        steady = all(v is not None and record.is_steady(v) for v in (other, *node.outputs))
+        steady = all(v is not None and record.parts.is_steady(v) for v in (other, *node.outputs))
         base = lookup(node.op_type, "", opset)
         if steady and other in inside and _is_plain(node) and base is not None:
             found[node] = Deferred(node, base)

@@ -166,7 +166,7 @@ class _Reverse:
         return {value: op.add_all(parts) for value, parts in seeds.items()}
 
     def _zeros(self, state: State, d: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:
-        steady = self.record.is_steady(state.before)
+        steady = self.record.parts.is_steady(state.before)
         return self.op.zeros_like(d if steady else copies[state.before])
 
     def _totals(
@@ -200,7 +200,7 @@ class _Reverse:
             for original, value in zip(self.copied[copy].outputs, copy.outputs, strict=False):
                 read = any(user not in within for user, _ in value.uses())
                 saves = read and value in costly and not self.op.lean
-                if drawn or (saves and self.record.is_steady(original)):
+                if drawn or (saves and self.record.parts.is_steady(original)):
                     reader = self.record.read(original, self.at)
                     body.insert_before(copy, reader)
                     ir.convenience.replace_all_uses_with(
