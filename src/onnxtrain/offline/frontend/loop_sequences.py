@@ -6,7 +6,7 @@ carries a sequence. What it inserts in each step may as well be stacked by the L
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -16,27 +16,31 @@ from onnxtrain.offline.graph.loop_parts import LoopParts, State, replace_loop
 from onnxtrain.offline.graph.shapes import dims_of
 
 Elements = Callable[[ir.Value], list[ir.Value] | None]
-_READERS = ("ConcatFromSequence", "SequenceAt", "SequenceLength")
 
 
-def collect_appended(model: ir.Model, write: Rewriter, elements: Elements) -> bool:
+def collect_appended(
+    model: ir.Model, write: Rewriter, elements: Elements, readers: Container[str]
+) -> bool:
     """Let Loops collect what they append to sequences, in place; tell if any does.
 
-    `elements` tells what is in a sequence before the Loop.
+    `elements` tells what is in a sequence before the Loop, `readers` are the operators that read
+    one.
     """
     changed = False
     for graph in (model.graph, *model.graph.subgraphs()):
         for node in [n for n in graph if n.op_type == "Loop" and n.domain == ""]:
-            changed |= _collect_in(node, write, elements)
+            changed |= _collect_in(node, write, elements, readers)
     return changed
 
 
-def _collect_in(node: ir.Node, write: Rewriter, elements: Elements) -> bool:
+def _collect_in(
+    node: ir.Node, write: Rewriter, elements: Elements, readers: Container[str]
+) -> bool:
     parts = LoopParts(node)
     for state in parts.states:
         appended = _appended(state)
         before = None if appended is None else elements(state.initial)
-        if appended is None or before is None or not _can_stack(parts, state, appended):
+        if appended is None or before is None or not _can_stack(parts, state, appended, readers):
             continue
         stack = ir.Value(name=f"{state.final.name}_stacked", type=appended.type)
         stack.shape = ir.Shape([None, *(dims_of(appended) or ())])
@@ -52,7 +56,7 @@ def _collect_in(node: ir.Node, write: Rewriter, elements: Elements) -> bool:
         inputs = [v for i, v in enumerate(node.inputs) if i != 2 + place]
         outputs = [v for v in node.outputs if v is not state.final]
         new = replace_loop(node, inputs, [*outputs, stack])
-        _collect_in(new, write, elements)
+        _collect_in(new, write, elements, readers)
         return True
     return False
 
@@ -69,16 +73,13 @@ def _appended(state: State) -> ir.Value | None:
     return insert.inputs[1] if alone and not uses else None
 
 
-def _can_stack(parts: LoopParts, state: State, appended: ir.Value) -> bool:
+def _can_stack(parts: LoopParts, state: State, appended: ir.Value, readers: Container[str]) -> bool:
     """Tell whether what is appended has one shape, and what reads the sequence can read a stack."""
-    readers = [reader for reader, _ in state.final.uses()]
-    if state.final.is_graph_output() or any(
-        n.domain or n.op_type not in _READERS for n in readers
-    ):
+    nodes = [reader for reader, _ in state.final.uses()]
+    known = all(n.domain == "" and n.op_type in readers for n in nodes)
+    if state.final.is_graph_output() or not known or dims_of(appended) is None:
         return False
-    if dims_of(appended) is None:
-        return False
-    stacked = [n.attributes.get_int("new_axis", 0) for n in readers]
+    stacked = [n.attributes.get_int("new_axis", 0) for n in nodes]
     return parts.is_steady(appended) or (bool(stacked) and all(stacked))
 
 
@@ -125,4 +126,3 @@ def _concatenate(write: Rewriter, reader: ir.Node, stack: ir.Value, rank: int) -
     ]
     shape = write.insert(reader, "Concat", parts, axis=0)
     write.become(reader, "Reshape", [moved, shape])
-

@@ -36,8 +36,9 @@ def dissolve_sequences(model: ir.Model) -> bool:
     if not readers:
         return False
     known = _Known(Names.of(model.graph), model.opset_imports[""])
-    collected = collect_appended(model, known.write, known.elements)
-    return any([collected, *(_READERS[n.op_type](known, n) for n in readers if n.op_type in _READERS)])
+    collected = collect_appended(model, known.write, known.elements, _READERS)
+    left = [node for node in readers if node.op_type in _READERS]
+    return any([collected, *(_READERS[node.op_type](known, node) for node in left)])
 
 
 def drop_unit_splits(model: ir.Model) -> None:

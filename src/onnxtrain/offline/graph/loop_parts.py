@@ -70,7 +70,9 @@ class LoopParts:
         while last is not None and last is not self.condition and _is_identity(last.producer()):
             last = last.producer().inputs[0]  # type: ignore[union-attr]
         goes_on = last is self.condition or _is_true(last)
-        return self.node.inputs[0] is not None and (started is None or _is_true(started)) and goes_on
+        return (
+            self.node.inputs[0] is not None and (started is None or _is_true(started)) and goes_on
+        )
 
     @property
     def trip_count(self) -> int | None:

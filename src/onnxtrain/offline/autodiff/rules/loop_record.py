@@ -56,18 +56,12 @@ class Record:
             self._kept[value] = kept
         return self._kept[value]
 
-    def read(self, value: ir.Value, at: ir.Value) -> ir.Node:
-        """Return a node that reads the value of one step."""
-        stack = self.stack(value)
-        is_sequence = isinstance(stack.type, ir.SequenceType)
-        reader = ir.Node(
-            "", "SequenceAt" if is_sequence else "Gather", [stack, at],
-            [] if is_sequence else [ir.AttrInt64("axis", 0)],
-            name=self.op.names.fresh(f"{self.op.scope}/Read"),
-        )  # fmt: skip
-        self.op.type_as(reader.outputs[0], value)
-        reader.outputs[0].name = self.op.names.fresh(f"{self.op.scope}/{value.name}")
-        return reader
+    def read(self, value: ir.Value, at: ir.Value) -> ir.Value:
+        """Read the value of one step."""
+        op, stack = self.op, self.stack(value)
+        in_sequence = isinstance(stack.type, ir.SequenceType)
+        found = op.SequenceAt(stack, at) if in_sequence else op.Gather(stack, at, axis=0)
+        return op.type_as(found, value)
 
     def keep_what_is_read(self) -> None:
         """Let the Loop give what the stand-ins stand for."""
@@ -107,4 +101,3 @@ class Record:
         node.name = self.op.names.fresh(f"{label_of(self.parts.node)}/{node.op_type}")
         node.outputs[0].name = self.op.names.fresh(f"{inner.name}_kept")
         return node
-
