@@ -11,7 +11,7 @@ from __future__ import annotations
 _GROUPS = {
     "arithmetic and comparison, which every runtime has": (
         "Abs Add Div Max Min Mod Mul Neg Pow Reciprocal Sign Sqrt Sub Sum "
-        "And Equal Greater GreaterOrEqual Less LessOrEqual Not Where "
+        "And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Where "
         "Ceil Clip Floor Round"
     ),
     "functions that are their own derivative, or a part of another's": (

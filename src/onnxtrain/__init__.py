@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         fit,
         metrics,
     )
+    from onnxtrain.device.predict import predict
     from onnxtrain.device.random_state import set_seed
     from onnxtrain.device.session import TrainingSession
     from onnxtrain.offline import losses
@@ -53,6 +54,7 @@ __all__ = [
     "metrics",
     "onnxblock",
     "optim",
+    "predict",
     "prepare",
     "replace_classifier",
     "schedules",
@@ -65,6 +67,7 @@ _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
+    "predict": "onnxtrain.device.predict",
     "prepare": "onnxtrain.offline.prepare",
     "replace_classifier": "onnxtrain.offline.passes.replace_classifier",
     "set_seed": "onnxtrain.device.random_state",

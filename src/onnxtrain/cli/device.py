@@ -123,21 +123,21 @@ def eval_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.device.loop import evaluate
 
     folder = _folder(options.artifacts)
-    checkpoint = _chosen(folder, options.checkpoint)
+    checkpoint = chosen_checkpoint(folder, options.checkpoint)
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     data = load(options.data, session, remembered(session, options), "--data")
     metrics = _metrics(session, options)
     values = evaluate(session, data.arrays, metrics, batch_size=options.batch_size)
     samples = len(next(iter(data.arrays.values())))
     content = {"checkpoint": str(checkpoint), "samples": samples, **values}
-    if data.reading.classes:
-        content["classes"] = data.reading.classes
+    if data.reading.about.classes:
+        content["classes"] = data.reading.about.classes
     console.result(content)
     simple = [(name, value) for name, value in values.items() if isinstance(value, float)]
     console.table(("measure", "value"), [("samples", samples), *simple])
     for name, value in values.items():
         if not isinstance(value, float):
-            names = data.reading.classes or [str(i) for i in range(len(value))]
+            names = data.reading.about.classes or [str(i) for i in range(len(value))]
             console.table((name, *names), [(n, *row) for n, row in zip(names, value, strict=True)])
     return 0
 
@@ -145,7 +145,7 @@ def eval_command(options: argparse.Namespace, console: Console) -> int:
 def export_command(options: argparse.Namespace, console: Console) -> int:
     """Write a model for inference."""
     folder = _folder(options.artifacts)
-    checkpoint = _chosen(folder, options.checkpoint)
+    checkpoint = chosen_checkpoint(folder, options.checkpoint)
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     names = options.outputs or session.output_names(training=False)[1:]
     if not names:
@@ -174,7 +174,7 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.device.state import CheckpointState
 
     path = Path(options.checkpoint)
-    path = _chosen(path, None) if path.is_dir() else _existing(path)
+    path = chosen_checkpoint(path, None) if path.is_dir() else _existing(path)
     checkpoint = CheckpointState.load_checkpoint(path)
     state = checkpoint._training
     trained = set(state.trainable_names())
@@ -198,7 +198,7 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         + (", nominal: names without values" if state.nominal else ""),
         f"trains         {len(trained)} tensors, {count:,} parameters",
         f"optimizer      {_optimizer_line(content)}",
-        *(f"{name:14} {value}" for name, value in content["properties"].items()),
+        *(f"property       {name} = {value}" for name, value in content["properties"].items()),
     ]
     console.result(content, "\n".join(lines))
     console.table(
@@ -256,7 +256,7 @@ def _existing(checkpoint: str | Path) -> Path:
     return Path(checkpoint)
 
 
-def _chosen(folder: Path, given: str | None) -> Path:
+def chosen_checkpoint(folder: Path, given: str | None) -> Path:
     """Return the checkpoint that is meant: the one given, the trained one, or the first one."""
     trained = folder / TRAINED
     return _existing(given or (trained if trained.exists() else folder / "checkpoint"))

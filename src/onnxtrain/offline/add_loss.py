@@ -22,18 +22,27 @@ from onnxtrain.offline.selection import list_of_names
 Loss = Block | Callable[..., Any] | onnx.ModelProto | str | os.PathLike[str]
 # What turns scores into probabilities, where a loss does that itself.
 _INSIDE_LOSS = {losses.CrossEntropyLoss: "Softmax", losses.BCEWithLogitsLoss: "Sigmoid"}
+# The same for whoever uses the trained model. The softmax of log-probabilities is probabilities.
+_ACTIVATIONS = {
+    losses.CrossEntropyLoss: "softmax",
+    losses.NLLLoss: "softmax",
+    losses.KLDivLoss: "softmax",
+    losses.BCEWithLogitsLoss: "sigmoid",
+}
 
 
 class WithLoss(NamedTuple):
     """A model with its loss, the names of its outputs (the loss first), and what the loss brought.
 
-    `notes` says what was decided in the caller's place.
+    `notes` says what was decided in the caller's place, `activation` what makes probabilities of
+    the value that the loss reads (see `ModelMetadata`).
     """
 
     model: onnx.ModelProto
     outputs: list[str]
     brought: frozenset[str]
     notes: tuple[str, ...]
+    activation: dict[str, str]
 
 
 def add_loss(
@@ -84,7 +93,9 @@ def add_loss(
     if notes and isinstance(block, losses.BCEWithLogitsLoss) and outputs is None:
         beside = [*beside, *names]
     brought = frozenset(defined_names(model.graph)) - frozenset(defined_names(forward.graph))
-    return WithLoss(model, list(dict.fromkeys([*returned, *beside])), brought, notes)
+    activation = _ACTIVATIONS.get(type(block), "identity") if is_built_in else None
+    about = {} if activation is None else {names[0]: activation}
+    return WithLoss(model, list(dict.fromkeys([*returned, *beside])), brought, notes, about)
 
 
 def listed(names: str | Iterable[str] | None) -> Iterable[str] | None:

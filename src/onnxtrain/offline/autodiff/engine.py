@@ -25,7 +25,7 @@ from contextvars import ContextVar
 import onnx_ir as ir
 
 from onnxtrain.errors import MissingGradientError, MissingRule, OnnxTrainError
-from onnxtrain.offline.autodiff.nan_safety import finite_cotangents
+from onnxtrain.offline.autodiff.nan_safety import finite_cotangents, nodes_to_guard
 from onnxtrain.offline.autodiff.registry import (
     Cotangents,
     Rule,
@@ -63,6 +63,9 @@ def differentiate(
     path.require_rules()
     around = op.scope, op.finite_cotangents
     op.finite_cotangents = finite_cotangents(path.nodes, path.edges, () if finite_seeds else seeds)
+    with_zeros = [value for value, seed in seeds.items() if seed.const_value is None]
+    trained = wrt if finite_seeds else ()
+    guarded = nodes_to_guard(nodes, path.nodes, path.edges, with_zeros, trained)
     pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
     complete: dict[ir.Value, ir.Value | None] = {}
     with op.arithmetic(), _differentiating(path):
@@ -72,13 +75,16 @@ def differentiate(
             cotangents = [complete[output] for output in node.outputs]
             if all(c is None for c in cotangents):
                 continue
-            op.scope = f"{label_of(node)}_grad"
+            op.scope, op.guarded = f"{label_of(node)}_grad", node in guarded
             with error_context(node, "writing the gradient of"):
-                returned = path.rule_of(node)(op, node, *cotangents)
-                for value, cotangent in _contributions(node, returned):
+                rule = path.rule_of(node)
+                for value, cotangent in _contributions(node, rule(op, node, *cotangents)):
                     if value in path.depends:
-                        settled = _settle(op, node, path.rule_of(node), value, cotangent)
+                        if rule.broadcasts and cotangents[0] is not None:
+                            cotangent = op.keep_zeros(cotangent, cotangents[0])
+                        settled = _settle(op, node, rule, value, cotangent)
                         pending.setdefault(value, []).append(settled)
+            op.guarded = False
         for value in wrt:
             if value not in complete:
                 complete[value] = _total(op, value, pending.pop(value, []))

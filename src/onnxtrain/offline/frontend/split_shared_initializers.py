@@ -8,14 +8,12 @@ shares, such as an embedding that is also the output layer, stay shared.
 
 from __future__ import annotations
 
-import ast
-
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.frontend.torch_notes import noted_module
 from onnxtrain.offline.graph.initializers import initializer, replace_by_initializer
 
-_SCOPES = "pkg.torch.onnx.name_scopes"
 _LARGEST_SHARED = 1024  # elements; the exporter leaves larger tensors alone
 
 
@@ -47,8 +45,8 @@ def _split_modules(graph: ir.Graph) -> None:
         if not module or value.is_graph_input() or not _is_one_number_repeated(value):
             continue
         for node, index in list(value.uses()):
-            user = _module_of(node)
-            if user in (None, "", module):
+            user = noted_module(node)
+            if user in ("", module):
                 continue
             own = f"{user}.{leaf}"
             if own not in graph.initializers:
@@ -65,17 +63,3 @@ def _is_one_number_repeated(value: ir.Value) -> bool:
         return False
     numbers = tensor.numpy().reshape(-1)
     return bool(np.all(numbers == numbers[0]))
-
-
-def _module_of(node: ir.Node) -> str | None:
-    """Return the torch module that a node came from, or None where the exporter noted none."""
-    noted = node.metadata_props.get(_SCOPES)
-    if noted is None:
-        return None
-    try:
-        scopes = ast.literal_eval(noted)  # the module, its parents before it, the operator behind
-    except (SyntaxError, ValueError):
-        return None
-    if not isinstance(scopes, list) or len(scopes) < 2 or not isinstance(scopes[-2], str):
-        return None
-    return scopes[-2]

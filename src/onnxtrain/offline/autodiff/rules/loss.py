@@ -14,14 +14,14 @@ from onnxtrain.offline.graph.shapes import working_type
 @rule("Softmax")
 def softmax(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """With the sum s along the axis: dx = y (dy - s(y dy))."""
-    y, axis = node.outputs[0], node.attributes.get_int("axis", -1)
+    y, axis = op.without_nan(node.outputs[0]), node.attributes.get_int("axis", -1)
     return (y * (dy - op.sum(dy * y, [axis], keepdims=True)),)
 
 
 @rule("LogSoftmax")
 def log_softmax(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """With the sum s along the axis: dx = dy - exp(y) s(dy)."""
-    y, axis = node.outputs[0], node.attributes.get_int("axis", -1)
+    y, axis = op.without_nan(node.outputs[0]), node.attributes.get_int("axis", -1)
     return (dy - op.Exp(y) * op.sum(dy, [axis], keepdims=True),)
 
 

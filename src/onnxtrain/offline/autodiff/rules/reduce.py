@@ -25,7 +25,9 @@ def reduction(*op_types: str, notes: str = "") -> Callable[[F], F]:
     def register(formula: F) -> F:
         @rule(*op_types, notes=notes)
         def differentiate(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-            return (formula(op, Reduction(op, node), dy),)
+            reduced = Reduction(op, node)
+            dx = formula(op, reduced, dy)
+            return (op.keep_zeros(dx, reduced.kept(dy)) if op.guarded else dx,)
 
         return formula
 
