@@ -54,5 +54,6 @@ REPEATED_OPS: dict[str, str] = {
     "AffineGrid": "came with opset 20; the gradient needs the grid of the identity",
     "CumProd": "came with opset 26; the derivative of a running product is made of such products",
     "DFT": "took its axis as an attribute before opset 20; the adjoint of a transform is one",
+    "Dropout": "in the body of a Loop, on ones: what it draws is recorded",
     "TensorScatter": "came with opset 24; its adjoint scatters zeros",
 }

@@ -1,4 +1,4 @@
-"""Loop: models in the text format of onnx, with static and symbolic sizes and several trip counts."""
+"""Loop: models in the text format of onnx, of static and symbolic sizes, with few and no steps."""
 
 import re
 from typing import Any
@@ -143,8 +143,9 @@ MODELS = {
     "scan-inside": ("n,3", """{
         y = Loop (n, c, h) <STEP {
             on = Identity(go)
-            b = Scan<num_scan_inputs = 1, body = inner (float[n,3] f, float[n,3] r) => (float[n,3] g)
-                { m = MatMul(f, w) o = Mul(m, r) g = Add(o, a) }>(a, x) }>
+            b = Scan<num_scan_inputs = 1,
+                body = inner (float[n,3] f, float[n,3] r) => (float[n,3] g) {
+                m = MatMul(f, w) o = Mul(m, r) g = Add(o, a) }>(a, x) }>
     }"""),
     "grows": ("k,3", """{
         y = Loop (n, c, h) <STEP {

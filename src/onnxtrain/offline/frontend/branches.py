@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.infer import RANK_FROM_USE, infer_shapes
-from onnxtrain.offline.graph.initializers import rename_initializer
+from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, dims_read
 from onnxtrain.offline.graph.subgraphs import take_out, values_of
@@ -25,9 +25,32 @@ _MOST = 64  # elements: shapes, axes and what is computed from them
 
 
 def take_known_branches(model: ir.Model) -> None:
-    """Replace every If that can be decided, in place, until none is left."""
-    while any([_decide(model, graph) for graph in (model.graph, *model.graph.subgraphs())]):
+    """Replace every If that can be decided, in place, until none is left.
+
+    Along with it go the integers in bodies that shapes decide. In the graph around them, inference
+    computes with sizes; in a body it does not, and finds no shape for a Slice to half of an axis.
+    """
+    while any(
+        [
+            *(_fold_sizes(body) for body in model.graph.subgraphs()),
+            *(_decide(model, graph) for graph in (model.graph, *model.graph.subgraphs())),
+        ]
+    ):
         infer_shapes(model)
+
+
+def _fold_sizes(body: ir.Graph) -> bool:
+    found = False
+    for node in list(body):
+        output = node.outputs[0]
+        if len(node.outputs) > 1 or output.is_graph_output() or not output.uses():
+            continue
+        known = None if constant_array(output) is not None else known_value(output)
+        if known is not None and output.dtype is not None and None not in known.ravel():
+            array = known.astype(output.dtype.numpy())
+            replace_by_initializer(body, node, ir.tensor(array))
+            found = True
+    return found
 
 
 def _decide(model: ir.Model, graph: ir.Graph) -> bool:
@@ -170,6 +193,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Add": operator.add,
     "Sub": operator.sub,
     "Mul": operator.mul,
+    "Div": lambda a, b: a // b if a >= 0 and b > 0 else None,
 }
 _KNOWN: dict[str, Callable[[ir.Node], Partial | None]] = {
     "Shape": _shape,

@@ -97,12 +97,7 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
     failure: Exception | None = None
     for attempt, data_prop in attempts:
         try:
-            return infer_with_loops(
-                attempt,
-                lambda proto, data=data_prop: onnx.shape_inference.infer_shapes(
-                    proto, True, True, data
-                ),
-            )
+            return infer_with_loops(attempt, data_prop)
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
     raise ShapeInferenceError(

@@ -21,8 +21,12 @@ _OWN = "loop/"  # the symbols of dimensions that have no name outside of the Loo
 _GENERATED = "unk__"  # what onnx calls them, differently in each run
 
 
-def infer_with_loops(proto: onnx.ModelProto, infer: Infer) -> onnx.ModelProto:
-    """Infer a model that may have Loops; the shapes of their states are part of the result."""
+def infer_with_loops(proto: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto:
+    """Infer strictly; the shapes of the states of Loops are part of the result."""
+
+    def infer(model: onnx.ModelProto) -> onnx.ModelProto:
+        return onnx.shape_inference.infer_shapes(model, True, True, data_prop)
+
     if not any(True for _ in _loops(proto.graph, {})):
         return infer(proto)
     try:

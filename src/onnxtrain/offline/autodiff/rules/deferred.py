@@ -19,8 +19,6 @@ from onnxtrain.offline.autodiff.rules.scatter_helpers import pad
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of, same_dims
 
-_SHARED = {"Gather": 0, "Gemm": 1, "MatMul": 1}  # the input that all steps have in common
-
 
 @dataclass
 class Deferred:
@@ -33,9 +31,7 @@ class Deferred:
     @property
     def shared(self) -> ir.Value:
         """The value that all steps use."""
-        value = self.node.inputs[_SHARED[self.node.op_type]]
-        assert value is not None
-        return value
+        return required(self.node, 2)[_place(self.node)]
 
     def rule(self) -> Rule:
         """Return the rule for a step: that of the operator, without the shared input."""
@@ -44,9 +40,8 @@ class Deferred:
             self.dy = dy
             if node.op_type == "Gather":
                 return ()
-            found = list(self.base(op, node, dy))
-            found[_SHARED[node.op_type]] = None
-            return found
+            dx, _, *bias = self.base(op, node, dy)
+            return dx, None, *bias
 
         return Rule(remember, self.node.op_type, "", 1, self.base.broadcasts, frozenset(), "")
 
@@ -83,7 +78,8 @@ class Deferred:
             return op.type_as(pad(op, dys, {axis: (0, behind)}), x)
         rows = op.Gather(x, record.stack(indices), axis=axis).producer()
         assert rows is not None
-        (dx,) = self.base(op, rows, dys)[:1]
+        dx, *_ = self.base(op, rows, dys)
+        assert dx is not None
         return op.type_as(dx, x)
 
 
@@ -94,20 +90,29 @@ def deferrals(
     found = {}
     inside = {v for node in record.parts.body for v in node.outputs} | {*record.parts.body.inputs}
     for node in record.parts.body:
-        place = _SHARED.get(node.op_type) if node.domain == "" else None
-        if place is None or node.inputs[place] not in captured:
+        if node.domain != "" or node.op_type not in (*_PRODUCTS, "Gather"):
             continue
+        place = _place(node)
         other = node.inputs[1 - place]
-        steady = all(v is not None and record.is_steady(v) for v in (other, *node.outputs))
+        if node.inputs[place] not in captured:
+            continue
+        steady = all(v is not None and record.parts.is_steady(v) for v in (other, *node.outputs))
         base = lookup(node.op_type, "", opset)
         if steady and other in inside and _is_plain(node) and base is not None:
             found[node] = Deferred(node, base)
     return found
 
 
+_PRODUCTS = ("Gemm", "MatMul")
+
+
+def _place(node: ir.Node) -> int:
+    """Return which of its first two inputs all steps have in common."""
+    return 1 if node.op_type in _PRODUCTS else 0
+
+
 def _is_plain(node: ir.Node) -> bool:
-    shared = node.inputs[_SHARED[node.op_type]]
-    dims = None if shared is None else dims_of(shared)
+    dims = dims_of(required(node, 2)[_place(node)])
     if node.op_type == "MatMul":
         return dims is not None and len(dims) == 2
     return dims is not None and not node.attributes.get_int("transA", 0)

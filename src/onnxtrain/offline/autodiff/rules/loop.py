@@ -28,7 +28,7 @@ from onnxtrain.offline.graph.loop_parts import State
 from onnxtrain.offline.graph.op_facts import COSTLY
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, dims_of
-from onnxtrain.offline.graph.subgraphs import captured_values
+from onnxtrain.offline.graph.subgraphs import captured_values, take_out
 from onnxtrain.offline.graph.sweep import sweep
 
 _FIRST = -(2**63)  # as the end of a Slice backwards: up to the first element
@@ -128,9 +128,7 @@ class _Reverse:
         copies = {parts.iteration: self.at, parts.condition: op.const(True)}
         for state in parts.states:
             if isinstance(state.before.type, ir.TensorType) or state.before.uses():
-                reader = record.read(state.before, self.at)
-                op.target.append(reader)
-                copies[state.before] = reader.outputs[0]
+                copies[state.before] = record.read(state.before, self.at)
         first = len(op.target)
         copy_graph(parts.body, op.target, copies, op.names)
         self.copied = dict(zip(list(op.target)[first:], parts.body, strict=True))
@@ -166,7 +164,7 @@ class _Reverse:
         return {value: op.add_all(parts) for value, parts in seeds.items()}
 
     def _zeros(self, state: State, d: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:
-        steady = self.record.is_steady(state.before)
+        steady = self.record.parts.is_steady(state.before)
         return self.op.zeros_like(d if steady else copies[state.before])
 
     def _totals(
@@ -200,13 +198,17 @@ class _Reverse:
             for original, value in zip(self.copied[copy].outputs, copy.outputs, strict=False):
                 read = any(user not in within for user, _ in value.uses())
                 saves = read and value in costly and not self.op.lean
-                if drawn or (saves and self.record.is_steady(original)):
-                    reader = self.record.read(original, self.at)
-                    body.insert_before(copy, reader)
-                    ir.convenience.replace_all_uses_with(
-                        value, reader.outputs[0], replace_graph_outputs=True
-                    )
+                if drawn or (saves and self.record.parts.is_steady(original)):
+                    self._read_instead(copy, value, original)
                     costly.discard(value)
+
+    def _read_instead(self, copy: ir.Node, value: ir.Value, original: ir.Value) -> None:
+        """Read an output of a node from the record."""
+        reader = self.op.body([], lambda: [self.record.read(original, self.at)])
+        (read,), nodes = take_out(reader)
+        assert isinstance(copy.graph, ir.Graph)
+        copy.graph.insert_before(copy, nodes)
+        ir.convenience.replace_all_uses_with(value, read, replace_graph_outputs=True)
 
 
 def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.errors import NotDifferentiableError
-from onnxtrain.offline.graph.loop_parts import LoopParts
+from onnxtrain.offline.graph.loop_parts import LoopParts, replace_loop, take_over
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, dims_of
-from onnxtrain.offline.graph.subgraphs import captured_values
 
 
 class Record:
@@ -26,13 +25,6 @@ class Record:
                 outer.name = op.names.fresh(f"{label_of(node)}/{inner.name}_out")
                 outer.type = inner.type
         self._kept: dict[ir.Value, ir.Value] = {}
-        outside = (*node.inputs, *node.outputs, *captured_values(node))
-        self._symbols = {
-            dim.value
-            for value in outside
-            for dim in ((value is not None and dims_of(value)) or ())
-            if not isinstance(dim, int)
-        }
 
     def trips(self) -> ir.Value:
         """Return the number of steps: the trip count, or counted where a condition can end them."""
@@ -44,14 +36,6 @@ class Record:
             return op.Max(limit if dims_of(limit) == () else op.reshape(limit, []), 0)
         return op.squeeze(op.Shape(self.stack(parts.iteration)), [0])
 
-    def is_steady(self, value: ir.Value) -> bool:
-        """Tell whether a value in the body has the same shape in all steps, for certain."""
-        dims = dims_of(value)
-        return dims is not None and all(isinstance(d, int) or self._is_steady(d) for d in dims)
-
-    def _is_steady(self, dim: ir.SymbolicDim) -> bool:
-        return dim.value is not None and dim.value in self._symbols
-
     def stack(self, value: ir.Value) -> ir.Value:
         """Return the values of all steps along a new first axis, or as a sequence."""
         if value not in self._kept:
@@ -62,7 +46,7 @@ class Record:
                     f"{value.name!r} in each step, which is {value.type}: only tensors are kept. "
                     "Let the Loop carry or collect tensors"
                 )
-            if self.is_steady(value):
+            if self.parts.is_steady(value):
                 count = self.parts.trip_count
                 steps: Dim = UNKNOWN if count is None else count
                 kept.type = value.type
@@ -72,18 +56,12 @@ class Record:
             self._kept[value] = kept
         return self._kept[value]
 
-    def read(self, value: ir.Value, at: ir.Value) -> ir.Node:
-        """Return a node that reads the value of one step."""
-        stack = self.stack(value)
-        is_sequence = isinstance(stack.type, ir.SequenceType)
-        reader = ir.Node(
-            "", "SequenceAt" if is_sequence else "Gather", [stack, at],
-            [] if is_sequence else [ir.AttrInt64("axis", 0)],
-            name=self.op.names.fresh(f"{self.op.scope}/Read"),
-        )  # fmt: skip
-        self.op.type_as(reader.outputs[0], value)
-        reader.outputs[0].name = self.op.names.fresh(f"{self.op.scope}/{value.name}")
-        return reader
+    def read(self, value: ir.Value, at: ir.Value) -> ir.Value:
+        """Read the value of one step."""
+        op, stack = self.op, self.stack(value)
+        in_sequence = isinstance(stack.type, ir.SequenceType)
+        found = op.SequenceAt(stack, at) if in_sequence else op.Gather(stack, at, axis=0)
+        return op.type_as(found, value)
 
     def keep_what_is_read(self) -> None:
         """Let the Loop give what the stand-ins stand for."""
@@ -99,7 +77,7 @@ class Record:
         body.append(self._named(ir.node("Identity", [inner]), inner))
         body.outputs.append(self.op.type_as(body[-1].outputs[0], inner))
         node.resize_outputs(len(node.outputs) + 1)
-        _become(node.outputs[-1], kept)
+        take_over(node.outputs[-1], kept)
 
     def _keep_in_sequence(self, inner: ir.Value, kept: ir.Value) -> None:
         """Add a state to the Loop; that takes a new node, since states come before the rest."""
@@ -115,27 +93,11 @@ class Record:
         body.outputs.insert(1 + states, insert.outputs[0])
         for made in (empty, insert):
             made.outputs[0].type = kept.type
-        larger = ir.Node(
-            "", "Loop", [*node.inputs, empty.outputs[0]], list(node.attributes.values()),
-            num_outputs=len(node.outputs) + 1, name=node.name,
-        )  # fmt: skip
-        graph.insert_after(node, larger)
-        outputs = list(larger.outputs)
-        _become(outputs.pop(states), kept)
-        for old, new in zip(node.outputs, outputs, strict=True):
-            name, old.name = old.name, f"{old.name}_before"
-            _become(new, old)
-            new.name = name
-        graph.remove(node, safe=True)
+        outputs = [*node.outputs[:states], kept, *node.outputs[states:]]
+        larger = replace_loop(node, [*node.inputs, empty.outputs[0]], outputs)
         self.parts = LoopParts(larger)
 
     def _named(self, node: ir.Node, inner: ir.Value) -> ir.Node:
         node.name = self.op.names.fresh(f"{label_of(self.parts.node)}/{node.op_type}")
         node.outputs[0].name = self.op.names.fresh(f"{inner.name}_kept")
         return node
-
-
-def _become(value: ir.Value, stand_in: ir.Value) -> None:
-    """Take over the name, type and readers of another value."""
-    value.name, value.type, value.shape = stand_in.name, stand_in.type, stand_in.shape
-    ir.convenience.replace_all_uses_with(stand_in, value, replace_graph_outputs=True)
