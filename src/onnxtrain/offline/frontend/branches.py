@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.infer import RANK_FROM_USE, infer_shapes
+from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
 from onnxtrain.offline.graph.names import Names, label_of
+from onnxtrain.offline.graph.ranks import RANK_FROM_USE
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, dims_read
 from onnxtrain.offline.graph.subgraphs import take_out, values_of
 
@@ -106,6 +107,7 @@ def _take(model: ir.Model, graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> 
         graph.insert_before(node, [identity])
         new = identity.outputs[0]
         new.type, new.shape, new.name = old.type, old.shape, old.name
+        new.meta.update(old.meta)  # the rank that its readers need
         old.name = names.fresh(f"{old.name}_replaced")
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.remove(node, safe=True)

@@ -16,6 +16,7 @@ from onnxtrain.offline.frontend.branches import take_known_branches
 from onnxtrain.offline.frontend.canonicalize import (
     check_enum_attributes,
     forget_stale_shapes,
+    make_range_scalar,
     release_initializers,
     sort_nodes,
     trim,
@@ -56,6 +57,7 @@ def canonical_model(model: ModelLike) -> ir.Model:
         loaded.graph.sort()
         forget_stale_shapes(loaded)
         split_shared_initializers(loaded.graph)
+        make_range_scalar(loaded)
         upgrade_to_floor(loaded)
         state_defaults(loaded)
         expand_fused(loaded)

@@ -27,7 +27,9 @@ def reduction(*op_types: str, notes: str = "") -> Callable[[F], F]:
         def differentiate(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
             reduced = Reduction(op, node)
             dx = formula(op, reduced, dy)
-            return (op.keep_zeros(dx, reduced.kept(dy)) if op.guarded else dx,)
+            if op.guarded:  # of the shape of x: onnxruntime broadcasts empty axes wrongly
+                dx = op.keep_zeros(dx, op.expand_like(reduced.kept(dy), reduced.x))
+            return (dx,)
 
         return formula
 
