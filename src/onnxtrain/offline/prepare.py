@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, OnnxTrainError
@@ -20,6 +21,7 @@ from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.sweep import collector_paused
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormMode
@@ -126,6 +128,7 @@ def prepare(
     forward, path = read_model(model)
     inputs = frozenset(info.name for info in forward.graph.input)
     with_loss, names, brought, notes = add_loss(forward, path, loss, of, outputs)
+    notes = (*_note_on_opset(forward), *notes)
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
@@ -183,6 +186,13 @@ def prepare(
         _graph=graph,
         _inputs=inputs,
     )
+
+
+def _note_on_opset(model: onnx.ModelProto) -> tuple[str, ...]:
+    opset = min((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    if opset >= NOTED_OPSET:
+        return ()
+    return (f"The model has opset {opset}: it was converted to opset {FLOOR_OPSET}.",)
 
 
 def _nothing_trains(loss: str, train: Names | None, freeze: Names | None) -> str:
