@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, OnnxTrainError
@@ -22,6 +23,7 @@ from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.sweep import collector_paused
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormMode
@@ -136,6 +138,7 @@ def prepare(
     if classes is not None:
         properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
     properties |= replace(about, activation=activation).properties()
+    notes = (*_note_on_opset(forward), *notes)
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
@@ -200,6 +203,13 @@ def _named(classes: Sequence[str]) -> ModelMetadata:
         return ModelMetadata(classes=[classes] if isinstance(classes, str) else list(classes))
     except ValueError as error:
         raise ArgumentError(f"{error}; a number of classes will do") from None
+
+
+def _note_on_opset(model: onnx.ModelProto) -> tuple[str, ...]:
+    opset = min((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    if opset >= NOTED_OPSET:
+        return ()
+    return (f"The model has opset {opset}: it was converted to opset {FLOOR_OPSET}.",)
 
 
 def _nothing_trains(loss: str, train: Names | None, freeze: Names | None) -> str:
