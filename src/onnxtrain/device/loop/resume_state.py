@@ -114,7 +114,7 @@ def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], batch: int)
             before |= saved[part]
     changed = [key for key in now if key in before and before[key] != now[key]]
     # Waiting longer than the run that was saved would have is fine, like more epochs.
-    waits = [settings.get("patience") for settings in (before, now)]
+    waits: list[Any] = [settings.get("patience") for settings in (before, now)]
     if all(isinstance(n, int) for n in waits) and waits[0] < waits[1]:
         changed.remove("patience")
     if changed:
