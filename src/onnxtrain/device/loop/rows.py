@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ValueType
 
 Array = npt.NDArray[Any]
-_LOOKED_AT = 8  # rows whose bytes make a checksum
+_LOOKED_AT, _SMALL = 8, 1 << 20  # rows of a large array that make its checksum; bytes
 
 
 class RowView:
@@ -89,10 +90,12 @@ def rounded(array: Array, dtype: np.dtype[Any], name: str) -> Array:
 
 
 def checksum(arrays: Sequence[Rows]) -> int:
-    """Return a number by which data is known again: of the types, and of a few samples."""
+    """Return a number by which data is known again; of large arrays, a few samples are read."""
     found = 0
     for array in arrays:
-        places = np.unique(np.linspace(0, len(array) - 1, _LOOKED_AT).astype(np.int64))
+        is_small = math.prod(array.shape) * array.dtype.itemsize <= _SMALL
+        count = len(array) if is_small else _LOOKED_AT
+        places = np.unique(np.linspace(0, len(array) - 1, count).astype(np.int64))
         rows = np.asarray(array[places])
         content = repr(rows.tolist()).encode() if rows.dtype.kind == "O" else rows.tobytes()
         found = zlib.crc32(content, zlib.crc32(str(rows.dtype).encode(), found))
