@@ -68,6 +68,7 @@ def prepare(
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
     proximal: bool = False,
+    sample_weight: bool = False,
     prefix: str = "",
     nominal_checkpoint: bool = False,
     ort_format: bool = False,
@@ -100,6 +101,9 @@ def prepare(
             far as possible; `Artifacts.on_cpu` lists the rest. They run elsewhere too, more slowly.
         proximal: let updates pull the weights back to those of a reference, by a strength that is
             set on the device (FedProx); see `TrainingSession.set_proximal`.
+        sample_weight: let graphs take a weight for each sample, in a further input of that name,
+            so that `fit(class_weight=..., sample_weight=...)` works. It multiplies the loss of the
+            sample; what the sum is divided by stays, so weights of 1 change nothing.
         prefix: put before each file name.
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
@@ -133,7 +137,9 @@ def prepare(
         raise ArgumentError("after says where a new layer goes: give classes too")
     forward, path = read_model(model)
     inputs = frozenset(info.name for info in forward.graph.input)
-    with_loss, names, brought, notes, activation = add_loss(forward, path, loss, of, outputs)
+    with_loss, names, brought, notes, activation = add_loss(
+        forward, path, loss, of, outputs, sample_weight=sample_weight
+    )
     properties = {entry.key: entry.value for entry in forward.metadata_props}
     if classes is not None:
         properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
