@@ -72,7 +72,7 @@ def load_samples(
     if not is_table and len(images) < len(files):
         other = next(path for _, path in files if path not in images)
         raise InputError(
-            f"{str(other)!r} is not an image: give images and folders of images, or one .npz or .csv"
+            f"{str(other)!r} is not an image: give images and folders of them, or one .npz or .csv"
         )
     if len(inputs) != 1:
         listed = ", ".join(value.name for value in inputs)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.cli.batch_size import Batches
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
@@ -32,7 +33,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
     from onnxtrain.device.random_state import set_seed
 
-    folder = _folder(options.artifacts)
+    folder = artifact_folder(options.artifacts)
     saved = Path(options.checkpoint) if options.checkpoint else folder / TRAINED
     _check_plot(options.plot)
     check_target(saved, "--checkpoint", of_artifacts(folder))
@@ -50,6 +51,8 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     data.reading.remember(session)
     if options.lr is not None or not resumes:
         session.set_learning_rate(_LEARNING_RATE if options.lr is None else options.lr)
+    batches = Batches.of(session, options.batch_size, options.accumulate)
+    batches.note(console)
     metrics = _metrics(session, options) if validation is not None else []
     steps_too = () if options.checkpoint_every is None else (options.checkpoint_every,)
     callbacks: list[Any] = [SaveCheckpoint(saved, ("epoch", *steps_too))]
@@ -60,11 +63,12 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         session,
         data.arrays,
         options.epochs,
-        batch_size=options.batch_size,
-        validation=None if validation is None else validation.arrays,
+        batch_size=batches.size,
+        drop_last=batches.is_fixed,
+        validation=None if validation is None else batches.whole(validation.arrays, console),
         metrics=metrics,
         schedule=_schedule(options),
-        accumulate=options.accumulate,
+        accumulate=batches.accumulate,
         callbacks=callbacks,
         resume=resumes,
         progress=console.progress(),
@@ -120,13 +124,15 @@ def eval_command(options: argparse.Namespace, console: Console) -> int:
     """Measure the loss and metrics."""
     from onnxtrain.device.loop import evaluate
 
-    folder = _folder(options.artifacts)
+    folder = artifact_folder(options.artifacts)
     checkpoint = chosen_checkpoint(folder, options.checkpoint)
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     data = load(options.data, session, remembered(session, options), "--data")
     metrics = _metrics(session, options)
-    values = evaluate(session, data.arrays, metrics, batch_size=options.batch_size)
-    samples = len(next(iter(data.arrays.values())))
+    batches = Batches.of(session, options.batch_size, None)
+    arrays = batches.whole(data.arrays, console)
+    values = evaluate(session, arrays, metrics, batch_size=batches.size)
+    samples = len(next(iter(arrays.values())))
     content = {"checkpoint": str(checkpoint), "samples": samples, **values}
     if data.reading.about.classes:
         content["classes"] = data.reading.about.classes
@@ -142,7 +148,7 @@ def eval_command(options: argparse.Namespace, console: Console) -> int:
 
 def export_command(options: argparse.Namespace, console: Console) -> int:
     """Write a model for inference."""
-    folder = _folder(options.artifacts)
+    folder = artifact_folder(options.artifacts)
     checkpoint = chosen_checkpoint(folder, options.checkpoint)
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     names = options.outputs or session.output_names(training=False)[1:]
@@ -239,7 +245,8 @@ def _optimizer_line(content: dict[str, Any]) -> str:
 # ---- what several commands do --------------------------------------------------------------------
 
 
-def _folder(name: str) -> Path:
+def artifact_folder(name: str) -> Path:
+    """Return a folder that training reads."""
     folder = Path(name)
     if not (folder / "training_model.onnx").is_file() and not any(folder.glob("*training_model*")):
         raise ModelError(

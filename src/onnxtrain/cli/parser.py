@@ -171,11 +171,11 @@ def _train(commands: Any) -> None:
     _data(parser, "--data", required=True, help="what to train with")
     _data(parser, "--validation", "--eval", help="what to evaluate with after each epoch")
     add("--epochs", type=_count, default=1, metavar="N")
-    add("--batch-size", type=_count, default=32, metavar="N")
+    _batch_size(parser)
     add("--lr", type=_rate, metavar="X", help="the learning rate; 0.001 unless given")
     add("--schedule", choices=SCHEDULES, help="how the learning rate changes")
     add("--warmup", type=_rate, metavar="X", help="the part of all steps that warms up, such as .1")
-    add("--accumulate", type=_count, default=1, metavar="N", help="batches to one update")
+    add("--accumulate", type=_count, metavar="N", help="batches to one update")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
     add(
         "--early-stopping", type=_count, metavar="N",
@@ -200,7 +200,7 @@ def _eval(commands: Any) -> None:
     parser = _command(commands, "eval", "device", "loss and metrics of a trained model")
     parser.add_argument("artifacts", type=_file, help="the folder that prepare wrote")
     _data(parser, "--data", required=True, help="what to evaluate with")
-    parser.add_argument("--batch-size", type=_count, default=32, metavar="N")
+    _batch_size(parser)
     _which_checkpoint(parser)
     _how_to_read(parser)
     _metrics(parser)
@@ -293,6 +293,12 @@ def _data(parser: Parser, *names: str, required: bool = False, help: str = "") -
         help=f"{help}: one .npz, .csv or folder of images; or .npy files, in the order of the "
         "model's inputs or as NAME=FILE",
     )  # fmt: skip
+
+
+def _batch_size(parser: Parser) -> None:
+    parser.add_argument(
+        "--batch-size", type=_count, metavar="N", help="default: 32, or the batch of the model"
+    )
 
 
 def _how_to_read(parser: Parser) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxtrain.cli.console import Console
 from onnxtrain.cli.data import load_samples
-from onnxtrain.cli.device import chosen_checkpoint
+from onnxtrain.cli.device import artifact_folder, chosen_checkpoint
 from onnxtrain.cli.files import check_target, of_artifacts
 from onnxtrain.cli.reading import Array, reading_of
 from onnxtrain.device.predict import open_model, predict
@@ -46,7 +46,10 @@ def predict_command(options: argparse.Namespace, console: Console) -> int:
             arrays = {name: np.asarray(value) for name, value in values.items()}
             np.savez(file, allow_pickle=False, **arrays)
     scores = _scores(np.asarray(values[shown]), about.activation.get(shown))
-    content = {"model": options.model, "output": shown, "activation": scores.activation}
+    content: dict[str, Any] = {
+        "model": options.model, "output": shown, "activation": scores.activation,
+        "file": options.output,
+    }  # fmt: skip
     if scores.guessed:
         console.note(
             f"note: the model does not say what {shown!r} is: probabilities are its softmax"
@@ -69,7 +72,8 @@ def predict_command(options: argparse.Namespace, console: Console) -> int:
 
 def _exported(folder: Path) -> bytes:
     """Return the model for inference of a folder of artifacts."""
-    session = TrainingSession.from_folder(folder, checkpoint=chosen_checkpoint(folder, None))
+    checkpoint = chosen_checkpoint(artifact_folder(str(folder)), None)
+    session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     names = session.output_names(training=False)[1:]
     if not names:
         raise ArgumentError(
@@ -136,6 +140,11 @@ def _show_values(
     """Show outputs that are no scores of classes: numbers, or labels."""
     size = int(np.prod(values.shape[1:]))
     if values.shape[:1] != (len(names),) or size > _MOST_VALUES:
+        if content["file"] is not None:
+            shape = list(values.shape)
+            written = f"{content['file']}: {content['output']} of the shape {shape}"
+            console.result({**content, "shape": shape}, written)
+            return 0
         raise ArgumentError(
             f"the output {content['output']!r} has the shape {list(values.shape)}, too much to "
             "show: write it to a file with --output FILE, or choose another with --of"
