@@ -76,7 +76,7 @@ READS_SHAPE = _ops("ConstantOfShape EyeLike Shape Size")  # and not the elements
 RETURNS_BOOL = COMPARISONS | LOGIC | _ops("IsInf IsNaN")
 RETURNS_INT64 = _ops("ArgMax ArgMin NonZero Shape Size")
 # The input whose element type the output has, where that is not the first.
-DTYPE_INPUT = {"If": None, "OneHot": 2, "Where": 1}
+DTYPE_INPUT = {"If": None, "Loop": None, "OneHot": 2, "Where": 1}
 # The rank of the first input, where the operator takes no other.
 INPUT_RANK = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
 
@@ -138,4 +138,18 @@ BOUNDED_GRADIENT = VIEWS | _ops(
     "GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax MaxPool Mean "
     "Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice Softmax "
     "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
+)
+# The gradient only passes the cotangent on, and makes no element of it zero.
+ADDITIVE = LINEAR | VIEWS | _ops(
+    "Add Cast CastLike Concat Dropout Expand Mean Neg ReduceMean ReduceSum Sub Sum Tile Transpose"
+)
+# The gradient passes some elements of the cotangent on, and reads the values only to choose.
+SELECTS = _ops(
+    "CenterCropPad Clip Compress Gather GatherElements GatherND If Max MaxPool Min "
+    "NegativeLogLikelihoodLoss Pad ReduceMax ReduceMin Relu ScatterElements ScatterND Slice Split "
+    "TopK Trilu Where"
+)
+# The derivative, or the result, may be infinite or undefined for finite inputs.
+UNBOUNDED_GRADIENT = _ops(
+    "Acos Acosh Asin Atanh Cosh Div Exp Log Pow Reciprocal ReduceLogSum Sinh Sqrt Tan"
 )
