@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 from onnxtrain.errors import (
     NotDifferentiableError,
     OnnxTrainError,
+    TrainingWarning,
     UnknownNameError,
     UnknownNameWarning,
 )
@@ -50,6 +51,20 @@ def choose(
             kept.add(name)
     chosen = set(trains)
     return trains, [n for n in roles if n in kept and n not in chosen]
+
+
+def notes_on_blocked(found: Survey, trains: Sequence[str], asked: object) -> Iterator[str]:
+    """Say, with a warning too, which weights an operator without a gradient keeps from training.
+
+    Who asks for such weights by name gets an error instead.
+    """
+    if asked is None and found.blocked and not found.blocked.intersection(trains):
+        note = (
+            f"{len(found.blocked)} weights do not train, because an operator behind them has no "
+            f"gradient: {'; '.join(found.without_gradient())}. The other {len(trains)} do."
+        )
+        warnings.warn(note, TrainingWarning, stacklevel=4)
+        yield note
 
 
 def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:

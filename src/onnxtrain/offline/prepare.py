@@ -30,8 +30,8 @@ from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.patterns import choose
-from onnxtrain.offline.selection import survey
+from onnxtrain.offline.patterns import choose, notes_on_blocked
+from onnxtrain.offline.selection import Survey, some_of, survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -151,7 +151,8 @@ def prepare(
     found = survey(canonical, names[0], brought)
     trains, frozen = choose(found, listed(train), listed(freeze))
     if not trains and (chosen is not None or (train is None and not freeze)):
-        raise OnnxTrainError(_nothing_trains(names[0], train, freeze))
+        raise OnnxTrainError(_nothing_trains(found, train, freeze))
+    notes = (*notes, *notes_on_blocked(found, trains, train))
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
@@ -218,9 +219,11 @@ def _note_on_opset(model: onnx.ModelProto) -> tuple[str, ...]:
     return (f"The model has opset {opset}: it was converted to opset {FLOOR_OPSET}.",)
 
 
-def _nothing_trains(loss: str, train: Names | None, freeze: Names | None) -> str:
+def _nothing_trains(found: Survey, train: Names | None, freeze: Names | None) -> str:
     if train is not None:
         return "there is an optimizer but nothing trains: train (requires_grad) is empty"
     if freeze:
         return "there is an optimizer but nothing trains: every weight is frozen"
-    return f"nothing trains: the loss {loss!r} depends on no weight of the model"
+    loss, left_out = found.output.name, [n for n, f in found.findings.items() if f.advice]
+    advice = f". To train {some_of(left_out, 4)}, name it in train=[...]" if left_out else ""
+    return f"nothing trains: the loss {loss!r} depends on no weight of the model{advice}"
