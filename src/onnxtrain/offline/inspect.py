@@ -19,8 +19,8 @@ from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.inspect_notes import notes_on
 from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.feature_values import feature_values
 from onnxtrain.offline.passes.gelu import join_gelu
-from onnxtrain.offline.passes.replace_classifier import feature_values
 from onnxtrain.offline.report import Report, type_of
 from onnxtrain.offline.selection import Role, output_named, survey
 

@@ -21,7 +21,6 @@ from onnxtrain.offline.graph.folding import fold_constants
 from onnxtrain.offline.graph.infer import skeleton, without_declared_shapes
 from onnxtrain.offline.graph.initializers import initializer
 from onnxtrain.offline.graph.names import Names, label_of
-from onnxtrain.offline.graph.op_facts import POOLS, REORDERS
 from onnxtrain.offline.graph.shapes import (
     Dims,
     constant_array,
@@ -32,6 +31,7 @@ from onnxtrain.offline.graph.shapes import (
 )
 from onnxtrain.offline.graph.subgraphs import ancestors, captured_values, values_of
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.passes.feature_values import feature_values
 from onnxtrain.offline.selection import output_named
 
 # What may follow the last layer. A loss wants scores, so what turns them into probabilities goes,
@@ -420,42 +420,3 @@ def _no_layer(
         f"or Conv with weights of its own, and the model has {found}. {_WAY_OUT}"
         f"{f' It can read {near}.' if near else ''}"
     )
-
-
-def feature_values(
-    output: ir.Value, values: Mapping[str, ir.Value] | None = None, most: int = 5
-) -> list[ir.Value]:
-    """Return the values nearest to an output that a new layer can read (`after`).
-
-    A vector for each sample suits best; where there is none, so does all whose sizes are known.
-    `values` has the types and shapes, where the graph itself does not.
-    """
-    vectors: list[ir.Value] = []
-    others: list[ir.Value] = []
-    waiting, seen = [output], {output}
-    while waiting and len(vectors) < most:
-        value = waiting.pop(0)
-        producer = value.producer()
-        if producer is None:
-            continue
-        typed = (values or {}).get(value.name or "", value)
-        batch, *sizes = dims_of(typed) or (None,)
-        is_known = bool(sizes) and is_float(typed) and all(isinstance(d, int) for d in sizes)
-        if value is not output and is_known and _counts_samples(batch) and not _is_view(producer):
-            is_pooled = len(sizes) != 2 or producer.op_type in POOLS
-            is_vector = is_pooled and sizes[0] != 1 and all(d == 1 for d in sizes[1:])
-            (vectors if is_vector else others).append(value)
-        for source in producer.inputs:
-            if source is not None and source not in seen:
-                seen.add(source)
-                waiting.append(source)
-    return vectors or others[:most]
-
-
-def _counts_samples(dim: int | ir.SymbolicDim | None) -> bool:
-    """Whether a dimension may be the batch, and is not computed from it."""
-    return isinstance(dim, int) or (dim is not None and (dim.value or "").isidentifier())
-
-
-def _is_view(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type in REORDERS
