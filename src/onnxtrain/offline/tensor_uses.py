@@ -167,8 +167,6 @@ class TensorUses:
         """Return the use as a bias or scale, with an element for each channel of a layer."""
         op, other = node.op_type, node.inputs[1 - index]
         size = _size(value) or _size(source)
-        if op == "Mul" and other is not None:
-            size = _elements_on_axes_of(value, other) or size
         what, does = ("bias", "added to") if op in ("Add", "Sub") else ("scale", "factor of")
         layer = None if other is None else self.flow.layer_behind(other)
         if op == "Div" and index == 0:
@@ -181,6 +179,8 @@ class TensorUses:
             is_weight = not self.has_layers and static_dims(value) != ()
             text = f"{does} data{'' if is_weight else ' that no layer made'}, in {op}"
             return Use(text, node, is_weight, is_guess=not is_weight)
+        if op == "Mul" and other is not None and size not in layer.widths:
+            size = _elements_on_axes_of(value, other) or size
         if self._belongs(layer, what, size, node, source):
             is_written_out = layer.is_norm and layer.node.op_type not in NORMS
             name = "normalization" if is_written_out else operator_name(layer.node)
