@@ -159,6 +159,10 @@ def _prepare(commands: Any) -> None:
     add("--nominal-checkpoint", action="store_true", help="write a checkpoint without data too")
     add("--ort-format", action="store_true", help="write .ort files too")
     add("--custom-op-library", type=_file, metavar="FILE", help="the model's own operators")
+    add(
+        "--no-verify", dest="verify", action="store_false",
+        help="do not load the graphs in onnxruntime before they are written",
+    )  # fmt: skip
 
 
 def _train(commands: Any) -> None:

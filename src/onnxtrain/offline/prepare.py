@@ -44,6 +44,7 @@ from onnxtrain.offline.training_graph import (
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.opset_stamp import stamp
+from onnxtrain.offline.writer.verify import verify as verify_graphs
 
 StrPath = str | bytes | os.PathLike[Any]
 Names = str | Iterable[str]
@@ -73,6 +74,7 @@ def prepare(
     nominal_checkpoint: bool = False,
     ort_format: bool = False,
     custom_op_library: StrPath | None = None,
+    verify: bool = True,
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -108,6 +110,8 @@ def prepare(
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
         custom_op_library: the library of the model's own operators.
+        verify: load each graph in onnxruntime before anything is written; one that it refuses is an
+            error.
 
     Returns:
         A description of what was written.
@@ -185,6 +189,8 @@ def prepare(
             folder, models, parameters, names, nominal_checkpoint, memory=memory,
             target=target, on_cpu=on_cpu, properties=properties,
         )  # fmt: skip
+        if verify:
+            notes = (*notes, *verify_graphs(folder, models, library))
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
