@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         EarlyStopping,
         History,
         SaveCheckpoint,
+        TensorBoard,
         evaluate,
         fit,
         metrics,
@@ -42,6 +43,7 @@ __all__ = [
     "History",
     "OnnxTrainError",
     "SaveCheckpoint",
+    "TensorBoard",
     "TrainingSession",
     "__version__",
     "artifacts",
@@ -62,7 +64,7 @@ __all__ = [
 ]
 
 # The names that are not modules of this package, by where they are defined.
-_LOOP = ("CheckFinite", "EarlyStopping", "History", "SaveCheckpoint", "evaluate", "fit")
+_LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",

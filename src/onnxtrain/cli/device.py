@@ -51,8 +51,6 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     data.reading.remember(session)
     if options.lr is not None or not resumes:
         session.set_learning_rate(_LEARNING_RATE if options.lr is None else options.lr)
-    if session.get_learning_rate() == 0 and options.schedule is None:
-        console.note("note: the learning rate is 0, as a schedule left it: give --lr or --schedule")
     batches = Batches.of(session, options.batch_size, options.accumulate)
     batches.note(console)
     metrics = _metrics(session, options) if validation is not None else []

@@ -20,7 +20,7 @@ from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.checkpoint.file import Source
-from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model_metadata import ModelMetadata
 
 if TYPE_CHECKING:
@@ -301,6 +301,11 @@ class TrainingSession:
         """The names of what a step takes: the inputs of the model, then labels."""
         chosen = self.module.training_executor if training else self.module.evaluation_executor
         return names_of(chosen, "inputs")
+
+    def input_types(self, training: bool = True) -> tuple[ValueType, ...]:
+        """Names, element types and dimensions of what a step takes."""
+        chosen = self.module.training_executor if training else self.module.evaluation_executor
+        return () if chosen is None else chosen.signature.inputs
 
     def output_names(self, training: bool = True) -> list[str]:
         """The names of what a step returns; the first is the loss."""

@@ -16,6 +16,7 @@ from onnxtrain.offline.blocks.accessor import base
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.operators import PassThrough
 from onnxtrain.offline.blocks.values import defined_names, locate
+from onnxtrain.offline.losses.loss import with_sample_weights
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.selection import list_of_names
 
@@ -51,6 +52,8 @@ def add_loss(
     loss: Loss | None,
     of: str | Iterable[str] | None,
     outputs: str | Iterable[str] | None,
+    *,
+    sample_weight: bool = False,
 ) -> WithLoss:
     """Add the loss to a copy of a model.
 
@@ -60,10 +63,13 @@ def add_loss(
         loss: what `prepare` takes.
         of: the values that the loss is called with; the outputs of the model by default.
         outputs: values to return beside the loss; the outputs of the model by default.
+        sample_weight: whether to add an input with a weight for each sample.
 
     """
     own = [output.name for output in forward.graph.output]
     block = _make_block(loss)
+    if sample_weight:
+        block = with_sample_weights(block, forward.graph)
     is_built_in = type(block) in losses.BY_NAME.values()
     names, notes = list_of_names(listed(of), "of") or own, tuple[str, ...]()
     if is_built_in and not of and len(own) > 1:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, OnnxTrainError
@@ -22,13 +23,15 @@ from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.sweep import collector_paused
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.selection import choose, survey
+from onnxtrain.offline.patterns import choose
+from onnxtrain.offline.selection import survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -65,6 +68,7 @@ def prepare(
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
     proximal: bool = False,
+    sample_weight: bool = False,
     prefix: str = "",
     nominal_checkpoint: bool = False,
     ort_format: bool = False,
@@ -97,6 +101,9 @@ def prepare(
             far as possible; `Artifacts.on_cpu` lists the rest. They run elsewhere too, more slowly.
         proximal: let updates pull the weights back to those of a reference, by a strength that is
             set on the device (FedProx); see `TrainingSession.set_proximal`.
+        sample_weight: let graphs take a weight for each sample, in a further input of that name,
+            so that `fit(class_weight=..., sample_weight=...)` works. It multiplies the loss of the
+            sample; what the sum is divided by stays, so weights of 1 change nothing.
         prefix: put before each file name.
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
@@ -130,11 +137,14 @@ def prepare(
         raise ArgumentError("after says where a new layer goes: give classes too")
     forward, path = read_model(model)
     inputs = frozenset(info.name for info in forward.graph.input)
-    with_loss, names, brought, notes, activation = add_loss(forward, path, loss, of, outputs)
+    with_loss, names, brought, notes, activation = add_loss(
+        forward, path, loss, of, outputs, sample_weight=sample_weight
+    )
     properties = {entry.key: entry.value for entry in forward.metadata_props}
     if classes is not None:
         properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
     properties |= replace(about, activation=activation).properties()
+    notes = (*_note_on_opset(forward), *notes)
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
@@ -199,6 +209,13 @@ def _named(classes: Sequence[str]) -> ModelMetadata:
         return ModelMetadata(classes=[classes] if isinstance(classes, str) else list(classes))
     except ValueError as error:
         raise ArgumentError(f"{error}; a number of classes will do") from None
+
+
+def _note_on_opset(model: onnx.ModelProto) -> tuple[str, ...]:
+    opset = min((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    if opset >= NOTED_OPSET:
+        return ()
+    return (f"The model has opset {opset}: it was converted to opset {FLOOR_OPSET}.",)
 
 
 def _nothing_trains(loss: str, train: Names | None, freeze: Names | None) -> str:
