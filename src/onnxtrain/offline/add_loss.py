@@ -134,7 +134,10 @@ def _before_activation(
 ) -> tuple[list[str], tuple[str, ...]]:
     """Skip a final Softmax or Sigmoid that the loss contains itself."""
     activation = _INSIDE_LOSS.get(type(block))
-    maker = next((node for node in model.graph.node if names[0] in node.output), None)
+    makers = {name: node for node in model.graph.node for name in node.output}
+    maker = makers.get(names[0])
+    while maker is not None and maker.op_type == "Identity":
+        maker = makers.get(maker.input[0])
     if activation is None or maker is None or maker.op_type != activation:
         return names, ()
     before = maker.input[0]
