@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.offline.memory import Activations, megabytes
 from onnxtrain.offline.selection import Finding, Role, some_of
 
+_LONGEST = 24  # characters of a dimension; formulas of sizes are longer
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 
@@ -62,7 +63,8 @@ class Report:
         """Say whether the model trains, what stands in the way, and what to do."""
         obstacles = "; ".join(self.without_gradient)
         if self.can_train and not self.blocked:
-            return f"trains wholly: all {len(self.weights)} weights receive a gradient"
+            more = f"; {len(self.unreached)} others do not lead there" if self.unreached else ""
+            return f"trains wholly: all {len(self.weights)} weights receive a gradient{more}"
         if self.can_train:
             free = [n for n in self.weights if n not in self.blocked]
             return (
@@ -132,8 +134,12 @@ def type_of(value: ir.Value) -> str:
     name = "unknown" if value.dtype is None else str(value.dtype).lower()
     if value.shape is None:
         return name
-    dims = ["?" if str(d) == "None" else str(d) for d in value.shape]
+    dims = ["?" if len(str(d)) > _LONGEST or not _is_name(str(d)) else str(d) for d in value.shape]
     return f"{_NUMPY_NAMES.get(name, name)}[{', '.join(dims)}]"
+
+
+def _is_name(dim: str) -> bool:
+    return dim != "None" and not dim.startswith("unk__")
 
 
 def _ports(ports: dict[str, str], most: int = 6) -> str:

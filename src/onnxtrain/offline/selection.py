@@ -191,6 +191,7 @@ class _Sorter:
         elif noted == "PARAMETER" and use is not None and not use.is_weight:
             kind, advice = f"parameter of the torch module, {use.text}", ""
         is_reached = value in self._reached
+        advice = advice if is_reached else ""
         if takes and not is_reached:
             kind, advice = f"{kind}, without a gradient", ""
         return Finding(

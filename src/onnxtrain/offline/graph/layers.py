@@ -150,25 +150,23 @@ class DataFlow:
             scale = node.inputs[1] if len(node.inputs) > 1 else None
             count = math.prod(static_dims(scale) or (0,)) if scale is not None else 0
             return Layer(node, frozenset({*sizes[1:2], *sizes[-1:], count}), is_norm=True)
-        if op in ("Div", "Mul"):
-            reduction = self._deviation_in(node)
-            if reduction is not None:
-                sizes = _static_sizes(node.outputs[0])
-                widths = {*sizes[1:2], *sizes[-1:], _reduced(reduction)}
-                return Layer(node, frozenset(widths), is_norm=True)
+        reduction = self._normalized_by(node, op)
+        if reduction is not None and reduction.inputs[0] is not None:
+            sizes = _static_sizes(reduction.inputs[0])
+            widths = {*sizes[1:2], *sizes[-1:], _reduced(reduction)}
+            return Layer(node, frozenset(widths), is_norm=True)
         if self.is_own_layer(node):
             return Layer(node, frozenset(_static_sizes(node.outputs[0])[1:]))
         return None
 
-    def _deviation_in(self, node: ir.Node) -> ir.Node | None:
-        """Return the reduction behind x / deviation, or x · (1 / deviation), of the same data."""
-        if not all(self.varies(v) for v in node.inputs):
-            return None
-        for index in (1, 0) if node.op_type == "Mul" else (1,):
-            found = self._reduction(node.inputs[index], inverse=node.op_type == "Mul")
-            if found is not None:
-                return found
-        return None
+    def _normalized_by(self, node: ir.Node, op: str) -> ir.Node | None:
+        """Return the reduction behind x / deviation, x · (1 / deviation), or 1 / deviation."""
+        if op in ("Div", "Mul") and all(self.varies(v) for v in node.inputs):
+            operands = node.inputs if op == "Mul" else node.inputs[1:]
+            found = (self._reduction(v, inverse=op == "Mul") for v in operands)
+            return next((reduction for reduction in found if reduction is not None), None)
+        is_inverse = op in ("Div", "Pow", "Reciprocal")  # which TensorFlow multiplies by the scale
+        return self._reduction(node.outputs[0], inverse=True) if is_inverse else None
 
     def _reduction(self, value: ir.Value | None, inverse: bool) -> ir.Node | None:
         """Return the reduction that a deviation, or the inverse of one, is the root of."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.op_facts import POOLS, REORDERS
+from onnxtrain.offline.graph.op_facts import POOLS, PRODUCTS, REORDERS
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 
 
@@ -16,34 +16,35 @@ def feature_values(
     """Return the values nearest to an output that a new layer can read (`after`).
 
     A vector for each sample suits best; where there is none, so does all whose sizes are known.
-    `values` has the types and shapes, where the graph itself does not.
+    What the last layer makes is left out. `values` has the types and shapes, where the graph itself
+    does not.
     """
+    typed = values or {}
+    samples = (dims_of(typed.get(output.name or "", output)) or (None,))[0]
     vectors: list[ir.Value] = []
     others: list[ir.Value] = []
-    waiting, seen = [output], {output}
+    waiting, seen = [(output, False)], {output}
     while waiting and len(vectors) < most:
-        value = waiting.pop(0)
+        value, behind_layer = waiting.pop(0)
         producer = value.producer()
         if producer is None:
             continue
-        typed = (values or {}).get(value.name or "", value)
-        batch, *sizes = dims_of(typed) or (None,)
-        is_known = bool(sizes) and is_float(typed) and all(isinstance(d, int) for d in sizes)
-        if value is not output and is_known and _counts_samples(batch) and not _is_view(producer):
+        batch, *sizes = dims_of(typed.get(value.name or "", value)) or (None,)
+        is_known = bool(sizes) and all(isinstance(d, int) for d in sizes)
+        is_sample = batch == samples or (isinstance(batch, ir.SymbolicDim) and _is_name(batch))
+        is_new = behind_layer and not (producer.domain == "" and producer.op_type in REORDERS)
+        if is_known and is_sample and is_new and is_float(typed.get(value.name or "", value)):
             is_pooled = len(sizes) != 2 or producer.op_type in POOLS
             is_vector = is_pooled and sizes[0] != 1 and all(d == 1 for d in sizes[1:])
             (vectors if is_vector else others).append(value)
+        behind_layer = behind_layer or producer.op_type in PRODUCTS
         for source in producer.inputs:
             if source is not None and source not in seen:
                 seen.add(source)
-                waiting.append(source)
+                waiting.append((source, behind_layer))
     return vectors or others[:most]
 
 
-def _counts_samples(dim: int | ir.SymbolicDim | None) -> bool:
-    """Whether a dimension may be the batch, and is not computed from it."""
-    return isinstance(dim, int) or (dim is not None and (dim.value or "").isidentifier())
-
-
-def _is_view(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type in REORDERS
+def _is_name(dim: ir.SymbolicDim) -> bool:
+    """Whether a dimension is a name, and not computed from others, as 4*batch is."""
+    return all(c.isalnum() or c in "_." for c in dim.value or "*")
