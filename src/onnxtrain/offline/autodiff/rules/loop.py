@@ -99,7 +99,7 @@ class _Reverse:
         require_certainty(record.parts.node, body, "the body of Loop", "the Loop")
         zeros = [op.zeros_like(v) for v, _ in self.summed]
         results = op.call(
-            "Loop", trips, None, *finals, *zeros, outputs=len(body.outputs) - 1, body=body
+            "Loop", trips, op.const(True), *finals, *zeros, outputs=len(body.outputs) - 1, body=body
         )
         targets = [*(s.initial for s in self.states), *(v for v, _ in self.summed)]
         contributions: dict[ir.Value, list[ir.Value]] = {}
@@ -142,6 +142,7 @@ class _Reverse:
                 copy: self.deferred[node].rule()
                 for copy, node in self.copied.items() if node in self.deferred
             },
+            finite=self._finite(),
         )  # fmt: skip
         before = [
             self._zeros(state, d, copies) if (found_d := found[copies[state.before]]) is None
@@ -150,6 +151,17 @@ class _Reverse:
         ]  # fmt: skip
         sums = [op.Add(total, d) for total, d in self._totals(found)]
         return [op.const(True), *before, *sums, *self._deferred_dys()]
+
+    def _finite(self) -> list[ir.Value]:
+        """Return the weights, in training, and the states that start with a computed value."""
+        if self.through is not None:
+            return []
+        computed = [
+            s.before
+            for s in self.states
+            if s.initial.producer() is not None or s.initial.const_value is not None
+        ]
+        return [*self.captured, *map(self.record.stack, computed)]
 
     def _seeds(
         self, copies: dict[ir.Value, ir.Value], d_states: Sequence[ir.Value]
