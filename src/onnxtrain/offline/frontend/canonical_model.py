@@ -20,6 +20,7 @@ from onnxtrain.offline.frontend.canonicalize import (
     release_initializers,
     sort_nodes,
     trim,
+    unwrap_optionals,
 )
 from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
 from onnxtrain.offline.frontend.inline import inline_functions
@@ -57,6 +58,7 @@ def canonical_model(model: ModelLike) -> ir.Model:
         loaded.graph.sort()
         forget_stale_shapes(loaded)
         split_shared_initializers(loaded.graph)
+        unwrap_optionals(loaded)
         make_range_scalar(loaded)
         upgrade_to_floor(loaded)
         state_defaults(loaded)

@@ -87,6 +87,18 @@ def trim(model: ir.Model) -> None:
                 graph.remove(node, safe=True)
 
 
+def unwrap_optionals(model: ir.Model) -> None:
+    """Replace OptionalGetElement by Identity, where what it reads is certainly there."""
+    for node in model.graph.all_nodes():
+        if node.op_type != "OptionalGetElement" or node.domain or node.inputs[0] is None:
+            continue
+        maker = node.inputs[0].producer()
+        if maker is not None and maker.op_type == "Optional" and maker.inputs:
+            node.replace_input_with(0, maker.inputs[0])
+        if not isinstance(node.inputs[0].type, ir.OptionalType):
+            node.op_type = "Identity"
+
+
 def make_range_scalar(model: ir.Model) -> None:
     """Give every Range scalars, where a model feeds it vectors of one element.
 
