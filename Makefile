@@ -164,7 +164,7 @@ $(FLOWER)/ready: pyproject.toml Makefile
 	$(FLOWER)/bin/python -m pip install --quiet --upgrade pip
 	$(FLOWER)/bin/python -m pip install --quiet $(TORCH)
 	$(FLOWER)/bin/python -m pip install --quiet --editable '.[flower,offline,cli]' 'flwr[simulation]>=1.41' \
-	    mlxtend pytest
+	    mlxtend pytest pytest-timeout
 	@touch $@
 
 # What the app needs; neither onnx nor torch.
@@ -202,7 +202,7 @@ NOT_ON_OLDEST := \
 $(MATRIX)-oldest/ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(MATRIX)-oldest
 	$(MATRIX)-oldest/bin/python -m pip install --quiet --upgrade pip
-	$(MATRIX)-oldest/bin/python -m pip install --quiet --editable '.[demo]' pytest pytest-xdist \
+	$(MATRIX)-oldest/bin/python -m pip install --quiet --editable '.[demo]' pytest pytest-timeout pytest-xdist \
 	    onnxruntime==1.19.2 onnx==1.18.0 'numpy==1.26.*' onnx_ir==1.1.0 \
 	    'matplotlib==3.9.*' 'pyparsing<3.2' 'pillow==10.3.*' 'rich==13.7.*' 'scikit-learn==1.5.*'
 	@touch $@
@@ -210,7 +210,7 @@ $(MATRIX)-oldest/ready: pyproject.toml Makefile
 $(MATRIX)-newest/ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(MATRIX)-newest
 	$(MATRIX)-newest/bin/python -m pip install --quiet --upgrade pip
-	$(MATRIX)-newest/bin/python -m pip install --quiet --upgrade --editable '.[demo]' pytest pytest-xdist
+	$(MATRIX)-newest/bin/python -m pip install --quiet --upgrade --editable '.[demo]' pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # The last release of ONNX Runtime's own training package, to exchange checkpoints with. It needs

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         fit,
         metrics,
     )
+    from onnxtrain.device.predict import predict
     from onnxtrain.device.random_state import set_seed
     from onnxtrain.device.session import TrainingSession
     from onnxtrain.offline import losses
@@ -55,6 +56,7 @@ __all__ = [
     "metrics",
     "onnxblock",
     "optim",
+    "predict",
     "prepare",
     "replace_classifier",
     "schedules",
@@ -67,6 +69,7 @@ _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
+    "predict": "onnxtrain.device.predict",
     "prepare": "onnxtrain.offline.prepare",
     "replace_classifier": "onnxtrain.offline.passes.replace_classifier",
     "set_seed": "onnxtrain.device.random_state",

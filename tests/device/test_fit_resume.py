@@ -1,5 +1,6 @@
 """Runs that are interrupted and resumed go on as if nothing had happened, to the bit."""
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -456,6 +457,21 @@ def test_control_c_twice_does_not_wait(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("control_c")
+def test_control_c_that_gets_lost_ends_the_run_all_the_same() -> None:
+    """As when it comes while a destructor runs, out of which no exception leads."""
+
+    class LoseIt:
+        def on_step_end(self, run) -> None:
+            if run.step == 1:
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+
+    history = fit(open_session(), samples(23), **COMMON, callbacks=LoseIt())
+    assert history.interrupted
+    assert len(history.losses) == 2
+
+
+@pytest.mark.usefixtures("control_c")
 def test_control_c_during_evaluation() -> None:
     data = samples(23)
     calls = []
@@ -523,7 +539,7 @@ def test_killing_the_process_at_any_moment(tmp_path) -> None:
         assert whole.stdout.read().split()[-1] == "done"
     moments = random.Random(8)
     steps, kills, line = 0, 0, ""
-    while line != "done":
+    while line != "done" and kills < 60:
         process = start(tmp_path / "run")
         # Killed some steps later, which may be in a step, between two, or while it is saving.
         for _ in range(moments.randint(15, 60)):

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, OnnxTrainError
+from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss, listed
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.sweep import collector_paused
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.selection import choose, survey
+from onnxtrain.offline.patterns import choose, notes_on_blocked
+from onnxtrain.offline.selection import Survey, some_of, survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -39,6 +44,7 @@ from onnxtrain.offline.training_graph import (
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.opset_stamp import stamp
+from onnxtrain.offline.writer.verify import verify as verify_graphs
 
 StrPath = str | bytes | os.PathLike[Any]
 Names = str | Iterable[str]
@@ -56,7 +62,7 @@ def prepare(
     optimizer: str | Optimizer | None = "adamw",
     of: Names | None = None,
     outputs: Names | None = None,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     after: str | None = None,
     bn: BatchNormMode | None = None,
     memory_budget: MemoryBudget | None = None,
@@ -68,6 +74,7 @@ def prepare(
     nominal_checkpoint: bool = False,
     ort_format: bool = False,
     custom_op_library: StrPath | None = None,
+    verify: bool = True,
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -85,7 +92,7 @@ def prepare(
         of: the values that the loss is computed from; the outputs of the model by default.
         outputs: values to return beside the loss; the outputs of the model by default.
         classes: replace the last layer by a new one for so many classes, which alone trains unless
-            `train` says more.
+            `train` says more. A list is the names of the classes, which exported models keep.
         after: the value to put that new layer behind.
         bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
         memory_budget: what a step may take beside its parameters: a size ("300MB", or bytes), or a
@@ -103,6 +110,8 @@ def prepare(
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
         custom_op_library: the library of the model's own operators.
+        verify: load each graph in onnxruntime before anything is written; one that it refuses is an
+            error.
 
     Returns:
         A description of what was written.
@@ -119,26 +128,35 @@ def prepare(
         raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
 
     # 1. The model, and the loss behind it.
+    about = ModelMetadata()
     if classes is not None:
         first, *more = listed(of) or (None,)
         if more:
             raise ArgumentError("a new layer replaces that of one output: give one name as of")
+        if not isinstance(classes, int):
+            about, classes = _named(classes), len(classes)
         replaced = replace_classifier(model, classes, of=first, after=after)
         model, of, train = replaced.model, replaced.output, train or replaced.parameters
     elif after is not None:
         raise ArgumentError("after says where a new layer goes: give classes too")
     forward, path = read_model(model)
     inputs = frozenset(info.name for info in forward.graph.input)
-    with_loss, names, brought, notes = add_loss(
+    with_loss, names, brought, notes, activation = add_loss(
         forward, path, loss, of, outputs, sample_weight=sample_weight
     )
+    properties = {entry.key: entry.value for entry in forward.metadata_props}
+    if classes is not None:
+        properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
+    properties |= replace(about, activation=activation).properties()
+    notes = (*_note_on_opset(forward), *notes)
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
     found = survey(canonical, names[0], brought)
     trains, frozen = choose(found, listed(train), listed(freeze))
     if not trains and (chosen is not None or (train is None and not freeze)):
-        raise OnnxTrainError(_nothing_trains(names[0], train, freeze))
+        raise OnnxTrainError(_nothing_trains(found, train, freeze))
+    notes = (*notes, *notes_on_blocked(found, trains, train))
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
@@ -169,8 +187,10 @@ def prepare(
     with Folder(output, prefix) as folder:
         graph = write_files(
             folder, models, parameters, names, nominal_checkpoint, memory=memory,
-            target=target, on_cpu=on_cpu,
+            target=target, on_cpu=on_cpu, properties=properties,
         )  # fmt: skip
+        if verify:
+            notes = (*notes, *verify_graphs(folder, models, library))
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
@@ -191,9 +211,25 @@ def prepare(
     )
 
 
-def _nothing_trains(loss: str, train: Names | None, freeze: Names | None) -> str:
+def _named(classes: Sequence[str]) -> ModelMetadata:
+    try:
+        return ModelMetadata(classes=[classes] if isinstance(classes, str) else list(classes))
+    except ValueError as error:
+        raise ArgumentError(f"{error}; a number of classes will do") from None
+
+
+def _note_on_opset(model: onnx.ModelProto) -> tuple[str, ...]:
+    opset = min((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    if opset >= NOTED_OPSET:
+        return ()
+    return (f"The model has opset {opset}: it was converted to opset {FLOOR_OPSET}.",)
+
+
+def _nothing_trains(found: Survey, train: Names | None, freeze: Names | None) -> str:
     if train is not None:
         return "there is an optimizer but nothing trains: train (requires_grad) is empty"
     if freeze:
         return "there is an optimizer but nothing trains: every weight is frozen"
-    return f"nothing trains: the loss {loss!r} depends on no weight of the model"
+    loss, left_out = found.output.name, [n for n, f in found.findings.items() if f.advice]
+    advice = f". To train {some_of(left_out, 4)}, name it in train=[...]" if left_out else ""
+    return f"nothing trains: the loss {loss!r} depends on no weight of the model{advice}"

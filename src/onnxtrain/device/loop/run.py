@@ -359,8 +359,9 @@ class Interrupts:
     """Lets Ctrl-C end a run between two steps and not in the middle of one.
 
     While `busy`, the signal is only noted (`asked`). Otherwise, and if it comes a second time, it
-    is a KeyboardInterrupt as ever. Outside the main thread, and in programs that have a handler of
-    their own, nothing is changed.
+    is a KeyboardInterrupt as ever; should that get lost (raised inside a destructor, say, where
+    Python drops it), the end of the step raises it again. Outside the main thread, and in programs
+    that have a handler of their own, nothing is changed.
     """
 
     def __init__(self) -> None:
@@ -369,9 +370,9 @@ class Interrupts:
         self._before: Any = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self.busy or self.asked:
+        again, self.asked = self.asked, True
+        if again or not self.busy:
             raise KeyboardInterrupt
-        self.asked = True
 
     def end(self) -> None:
         """The state is whole again: let an interrupt that was asked for happen."""

@@ -171,7 +171,8 @@ class Graph:
         model, session = self.model, self._make_session(None)
         model.inputs = tuple(value_type(v) for v in session.get_inputs())
         model.outputs = tuple(value_type(v) for v in session.get_outputs())
-        metadata = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+        model.properties = dict(session.get_modelmeta().custom_metadata_map)
+        metadata = model.properties.pop(METADATA_KEY, None)
         if metadata is not None:
             model.metadata = read_metadata(Reader(self.name), metadata)
         if self.settings.batch is None:
@@ -307,5 +308,5 @@ _CODES = {name: code for code, name in ORT_TYPES.items()}
 
 
 def value_type(value: Any) -> ValueType:
-    """Return what onnxruntime says of an input or output of a session."""
+    """Return the type of an input or output as onnxruntime gives it."""
     return ValueType(value.name, _CODES.get(value.type, 0), tuple(value.shape))

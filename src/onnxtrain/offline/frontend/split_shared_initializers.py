@@ -8,14 +8,17 @@ shares, such as an embedding that is also the output layer, stay shared.
 
 from __future__ import annotations
 
-import ast
-
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.frontend.torch_notes import (
+    folded_from,
+    mangled,
+    noted_module,
+    parameters_called,
+)
 from onnxtrain.offline.graph.initializers import initializer, replace_by_initializer
 
-_SCOPES = "pkg.torch.onnx.name_scopes"
 _LARGEST_SHARED = 1024  # elements; the exporter leaves larger tensors alone
 
 
@@ -31,7 +34,10 @@ def _split_identities(graph: ir.Graph) -> None:
         if node.op_type != "Identity" or node.domain != "" or node.outputs[0].is_graph_output():
             continue
         source = node.inputs[0]
-        if source is not None and source.is_initializer() and not source.is_graph_input():
+        is_from_code = node.metadata_props or (node.name or "").startswith("/")  # a clone
+        if is_from_code or source is None or not source.is_initializer():
+            continue
+        if not source.is_graph_input():
             assert source.const_value is not None
             replace_by_initializer(graph, node, source.const_value)
 
@@ -39,18 +45,25 @@ def _split_identities(graph: ir.Graph) -> None:
 def _split_modules(graph: ir.Graph) -> None:
     """The dynamo exporter notes the module of each node: `layers.0.norm1` uses `norm.weight`.
 
-    Only tensors of one repeated number are split: random parameters are equal only if they are the
-    same parameter.
+    It also notes the parameters of each call. Where it does not say, only tensors of one repeated
+    number are split: random parameters are equal only if they are the same parameter.
     """
     for name, value in list(graph.initializers.items()):
-        module, _, leaf = name.rpartition(".")
-        if not module or value.is_graph_input() or not _is_one_number_repeated(value):
+        known = next(iter(folded_from(value)), name)
+        module, _, leaf = known.rpartition(".")
+        users = list(dict.fromkeys(noted_module(node) for node, _ in value.uses()))
+        if not module or value.is_graph_input() or len(users) < 2:
             continue
+        keeper = module if module in users else users[0]
+        if known.startswith(f"{keeper}."):  # the nodes of an attention layer have no finer module
+            leaf = known.removeprefix(f"{keeper}.")
+        is_one_number = known == name and _is_one_number_repeated(value)
         for node, index in list(value.uses()):
-            user = _module_of(node)
-            if user in (None, "", module):
-                continue
+            user = noted_module(node)
             own = f"{user}.{leaf}"
+            is_other = is_one_number or mangled(own) in parameters_called(node)
+            if user in ("", keeper) or not is_other:
+                continue
             if own not in graph.initializers:
                 assert value.const_value is not None
                 graph.register_initializer(initializer(own, value.const_value))
@@ -65,17 +78,3 @@ def _is_one_number_repeated(value: ir.Value) -> bool:
         return False
     numbers = tensor.numpy().reshape(-1)
     return bool(np.all(numbers == numbers[0]))
-
-
-def _module_of(node: ir.Node) -> str | None:
-    """Return the torch module that a node came from, or None where the exporter noted none."""
-    noted = node.metadata_props.get(_SCOPES)
-    if noted is None:
-        return None
-    try:
-        scopes = ast.literal_eval(noted)  # the module, its parents before it, the operator behind
-    except (SyntaxError, ValueError):
-        return None
-    if not isinstance(scopes, list) or len(scopes) < 2 or not isinstance(scopes[-2], str):
-        return None
-    return scopes[-2]

@@ -120,7 +120,7 @@ class Loss(Block):
         def write(op: Ops, scores: ir.Value, labels: ir.Value | None = None) -> list[ir.Value]:
             return [self.write(op, scores, labels, labels_name)]
 
-        return append_graph(names, write, "loss")[0]
+        return append_graph(names, write, "loss", least_opset=self.least_opset)[0]
 
 
 class ElementwiseLoss(Loss):
