@@ -155,6 +155,7 @@ def _prepare(commands: Any) -> None:
     add("--memory-budget", metavar="X", help="memory of a step: 300MB, or 50%% of the default")
     add("--size", action="append", metavar="NAME=N", help="a dimension, for the budget")
     add("--proximal", action="store_true", help="updates have FedProx's proximal term")
+    add("--sample-weight", action="store_true", help="samples and classes can have weights")
     add("--prefix", default="", metavar="TEXT", help="what the names of the files begin with")
     add("--nominal-checkpoint", action="store_true", help="write a checkpoint without data too")
     add("--ort-format", action="store_true", help="write .ort files too")
@@ -181,6 +182,12 @@ def _train(commands: Any) -> None:
     add("--schedule", choices=SCHEDULES, help="how the learning rate changes")
     add("--warmup", type=_rate, metavar="X", help="the part of all steps that warms up, such as .1")
     add("--accumulate", type=_count, metavar="N", help="batches to one update")
+    add("--max-steps", type=_count, metavar="N", help="end the run after N updates")
+    add(
+        "--class-weight", metavar="X", help="'balanced', or a weight for each class, such as "
+        "1,2.5,1; needs prepare --sample-weight",
+    )  # fmt: skip
+    add("--tensorboard", type=_file, metavar="FOLDER", help="write event files for TensorBoard")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
     add(
         "--early-stopping", type=_count, metavar="N",
