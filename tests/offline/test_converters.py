@@ -1,5 +1,7 @@
 """Models as converters of scikit-learn and Keras write them."""
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
@@ -61,7 +63,7 @@ def test_a_pipeline_of_scikit_learn_trains(tmp_path) -> None:
 def test_a_softmax_behind_identities_is_found(tmp_path, identities) -> None:
     model = pipeline()
     names = ["soft", *(f"same{i}" for i in range(identities))]
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in itertools.pairwise(names):
         model.graph.node.append(helper.make_node("Identity", [before], [after]))
     del model.graph.output[:]
     output = helper.make_tensor_value_info(names[-1], TensorProto.FLOAT, [None, 3])
