@@ -51,6 +51,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     bn: BatchNormMode | None = None,
+    tie_weights: bool = True,
     memory_budget: MemoryBudget | None = None,
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
@@ -73,6 +74,7 @@ def generate_artifacts(
         nominal_checkpoint: write a checkpoint without data too.
         loss_input_names: what the loss is called with, instead of the outputs of the model.
         bn: as in `prepare`, like all that follow.
+        tie_weights: whether matrices of equal values train as one parameter.
         memory_budget: what a step may take beside its parameters.
         sizes: numbers for symbolic dimensions that the budget is meant for.
         target: "cpu" or "webgpu".
@@ -101,6 +103,7 @@ def generate_artifacts(
         of=list_of_names(loss_input_names, "loss_input_names"),
         outputs=list_of_names(additional_output_names, "additional_output_names") or (),
         bn=bn,
+        tie_weights=tie_weights,
         memory_budget=memory_budget,
         sizes=sizes,
         target=target,

@@ -20,6 +20,7 @@ from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.tie_weights import tie
 from onnxtrain.offline.selection import Role, output_named, survey
 
 
@@ -29,6 +30,7 @@ class Report:
 
     outputs: tuple[str, ...]
     weights: dict[str, int]  # what would train
+    tied: tuple[str, ...]  # "a = b (transposed)": copies of a matrix that would be one of them
     statistics: dict[str, int]  # mean and variance of each BatchNormalization
     constants: dict[str, int]  # all other initializers
     unreached: tuple[str, ...]  # those of the constants that look like weights without a gradient
@@ -62,6 +64,8 @@ class Report:
             f"constants     {len(self.constants)} tensors",
             f"activations   {self.activations or 'not known: there is no gradient'}",
         ]
+        if self.tied:
+            lines.append(f"tied          {'; '.join(self.tied)}")
         if self.unreached:
             lines.append(f"not reached   {', '.join(self.unreached)}")
         if self.without_gradient:
@@ -74,6 +78,7 @@ def inspect(
     of: str | None = None,
     *,
     bn: BatchNormMode | None = None,
+    tie_weights: bool = True,
     sizes: Mapping[str, int] | None = None,
 ) -> Report:
     """Tell what of a model would train, and what stands in the way.
@@ -82,6 +87,7 @@ def inspect(
         model: the model, or the path to its file.
         of: the output that the loss will be computed from; the first one by default.
         bn: the mode of BatchNormalization, as for training.
+        tie_weights: whether matrices of equal values train as one parameter, as for training.
         sizes: numbers for symbolic dimensions, by name, for the estimate of memory. The report
             says what was assumed for others.
 
@@ -94,13 +100,18 @@ def inspect(
     for value in [v for v in graph.inputs if v.name in graph.initializers]:
         graph.inputs.remove(value)  # a weight is trained, not fed
     found = survey(canonical, output_named(graph, of))
+    without_gradient = found.without_gradient()
+    tied = found.tied() if tie_weights else ()
+    if tied:
+        tie(canonical, tied)
+        found = survey(canonical, output_named(graph, of))
     weights = [graph.initializers[n] for n in found.names(Role.WEIGHT)]
     counts = {role: found.counts(found.names(role)) for role in Role}
-    without_gradient = found.without_gradient()
     can_train = bool(weights) and not without_gradient
     return Report(
         outputs=tuple(value.name or "" for value in graph.outputs),
         weights=counts[Role.WEIGHT],
+        tied=tuple(map(str, tied)),
         statistics=counts[Role.STATISTIC],
         constants=counts[Role.CONSTANT],
         unreached=found.unreached,

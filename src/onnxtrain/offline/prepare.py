@@ -25,6 +25,7 @@ from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
+from onnxtrain.offline.passes.tie_weights import tie
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.selection import choose, survey
 from onnxtrain.offline.training_graph import (
@@ -59,6 +60,7 @@ def prepare(
     classes: int | None = None,
     after: str | None = None,
     bn: BatchNormMode | None = None,
+    tie_weights: bool = True,
     memory_budget: MemoryBudget | None = None,
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
@@ -87,6 +89,8 @@ def prepare(
             `train` says more.
         after: the value to put that new layer behind.
         bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
+        tie_weights: whether matrices of equal values train as one parameter, as where an embedding
+            is also the output layer. Exporters write such a matrix several times, also transposed.
         memory_budget: what a step may take beside its parameters: a size ("300MB", or bytes), or a
             part ("50%", 0.5) of what it takes otherwise. To keep to it, the backward pass computes
             parts of the forward pass again, which takes time.
@@ -130,9 +134,14 @@ def prepare(
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
     found = survey(canonical, names[0], brought)
-    trains, frozen = choose(found, listed(train), listed(freeze))
+    without_gradient = found.without_gradient()
+    tied = found.tied() if tie_weights else ()
+    trains, frozen = choose(found, listed(train), listed(freeze), tied)
     if not trains and (chosen is not None or (train is None and not freeze)):
         raise OnnxTrainError(_nothing_trains(names[0], train, freeze))
+    tied = tuple(group for group in tied if group.kept in trains)
+    tie(canonical, tied)
+    trains = [name for name in trains if not any(name in group.copies for group in tied)]
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
@@ -174,7 +183,8 @@ def prepare(
         files=files,
         **parameters.counts(),
         unreached=found.unreached,
-        without_gradient=found.without_gradient(),
+        without_gradient=without_gradient,
+        tied=tuple(map(str, tied)),
         loss=names[0],
         outputs=tuple(names[1:]),
         memory=memory,

@@ -29,6 +29,7 @@ from onnxtrain.offline.autodiff.registry import lookup, refusal
 from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
 from onnxtrain.offline.graph.op_facts import PARAMETER_INPUTS
 from onnxtrain.offline.graph.shapes import is_float
+from onnxtrain.offline.passes.tie_weights import Tied, find_tied, with_tied
 
 # Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
 _STORED_ONCE = 1 << 16  # bytes
@@ -59,6 +60,10 @@ class Survey:
     def counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return the number of elements of initializers."""
         return {name: _elements(self.model.graph.initializers[name]) for name in names}
+
+    def tied(self) -> tuple[Tied, ...]:
+        """Return the matrices that are copies of each other, also those without a gradient."""
+        return find_tied(self.model.graph, [*self.names(Role.WEIGHT), *self.unreached])
 
     def without_gradient(self) -> tuple[str, ...]:
         """List the operators without a gradient between the weights and the output."""
@@ -173,22 +178,30 @@ def _elements(value: ir.Value) -> int:
 
 
 def choose(
-    found: Survey, train: Iterable[str] | None, freeze: Iterable[str] | None
+    found: Survey,
+    train: Iterable[str] | None,
+    freeze: Iterable[str] | None,
+    tied: Sequence[Tied] = (),
 ) -> tuple[list[str], list[str]]:
     """Return the names of what trains and of what is frozen, that is, stored in the checkpoint.
 
     Weights and statistics that do not train are frozen whether they are listed or not; so are large
-    constants.
+    constants. What is tied trains or is frozen together, whichever of it is named.
     """
     roles = found.roles
-    kept = set(_frozen(list(freeze or ()), found))
+    named = _frozen(list(freeze or ()), found)
+    kept = with_tied(named, tied)
     if train is None:
         trains = [n for n in found.names(Role.WEIGHT) if n not in kept]
     else:
         trains = _trained(train, found)
     both = sorted(kept.intersection(trains))
     if both:
-        raise OnnxTrainError(f"{some_of(both)} cannot both train and be frozen")
+        raise OnnxTrainError(
+            f"{some_of(both)} cannot both train and be frozen{_why(both, named, tied)}"
+        )
+    together = with_tied(trains, tied)
+    trains += [n for n in roles if n in together.difference(trains)]
     kept.update(n for n, role in roles.items() if role is not Role.CONSTANT)
     for name, value in found.model.graph.initializers.items():
         tensor = value.const_value
@@ -196,6 +209,13 @@ def choose(
             kept.add(name)
     chosen = set(trains)
     return trains, [n for n in roles if n in kept and n not in chosen]
+
+
+def _why(both: Iterable[str], frozen: Collection[str], tied: Iterable[Tied]) -> str:
+    """Say which groups make a name frozen that was not named so."""
+    groups = [str(g) for g in tied if g.names.intersection(both) - set(frozen)]
+    said = f": {'; '.join(groups)} is one parameter. Keep its uses apart with tie_weights=False"
+    return said if groups else ""
 
 
 def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | None:

@@ -8,14 +8,14 @@ shares, such as an embedding that is also the output layer, stay shared.
 
 from __future__ import annotations
 
-import ast
-
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.initializers import initializer, replace_by_initializer
+from onnxtrain.offline.graph.modules import is_generated, module_of, siblings
+from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.shapes import is_float
 
-_SCOPES = "pkg.torch.onnx.name_scopes"
 _LARGEST_SHARED = 1024  # elements; the exporter leaves larger tensors alone
 
 
@@ -39,43 +39,60 @@ def _split_identities(graph: ir.Graph) -> None:
 def _split_modules(graph: ir.Graph) -> None:
     """The dynamo exporter notes the module of each node: `layers.0.norm1` uses `norm.weight`.
 
-    Only tensors of one repeated number are split: random parameters are equal only if they are the
-    same parameter.
+    Equal parameters that are not one repeated number are the same parameter, except in copies of a
+    layer, with which lists such as `nn.TransformerEncoder` are filled.
     """
-    for name, value in list(graph.initializers.items()):
+    names, copied = Names.of(graph), set[frozenset[str]]()
+    for name, value in _small_floats(graph):
         module, _, leaf = name.rpartition(".")
-        if not module or value.is_graph_input() or not _is_one_number_repeated(value):
+        users = [(node, index, module_of(node)) for node, index in value.uses()]
+        others = {user for *_, user in users if user and user != module}
+        if not module or is_generated(name) or not others:
             continue
-        for node, index in list(value.uses()):
-            user = _module_of(node)
-            if user in (None, "", module):
+        pairs = {siblings(module, other) for other in others}
+        if frozenset() not in pairs and _place(module) > max(map(_place, others)):
+            continue  # torch names what the layers of a list share after the last of them
+        if not _is_one_number_repeated(value):
+            if frozenset() in pairs or _place(module) > min(map(_place, others)):
                 continue
-            own = f"{user}.{leaf}"
-            if own not in graph.initializers:
-                assert value.const_value is not None
-                graph.register_initializer(initializer(own, value.const_value))
-            node.replace_input_with(index, graph.initializers[own])
+            copied |= pairs  # the exporter keeps the first of those that were only equal
+        for node, index, user in users:
+            if user in others:
+                _give_own(graph, value, node, index, f"{user}.{leaf}")
+    for name, value in _small_floats(graph) if copied else ():
+        uses = [(node, index, module_of(node) or "") for node, index in value.uses()]
+        for node, index, user in uses if is_generated(name) else ():
+            if siblings(uses[0][2], user) in copied:
+                _give_own(graph, value, node, index, names.fresh(name))
+
+
+def _small_floats(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
+    """Return the initializers that the exporter may have merged."""
+    return [
+        (name, value)
+        for name, value in graph.initializers.items()
+        if is_float(value) and not value.is_graph_input() and _is_small(value.const_value)
+    ]
+
+
+def _is_small(tensor: ir.TensorProtocol | None) -> bool:
+    return tensor is not None and 1 < tensor.size <= _LARGEST_SHARED
+
+
+def _give_own(graph: ir.Graph, value: ir.Value, node: ir.Node, index: int, name: str) -> None:
+    """Let a node read an initializer of its module's own."""
+    if name not in graph.initializers:
+        assert value.const_value is not None
+        graph.register_initializer(initializer(name, value.const_value))
+    node.replace_input_with(index, graph.initializers[name])
+
+
+def _place(path: str) -> list[tuple[int, str]]:
+    """Return a key that orders the layers of a list."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in path.split(".")]
 
 
 def _is_one_number_repeated(value: ir.Value) -> bool:
-    tensor = value.const_value
-    if tensor is None or not 1 < tensor.size <= _LARGEST_SHARED:
-        return False
-    if not tensor.dtype.is_floating_point():
-        return False
-    numbers = tensor.numpy().reshape(-1)
+    assert value.const_value is not None
+    numbers = value.const_value.numpy().reshape(-1)
     return bool(np.all(numbers == numbers[0]))
-
-
-def _module_of(node: ir.Node) -> str | None:
-    """Return the torch module that a node came from, or None where the exporter noted none."""
-    noted = node.metadata_props.get(_SCOPES)
-    if noted is None:
-        return None
-    try:
-        scopes = ast.literal_eval(noted)  # the module, its parents before it, the operator behind
-    except (SyntaxError, ValueError):
-        return None
-    if not isinstance(scopes, list) or len(scopes) < 2 or not isinstance(scopes[-2], str):
-        return None
-    return scopes[-2]
