@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.initializers import initializer, replace_by_initializer
-from onnxtrain.offline.graph.modules import is_generated, module_of, siblings
+from onnxtrain.offline.graph.modules import dynamo_module_of, is_generated, siblings
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.shapes import is_float
 
@@ -44,25 +44,26 @@ def _split_modules(graph: ir.Graph) -> None:
     """
     names, copied = Names.of(graph), set[frozenset[str]]()
     for name, value in _small_floats(graph):
-        module, _, leaf = name.rpartition(".")
-        users = [(node, index, module_of(node)) for node, index in value.uses()]
-        others = {user for *_, user in users if user and user != module}
-        if not module or is_generated(name) or not others:
+        readers = [(*use, dynamo_module_of(use[0])) for use in value.uses()]
+        uses = [(*reader, _owner(name, reader[2])) for reader in readers]
+        others = {user: owner for _, _, user, owner in uses if user and owner and user != owner}
+        if is_generated(name) or not others:
             continue
-        pairs = {siblings(module, other) for other in others}
-        if frozenset() not in pairs and _place(module) > max(map(_place, others)):
+        pairs = {siblings(owner, user) for user, owner in others.items()}
+        in_list = frozenset() not in pairs
+        if in_list and all(_place(owner) > _place(user) for user, owner in others.items()):
             continue  # torch names what the layers of a list share after the last of them
         if not _is_one_number_repeated(value):
-            if frozenset() in pairs or _place(module) > min(map(_place, others)):
+            if not in_list or any(_place(o) > _place(user) for user, o in others.items()):
                 continue
             copied |= pairs  # the exporter keeps the first of those that were only equal
-        for node, index, user in users:
+        for node, index, user, owner in uses:
             if user in others:
-                _give_own(graph, value, node, index, f"{user}.{leaf}")
+                _give_own(graph, value, node, index, f"{user}{name.removeprefix(owner)}")
     for name, value in _small_floats(graph) if copied else ():
-        uses = [(node, index, module_of(node) or "") for node, index in value.uses()]
-        for node, index, user in uses if is_generated(name) else ():
-            if siblings(uses[0][2], user) in copied:
+        readers = [(*use, dynamo_module_of(use[0])) for use in value.uses()]
+        for node, index, user in readers if is_generated(name) else ():
+            if siblings(readers[0][2] or "", user or "") in copied:
                 _give_own(graph, value, node, index, names.fresh(name))
 
 
@@ -77,6 +78,16 @@ def _small_floats(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
 
 def _is_small(tensor: ir.TensorProtocol | None) -> bool:
     return tensor is not None and 1 < tensor.size <= _LARGEST_SHARED
+
+
+def _owner(name: str, user: str | None) -> str:
+    """Return the module of a parameter, or the parent of it that corresponds to a user.
+
+    A module may use the parameters of one inside it, as attention does with `out_proj.weight`.
+    """
+    module = name.rpartition(".")[0]
+    parent = ".".join(module.split(".")[: (user or "").count(".") + 1])
+    return parent if user and (parent == user or siblings(parent, user)) else module
 
 
 def _give_own(graph: ir.Graph, value: ir.Value, node: ir.Node, index: int, name: str) -> None:

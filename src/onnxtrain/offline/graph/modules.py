@@ -13,20 +13,13 @@ _CALL = re.compile(r"_\d+$")
 
 
 def module_of(node: ir.Node) -> str | None:
-    """Return the path of the module that a node came from, or None where the exporter noted none.
+    """Return the path of the module that a node came from, or None where no exporter noted it.
 
-    The dynamo exporter notes the module, its parents before it, the operator behind. The
-    torchscript exporter writes them into the name, `/encoder/layers.0/layers.0.1_2/MatMul`, with a
-    number for the second and later calls of a module.
+    The torchscript exporter writes it into the name, `/encoder/layers.0/layers.0.1_2/MatMul`, with
+    a number for the second and later calls of a module.
     """
-    noted = node.metadata_props.get(_SCOPES)
-    if noted is not None:
-        try:
-            scopes = ast.literal_eval(noted)
-        except (SyntaxError, ValueError):
-            return None
-        known = isinstance(scopes, list) and len(scopes) > 1 and isinstance(scopes[-2], str)
-        return scopes[-2] if known else None
+    if _SCOPES in node.metadata_props:
+        return dynamo_module_of(node)
     if not (node.name or "").startswith("/"):
         return None
     path: list[str] = []
@@ -36,6 +29,16 @@ def module_of(node: ir.Node) -> str | None:
             path.pop()  # a module in a list has the name of the list before its own
         path.append(name)
     return ".".join(path)
+
+
+def dynamo_module_of(node: ir.Node) -> str | None:
+    """Return what the dynamo exporter notes: parents, the module, the operator."""
+    try:
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, ""))
+    except (SyntaxError, ValueError):
+        return None
+    known = isinstance(scopes, list) and len(scopes) > 1 and isinstance(scopes[-2], str)
+    return scopes[-2] if known else None
 
 
 def is_generated(name: str) -> bool:
