@@ -138,7 +138,10 @@ def _prepare(commands: Any) -> None:
     add("--after", metavar="NAME", help="the value that the new layer reads")
     add("--of", action="append", metavar="NAME", help="a value that the loss reads")
     add("--outputs", action="append", metavar="NAME", help="a value to return beside the loss")
-    add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
+    add(
+        "--bn", choices=("auto", "batch", "frozen", "model"), default="auto",
+        help="statistics of BatchNormalization; auto: stored ones where its weights are frozen",
+    )  # fmt: skip
     add(
         "--no-tie-weights", dest="tie_weights", action="store_false",
         help="train matrices of equal values apart",

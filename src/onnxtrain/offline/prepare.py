@@ -22,12 +22,12 @@ from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.sweep import collector_paused
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
-from onnxtrain.offline.passes.batch_norm import BatchNormMode
+from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.tie_weights import tie
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.selection import choose, survey
+from onnxtrain.offline.selection import Role, choose, survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -59,7 +59,7 @@ def prepare(
     outputs: Names | None = None,
     classes: int | None = None,
     after: str | None = None,
-    bn: BatchNormMode | None = None,
+    bn: BatchNormChoice | None = "auto",
     tie_weights: bool = True,
     memory_budget: MemoryBudget | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -88,7 +88,9 @@ def prepare(
         classes: replace the last layer by a new one for so many classes, which alone trains unless
             `train` says more.
         after: the value to put that new layer behind.
-        bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
+        bn: the statistics of BatchNormalization: those of the "batch", the stored ones ("frozen"),
+            or what each node of the "model" says. With "auto" a node whose scale and bias are
+            frozen is frozen as a whole, and the others do what the model says.
         tie_weights: whether matrices of equal values train as one parameter, as where an embedding
             is also the output layer. Exporters write such a matrix several times, also transposed.
         memory_budget: what a step may take beside its parameters: a size ("300MB", or bytes), or a
@@ -143,9 +145,12 @@ def prepare(
     tie(canonical, tied)
     trains = [name for name in trains if not any(name in group.copies for group in tied)]
 
+    weights = [*found.names(Role.WEIGHT), *found.unreached]
+    mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
+
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
-        return differentiate_loss(canonical, names, trains, frozen, bn=bn, lean=lean)
+        return differentiate_loss(canonical, names, trains, frozen, bn=mode, lean=lean)
 
     def build(source: LossGradients, last: bool = False) -> dict[str, ir.Model]:
         made = {"training_model": training_graph(source, target)}
@@ -189,7 +194,7 @@ def prepare(
         outputs=tuple(names[1:]),
         memory=memory,
         on_cpu=tuple(item for items in on_cpu.values() for item in items),
-        notes=notes,
+        notes=(*notes, *at_rest),
         _graph=graph,
         _inputs=inputs,
     )
