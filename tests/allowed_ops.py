@@ -11,7 +11,7 @@ from __future__ import annotations
 _GROUPS = {
     "arithmetic and comparison, which every runtime has": (
         "Abs Add Div Max Min Mod Mul Neg Pow Reciprocal Sign Sqrt Sub Sum "
-        "And Equal Greater GreaterOrEqual Less LessOrEqual Not Where "
+        "And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Where "
         "Ceil Clip Floor Round"
     ),
     "functions that are their own derivative, or a part of another's": (
@@ -38,7 +38,7 @@ _GROUPS = {
         "BatchNormalization DequantizeLinear MaxPool Resize"
     ),
     "control flow, backwards": (
-        "If Scan"
+        "If Loop Scan SequenceAt"
     ),
     "random numbers that follow from a seed": (
         "BitShift BitwiseXor"
@@ -54,5 +54,6 @@ REPEATED_OPS: dict[str, str] = {
     "AffineGrid": "came with opset 20; the gradient needs the grid of the identity",
     "CumProd": "came with opset 26; the derivative of a running product is made of such products",
     "DFT": "took its axis as an attribute before opset 20; the adjoint of a transform is one",
+    "Dropout": "in the body of a Loop, on ones: what it draws is recorded",
     "TensorScatter": "came with opset 24; its adjoint scatters zeros",
 }

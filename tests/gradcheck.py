@@ -148,11 +148,15 @@ def check_gradient(
     of: str,
     eps: float = 1e-2,
     rtol: float = 1e-2,
+    rounding: float = 0.0,
 ) -> onnx.ModelProto:
-    """The same check for a whole model whose inputs are all fed; returns the gradient model."""
+    """The same check for a whole model whose inputs are all fed; returns the gradient model.
+
+    `rounding` is by how much the forward value may differ, where the forward is rewritten too.
+    """
     extended = onnxtrain.gradient(model, wrt, of=of)
     check_emitted(extended, model)
-    _compare_feeds(of, model, extended, feeds, wrt, of, _run_ort, eps, rtol)
+    _compare_feeds(of, model, extended, feeds, wrt, of, _run_ort, eps, rtol, rounding)
     return extended
 
 

@@ -1,10 +1,10 @@
 """What a federated round costs in Flower's simulation: beside local training, beside torch.
 
-Three things are measured, and said to pass or to fail:
+Three things are measured:
 
-- a round over 10 clients against the sum of their local training (at most 1.15 times);
-- the same round with clients of torch, in the same app (ours is faster);
-- the memory of all processes with 100 clients (at most 8 GB).
+- a round over 10 clients against the sum of their local training;
+- the same round with clients of torch, in the same app;
+- the memory of all processes with 100 clients.
 
     python benchmarks/federated            # needs flwr[simulation] and torch
 """
@@ -69,17 +69,9 @@ def main() -> None:
         f"| 100 clients: peak memory of all processes | {many['memory'] / 1e9:.2f} GB |",
         f"| 100 clients: a round | {many['round']:.1f} s |",
     ]
-    verdicts = [
-        ("a round costs at most 1.15 times the local training", ratio <= 1.15),
-        ("a round is faster than with torch clients", ours < torch),
-        ("100 clients fit in 8 GB", many["memory"] <= 8e9),
-    ]
     print("\n".join(lines))
-    for words, passed in verdicts:
-        print(f"{'pass' if passed else 'FAIL'}  {words}")
     if given.page:
         page.write("cost", "\n".join(lines))
-    sys.exit(0 if all(passed for _, passed in verdicts) else 1)
 
 
 def prepare(folder: Path) -> Path:

@@ -79,12 +79,9 @@ def main() -> None:
     print(report.details(run, found))
     if whole or given.write:
         _publish(run, found)
-    print(report.count(found))
     for ratio in found:
-        if ratio.missed:
-            value = "no figure" if ratio.value is None else f"{ratio.value:.3f}"
-            reason = ratio.reason or "not explained yet"
-            print(f"  {ratio.quantity}, {ratio.row}: {value} > {ratio.goal:g} ({reason})")
+        if ratio.above_one and not ratio.reason:
+            print(f"{ratio.quantity}, {ratio.row}: {ratio.value:.3f}; reasons.toml has no reason")
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,7 +1,7 @@
 """Ratios within one run: ours to the others, quantity by quantity, and why some are above one.
 
 Works on the plain data of a run (what is in the JSON file), so that pages can be written again
-without measuring. Each ratio has a goal, which the benchmark prints and no page shows.
+without measuring.
 """
 
 from __future__ import annotations
@@ -31,24 +31,15 @@ Data = Mapping[str, Any]
 class Ratio:
     """Ours divided by a peer's; `value` is None where a figure is missing.
 
-    If ours is missing, the goal is missed; if the peer's is, there is nothing to compare.
+    `comparable` is false if it is the peer's.
     """
 
     quantity: str
     row: str
-    goal: float
     value: float | None
     against: str = ""
     reason: str = ""
     comparable: bool = True
-
-    @property
-    def met(self) -> bool:
-        return self.value is not None and self.value <= self.goal
-
-    @property
-    def missed(self) -> bool:
-        return self.comparable and not self.met
 
     @property
     def above_one(self) -> bool:
@@ -57,11 +48,11 @@ class Ratio:
 
 
 def compare(run: Data, reasons: Mapping[str, Mapping[str, str]] | None = None) -> list[Ratio]:
-    """Return all ratios of a run, with the reasons for those that miss their goal."""
+    """Return all ratios of a run, with the reasons for those where ours is more."""
     explained = read_reasons() if reasons is None else reasons
     return [
         replace(r, reason=r.reason or explained.get(r.quantity, {}).get(r.row, ""))
-        if r.missed
+        if r.above_one
         else r
         for r in _all(run)
     ]
@@ -74,19 +65,15 @@ def read_reasons(path: Path = REASONS) -> dict[str, dict[str, str]]:
 
 def _all(run: Data) -> Iterator[Ratio]:
     rows = run["rows"]
-    steps = [_against(STEP, row, 1.0, step_ms, row_peers(row)) for row in rows]
+    steps = [_against(STEP, row, step_ms, row_peers(row)) for row in rows]
     yield from steps
     yield _mean(steps)
     for row in rows:
-        if row["name"] == plan.HEAD_ONLY.name:
-            yield _against("step time, of torch eager", row, 0.25, step_ms, [EAGER])
-            yield _against("step time, of torch.compile", row, 0.5, step_ms, [COMPILED])
+        yield _against(MEMORY, row, _peak, TORCH)
     for row in rows:
-        yield _against(MEMORY, row, 0.6, _peak, TORCH)
+        yield _against(START, row, start_s, TORCH)
     for row in rows:
-        yield _against(START, row, 0.25, start_s, TORCH)
-    for row in rows:
-        yield _against(ARTIFACTS, row, 1.0, _smallest, [UPSTREAM])
+        yield _against(ARTIFACTS, row, _smallest, [UPSTREAM])
     for curve in run.get("curves", ()):
         for key, quantity in (("step_ms", STEP_GROWTH), ("peak", MEMORY_GROWTH)):
             yield _steepness(curve, key, quantity)
@@ -127,17 +114,16 @@ def _smallest(result: Data) -> float | None:
 def _against(
     quantity: str,
     row: Data,
-    goal: float,
     value: Callable[[Data], float | None],
     peers: Iterable[str],
 ) -> Ratio:
     """Compare ours with the best of some peers."""
     ours, other = best(row, value, [OURS]), best(row, value, peers)
     if ours is None:
-        return Ratio(quantity, row["name"], goal, None, reason="our figure is missing")
+        return Ratio(quantity, row["name"], None, reason="our figure is missing")
     if other is None:
-        return Ratio(quantity, row["name"], goal, None, comparable=False)
-    return Ratio(quantity, row["name"], goal, ours[0] / other[0], other[1])
+        return Ratio(quantity, row["name"], None, comparable=False)
+    return Ratio(quantity, row["name"], ours[0] / other[0], other[1])
 
 
 def _mean(steps: Sequence[Ratio]) -> Ratio:
@@ -147,7 +133,7 @@ def _mean(steps: Sequence[Ratio]) -> Ratio:
     whole = bool(found) and len(found) == len(compared)
     mean = math.exp(statistics.fmean(map(math.log, found))) if whole else None
     reason = "" if whole else "our figure is missing in a row"
-    return Ratio("step time, geometric mean", "all rows", 0.8, mean, "best of each row", reason)
+    return Ratio("step time, geometric mean", "all rows", mean, "best of each row", reason)
 
 
 def slope(points: Sequence[Data], peer: str, quantity: str) -> float | None:
@@ -162,7 +148,7 @@ def slope(points: Sequence[Data], peer: str, quantity: str) -> float | None:
 def _steepness(curve: Data, key: str, quantity: str) -> Ratio:
     ours, theirs = (slope(curve["points"], peer, key) for peer in (OURS, EAGER))
     if ours is None:
-        return Ratio(quantity, curve["name"], 1.0, None, reason="one of our points is missing")
+        return Ratio(quantity, curve["name"], None, reason="one of our points is missing")
     if theirs is None or theirs <= 0:
-        return Ratio(quantity, curve["name"], 1.0, None, comparable=False)
-    return Ratio(quantity, curve["name"], 1.0, ours / theirs, EAGER)
+        return Ratio(quantity, curve["name"], None, comparable=False)
+    return Ratio(quantity, curve["name"], ours / theirs, EAGER)

@@ -155,8 +155,8 @@ def _head(run: Data) -> str:
     lines.append(f"Environments: {versions}.")
     if run["load"][0] > BUSY:
         lines.append(
-            f"**The machine was not quiet** (load {run['load'][0]:.1f} before the run): compare "
-            "times with care."
+            f"The machine had other load ({run['load'][0]:.1f} before the run), so ratios are more "
+            "reliable than times."
         )
     if text := _cores(run.get("cores")):
         lines.append(text)
@@ -322,12 +322,6 @@ def _point(found: Data | None) -> str:
 
 
 # ---- text ----------------------------------------------------------------------------------------
-
-
-def count(ratios: Sequence[Ratio]) -> str:
-    """Say how many goals are met, of those with a comparison."""
-    met, missed = sum(r.met for r in ratios), sum(r.missed for r in ratios)
-    return f"{met} of {met + missed} goals are met"
 
 
 def _title(run: Data, peer: str) -> str:

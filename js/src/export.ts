@@ -23,6 +23,7 @@ import {
   GRAPH_OUTPUT,
   isTyped,
   MODEL_GRAPH,
+  MODEL_METADATA,
   type ModelFile,
   readTensorType,
   readValueType,
@@ -52,15 +53,18 @@ const MAX_FILE_SIZE = 2 ** 31 - 1;
  * The bytes of an inference model, from an evaluation model and its parameters.
  *
  * @param names the values of the graph to output, in this order.
+ * @param properties what is added to the metadata of the model.
  */
 export async function exportModel(
   model: ModelFile,
   names: readonly string[],
   values: Values,
   ort: Ort,
+  properties: ReadonlyMap<string, string> = new Map(),
 ): Promise<Uint8Array> {
   const parts = takeApart(model);
   checkNames(names, parts, model.source);
+  for (const [key, value] of properties) parts.properties.set(key, value);
   return new Cut(model, parts, names, values, ort).file();
 }
 
@@ -145,6 +149,9 @@ class Cut {
     }
     for (const tensor of tensors) graph.message(GRAPH_INITIALIZER, tensor);
     const file = new Chunks(...parts.head);
+    for (const [key, value] of parts.properties) {
+      file.message(MODEL_METADATA, new Chunks().text(1, key).text(2, value));
+    }
     for (const [domain, data] of parts.opsets) {
       if (needed.domains.has(domain)) file.bytes(MODEL_OPSET, data);
     }

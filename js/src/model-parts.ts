@@ -25,6 +25,8 @@ const MAX_DEPTH = 32;
 export const MODEL_OPSET = 8;
 const MODEL_TRAINING = 20;
 export const MODEL_FUNCTION = 25;
+/** The fields of a model that are not copied as they are. */
+const OTHERS = [MODEL_GRAPH, MODEL_METADATA, MODEL_OPSET, MODEL_FUNCTION, MODEL_TRAINING];
 export const GRAPH_NODE = 1;
 export const GRAPH_VALUE_INFO = 13;
 export const GRAPH_QUANTIZATION = 14;
@@ -43,6 +45,7 @@ export type Pieces = Map<string, Message>;
 /** A model in pieces. Pieces in maps go by the name of the value that they are about. */
 export interface ModelParts {
   readonly head: Uint8Array[];
+  readonly properties: Map<string, string>;
   readonly opsets: [domain: string, data: Uint8Array][];
   readonly functions: Map<string, Node>;
   readonly graphHead: Uint8Array[];
@@ -79,7 +82,11 @@ export function takeApart({ data, source }: ModelFile): ModelParts {
   const listed = new Set([GRAPH_INITIALIZER, GRAPH_NODE, GRAPH_INPUT, GRAPH_OUTPUT,
     GRAPH_VALUE_INFO, GRAPH_QUANTIZATION, GRAPH_SPARSE]); // prettier-ignore
   return {
-    head: model.fields.filter((field) => isHead(model, field)).map(({ raw }) => raw),
+    head: model.fields.filter(({ number }) => !OTHERS.includes(number)).map(({ raw }) => raw),
+    properties: new Map(
+      // What the notes say is for training files only.
+      model.messages(MODEL_METADATA, "entry").map(readEntry).filter(([key]) => key !== NOTES_KEY),
+    ),
     opsets: model.messages(MODEL_OPSET).map((m) => [domainOf(m.text(1)), m.data]),
     functions: new Map(
       model.messages(MODEL_FUNCTION, "function").map((f) => [operator(f, 10, 1, 13), functionOf(f)]),
@@ -93,12 +100,6 @@ export function takeApart({ data, source }: ModelFile): ModelParts {
     sparse: named(GRAPH_SPARSE, sparseName),
     quantization: named(GRAPH_QUANTIZATION, byFirst),
   };
-}
-
-/** Whether a field is copied; the metadata is for training files only. */
-function isHead(model: Message, field: Message["fields"][number]): boolean {
-  if (field.number === MODEL_METADATA) return readEntry(model.inner(field, "entry"))[0] !== NOTES_KEY;
-  return ![MODEL_GRAPH, MODEL_OPSET, MODEL_FUNCTION, MODEL_TRAINING].includes(field.number);
 }
 
 /** The names of all values of the main graph. */

@@ -201,6 +201,9 @@ export class Module {
   /**
    * The bytes of an ONNX model for inference, with the present parameters.
    *
+   * The model keeps the metadata of the one it was prepared from; string properties of the state
+   * whose names begin with "onnxtrain." are added to it.
+   *
    * @param outputNames any values of the evaluation graph.
    */
   exportModelForInferencing(outputNames: readonly string[]): Promise<Uint8Array> {
@@ -214,9 +217,18 @@ export class Module {
         await this.state.variableIfThere(name)?.download();
         values.set(name, this.state.held(name));
       }
-      
+      const properties = new Map<string, string>();
+      for (const [name, value] of this.state.properties) {
+        if (name.startsWith("onnxtrain.") && typeof value === "string") properties.set(name, value);
+      }
       const { exportModel } = await import("./export.js"); // only those who export load it
-      return exportModel(this.evalPass.graph.model, outputNames, values, this.settings.ort);
+      return exportModel(
+        this.evalPass.graph.model,
+        outputNames,
+        values,
+        this.settings.ort,
+        properties,
+      );
     });
   }
 

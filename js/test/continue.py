@@ -35,6 +35,7 @@ def steps(folder: Path, checkpoint: Path, exported: Path) -> dict:
     evaluated = session.eval_step(x, labels)[1]
     return {
         "same export": own == exported.read_bytes(),
+        "metadata": model.get_modelmeta().custom_metadata_map,
         "difference": float(np.abs(made - evaluated).max()),
         "same bytes": CheckpointState.load_checkpoint(checkpoint).to_bytes(True)
         == checkpoint.read_bytes(),

@@ -32,12 +32,18 @@ for (const name of NETWORKS) {
     const session = await TrainingSession.fromFolder({ ort, folder });
     session.setLearningRate(expected.learning_rate);
     for (let step = 0; step < 10; step++) await session.step(batch(step, expected));
+    session.state.properties.set("onnxtrain.classes", '["Käse", "Brot"]');
+    session.state.properties.set("onnxtrain.image", '{"mean": [0.5]}').set("mine", "stays here");
     const [checkpoint, exported] = [join(scratch, name), join(scratch, `${name}.onnx`)];
     writeFileSync(checkpoint, await session.saveCheckpoint());
     writeFileSync(exported, await session.exportModelForInferencing(["y"]));
     const found = run("steps", "", fileURLToPath(folder), checkpoint, exported);
     assert.equal(found["same bytes"], true);
     assert.equal(found["same export"], true);
+    assert.deepEqual(found.metadata, {
+      "onnxtrain.classes": '["Käse", "Brot"]',
+      "onnxtrain.image": '{"mean": [0.5]}',
+    });
     assert.ok(found.difference < 1e-5);
     found.losses.forEach((loss, i) => assert.ok(difference(loss, expected.losses[10 + i]) <= 1e-5));
   });

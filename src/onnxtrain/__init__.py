@@ -20,10 +20,12 @@ if TYPE_CHECKING:
         EarlyStopping,
         History,
         SaveCheckpoint,
+        TensorBoard,
         evaluate,
         fit,
         metrics,
     )
+    from onnxtrain.device.predict import predict
     from onnxtrain.device.random_state import set_seed
     from onnxtrain.device.session import TrainingSession
     from onnxtrain.offline import losses
@@ -41,6 +43,7 @@ __all__ = [
     "History",
     "OnnxTrainError",
     "SaveCheckpoint",
+    "TensorBoard",
     "TrainingSession",
     "__version__",
     "artifacts",
@@ -53,6 +56,7 @@ __all__ = [
     "metrics",
     "onnxblock",
     "optim",
+    "predict",
     "prepare",
     "replace_classifier",
     "schedules",
@@ -60,11 +64,12 @@ __all__ = [
 ]
 
 # The names that are not modules of this package, by where they are defined.
-_LOOP = ("CheckFinite", "EarlyStopping", "History", "SaveCheckpoint", "evaluate", "fit")
+_LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
+    "predict": "onnxtrain.device.predict",
     "prepare": "onnxtrain.offline.prepare",
     "replace_classifier": "onnxtrain.offline.passes.replace_classifier",
     "set_seed": "onnxtrain.device.random_state",

@@ -147,7 +147,7 @@ def test_a_checkpoint_is_shown(folder, capsys) -> None:
     assert (shown["steps"], shown["epochs"]) == (8, 2)
     trains = {p["name"]: p["shape"] for p in shown["parameters"] if p["trains"]}
     assert [8] in [shape[-1:] for shape in trains.values()]
-    assert json.loads(shown["properties"]["data"])["classes"] == ["apple", "pear", "plum"]
+    assert json.loads(shown["properties"]["onnxtrain.classes"]) == ["apple", "pear", "plum"]
     text = run(capsys, "checkpoint", "show", "artifacts/trained")
     assert "8 steps, 2 epochs" in text
     assert all(name in text for name in trains)

@@ -109,35 +109,56 @@ def test_a_full_disk_below_standard_output(folder, form) -> None:
     assert done.stderr == "onnxtrain checkpoint: No space left on device\n"
 
 
+@pytest.fixture
+def control_c():
+    """Let processes that are started take Ctrl-C; where tests run in the background, it is ignored.
+
+    Not by `preexec_fn`: that runs between fork and exec, where a process with threads may hang.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def finish(process):
+    """Read what a process wrote until its end; one that does not end is killed, and it fails."""
+    try:
+        return process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()  # `with Popen` would wait for it
+        raise
+
+
+@pytest.mark.usefixtures("control_c")
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
 def test_ctrl_c_is_not_lost_while_packages_are_imported(folder) -> None:
     """Some are made of C code, in which the exception that Python makes of it gets lost."""
     command = "train artifacts --data data.npz --epochs 1000000 --restart -q".split()
     for delay in (0.15, 0.3, 0.45, 0.6):
-        with subprocess.Popen(
-            [*COMMAND, *command], cwd=folder, stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        ) as process:  # fmt: skip
+        with subprocess.Popen([*COMMAND, *command], cwd=folder, stderr=subprocess.PIPE) as process:
             time.sleep(delay)
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            finish(process)
         # Python itself ends by the signal, or with 1, before its first line of ours.
         assert process.returncode in (130, 1, -signal.SIGINT)
 
 
+@pytest.mark.usefixtures("control_c")
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
 def test_ctrl_c_leaves_a_run_to_go_on_with(folder) -> None:
     arguments = ["train", "artifacts", "--data", "data.npz", "--epochs", "100000", "--json"]
     with subprocess.Popen(
-        [*COMMAND, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        # Where the tests run in the background, they have been told to ignore it.
-        text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:  # fmt: skip
+        [*COMMAND, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         saved = folder / "artifacts" / "trained"
         while not saved.exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=120)
+        output, errors = finish(process)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     history = json.loads(output)

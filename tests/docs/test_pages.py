@@ -185,6 +185,13 @@ def test_links_lead_somewhere(page) -> None:
             assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{page}: {target}"
 
 
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p}" for p in pages())])
+def test_pages_give_figures_and_reasons_not_our_goals(page) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search(r"\bFAIL\b|\b[Gg]oals?\b|\bmeans? little\b|not explained yet", text)
+    assert found is None, found
+
+
 def test_the_site_lists_every_page() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert listed == set(pages())

@@ -170,19 +170,17 @@ def test_a_missing_gradient_in_training_advises_what_training_takes(tmp_path: Pa
 
 
 def test_a_refused_operator_says_why() -> None:
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Exp", ["v"], ["v2"])],
-        "body",
-        [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), value("v", [2])],
-        [value("c2", [], TensorProto.BOOL), value("v2", [2])],
-    )
     given = model(
-        [helper.make_node("Loop", ["n", "", "x"], ["y"], "loop", body=body)],
-        [value("x", [2])],
+        [
+            helper.make_node("SequenceConstruct", ["x", "x"], ["both"]),
+            helper.make_node("SequenceErase", ["both", "n"], ["rest"], "erase"),
+            helper.make_node("ConcatFromSequence", ["rest"], ["y"], axis=0),
+        ],
+        [value("x", [2]), value("n", [], TensorProto.INT64)],
         [value("y", [2])],
-        {"n": np.array(3)},
     )
-    fails(MissingGradientError, "ai.onnx.Loop", "'loop'", "unroll", model=given, wrt="x")
+    names = ("ai.onnx.SequenceErase", "'erase'", "run time")
+    fails(MissingGradientError, *names, model=given, wrt="x")
 
 
 @pytest.mark.parametrize("opset", [6, 99])

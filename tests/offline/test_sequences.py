@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
@@ -143,8 +144,97 @@ def test_the_length_is_a_number() -> None:
     check_gradient(given, {"x": X}, ["x"], "y")
 
 
-def test_an_index_that_run_time_tells_is_refused() -> None:
-    given = of_parts(split_to_sequence("2", axis=1), "index", "0")
+SPLITS = {
+    "width": split_to_sequence("2", axis=1),
+    "sizes": split_to_sequence("sizes", axis=1),
+    "ones": split_to_sequence(axis=1),
+    "unbind": split_to_sequence(axis=1, keepdims=0),
+    "unbind-as-torch-has-it": split_to_sequence("one", axis=1, keepdims=0),
+    "listed": node("SequenceConstruct", ["x", "c", "x"], ["parts"]),
+}
+
+
+@pytest.mark.parametrize("dims", [("rows", "columns"), (4, 6)], ids=["symbolic", "static"])
+@pytest.mark.parametrize("index", [1, -1])
+@pytest.mark.parametrize("name", SPLITS)
+def test_an_index_that_run_time_tells(name: str, index: int, dims: tuple[object, object]) -> None:
+    if name == "listed" and dims != (4, 6):
+        return  # whether the shapes agree is not known
+    sizes = np.array([2, 2, 2])
+    given = of_parts(SPLITS[name], "index", "0", dims, sizes=sizes, one=np.array(1), c=2 * X)
     given.graph.input.append(value("index", [], TensorProto.INT64))
-    with pytest.raises(MissingGradientError, match="SequenceAt"):
+    extended = check_gradient(given, {"x": X, "index": np.array(index)}, ["x"], "y")
+    assert not any("Sequence" in n.op_type for n in extended.graph.node)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_length_that_run_time_tells(name: str) -> None:
+    given = model(
+        [
+            SPLITS[name],
+            node("SequenceLength", ["parts"], ["count"]),
+            node("Cast", ["count"], ["number"], to=TensorProto.FLOAT),
+            node("Mul", ["x", "number"], ["y"]),
+        ],
+        [value("x", ["rows", "columns"])],
+        [value("y", ["rows", "columns"])],
+        {**I, "sizes": np.array([2, 2, 2]), "one": np.array(1), "c": 2 * X},
+    )
+    check_gradient(given, {"x": X}, ["x"], "y", eps=1.0)
+
+
+# A Loop over the rows of x, which appends to a list what it computes in each step.
+LISTS = """
+<ir_version: 10, opset_import: ["" : 18]>
+model (float[rows,6] x, float[6,6] w, float[6] h) => (float[{out}] y)
+    <int64 last = {{-1}}, bool yes = {{1}}, int64 one = {{1}}> {{
+    rows = SplitToSequence<axis = 0, keepdims = 0>(x)
+    count = SequenceLength(rows)
+    {start}
+    end, outs = Loop (count, yes, h, start) <
+        body = step (int64 i, bool go, float[6] a, seq(float[?]) before)
+            => (bool on, float[6] b, seq(float[?]) after) {{
+        on = Identity(yes)
+        row = SequenceAt(rows, i)
+        p = MatMul(a, w) q = Add(p, row) b = Tanh(q)
+        after = SequenceInsert(before, b) }}>
+    {read}
+}}
+"""
+EMPTY, WITH_FIRST = "start = SequenceEmpty()", "start = SequenceConstruct(h)"
+READERS = {
+    "stack": ("k,6", EMPTY, "y = ConcatFromSequence<axis = 0, new_axis = 1>(outs)"),
+    "stack-behind": ("6,k", EMPTY, "y = ConcatFromSequence<axis = -1, new_axis = 1>(outs)"),
+    "cat": ("k", EMPTY, "y = ConcatFromSequence<axis = 0, new_axis = 0>(outs)"),
+    "last": ("6", EMPTY, "z = SequenceAt(outs, last) y = Mul(z, end)"),
+    "after-a-first": ("k,6", WITH_FIRST, "y = ConcatFromSequence<axis = 0, new_axis = 1>(outs)"),
+    "length": ("6", WITH_FIRST, "n = SequenceLength(outs) m = Cast<to = 1>(n) y = Mul(end, m)"),
+    "read-by-another-loop": ("6", EMPTY, """n = SequenceLength(outs)
+        y = Loop (n, yes, end) <body = step2 (int64 j, bool go2, float[6] a2)
+            => (bool on2, float[6] b2) {
+            on2 = Identity(go2) e = SequenceAt(outs, j) f = Mul(e, a2) b2 = Add(f, h) }>"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_list_that_a_loop_appends_to(name: str) -> None:
+    out, start, read = READERS[name]
+    given = onnx.parser.parse_model(LISTS.format(out=out, start=start, read=read))
+    rng = np.random.default_rng(1)
+    feeds = {
+        "x": X,
+        "w": (rng.standard_normal((6, 6)) / 3).astype(np.float32),
+        "h": rng.standard_normal(6).astype(np.float32),
+    }
+    extended = check_gradient(given, feeds, ["x", "w", "h"], "y", rounding=1e-5)
+    assert not any("Sequence" in n.op_type for n in extended.graph.node)
+
+
+def test_a_list_that_is_read_while_it_grows_is_refused() -> None:
+    given = onnx.parser.parse_model(
+        LISTS.format(out="k,6", start=WITH_FIRST, read=READERS["stack"][2]).replace(
+            "p = MatMul(a, w)", "g = SequenceAt(before, last) p = MatMul(g, w)"
+        )
+    )
+    with pytest.raises(MissingGradientError, match="SequenceInsert"):
         onnxtrain.gradient(given, "x")

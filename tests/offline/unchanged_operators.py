@@ -1,4 +1,4 @@
-"""Changes of operators between opset 7 and 18 that a node follows by staying as it is, and why.
+"""Changes of operators between opset 1 and 18 that a node follows by staying as it is, and why.
 
 It records that each change was reviewed. A test compares it, together with the adapters, with the
 history of the operators in onnx itself.
@@ -51,6 +51,12 @@ _REASONS: dict[str, dict[int, str]] = {
         16: "ScatterElements ScatterND",
         18: "LpPool Resize",
     },
+    "sizes may be an input, which they are again at opset 13": {2: "Split"},
+    "the default of a new attribute is the old behaviour, as was the default that had a typo": {
+        3: "GRU",
+    },
+    "integers are accepted": {6: "Gemm"},
+    "the default of count_include_pad is the old behaviour": {7: "AveragePool"},
     "there are further attributes to state the value with": {11: "Constant", 12: "Constant"},
     "scales were scalars before, and the new attribute axis does not concern those": {
         13: "DequantizeLinear QuantizeLinear",

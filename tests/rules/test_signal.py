@@ -5,7 +5,7 @@ import pytest
 
 from gradcheck import Spec, check_spec, ids
 
-AXIS1, LENGTH8, LENGTH4, LENGTH5 = (np.array(n) for n in (1, 8, 4, 5))
+AXIS1, LENGTH8, LENGTH4 = (np.array(n) for n in (1, 8, 4))
 SPECS = [
     Spec("DFT", [(2, 6, 1)], {"axis": 1}, id="real-17", eps=1.0, opset=18),
     Spec("DFT", [(2, 6, 2), None, AXIS1], id="complex", eps=1.0, opset=20, constants=(2,)),
@@ -24,6 +24,11 @@ SPECS = [
          opset=20, constants=(2,)),
     Spec("DFT", [(2, 4, 2), np.array(7), AXIS1], {"inverse": 1, "onesided": 1}, eps=1.0, opset=20,
          id="real-inverse-odd", constants=(1, 2)),
+    Spec("DFT", [(2, 6, 3, 2), None, AXIS1], id="axis-at-run-time", eps=1.0, opset=20),
+    Spec("DFT", [(2, 6, 1), LENGTH4, np.array(-2)], {"onesided": 1}, id="last-axis-at-run-time",
+         eps=1.0, opset=20),
+    Spec("DFT", [(4, 3, 2), np.array(7), np.array(0)], {"inverse": 1, "onesided": 1}, eps=1.0,
+         opset=20, id="first-axis-at-run-time"),
     Spec("STFT", [(2, 20, 1), np.array(3), (8,)], id="window", eps=1.0, constants=(1,)),
     Spec("STFT", [(2, 20, 1), np.array(3), None, np.array(8)], id="frame-length", eps=1.0,
          constants=(1, 3)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.cli.images import read_images
+from onnxtrain.cli.images import decode, image_files, is_image, read_images, room
 from onnxtrain.cli.reading import Array, Data, Reading
-from onnxtrain.cli.tables import read_table
+from onnxtrain.cli.tables import read_features, read_table
 from onnxtrain.errors import InputError
 from onnxtrain.format.element_types import ELEMENT_TYPES
 
@@ -31,16 +32,15 @@ _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"),
 def load(paths: Sequence[str], session: TrainingSession, reading: Reading, option: str) -> Data:
     """Read the files of an option and check the arrays against the model's inputs."""
     inputs = session.module.training_executor.signature.inputs
-    files = [_named(text) for text in paths]
-    for _, path in files:
-        if not path.exists():
-            raise InputError(f"{option}: {str(path)!r} does not exist")
-    name, first = files[0]
+    files = _files(paths, option)
+    first = files[0][1]
     where = f"{option}: {first}"
-    if len(files) > 1 or name is not None or first.suffix == ".npy":
-        data = Data(_read_npy(files, inputs, option), reading)
-    elif first.suffix == ".npz" and first.is_file():
-        data = Data(_read_npz(first, inputs, reading.names, option), reading)
+    if len(files) > 1:
+        arrays: dict[str, Array] | None = _read_npy(files, inputs, option)
+    else:
+        arrays = _read_arrays(files, inputs, reading, option)
+    if arrays is not None:
+        data = Data(arrays, reading)
     elif first.is_dir() or first.suffix.lower() in (".csv", ".tsv"):
         if len(inputs) != 2:
             names = ", ".join(value.name for value in inputs)
@@ -51,14 +51,67 @@ def load(paths: Sequence[str], session: TrainingSession, reading: Reading, optio
         raise InputError(
             f"{option}: {str(first)!r} is neither .npz, .npy, .csv nor a folder of images"
         )
-    arrays = {v.name: fitting(data.arrays[v.name], v, where) for v in inputs}
-    for value in inputs:
-        _check_type(arrays[value.name], value, where)
+    arrays = _fitting(data.arrays, inputs, where)
     _check_labels(arrays, session, option)
     return replace(data, arrays=arrays)
 
 
+def load_samples(
+    paths: Sequence[str], inputs: Sequence[ValueType], reading: Reading
+) -> tuple[list[str], dict[str, Array]]:
+    """Read what a model is to be applied to: the names of the samples, and arrays by input."""
+    files = _files(paths, "INPUT")
+    first = files[0][1]
+    where = str(first)
+    arrays = _read_arrays(files, inputs, reading, "INPUT")
+    if arrays is not None:
+        count = len(next(iter(arrays.values())))
+        return [f"{first.name}[{i}]" for i in range(count)], _fitting(arrays, inputs, where)
+    is_table = len(files) == 1 and first.suffix.lower() in (".csv", ".tsv")
+    images = [path for _, path in files if path.is_dir() or is_image(path)]
+    if not is_table and len(images) < len(files):
+        other = next(path for _, path in files if path not in images)
+        raise InputError(
+            f"{str(other)!r} is not an image: give images and folders of them, or one .npz or .csv"
+        )
+    if len(inputs) != 1:
+        listed = ", ".join(value.name for value in inputs)
+        raise InputError(f"{where}: the model has the inputs {listed}: use an .npz file")
+    if is_table:
+        array = read_features(first, reading, where)
+        names = [f"{first.name}, row {i + 2}" for i in range(len(array))]
+    else:
+        found = image_files(images, where)
+        array = decode(found, inputs[0], reading.about, where)
+        names = [str(path) for path in found]
+    return names, _fitting({inputs[0].name: array}, inputs, where)
+
+
+def _files(paths: Sequence[str], option: str) -> list[tuple[str | None, Path]]:
+    """Split NAME=FILE, and check that the files are there."""
+    files = [_named(text) for text in paths]
+    for _, path in files:
+        if not path.exists():
+            raise InputError(f"{option}: {str(path)!r} does not exist")
+    return files
+
+
 # ---- arrays in files -----------------------------------------------------------------------------
+
+
+def _read_arrays(
+    files: Sequence[tuple[str | None, Path]],
+    inputs: Sequence[ValueType],
+    reading: Reading,
+    option: str,
+) -> dict[str, Array] | None:
+    """Read .npz and .npy files; None if these are no such files."""
+    name, first = files[0]
+    if name is not None or first.suffix == ".npy":
+        return _read_npy(files, inputs, option)
+    if first.suffix == ".npz" and first.is_file() and len(files) == 1:
+        return _read_npz(first, inputs, reading.names, option)
+    return None
 
 
 def _read_npy(
@@ -129,13 +182,13 @@ def _read_npz(
 
 
 def _usual(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, str] | None:
-    """Match two arrays with common names to the two inputs."""
-    if len(names) != 2:
-        return None
+    """Match arrays with common names to an input, and to labels if there are any."""
+    if len(names) == 1 == len(arrays):
+        return dict(zip(names, arrays, strict=True))
     lower = {name.lower(): name for name in arrays}
     for pair in _USUAL:
-        if all(name in lower for name in pair):
-            return dict(zip(names, (lower[name] for name in pair), strict=True))
+        if len(names) <= 2 and all(name in lower for name in pair[: len(names)]):
+            return {name: lower[usual] for name, usual in zip(names, pair, strict=False)}
     return None
 
 
@@ -145,6 +198,16 @@ def _named(text: str) -> tuple[str | None, Path]:
 
 
 # ---- checks --------------------------------------------------------------------------------------
+
+
+def _fitting(
+    arrays: Mapping[str, Array], inputs: Sequence[ValueType], where: str
+) -> dict[str, Array]:
+    """Return the array of each input in its shape, and in a type that it takes."""
+    found = {value.name: fitting(arrays[value.name], value, where) for value in inputs}
+    for value in inputs:
+        _check_type(found[value.name], value, where)
+    return {value.name: _rounded(found[value.name], value, where) for value in inputs}
 
 
 def fitting(array: Array, value: ValueType, where: str) -> Array:
@@ -195,6 +258,32 @@ def _check_type(array: Array, value: ValueType, where: str) -> None:
                 f"{where}: the array for {value.name!r} has {array[sample]!s} for sample {sample}, "
                 f"and the model takes integers ({wanted})"
             )
+
+
+def _rounded(array: Array, value: ValueType, where: str) -> Array:
+    """Round float64 to float32, as a CSV file is read, unless numbers become others."""
+    if array.dtype != np.float64 or _dtype(value) != np.float32:
+        return array
+    result = room(array.shape)
+    rows = max(1, _LOOKED_AT // max(1, math.prod(array.shape[1:])))
+    for start in range(0, len(array), rows):
+        part = array[start : start + rows]
+        with np.errstate(over="ignore"):
+            rounded = part.astype(np.float32)
+        # Whole numbers are counts, codes or times: one that changes is another one.
+        lost = (np.isinf(rounded) & np.isfinite(part)) | (
+            (part == np.trunc(part)) & (rounded != part) & np.isfinite(part)
+        )
+        if lost.any():
+            place = tuple(np.argwhere(lost)[0])
+            raise InputError(
+                f"{where}: the array for {value.name!r} has {part[place]!s} for sample "
+                f"{start + place[0]}, which float32, the type of the model, does not hold: scale "
+                "the feature, or subtract its mean"
+            )
+        result[start : start + rows] = rounded
+    warnings.warn(f"{where}: {value.name!r} was rounded from float64 to float32", stacklevel=2)
+    return result
 
 
 def _matches(shape: Sequence[int], dims: Sequence[int | str | None]) -> bool:

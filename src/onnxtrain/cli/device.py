@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.cli.batch_size import Batches
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
@@ -32,7 +33,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
     from onnxtrain.device.random_state import set_seed
 
-    folder = _folder(options.artifacts)
+    folder = artifact_folder(options.artifacts)
     saved = Path(options.checkpoint) if options.checkpoint else folder / TRAINED
     _check_plot(options.plot)
     check_target(saved, "--checkpoint", of_artifacts(folder))
@@ -50,8 +51,8 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     data.reading.remember(session)
     if options.lr is not None or not resumes:
         session.set_learning_rate(_LEARNING_RATE if options.lr is None else options.lr)
-    if session.get_learning_rate() == 0 and options.schedule is None:
-        console.note("note: the learning rate is 0, as a schedule left it: give --lr or --schedule")
+    batches = Batches.of(session, options.batch_size, options.accumulate)
+    batches.note(console)
     metrics = _metrics(session, options) if validation is not None else []
     steps_too = () if options.checkpoint_every is None else (options.checkpoint_every,)
     callbacks: list[Any] = [SaveCheckpoint(saved, ("epoch", *steps_too))]
@@ -62,11 +63,12 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         session,
         data.arrays,
         options.epochs,
-        batch_size=options.batch_size,
-        validation=None if validation is None else validation.arrays,
+        batch_size=batches.size,
+        drop_last=batches.is_fixed,
+        validation=None if validation is None else batches.whole(validation.arrays, console),
         metrics=metrics,
         schedule=_schedule(options),
-        accumulate=options.accumulate,
+        accumulate=batches.accumulate,
         callbacks=callbacks,
         resume=resumes,
         progress=console.progress(),
@@ -122,30 +124,32 @@ def eval_command(options: argparse.Namespace, console: Console) -> int:
     """Measure the loss and metrics."""
     from onnxtrain.device.loop import evaluate
 
-    folder = _folder(options.artifacts)
-    checkpoint = _chosen(folder, options.checkpoint)
+    folder = artifact_folder(options.artifacts)
+    checkpoint = chosen_checkpoint(folder, options.checkpoint)
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     data = load(options.data, session, remembered(session, options), "--data")
     metrics = _metrics(session, options)
-    values = evaluate(session, data.arrays, metrics, batch_size=options.batch_size)
-    samples = len(next(iter(data.arrays.values())))
+    batches = Batches.of(session, options.batch_size, None)
+    arrays = batches.whole(data.arrays, console)
+    values = evaluate(session, arrays, metrics, batch_size=batches.size)
+    samples = len(next(iter(arrays.values())))
     content = {"checkpoint": str(checkpoint), "samples": samples, **values}
-    if data.reading.classes:
-        content["classes"] = data.reading.classes
+    if data.reading.about.classes:
+        content["classes"] = data.reading.about.classes
     console.result(content)
     simple = [(name, value) for name, value in values.items() if isinstance(value, float)]
     console.table(("measure", "value"), [("samples", samples), *simple])
     for name, value in values.items():
         if not isinstance(value, float):
-            names = data.reading.classes or [str(i) for i in range(len(value))]
+            names = data.reading.about.classes or [str(i) for i in range(len(value))]
             console.table((name, *names), [(n, *row) for n, row in zip(names, value, strict=True)])
     return 0
 
 
 def export_command(options: argparse.Namespace, console: Console) -> int:
     """Write a model for inference."""
-    folder = _folder(options.artifacts)
-    checkpoint = _chosen(folder, options.checkpoint)
+    folder = artifact_folder(options.artifacts)
+    checkpoint = chosen_checkpoint(folder, options.checkpoint)
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     names = options.outputs or session.output_names(training=False)[1:]
     if not names:
@@ -174,7 +178,7 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.device.state import CheckpointState
 
     path = Path(options.checkpoint)
-    path = _chosen(path, None) if path.is_dir() else _existing(path)
+    path = chosen_checkpoint(path, None) if path.is_dir() else _existing(path)
     checkpoint = CheckpointState.load_checkpoint(path)
     state = checkpoint._training
     trained = set(state.trainable_names())
@@ -198,7 +202,7 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         + (", nominal: names without values" if state.nominal else ""),
         f"trains         {len(trained)} tensors, {count:,} parameters",
         f"optimizer      {_optimizer_line(content)}",
-        *(f"{name:14} {value}" for name, value in content["properties"].items()),
+        *(f"property       {name} = {value}" for name, value in content["properties"].items()),
     ]
     console.result(content, "\n".join(lines))
     console.table(
@@ -241,7 +245,8 @@ def _optimizer_line(content: dict[str, Any]) -> str:
 # ---- what several commands do --------------------------------------------------------------------
 
 
-def _folder(name: str) -> Path:
+def artifact_folder(name: str) -> Path:
+    """Return a folder that training reads."""
     folder = Path(name)
     if not (folder / "training_model.onnx").is_file() and not any(folder.glob("*training_model*")):
         raise ModelError(
@@ -256,7 +261,7 @@ def _existing(checkpoint: str | Path) -> Path:
     return Path(checkpoint)
 
 
-def _chosen(folder: Path, given: str | None) -> Path:
+def chosen_checkpoint(folder: Path, given: str | None) -> Path:
     """Return the checkpoint that is meant: the one given, the trained one, or the first one."""
     trained = folder / TRAINED
     return _existing(given or (trained if trained.exists() else folder / "checkpoint"))

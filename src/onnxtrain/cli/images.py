@@ -13,6 +13,7 @@ import numpy as np
 
 from onnxtrain.cli.reading import Array, Data, Reading, numbered
 from onnxtrain.errors import InputError
+from onnxtrain.format.model_metadata import ModelMetadata
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,21 +46,36 @@ def read_images(folder: Path, inputs: Sequence[ValueType], reading: Reading, whe
         for inner in sorted(folder.iterdir())
         if inner.is_dir() and not inner.name.startswith(".")
         for path in sorted(inner.rglob("*"))
-        if path.suffix.lower() in _ENDINGS
+        if is_image(path)
     ]
     if not found:
         raise InputError(
             f"{where}: no images found: put them into one folder for each class, such as "
             f"{folder.name}/cat/1.jpg"
         )
-    layout = _layout_of(inputs[0], reading.size, where)
-    labels, classes = numbered([name for name, _ in found], reading.classes, where)
-    images = _decode([path for _, path in found], layout, reading, where)
-    kept = replace(reading, classes=classes)
+    labels, classes = numbered([name for name, _ in found], reading.about.classes, where)
+    images = decode([path for _, path in found], inputs[0], reading.about, where)
+    kept = replace(reading, about=replace(reading.about, classes=classes))
     return Data({inputs[0].name: images, inputs[1].name: labels}, kept)
 
 
-def _layout_of(value: ValueType, size: int | None, where: str) -> Layout:
+def image_files(paths: Sequence[Path], where: str) -> list[Path]:
+    """Return images that are given one by one, and all that are in folders."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(p for p in path.rglob("*") if is_image(p)) if path.is_dir() else [path]
+        if not inside:
+            raise InputError(f"{where}: there are no images in {str(path)!r}")
+        found += inside
+    return found
+
+
+def is_image(path: Path) -> bool:
+    """Whether the name of a file is that of an image."""
+    return path.suffix.lower() in _ENDINGS
+
+
+def _layout_of(value: ValueType, size: Sequence[int] | None, where: str) -> Layout:
     """Derive the layout of images from the shape of an input."""
     dims = value.dims
     if dims is None or len(dims) != 4:
@@ -69,8 +85,11 @@ def _layout_of(value: ValueType, size: int | None, where: str) -> Layout:
         )
     for first, (channels, height, width) in ((True, dims[1:]), (False, (dims[3], *dims[1:3]))):
         if channels in (1, 3, 4):
-            sides = [side if isinstance(side, int) else size for side in (height, width)]
-            if size is not None and sides != [size, size]:
+            wanted = size or (None, None)
+            sides = [
+                s if isinstance(s, int) else w for s, w in zip((height, width), wanted, strict=True)
+            ]
+            if size is not None and sides != list(size):
                 raise InputError(
                     f"{where}: the model takes images of {height} x {width}: leave out --image-size"
                 )
@@ -82,9 +101,11 @@ def _layout_of(value: ValueType, size: int | None, where: str) -> Layout:
     raise InputError(f"{where}: the input {value.name!r} has no axis of 1, 3 or 4 channels")
 
 
-def _decode(paths: Sequence[Path], layout: Layout, reading: Reading, where: str) -> Array:
-    result = _room((len(paths), *layout.shape))
-    mean, std = (_per_channel(v, layout, where) for v in (reading.mean, reading.std))
+def decode(paths: Sequence[Path], value: ValueType, about: ModelMetadata, where: str) -> Array:
+    """Return images as an input takes them, scaled as the model wants it."""
+    layout = _layout_of(value, about.size, where)
+    result = room((len(paths), *layout.shape))
+    mean, std = (_per_channel(v, layout, where) for v in (about.mean, about.std))
     for index, path in enumerate(paths):
         pixels = _pixels(_open(path, where), layout)
         if mean is not None:
@@ -95,7 +116,8 @@ def _decode(paths: Sequence[Path], layout: Layout, reading: Reading, where: str)
     return result
 
 
-def _room(shape: tuple[int, ...]) -> Array:
+def room(shape: tuple[int, ...]) -> Array:
+    """Return memory for an array of float32, in a temporary file if it is large."""
     if 4 * math.prod(shape) <= _IN_MEMORY:
         return np.empty(shape, np.float32)
     with tempfile.TemporaryFile(prefix="onnxtrain-images-") as file:

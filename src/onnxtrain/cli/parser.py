@@ -49,6 +49,11 @@ def _whole(text: str, least: int) -> int:
 _count, _seed = partial(_whole, least=1), partial(_whole, least=0)
 
 
+def _classes(text: str) -> int | list[str]:
+    """Take a number of classes, or their names."""
+    return text.split(",") if "," in text else _count(text)
+
+
 def _rate(text: str) -> float:
     """Take a finite number that is not negative."""
     try:
@@ -77,7 +82,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"onnxtrain {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for add in (
-        _inspect, _prepare, _train, _eval, _export, _checkpoint, _gradient, _ops, _demo,
+        _inspect, _prepare, _train, _eval, _export, _predict, _checkpoint, _gradient, _ops, _demo,
         _completion,
     ):  # fmt: skip
         add(commands)
@@ -134,7 +139,10 @@ def _prepare(commands: Any) -> None:
     )  # fmt: skip
     add("--train", action="append", metavar="PATTERN", help="weights to train, such as 'head.*'")
     add("--freeze", action="append", metavar="PATTERN", help="weights to freeze")
-    add("--classes", type=_count, metavar="N", help="replace the last layer for N classes")
+    add(
+        "--classes", type=_classes, metavar="N",
+        help="replace the last layer for N classes, or for those named: cat,dog",
+    )  # fmt: skip
     add("--after", metavar="NAME", help="the value that the new layer reads")
     add("--of", action="append", metavar="NAME", help="a value that the loss reads")
     add("--outputs", action="append", metavar="NAME", help="a value to return beside the loss")
@@ -170,11 +178,11 @@ def _train(commands: Any) -> None:
     _data(parser, "--data", required=True, help="what to train with")
     _data(parser, "--validation", "--eval", help="what to evaluate with after each epoch")
     add("--epochs", type=_count, default=1, metavar="N")
-    add("--batch-size", type=_count, default=32, metavar="N")
+    _batch_size(parser)
     add("--lr", type=_rate, metavar="X", help="the learning rate; 0.001 unless given")
     add("--schedule", choices=SCHEDULES, help="how the learning rate changes")
     add("--warmup", type=_rate, metavar="X", help="the part of all steps that warms up, such as .1")
-    add("--accumulate", type=_count, default=1, metavar="N", help="batches to one update")
+    add("--accumulate", type=_count, metavar="N", help="batches to one update")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
     add(
         "--early-stopping", type=_count, metavar="N",
@@ -199,7 +207,7 @@ def _eval(commands: Any) -> None:
     parser = _command(commands, "eval", "device", "loss and metrics of a trained model")
     parser.add_argument("artifacts", type=_file, help="the folder that prepare wrote")
     _data(parser, "--data", required=True, help="what to evaluate with")
-    parser.add_argument("--batch-size", type=_count, default=32, metavar="N")
+    _batch_size(parser)
     _which_checkpoint(parser)
     _how_to_read(parser)
     _metrics(parser)
@@ -214,6 +222,21 @@ def _export(commands: Any) -> None:
     add("--format", choices=("onnx", "ort"), default="onnx")
     add("--optimize", action="store_true", help="save what onnxruntime's optimisations make of it")
     _which_checkpoint(parser)
+
+
+def _predict(commands: Any) -> None:
+    parser = _command(commands, "predict", "predict", "classes of images, or other outputs")
+    add = parser.add_argument
+    add("model", type=_file, help="an .onnx or .ort file, or the folder that prepare wrote")
+    add(
+        "inputs", nargs="+", type=_file, metavar="INPUT",
+        help="images and folders of images; or one .npz or .csv; or .npy files",
+    )  # fmt: skip
+    add("--top", type=_count, default=3, metavar="N", help="how many classes to show; default: 3")
+    add("--of", metavar="OUTPUT", help="the output to show")
+    add("--output", "-o", type=_file, metavar="FILE", help="write the outputs to an .npz file too")
+    add("--batch-size", type=_count, default=32, metavar="N")
+    _how_to_read(parser)
 
 
 def _checkpoint(commands: Any) -> None:
@@ -279,11 +302,18 @@ def _data(parser: Parser, *names: str, required: bool = False, help: str = "") -
     )  # fmt: skip
 
 
+def _batch_size(parser: Parser) -> None:
+    parser.add_argument(
+        "--batch-size", type=_count, metavar="N", help="default: 32, or the batch of the model"
+    )
+
+
 def _how_to_read(parser: Parser) -> None:
     add = parser.add_argument
     add("--map", action="append", default=[], metavar="INPUT=ARRAY", help="names inside an .npz")
     add("--label", metavar="COLUMN", help="the column of a CSV that holds labels")
     add("--columns", metavar="A,B,C", help="the columns of a CSV that are fed to the model")
+    add("--class-names", metavar="A,B,C", help="the names of the classes, from label 0 on")
     add("--image-size", type=_count, metavar="N", help="where the model takes images of any size")
     add("--mean", metavar="X,Y,Z", help="subtracted from pixels, which are from 0 to 1")
     add("--std", metavar="X,Y,Z", help="pixels are divided by it afterwards")

@@ -6,44 +6,33 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import ArgumentError, InputError
+from onnxtrain.format.model_metadata import ModelMetadata
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
 
 Array = npt.NDArray[Any]
-_PROPERTY = "data"  # of the checkpoint
+_OLD_PROPERTY = "data"  # of checkpoints of earlier versions
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The options for reading files: of an .npz (`names`), a CSV or a folder of images.
-
-    `classes` are the names of the labels: label 0 is the first.
-    """
+    """How files are read: names inside an .npz by input, and what is known of the model."""
 
     names: dict[str, str] = field(default_factory=dict)
-    label: str | None = None
-    columns: list[str] | None = None
-    classes: list[str] | None = None
-    size: int | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
+    about: ModelMetadata = field(default_factory=ModelMetadata)
 
     def remember(self, session: TrainingSession) -> None:
-        """Store in the checkpoint what evaluation has to do in the same way."""
-        kept = {k: getattr(self, k) for k in _KEPT if getattr(self, k) is not None}
-        if kept:
-            session.add_property(_PROPERTY, json.dumps(kept))
-
-
-_KEPT = ("label", "columns", "classes", "size", "mean", "std")
+        """Store in the checkpoint what evaluation and exported models have to know."""
+        known = {k: v for k, v in asdict(self.about).items() if v}
+        session.set_metadata(**known)
 
 
 @dataclass(frozen=True)
@@ -56,22 +45,32 @@ class Data:
 
 def remembered(session: TrainingSession, options: argparse.Namespace) -> Reading:
     """Return the options of the command line, completed with those stored in the checkpoint."""
-    reading = Reading(
-        names=_pairs(options.map),
-        label=options.label,
-        columns=None if options.columns is None else options.columns.split(","),
-        size=options.image_size,
-        mean=_numbers(options.mean, "--mean"),
-        std=_numbers(options.std, "--std"),
-    )
-    if _PROPERTY not in session.state.properties:
-        return reading
+    about = session.metadata
     try:
-        kept = json.loads(str(session.get_property(_PROPERTY)))
-        known = {key: kept[key] for key in _KEPT if key in kept}
-    except (ValueError, TypeError):
-        return reading  # a property of the user's own
-    return replace(reading, **{k: v for k, v in known.items() if getattr(reading, k) is None})
+        old = json.loads(str(session.state.properties[_OLD_PROPERTY]))
+        if isinstance(old.get("size"), int):
+            old["size"] = [old["size"]] * 2
+        about = replace(about, **{k: v for k, v in old.items() if not getattr(about, k)})
+    except (LookupError, ValueError, TypeError, AttributeError):
+        pass  # there is none, or it is the user's own
+    return reading_of(about, options)
+
+
+def reading_of(about: ModelMetadata, options: argparse.Namespace) -> Reading:
+    """Return how to read files: as the command line says, else as the model does."""
+    given = {
+        "label": options.label,
+        "columns": None if options.columns is None else options.columns.split(","),
+        "classes": None if options.class_names is None else options.class_names.split(","),
+        "size": None if options.image_size is None else [options.image_size] * 2,
+        "mean": _numbers(options.mean, "--mean"),
+        "std": _numbers(options.std, "--std"),
+    }
+    try:
+        about = replace(about, **{k: v for k, v in given.items() if v is not None})
+    except ValueError as error:
+        raise ArgumentError(f"the options for reading files do not fit: {error}") from None
+    return Reading(_pairs(options.map), about)
 
 
 def numbered(
@@ -87,7 +86,8 @@ def numbered(
     unknown = next((label for label in labels if label not in number), None)
     if unknown is not None:
         raise InputError(
-            f"{where}: there is no class {unknown!r}; the model was trained for {', '.join(names)}"
+            f"{where}: there is no class {unknown!r}; the model has {', '.join(names)}: give it "
+            "others with --class-names"
         )
     return np.array([number[label] for label in labels], np.int64), names
 

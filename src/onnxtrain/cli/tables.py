@@ -23,13 +23,22 @@ _INTEGERS = (3, 5, 6, 7)
 def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, where: str) -> Data:
     """Read a CSV file with a header, for a model with one input and labels."""
     header, rows = _read(path, where)
-    label = _label(header, reading.label, where)
-    columns = reading.columns or [name for name in header if name not in label]
+    label = _label(header, reading.about.label, where)
+    columns = reading.about.columns or [name for name in header if name not in label]
     features = _floats(header, rows, columns, where)
-    labels, classes = _labels(header, rows, label, inputs[1].element_type, reading, where)
+    names = reading.about.classes
+    labels, classes = _labels(header, rows, label, inputs[1].element_type, names, where)
     found = {inputs[0].name: features, inputs[1].name: labels}
-    kept = replace(reading, label=",".join(label), columns=list(columns), classes=classes)
-    return Data(found, kept)
+    about = replace(reading.about, label=",".join(label), columns=list(columns), classes=classes)
+    return Data(found, replace(reading, about=about))
+
+
+def read_features(path: Path, reading: Reading, where: str) -> Array:
+    """Read the features of a CSV file: the columns of training, or all that are no labels."""
+    header, rows = _read(path, where)
+    labels = (reading.about.label or "").split(",")
+    others = [n for n in header if n not in labels and (labels != [""] or n.lower() not in _USUAL)]
+    return _floats(header, rows, reading.about.columns or others, where)
 
 
 def _read(path: Path, where: str) -> tuple[list[str], list[list[str]]]:
@@ -82,6 +91,8 @@ def _some(names: Sequence[str]) -> str:
 def _floats(
     header: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[str], where: str
 ) -> Array:
+    if not columns:
+        raise InputError(f"{where}: there is no column of features beside the labels")
     _require(header, columns, where, "--columns")
     places = [header.index(name) for name in columns]
     try:
@@ -110,16 +121,18 @@ def _labels(
     rows: Sequence[Sequence[str]],
     label: Sequence[str],
     element_type: int,
-    reading: Reading,
+    classes: list[str] | None,
     where: str,
 ) -> tuple[Array, list[str] | None]:
     """Return integers as they are, and words as class indices."""
     if element_type not in _INTEGERS:
-        return _floats(header, rows, label, where), reading.classes
+        return _floats(header, rows, label, where), classes
     words = [row[header.index(label[0])].strip() for row in rows]
-    if reading.classes is not None or not all(word.lstrip("-").isdecimal() for word in words):
-        return numbered(words, reading.classes, where)
+    if not all(word.lstrip("-").isdecimal() for word in words) or (
+        classes is not None and set(words) <= set(classes)
+    ):
+        return numbered(words, classes, where)
     try:
-        return np.array([int(word) for word in words], np.int64), None
+        return np.array([int(word) for word in words], np.int64), classes
     except (OverflowError, ValueError):
         raise InputError(f"{where}: column {label[0]!r} has numbers that are too large") from None

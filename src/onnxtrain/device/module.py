@@ -19,9 +19,10 @@ from onnxtrain.device.run.executors import (
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.state import CheckpointState
-from onnxtrain.errors import ArgumentError, InputError, StateError
+from onnxtrain.errors import ArgumentError, InputError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.model.file import ModelFile, ValueType
+from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
 
 Model = str | os.PathLike[str] | bytes | bytearray | memoryview
 Batch = int | Literal["auto"] | None
@@ -165,7 +166,9 @@ class Module(ParameterBuffers):
         """Write a model for inference, with the parameters as they are now.
 
         Without a path its bytes are returned. Any values of the evaluation graph can be outputs.
-        `optimize` saves what onnxruntime's optimisations make of it, also in its format "ort".
+        `optimize` saves what onnxruntime's optimisations make of it, also in its format "ort". The
+        model keeps the metadata of the one it was prepared from; string properties of the state
+        whose names begin with "onnxtrain." are added to it.
         """
         # Only those who export pay for it.
         from onnxtrain.device.export.inference_model import export_model
@@ -181,4 +184,20 @@ class Module(ParameterBuffers):
                 inference_model_uri,
                 optimize=optimize,
                 format=format,
+                properties=self._described(),
             )
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What is known of the use of the model: class names, the scaling of its input."""
+        evaluation = self.evaluation_executor
+        about = {} if evaluation is None else evaluation.graph.model.properties
+        try:
+            return ModelMetadata.of(about | self._described())
+        except ValueError as error:
+            raise ModelError(f"the metadata of the model cannot be read: {error}") from None
+
+    def _described(self) -> dict[str, str]:
+        """The properties of the state that go with an exported model."""
+        held = self.state.properties
+        return {k: v for k, v in held if k.startswith(PREFIX) and isinstance(v, str)}

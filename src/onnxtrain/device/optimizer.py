@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ class Optimizer:
             self._moments: dict[str, list[Variable]] = {}
             self._binding: Binding | None = None
             self.scheduler: Any = None
+            # While a run's own schedule sets the rate: rate and scheduler of before, which last.
+            self._lasting: tuple[float, dict[str, Any] | None] | None = None
             self._proximal: Proximal | None = None
             if proximal_of(self._graph.model, self._names):
                 self._proximal = Proximal(self._state, self._names)
@@ -129,6 +132,32 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         """Return the learning rate, as the float32 that the graph is given."""
         return float(self.numbers.rates.array[0])
+
+    @property
+    def lasting_rate(self) -> float:
+        """The learning rate that a checkpoint holds: that of before a run's own schedule."""
+        return self.get_learning_rate() if self._lasting is None else self._lasting[0]
+
+    @contextmanager
+    def run_schedule(self, schedule: Any) -> Iterator[None]:
+        """Let the schedule of a run set the learning rate within, and bring the old rate back.
+
+        Checkpoints that are saved within hold the old rate too, so that a new run from them does
+        not begin at the end of a schedule. The caller's own scheduler stays until it is over.
+        """
+        scheduler, saved = self.scheduler, self._state.saved_scheduler
+        is_attached = scheduler is not None and schedule is scheduler
+        rate = scheduler.initial_lr if is_attached else self.get_learning_rate()
+        self._lasting = rate, None if is_attached else self.scheduler_state()
+        try:
+            yield
+        finally:
+            self._lasting = None
+            self.scheduler, self._state.saved_scheduler = scheduler, saved
+            if is_attached and scheduler.is_over:
+                self.attach(None)
+            if self.scheduler is not schedule:
+                self.set_learning_rate(rate)
 
     @property
     def has_proximal(self) -> bool:
@@ -228,6 +257,8 @@ class Optimizer:
 
     def scheduler_state(self) -> dict[str, Any] | None:
         """Return the state of the scheduler as a checkpoint holds it."""
+        if self._lasting is not None:
+            return self._lasting[1]
         if self.scheduler is None:
             return self._state.saved_scheduler
         return {"kind": self.scheduler.kind, "state": self.scheduler.state()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -24,7 +25,7 @@ State = dict[str, Any]
 
 
 @dataclass(eq=False, repr=False)
-class LRScheduler:
+class LRScheduler(ABC):
     """A learning-rate scheduler; `kind` is its name in checkpoints and in `onnxtrain.fit`.
 
     The fields of a scheduler, but for the optimizer, are its settings.
@@ -53,12 +54,21 @@ class LRScheduler:
         self._begin(saved)
         self.optimizer.attach(self)
 
-    def _check(self) -> None:
+    def _check(self) -> None:  # noqa: B027 (most have nothing to check)
         """Check what the base class does not."""
 
+    @abstractmethod
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
         """Set the first rate, or continue from the saved state."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def restore(self, saved: Mapping[str, Any] | None) -> None:
+        """Continue from what `state` returned, if that is given, and set the learning rate."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the schedule has come to its end."""
+        return False
 
     def _changes(self, saved: Mapping[str, Any]) -> set[str]:
         """Warn of settings that differ from the saved ones, and return their names."""
@@ -74,9 +84,13 @@ class LRScheduler:
             )
         return set(changed)
 
+    def settings(self) -> State:
+        """Return the settings by name."""
+        return dict(self._settings)
+
     def state(self) -> State:
         """Return what a checkpoint keeps of the scheduler."""
-        return dict(self._settings)
+        return self.settings()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
@@ -116,6 +130,16 @@ class _FunctionLRScheduler(LRScheduler):
     def step(self) -> None:
         """Set the learning rate for the optimizer's present number of steps."""
         self.optimizer.set_learning_rate(self.learning_rate(self.optimizer.step_count))
+
+    def restore(self, saved: Mapping[str, Any] | None) -> None:
+        """Set the learning rate, which depends on the number of steps alone."""
+        self.step()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps of the schedule were taken."""
+        total = getattr(self, "total_step_count", math.inf)
+        return bool(self.optimizer.step_count - self.first_step >= total)
 
 
 # What the functions of `onnxtrain.schedules` call the arguments of schedulers.
@@ -260,10 +284,19 @@ class PlateauLRScheduler(LRScheduler):
             self.optimizer.set_learning_rate(self._rate)
             return
         # The rate is the optimizer's, which was restored with it.
+        self._take(saved)
+
+    def _take(self, saved: Mapping[str, Any]) -> None:
         self.best = None if saved.get("best") is None else saved_number(saved, "best")
         self._bad_steps = int(saved_number(saved, "bad_steps"))
         self._resting = int(saved_number(saved, "resting"))
         self._rate = float(saved_number(saved, "rate"))
+
+    def restore(self, saved: Mapping[str, Any] | None) -> None:
+        """Continue with the counts and the rate of a saved state."""
+        if saved is not None:
+            self._take(saved)
+        self.optimizer.set_learning_rate(self._rate)
 
     def state(self) -> State:
         """Return the settings and the counts so far."""

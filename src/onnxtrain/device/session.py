@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnxruntime as ort
@@ -19,7 +20,11 @@ from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.checkpoint.file import Source
-from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.model.file import ModelFile, ValueType
+from onnxtrain.format.model_metadata import ModelMetadata
+
+if TYPE_CHECKING:
+    from onnxtrain.device.predict import Predictor
 
 _GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
 
@@ -74,6 +79,7 @@ class TrainingSession:
         self.optimizer = None if updates is None else Optimizer(updates, self.module)
         self._can_update_alone = optimizer_model is not None
         self._fused = None if step_model is None else self._step_executor(step_model)
+        self._predictors: dict[tuple[str, ...] | None, Predictor] = {}
 
     @classmethod
     def from_folder(
@@ -120,6 +126,27 @@ class TrainingSession:
             if chosen is None:
                 raise StateError("there is no evaluation graph: pass eval_model")
             return self.module.run(chosen, inputs, named)
+
+    def predict(
+        self,
+        *inputs: Any,
+        outputs: Sequence[str] | None = None,
+        batch_size: int = 32,
+        **named: Any,
+    ) -> Any:
+        """Return what the model computes for samples, with the parameters as they are now.
+
+        It takes the inputs of the model, without labels: arrays of all samples, by position or by
+        name. `outputs` are any values of the evaluation graph; those beside the loss by default.
+        The result is an array with a row for each sample, or a tuple of them.
+        """
+        from onnxtrain.device.predict import Predictor
+
+        with self.module.training_state.lock:
+            key = None if outputs is None else tuple(outputs)
+            if key not in self._predictors:
+                self._predictors[key] = Predictor(self.module, outputs)
+            return self._predictors[key](inputs, named, batch_size)
 
     def optimizer_step(self) -> None:
         """Update the parameters from the accumulated gradients."""
@@ -248,10 +275,37 @@ class TrainingSession:
         """Return a value that is kept in the checkpoint."""
         return self.state.properties[name]
 
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What is known of the use of the model: class names, the scaling of its input."""
+        return self.module.metadata
+
+    def set_metadata(self, **given: Any) -> None:
+        """Keep in the checkpoint what exported models are to say about themselves.
+
+        Args:
+            given: fields of `ModelMetadata`: `classes=["cat", "dog"]`, and for images `mean`,
+                `std` and `size`. `onnxtrain predict` uses them.
+
+        """
+        before = self.metadata
+        try:
+            metadata = replace(before, **given)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"set_metadata: {error}") from None
+        for key, value in metadata.properties().items():
+            if before.properties().get(key) != value:
+                self.state.properties[key] = value
+
     def input_names(self, training: bool = True) -> list[str]:
         """The names of what a step takes: the inputs of the model, then labels."""
         chosen = self.module.training_executor if training else self.module.evaluation_executor
         return names_of(chosen, "inputs")
+
+    def input_types(self, training: bool = True) -> tuple[ValueType, ...]:
+        """Names, element types and dimensions of what a step takes."""
+        chosen = self.module.training_executor if training else self.module.evaluation_executor
+        return () if chosen is None else chosen.signature.inputs
 
     def output_names(self, training: bool = True) -> list[str]:
         """The names of what a step returns; the first is the loss."""

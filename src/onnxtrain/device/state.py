@@ -159,7 +159,7 @@ class TrainingState:
         saved: dict[str, Any] = {"random": self.random.saved(), "private": self.private}
         saved |= {"learning_rate": self.saved_learning_rate, "scheduler": self.saved_scheduler}
         if self.optimizer is not None:
-            saved["learning_rate"] = self.optimizer.get_learning_rate()
+            saved["learning_rate"] = self.optimizer.lasting_rate
             saved["scheduler"] = self.optimizer.scheduler_state()
         return {key: value for key, value in saved.items() if value not in (None, {})}
 

@@ -243,8 +243,8 @@ class Client:
                 self._export.write(session, task.context, task.folder)
             data = data_of(self._evaluation, task.context, "to evaluate with")
             if not isinstance(data, Mapping | tuple | list | np.ndarray):
-                names = session.input_names(training=False)
-                source = make_source(data, names, batch_size=settings.batch_size, what="data")
+                inputs = session.input_types(training=False)
+                source = make_source(data, inputs, batch_size=settings.batch_size, what="data")
                 data = [tuple(batch.values) for batch in source.epoch(0)]  # to be counted
             values = evaluate_session(
                 session, data, self._metrics, batch_size=max(settings.batch_size, 32)

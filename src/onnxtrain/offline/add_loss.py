@@ -16,24 +16,34 @@ from onnxtrain.offline.blocks.accessor import base
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.operators import PassThrough
 from onnxtrain.offline.blocks.values import defined_names, locate
+from onnxtrain.offline.losses.loss import with_sample_weights
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.selection import list_of_names
 
 Loss = Block | Callable[..., Any] | onnx.ModelProto | str | os.PathLike[str]
 # What turns scores into probabilities, where a loss does that itself.
 _INSIDE_LOSS = {losses.CrossEntropyLoss: "Softmax", losses.BCEWithLogitsLoss: "Sigmoid"}
+# The same for whoever uses the trained model. The softmax of log-probabilities is probabilities.
+_ACTIVATIONS = {
+    losses.CrossEntropyLoss: "softmax",
+    losses.NLLLoss: "softmax",
+    losses.KLDivLoss: "softmax",
+    losses.BCEWithLogitsLoss: "sigmoid",
+}
 
 
 class WithLoss(NamedTuple):
     """A model with its loss, the names of its outputs (the loss first), and what the loss brought.
 
-    `notes` says what was decided in the caller's place.
+    `notes` says what was decided in the caller's place, `activation` what makes probabilities of
+    the value that the loss reads (see `ModelMetadata`).
     """
 
     model: onnx.ModelProto
     outputs: list[str]
     brought: frozenset[str]
     notes: tuple[str, ...]
+    activation: dict[str, str]
 
 
 def add_loss(
@@ -42,6 +52,8 @@ def add_loss(
     loss: Loss | None,
     of: str | Iterable[str] | None,
     outputs: str | Iterable[str] | None,
+    *,
+    sample_weight: bool = False,
 ) -> WithLoss:
     """Add the loss to a copy of a model.
 
@@ -51,10 +63,13 @@ def add_loss(
         loss: what `prepare` takes.
         of: the values that the loss is called with; the outputs of the model by default.
         outputs: values to return beside the loss; the outputs of the model by default.
+        sample_weight: whether to add an input with a weight for each sample.
 
     """
     own = [output.name for output in forward.graph.output]
     block = _make_block(loss)
+    if sample_weight:
+        block = with_sample_weights(block, forward.graph)
     is_built_in = type(block) in losses.BY_NAME.values()
     names, notes = list_of_names(listed(of), "of") or own, tuple[str, ...]()
     if is_built_in and not of and len(own) > 1:
@@ -84,7 +99,9 @@ def add_loss(
     if notes and isinstance(block, losses.BCEWithLogitsLoss) and outputs is None:
         beside = [*beside, *names]
     brought = frozenset(defined_names(model.graph)) - frozenset(defined_names(forward.graph))
-    return WithLoss(model, list(dict.fromkeys([*returned, *beside])), brought, notes)
+    activation = _ACTIVATIONS.get(type(block), "identity") if is_built_in else None
+    about = {} if activation is None else {names[0]: activation}
+    return WithLoss(model, list(dict.fromkeys([*returned, *beside])), brought, notes, about)
 
 
 def listed(names: str | Iterable[str] | None) -> Iterable[str] | None:

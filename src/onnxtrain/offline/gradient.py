@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import onnx
@@ -116,8 +116,9 @@ def _gradient(
     seed = _seed(op, graph, output, gradient_names[output])
     rules = join_gelu(graph, [*targets, output])
     found = differentiate(op, list(graph), {output: seed}, targets, through, rules=rules)
-    for value in targets:
-        graph.outputs.append(_as_output(op, value, found[value], gradient_names[value]))
+    results = {value: _result(op, value, found[value]) for value in targets}
+    _give_names(op, graph, {results[value]: gradient_names[value] for value in targets})
+    graph.outputs.extend(results.values())
     sweep(graph)
     stamp(prepared)
     return _to_proto(prepared)
@@ -204,12 +205,23 @@ def _seed(op: Ops, graph: ir.Graph, output: ir.Value, name: str) -> ir.Value:
     return seed
 
 
-def _as_output(op: Ops, value: ir.Value, cotangent: ir.Value | None, name: str) -> ir.Value:
-    """Return the cotangent as a value of its own that has the name of an output."""
+def _result(op: Ops, value: ir.Value, cotangent: ir.Value | None) -> ir.Value:
+    """Return the cotangent as a value that can be an output of its own."""
     result = op.zeros_like(value) if cotangent is None else cotangent
-    final = result if result.name == name and result.producer() is not None else op.Identity(result)
-    final.name = name
-    return op.type_as(final, value)
+    producer = result.producer()
+    own = producer is not None and result.name == f"{value.name}_grad"
+    return op.type_as(result if own else op.Identity(result), value)
+
+
+def _give_names(op: Ops, graph: ir.Graph, wanted: Mapping[ir.Value, str]) -> None:
+    """Name outputs; values inside that have such a name, as parts of a sum may, make way."""
+    taken = set(wanted.values())
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value.name in taken and value not in wanted:
+                value.name = op.names.fresh(value.name)
+    for value, name in wanted.items():
+        value.name = name
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, OnnxTrainError
+from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss, listed
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.sweep import collector_paused
+from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
@@ -27,7 +31,8 @@ from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.tie_weights import tie
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.selection import Role, choose, survey
+from onnxtrain.offline.patterns import choose
+from onnxtrain.offline.selection import survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -57,7 +62,7 @@ def prepare(
     optimizer: str | Optimizer | None = "adamw",
     of: Names | None = None,
     outputs: Names | None = None,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     after: str | None = None,
     bn: BatchNormChoice | None = "auto",
     tie_weights: bool = True,
@@ -65,6 +70,7 @@ def prepare(
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
     proximal: bool = False,
+    sample_weight: bool = False,
     prefix: str = "",
     nominal_checkpoint: bool = False,
     ort_format: bool = False,
@@ -86,7 +92,7 @@ def prepare(
         of: the values that the loss is computed from; the outputs of the model by default.
         outputs: values to return beside the loss; the outputs of the model by default.
         classes: replace the last layer by a new one for so many classes, which alone trains unless
-            `train` says more.
+            `train` says more. A list is the names of the classes, which exported models keep.
         after: the value to put that new layer behind.
         bn: the statistics of BatchNormalization: those of the "batch", the stored ones ("frozen"),
             or what each node of the "model" says. With "auto" a node whose scale and bias are
@@ -101,6 +107,9 @@ def prepare(
             far as possible; `Artifacts.on_cpu` lists the rest. They run elsewhere too, more slowly.
         proximal: let updates pull the weights back to those of a reference, by a strength that is
             set on the device (FedProx); see `TrainingSession.set_proximal`.
+        sample_weight: let graphs take a weight for each sample, in a further input of that name,
+            so that `fit(class_weight=..., sample_weight=...)` works. It multiplies the loss of the
+            sample; what the sum is divided by stays, so weights of 1 change nothing.
         prefix: put before each file name.
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
@@ -121,17 +130,27 @@ def prepare(
         raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
 
     # 1. The model, and the loss behind it.
+    about = ModelMetadata()
     if classes is not None:
         first, *more = listed(of) or (None,)
         if more:
             raise ArgumentError("a new layer replaces that of one output: give one name as of")
+        if not isinstance(classes, int):
+            about, classes = _named(classes), len(classes)
         replaced = replace_classifier(model, classes, of=first, after=after)
         model, of, train = replaced.model, replaced.output, train or replaced.parameters
     elif after is not None:
         raise ArgumentError("after says where a new layer goes: give classes too")
     forward, path = read_model(model)
     inputs = frozenset(info.name for info in forward.graph.input)
-    with_loss, names, brought, notes = add_loss(forward, path, loss, of, outputs)
+    with_loss, names, brought, notes, activation = add_loss(
+        forward, path, loss, of, outputs, sample_weight=sample_weight
+    )
+    properties = {entry.key: entry.value for entry in forward.metadata_props}
+    if classes is not None:
+        properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
+    properties |= replace(about, activation=activation).properties()
+    notes = (*_note_on_opset(forward), *notes)
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
@@ -177,7 +196,7 @@ def prepare(
     with Folder(output, prefix) as folder:
         graph = write_files(
             folder, models, parameters, names, nominal_checkpoint, memory=memory,
-            target=target, on_cpu=on_cpu,
+            target=target, on_cpu=on_cpu, properties=properties,
         )  # fmt: skip
         if ort_format:
             write_ort(folder, models, library)
@@ -198,6 +217,20 @@ def prepare(
         _graph=graph,
         _inputs=inputs,
     )
+
+
+def _named(classes: Sequence[str]) -> ModelMetadata:
+    try:
+        return ModelMetadata(classes=[classes] if isinstance(classes, str) else list(classes))
+    except ValueError as error:
+        raise ArgumentError(f"{error}; a number of classes will do") from None
+
+
+def _note_on_opset(model: onnx.ModelProto) -> tuple[str, ...]:
+    opset = min((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    if opset >= NOTED_OPSET:
+        return ()
+    return (f"The model has opset {opset}: it was converted to opset {FLOOR_OPSET}.",)
 
 
 def _nothing_trains(loss: str, train: Names | None, freeze: Names | None) -> str:

@@ -1,38 +1,29 @@
-"""Which initializers of a model train.
+"""Which initializers of a model are weights, and why.
 
-`survey` tells weights, running statistics and constants apart by how the graph uses them. `choose`
-selects what trains, by names or patterns.
+`survey` tells weights, running statistics and constants apart by what the graph does with them:
+see `tensor_uses.py`. What torch's exporters note goes before that. `patterns.py` selects what
+trains among them.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import warnings
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 import onnx_ir as ir
 
 import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
-from onnxtrain.errors import (
-    ArgumentTypeError,
-    NotDifferentiableError,
-    OnnxTrainError,
-    UnknownNameError,
-    UnknownNameWarning,
-)
+from onnxtrain.errors import ArgumentTypeError, UnknownNameError
 from onnxtrain.offline.autodiff.engine import ActivePath, operator_name
 from onnxtrain.offline.autodiff.expand import expand_by_definition
-from onnxtrain.offline.autodiff.registry import lookup, refusal
+from onnxtrain.offline.autodiff.registry import refusal
 from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
-from onnxtrain.offline.graph.op_facts import PARAMETER_INPUTS
+from onnxtrain.offline.frontend.torch_notes import TorchNotes, module_of
+from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.shapes import is_float
-from onnxtrain.offline.passes.tie_weights import Tied, find_tied, with_tied
-
-# Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
-_STORED_ONCE = 1 << 16  # bytes
+from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use
 
 
 class Role(Enum):
@@ -44,14 +35,46 @@ class Role(Enum):
 
 
 @dataclass(frozen=True)
+class Finding:
+    """The role of one initializer, and the reason."""
+
+    name: str
+    role: Role
+    kind: str  # what it is: "weight of Conv", "bound of Clip"
+    node: str = ""  # which uses it
+    advice: str = ""
+    modules: tuple[str, ...] = ()  # what torch calls it, where its name does not say so
+    matrices: tuple[str, ...] = ()  # the weights of the product that it is the bias of
+    elements: int = 0
+    is_weight_form: bool = False  # it would be a weight if it received a gradient
+
+    @property
+    def reason(self) -> str:
+        """Say why it has its role."""
+        where = f" {self.node!r}" if self.node else ""
+        return f"{self.kind}{where}{f': {self.advice}' if self.advice else ''}"
+
+
+@dataclass(frozen=True)
 class Survey:
     """The initializers of a canonical model, sorted by their role for one output (the loss)."""
 
     model: ir.Model
     output: ir.Value
-    roles: dict[str, Role]
+    findings: dict[str, Finding]
     reached: frozenset[str]  # the floats that receive a gradient, weights or constants
-    unreached: tuple[str, ...]  # what looks like a weight, but receives no gradient
+
+    @cached_property
+    def roles(self) -> dict[str, Role]:
+        """The roles alone, by name."""
+        return {name: finding.role for name, finding in self.findings.items()}
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """What looks like a weight, but receives no gradient."""
+        return tuple(
+            n for n, f in self.findings.items() if f.is_weight_form and f.role.name == "CONSTANT"
+        )
 
     def names(self, role: Role) -> list[str]:
         """Return the initializers with this role."""
@@ -59,67 +82,160 @@ class Survey:
 
     def counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return the number of elements of initializers."""
-        return {name: _elements(self.model.graph.initializers[name]) for name in names}
+        return {name: self.findings[name].elements for name in names}
 
-    def tied(self) -> tuple[Tied, ...]:
-        """Return the matrices that are copies of each other, also those without a gradient."""
-        return find_tied(self.model.graph, [*self.names(Role.WEIGHT), *self.unreached])
-
-    def without_gradient(self) -> tuple[str, ...]:
-        """List the operators without a gradient between the weights and the output."""
+    @cached_property
+    def _expanded(self) -> tuple[ActivePath, tuple[ir.Node, ...]]:
+        """The path from the weights to the output, and the nodes on it that have no gradient."""
         model = self.model
 
         def path() -> ActivePath:
             graph = model.graph
             weights = [graph.initializers[n] for n in self.names(Role.WEIGHT)]
-            output = _value_named(graph, str(self.output.name))
+            output = value_named(graph, str(self.output.name))
             return ActivePath(list(graph), weights, [output], model.opset_imports[""])
 
-        if not path().without_rule():
-            return ()
-        model = model.clone()  # operators without a rule give way to their definitions
-        expand_by_definition(model, path)
+        if path().without_rule():
+            model = model.clone()  # operators without a rule give way to their definitions
+            expand_by_definition(model, path)
+        found = path()
+        return found, tuple(found.without_rule())
+
+    def without_gradient(self) -> tuple[str, ...]:
+        """List the operators without a gradient between the weights and the output."""
         return tuple(
             f"{operator_name(n)} (node {n.name!r}): "
             f"{refusal(n.op_type, n.domain) or 'no gradient rule'}"
-            for n in path().without_rule()
+            for n in self._expanded[1]
         )
+
+    @cached_property
+    def blocked(self) -> frozenset[str]:
+        """The weights that reach the output through an operator without a gradient."""
+        path, nodes = self._expanded
+        before = {v for node in nodes for v in path.edges[node]}
+        for node in reversed(path.edges):
+            if any(v in before for v in node.outputs):
+                before.update(path.edges[node])
+        return frozenset(v.name or "" for v in before) & set(self.names(Role.WEIGHT))
 
 
 def survey(model: ir.Model, output: ir.Value | str, brought: Collection[str] = ()) -> Survey:
     """Sort the initializers of a canonical model by their role for `output`.
 
-    A weight is a float that receives a gradient from `output`. Two cases are a convention: a scalar
-    is a constant unless it is the input of an operator that always holds weights, and a Constant
-    node is a constant unless the model keeps all its weights in Constant nodes. What a loss
-    brought with it (`brought`, by name) is a constant too.
+    A weight is a float that receives a gradient from `output` and that a layer uses as a weight.
+    What torch notes as a parameter is a weight too, and what it notes as a buffer is none. A
+    Constant node is a constant unless the model keeps its weights in Constant nodes. What a loss
+    brought with it (`brought`, by name) is a constant.
     """
     graph = model.graph
     if isinstance(output, str):
-        output = _value_named(graph, output)
+        output = value_named(graph, output)
     statistics = set(running_statistics(graph))
-    candidates = [
-        v
-        for v in graph.initializers.values()
-        if is_float(v) and not v.is_graph_input() and v.name not in statistics
-    ]
+    floats = [v for v in graph.initializers.values() if is_float(v) and not v.is_graph_input()]
+    candidates = [v for v in floats if v.name not in statistics]
     path = ActivePath(list(graph), candidates, [output], model.opset_imports[""])
     reached = set(path.reached())
-    candidates = [v for v in candidates if v.name not in brought]
-    constants_hold_weights = not any(
-        FROM_CONSTANT not in v.meta and _elements(v) > 1 for v in candidates
-    )
-    weights = {v for v in candidates if _is_weight(v, constants_hold_weights)}
-    found = {}
-    for name, value in graph.initializers.items():
-        is_weight = value in weights and value in reached
-        other = Role.WEIGHT if is_weight else Role.CONSTANT
-        found[name] = Role.STATISTIC if name in statistics else other
-    opset = model.opset_imports[""]
-    unreached = tuple(
-        v.name or "" for v in candidates if v in weights - reached and not _is_setting(v, opset)
-    )
-    return Survey(model, output, found, frozenset(v.name or "" for v in reached), unreached)
+    sorter = _Sorter(model, statistics, brought, reached)
+    drafts = [sorter.find(value) for value in graph.initializers.values()]
+    findings = {f.name: f for f in _settle_constants(drafts, graph)}
+    return Survey(model, output, findings, frozenset(v.name or "" for v in reached))
+
+
+class _Sorter:
+    """Finds the role of one initializer after the other."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        statistics: Collection[str],
+        brought: Collection[str],
+        reached: Collection[ir.Value],
+    ) -> None:
+        self._uses, self._notes = TensorUses(model), TorchNotes(model)
+        self._statistics, self._brought, self._reached = statistics, brought, reached
+
+    def find(self, value: ir.Value) -> Finding:
+        name, elements = value.name or "", elements_of(value)
+        if name in self._statistics:
+            kind = "running statistic of BatchNormalization"
+            return Finding(name, Role.STATISTIC, kind, elements=elements)
+        if name in self._brought:
+            return Finding(name, Role.CONSTANT, "part of the loss", elements=elements)
+        if not is_float(value):
+            kind = f"{str(value.dtype).lower()}: only floats train"
+            return Finding(name, Role.CONSTANT, kind, elements=elements)
+        if value.is_graph_input():
+            return Finding(name, Role.CONSTANT, "input with a default", elements=elements)
+        return self._of_float(value, name, elements)
+
+    def _of_float(self, value: ir.Value, name: str, elements: int) -> Finding:
+        uses = self._uses.of(value)
+        noted = self._notes.kind_of(value)
+        use = uses[0] if uses else None
+        takes = use is not None and use.is_weight if noted is None else noted == "PARAMETER"
+        kind, advice = ("not used", "") if use is None else (use.text, use.advice)
+        if noted in ("BUFFER", "CONSTANT"):
+            kind = f"{'buffer of the torch module' if noted == 'BUFFER' else 'computed constant'}"
+            kind, advice = f"{kind}, {use.text if use else 'not used'}", ""
+        elif noted == "PARAMETER" and use is not None and not use.is_weight:
+            kind, advice = f"parameter of the torch module, {use.text}", ""
+        is_reached = value in self._reached
+        if takes and not is_reached:
+            kind, advice = f"{kind}, without a gradient", ""
+        return Finding(
+            name,
+            Role.WEIGHT if takes and is_reached else Role.CONSTANT,
+            kind,
+            label_of(use.node) if use else "",
+            advice,
+            tuple(self._modules(value, name, uses)),
+            tuple(self._matrices(uses)),
+            elements,
+            takes,
+        )
+
+    def _modules(self, value: ir.Value, name: str, uses: Sequence[Use]) -> Iterator[str]:
+        """Yield what torch calls a tensor that has another name in the model."""
+        known = list(dict.fromkeys(self._notes.folded_names(value)))
+        if known or ("." in name and not name.startswith(("/", "onnx::"))):
+            yield from known
+            return
+        for use in uses:
+            module = module_of(use.node)
+            if use.is_weight and module:
+                yield f"{module}.{use.leaf or 'weight'}"
+
+    def _matrices(self, uses: Sequence[Use]) -> Iterator[str]:
+        """Yield the initializers behind the matrix that a tensor is the bias of."""
+        waiting = [use.matrix for use in uses if use.matrix is not None]
+        while waiting:
+            value = waiting.pop()
+            producer = value.producer()
+            if value.is_initializer() and is_float(value):
+                yield value.name or ""
+            elif producer is not None:
+                waiting += [v for v in producer.inputs if v is not None]
+
+
+def _settle_constants(findings: Sequence[Finding], graph: ir.Graph) -> Iterator[Finding]:
+    """Let Constant nodes be weights only where they hold most of them."""
+
+    def is_constant(finding: Finding) -> bool:
+        return FROM_CONSTANT in graph.initializers[finding.name].meta
+
+    counts = {True: 0, False: 0}
+    for finding in findings:
+        if finding.is_weight_form:
+            counts[is_constant(finding)] += finding.elements
+    for finding in findings:
+        if finding.is_weight_form and is_constant(finding) and counts[True] <= counts[False]:
+            yield replace(
+                finding, role=Role.CONSTANT, kind=f"Constant node, {finding.kind}",
+                advice=TRAIN_IT, is_weight_form=False,
+            )  # fmt: skip
+        else:
+            yield finding
 
 
 def output_named(graph: ir.Graph, name: str | None) -> ir.Value:
@@ -132,31 +248,12 @@ def output_named(graph: ir.Graph, name: str | None) -> ir.Value:
     return graph.outputs[0] if name is None else outputs[name]
 
 
-def _value_named(graph: ir.Graph, name: str) -> ir.Value:
+def value_named(graph: ir.Graph, name: str) -> ir.Value:
+    """Return an input or a computed value of the graph."""
     for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
         if value.name == name:
             return value
     raise UnknownNameError(f"the model has no value {name!r} to take as the loss")
-
-
-def _is_weight(value: ir.Value, constants_hold_weights: bool) -> bool:
-    is_parameter_input = any(
-        node.domain == "" and index in PARAMETER_INPUTS.get(node.op_type, ())
-        for node, index in value.uses()
-    )
-    if FROM_CONSTANT in value.meta:
-        return constants_hold_weights and (is_parameter_input or _elements(value) > 1)
-    rank = len(value.shape) if value.shape is not None else 0
-    return _elements(value) > 1 or is_parameter_input or rank > 0
-
-
-def _is_setting(value: ir.Value, opset: int) -> bool:
-    """Whether every use is one that passes no gradient, such as the scales of a Resize."""
-    for node, index in value.uses():
-        rule = lookup(node.op_type, node.domain, opset)
-        if rule is None or index not in rule.stops:
-            return False
-    return True
 
 
 def running_statistics(graph: ir.Graph) -> list[str]:
@@ -170,52 +267,9 @@ def running_statistics(graph: ir.Graph) -> list[str]:
     ]
 
 
-def _elements(value: ir.Value) -> int:
+def elements_of(value: ir.Value) -> int:
+    """Return the number of elements of an initializer."""
     return 0 if value.const_value is None else value.const_value.size
-
-
-# ---- what trains ---------------------------------------------------------------------------------
-
-
-def choose(
-    found: Survey,
-    train: Iterable[str] | None,
-    freeze: Iterable[str] | None,
-    tied: Sequence[Tied] = (),
-) -> tuple[list[str], list[str]]:
-    """Return the names of what trains and of what is frozen, that is, stored in the checkpoint.
-
-    Weights and statistics that do not train are frozen whether they are listed or not; so are large
-    constants. What is tied trains or is frozen together, whichever of it is named.
-    """
-    roles = found.roles
-    named = _frozen(list(freeze or ()), found)
-    kept = with_tied(named, tied)
-    if train is None:
-        trains = [n for n in found.names(Role.WEIGHT) if n not in kept]
-    else:
-        trains = _trained(train, found)
-    both = sorted(kept.intersection(trains))
-    if both:
-        raise OnnxTrainError(
-            f"{some_of(both)} cannot both train and be frozen{_why(both, named, tied)}"
-        )
-    together = with_tied(trains, tied)
-    trains += [n for n in roles if n in together.difference(trains)]
-    kept.update(n for n, role in roles.items() if role is not Role.CONSTANT)
-    for name, value in found.model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is not None and tensor.nbytes >= _STORED_ONCE and not value.is_graph_input():
-            kept.add(name)
-    chosen = set(trains)
-    return trains, [n for n in roles if n in kept and n not in chosen]
-
-
-def _why(both: Iterable[str], frozen: Collection[str], tied: Iterable[Tied]) -> str:
-    """Say which groups make a name frozen that was not named so."""
-    groups = [str(g) for g in tied if g.names.intersection(both) - set(frozen)]
-    said = f": {'; '.join(groups)} is one parameter. Keep its uses apart with tie_weights=False"
-    return said if groups else ""
 
 
 def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | None:
@@ -227,90 +281,6 @@ def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | Non
         if all(isinstance(name, str) for name in given):
             return given
     raise ArgumentTypeError(f"{argument} is a list of names, not {names!r}")
-
-
-def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:
-    """Return what is frozen by name or pattern.
-
-    A pattern without a match is an error: the user would train what should be frozen. A missing
-    name is only a warning, because upstream's scripts list names that its exporter drops.
-    """
-    missing = []
-    for name in freeze:
-        if _matching([name], found.roles):
-            continue
-        if _is_pattern(name):
-            raise UnknownNameError(
-                f"nothing to freeze: {name!r} matches no initializer of the model. "
-                f"{_similar(name, found)}"
-            )
-        missing.append(name)
-    if missing:
-        warnings.warn(
-            f"nothing to freeze: the model has no initializer {some_of(missing)}",
-            UnknownNameWarning,
-            stacklevel=5,
-        )
-    return _matching(freeze, found.roles)
-
-
-def _trained(train: Iterable[str], found: Survey) -> list[str]:
-    """Return what trains by name or pattern; either without a match is an error.
-
-    A pattern selects the weights among its matches, or the other floats with a gradient if none of
-    them is a weight. A name selects exactly that initializer or input.
-    """
-    inputs = [value.name or "" for value in found.model.graph.inputs]
-    chosen: set[str] = set()
-    for name in train:
-        if found.roles.get(name) is Role.STATISTIC:
-            raise NotDifferentiableError(
-                f"{name!r} cannot train: it is a running statistic of BatchNormalization, which "
-                "each step updates"
-            )
-        if name in found.roles or name in inputs:
-            chosen.add(name)
-            continue
-        matches = _matching([name], found.roles)
-        if not matches:
-            raise UnknownNameError(f"{name!r} cannot train: {_what_it_is(name, found)}")
-        weights = [n for n in matches if found.roles[n] is Role.WEIGHT]
-        weights = weights or [n for n in matches if n in found.reached]
-        if not weights:
-            raise NotDifferentiableError(
-                f"{name!r} cannot train: it matches {some_of(matches)}, and none of these is a "
-                "weight that the loss depends on"
-            )
-        chosen.update(weights)
-    return [n for n in (*found.roles, *inputs) if n in chosen]
-
-
-def _what_it_is(name: str, found: Survey) -> str:
-    for node in found.model.graph.all_nodes():
-        if any(value.name == name for value in node.outputs):
-            return (
-                f"it is computed by {operator_name(node)} (node {node.name!r}), and only "
-                f"initializers and inputs can. {_similar(name, found)}"
-            )
-    return f"the model has no such initializer or input. {_similar(name, found)}"
-
-
-def _similar(name: str, found: Survey) -> str:
-    near = get_close_matches(name, found.roles, n=3)
-    if near:
-        return f"Did you mean {' or '.join(map(repr, near))}?"
-    return f"Its weights are {some_of(found.names(Role.WEIGHT))}."
-
-
-def _is_pattern(name: str) -> bool:
-    return any(c in name for c in "*?[")
-
-
-def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are listed or match a listed pattern."""
-    listed = set(patterns)
-    globs = [p for p in listed if _is_pattern(p)]
-    return [n for n in names if n in listed or any(fnmatch.fnmatchcase(n, g) for g in globs)]
 
 
 def some_of(names: Iterable[str | None], most: int = 12) -> str:

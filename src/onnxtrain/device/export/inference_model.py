@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -36,18 +36,20 @@ def export_model(
     *,
     optimize: bool = False,
     format: Format = "onnx",
+    properties: Mapping[str, str] | None = None,
     external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
 ) -> bytes | None:
     """Write an evaluation model as one for inference, or return its bytes if there is no target.
 
     The outputs may be any values of the graph, even inputs and parameters. `values` has the current
     value of each parameter, frozen ones included. With `optimize`, onnxruntime simplifies the model
-    first; results then differ by rounding. A model of `external_data_threshold` bytes or more keeps
-    its tensors in `<target>.data`.
+    first; results then differ by rounding. `properties` are added to the metadata of the model. A
+    model of `external_data_threshold` bytes or more keeps its tensors in `<target>.data`.
     """
     path = _checked_target(target, model, format)
     parts = _parts_of(model)
     names = _checked_names(graph_output_names, parts, model.source_name)
+    parts.properties |= properties or {}
     layout = Cut(model, parts, names, values).layout()
     _check_size(layout, path, format)
     if not optimize and format == "onnx":
@@ -62,6 +64,13 @@ def export_model(
             return _write_ort(plain, path, optimize)
         layout = _optimised(plain, names)
         return _write(layout, path, external_data_threshold)
+
+
+def cut_model(model: ModelFile, graph_output_names: Sequence[str]) -> bytes:
+    """Return the part of an evaluation model that some outputs need; parameters stay inputs."""
+    parts = _parts_of(model)
+    names = _checked_names(graph_output_names, parts, model.source_name)
+    return Cut(model, parts, names, {}).open_layout().file().join()
 
 
 def check_request(model: ModelFile, graph_output_names: Sequence[str], target: Target) -> None:

@@ -73,6 +73,7 @@ class ModelParts:
 
     source_name: str
     head: list[memoryview] = field(default_factory=list)  # whole fields of the model
+    properties: dict[str, str] = field(default_factory=dict)  # the metadata of the model
     opsets: list[tuple[str, memoryview]] = field(default_factory=list)
     functions: dict[Operator, tuple[memoryview, frozenset[Operator]]] = field(default_factory=dict)
     graph_head: list[memoryview] = field(default_factory=list)  # whole fields of the graph
@@ -114,11 +115,11 @@ def take_apart(model: ModelFile) -> ModelParts:
             parts.opsets.append((read_opset(reader, message)[0], message))
         elif part.number == ModelField.FUNCTIONS:
             _read_function(reader, reader.message(part, "function"), parts)
-        elif part.number not in (ModelField.GRAPH, _TRAINING_INFO) and not (
-            # This note is about the files that a device trains from.
-            part.number == ModelField.METADATA
-            and read_entry(reader, reader.message(part, "metadata_props"))[0] == METADATA_KEY
-        ):
+        elif part.number == ModelField.METADATA:
+            key, value = read_entry(reader, reader.message(part, "metadata_props"))
+            if key != METADATA_KEY:  # which is about the files that a device trains from
+                parts.properties[key] = value
+        elif part.number not in (ModelField.GRAPH, _TRAINING_INFO):
             parts.head.append(model.data[part.start : part.end])
     _read_graph(reader, graph_of(model, reader), parts, 0)
     return parts

@@ -20,6 +20,7 @@ from onnxtrain.format.checkpoint.content import Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import (
     ExternalTensor,
+    ModelField,
     ModelFile,
     has_shape,
     has_type,
@@ -44,7 +45,7 @@ def layout_of(
     """Return a model of what some outputs need."""
     made = {name for node in needed.nodes for name in node.outputs} - outputs.keys()
     return ModelLayout(
-        head=parts.head,
+        head=[*parts.head, *(_property(*item) for item in parts.properties.items())],
         opsets=[data for domain, data in parts.opsets if domain in needed.domains],
         functions=needed.functions,
         graph_head=parts.graph_head,
@@ -57,6 +58,10 @@ def layout_of(
         sparse=list(needed.of(parts.sparse_initializers).values()),
         tensors=tensors,
     )
+
+
+def _property(key: str, value: str) -> bytes:
+    return bytes_field(ModelField.METADATA, text_field(1, key) + text_field(2, value))
 
 
 class Cut:
@@ -111,6 +116,12 @@ class Cut:
             else:
                 copied.append(data)
         return layout_of(self._parts, self._needed, inputs, self._output_types(), copied, tensors)
+
+    def open_layout(self) -> ModelLayout:
+        """The model in which parameters are inputs still, and frozen tensors where they were."""
+        inputs = list(self._needed.of(self._parts.inputs).values())
+        constants = list(self._needed.of(self._parts.initializers).values())
+        return layout_of(self._parts, self._needed, inputs, self._output_types(), constants)
 
     def _from_file(self, tensor: ExternalTensor) -> StoredTensor:
         """Read an external tensor that is no parameter from the file that the model names."""

@@ -7,6 +7,7 @@ from onnxtrain.device.loop.fit import fit
 from onnxtrain.device.loop.history import EpochRecord, History
 from onnxtrain.device.loop.monitor import EarlyStopping
 from onnxtrain.device.loop.nan_guard import CheckFinite
+from onnxtrain.device.loop.tensorboard import TensorBoard
 
 __all__ = [
     "CheckFinite",
@@ -15,6 +16,7 @@ __all__ = [
     "History",
     "Run",
     "SaveCheckpoint",
+    "TensorBoard",
     "evaluate",
     "fit",
 ]

@@ -5,13 +5,24 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from onnxtrain.device.checks import fraction
+from onnxtrain.device.loop.rows import (
+    Rows,
+    RowView,
+    checksum,
+    conversion,
+    narrower,
+    rounded,
+    take_types,
+)
 from onnxtrain.errors import ArgumentError
+from onnxtrain.format.model.file import ValueType
 
 Array = npt.NDArray[Any]
 _PASS = "pass a list of batches, arrays, or a function that returns a new iterator each time"
@@ -51,6 +62,7 @@ class Source(ABC):
     """
 
     batches: int | None = None
+    notes: Sequence[str] = ()  # what a user is told once
 
     @property
     def order(self) -> dict[str, Any]:
@@ -66,7 +78,7 @@ class Source(ABC):
 class ArraySource(Source):
     """Batches of arrays, in an order that follows from the seed and the number of the epoch."""
 
-    arrays: Sequence[Array]
+    arrays: Sequence[Rows]
     batch_size: int
     shuffle: bool
     drop_last: bool
@@ -86,6 +98,7 @@ class ArraySource(Source):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self.seed if self.shuffle else None,
+            "data_checksum": checksum(self.arrays),
         }
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
@@ -103,6 +116,10 @@ class ArraySource(Source):
                 values = [np.asarray(array[indices]) for array in self.arrays]
             yield Batch(values, len(indices), indices)
 
+    def take(self, rows: npt.NDArray[np.int64]) -> ArraySource:
+        """Return a source of some of the samples."""
+        return replace(self, arrays=[RowView(array, rows) for array in self.arrays])
+
 
 def shuffled(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Return the order of the samples in an epoch.
@@ -118,12 +135,20 @@ def shuffled(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 class IterableSource(Source):
     """Batches of something that can be iterated over again each epoch."""
 
-    def __init__(self, data: Iterable[Any], names: Sequence[str], what: str) -> None:
+    def __init__(
+        self,
+        data: Any,
+        inputs: Sequence[ValueType],
+        what: str,
+        complete: Callable[[Any], Any] = lambda item: item,
+    ) -> None:
         self._data = data
-        self._names = names
+        self._inputs = inputs
         self._what = what
+        self._complete = complete
+        self.notes = self._notes = list[str]()
         try:
-            self.batches = len(data)  # type: ignore[arg-type]
+            self.batches = len(data)
         except TypeError:
             self.batches = None
 
@@ -133,7 +158,7 @@ class IterableSource(Source):
         for index, item in enumerate(self._open(number)):
             if index >= skip:
                 where = f"batch {index + 1} of epoch {number + 1} of {self._what}"
-                yield to_batch(item, self._names, where)
+                yield self._batch(item, where)
         if index + 1 < skip:
             raise ArgumentError(
                 f"epoch {number + 1} of {self._what} has {index + 1} batches, but {skip} were done "
@@ -142,8 +167,20 @@ class IterableSource(Source):
         if index < 0:
             raise ArgumentError(f"{self._what} gave no batch in epoch {number + 1}")
 
+    def _batch(self, item: Any, where: str) -> Batch:
+        batch = to_batch(self._complete(item), [value.name for value in self._inputs], where)
+        values = list(batch.values)
+        for index, (value, data) in enumerate(zip(self._inputs, values, strict=True)):
+            if isinstance(data, np.ndarray) and (narrow := narrower(value, data.dtype)):
+                values[index] = rounded(data, narrow, value.name)
+                note = conversion(value, data.dtype)
+                if note not in self._notes:
+                    self._notes.append(note)
+        return batch._replace(values=values)
+
     def _open(self, number: int) -> Iterable[Any]:
-        return self._data
+        data: Iterable[Any] = self._data
+        return data
 
 
 class IteratorSource(IterableSource):
@@ -157,7 +194,7 @@ class IteratorSource(IterableSource):
                 f"{self._what} is an iterator that is used up: for several epochs {_PASS}"
             )
         self._used = True
-        return self._data
+        return super()._open(number)
 
 
 class FunctionSource(IterableSource):
@@ -167,14 +204,12 @@ class FunctionSource(IterableSource):
     counted from 0.
     """
 
-    def __init__(self, function: Callable[..., Any], names: Sequence[str], what: str) -> None:
-        super().__init__((), names, what)
-        self.batches = None
-        self._function = function
-        self._takes_epoch = _takes_argument(function)
+    @property
+    def _takes_epoch(self) -> bool:
+        return _takes_argument(self._data)
 
     def _open(self, number: int) -> Iterable[Any]:
-        given = self._function(number) if self._takes_epoch else self._function()
+        given = self._data(number) if self._takes_epoch else self._data()
         try:
             batches: Iterator[Any] = iter(given)
             return batches
@@ -230,6 +265,17 @@ def count_samples(values: Sequence[Any]) -> int:
     return 1
 
 
+def loss_of(result: Any) -> float:
+    """Return the loss of a step, which has one element, in whatever shape."""
+    loss = as_array(result[0] if isinstance(result, tuple) else result)
+    if loss.size != 1:
+        raise ArgumentError(
+            f"the loss has the shape {list(loss.shape)}, and training needs one number: reduce it "
+            "in the model, for instance with reduction='mean'"
+        )
+    return float(loss.reshape(()))
+
+
 def as_array(value: Any) -> Array:
     """Return a value as a numpy array; onnxruntime's have a method for that."""
     own = getattr(value, "numpy", None)
@@ -253,21 +299,29 @@ def _in_order(given: Mapping[str, Any], names: Sequence[str], where: str) -> lis
 
 def make_source(
     data: Any,
-    names: Sequence[str],
+    inputs: Sequence[ValueType],
     *,
     batch_size: int,
     shuffle: bool = False,
     drop_last: bool = False,
     seed: int = 0,
     what: str = "data",
+    complete: Callable[[Any], Any] = lambda item: item,
 ) -> Source:
-    """Return the source of batches for what a user passes as data."""
+    """Return the source of batches for what a user passes as data.
+
+    `complete` adds what items of an iterable may leave out.
+    """
+    names = [value.name for value in inputs]
     if isinstance(data, Mapping):
         data = tuple(_in_order(data, names, what))
     elif isinstance(data, np.ndarray):
         data = (data,)
     if isinstance(data, tuple):
-        source = ArraySource(_arrays(data, names, what), batch_size, shuffle, drop_last, seed)
+        arrays = _arrays(data, names, what)
+        views, notes = take_types(inputs, arrays)
+        source = ArraySource(views, batch_size, shuffle, drop_last, seed)
+        source.notes = notes
         if not source.batches:
             few = (
                 f"{source.samples} samples, fewer than a batch of {batch_size}, and drop_last=True"
@@ -282,21 +336,21 @@ def make_source(
         )
     if isinstance(data, Iterable):
         one_shot = iter(data) is data
-        return (IteratorSource if one_shot else IterableSource)(data, names, what)
+        return (IteratorSource if one_shot else IterableSource)(data, inputs, what, complete)
     if callable(data):
-        return FunctionSource(data, names, what)
+        return FunctionSource(data, inputs, what, complete)
     raise ArgumentError(
         f"{what} must be a tuple or dictionary of arrays, an iterable of batches, or a function "
         f"that returns one, not {type(data).__name__}"
     )
 
 
-def _arrays(given: Sequence[Any], names: Sequence[str], what: str) -> list[Array]:
+def _arrays(given: Sequence[Any], names: Sequence[str], what: str) -> list[Rows]:
     """Return what is given for the inputs as arrays with the same number of samples."""
     _require_count(given, names, what)
-    arrays = [value if isinstance(value, np.ndarray) else np.asarray(value) for value in given]
+    arrays = [v if isinstance(v, np.ndarray | RowView) else np.asarray(v) for v in given]
     for name, array in zip(names, arrays, strict=True):
-        if array.ndim == 0:
+        if not array.shape:
             raise ArgumentError(f"{what}: the array for {name!r} has no axis of samples")
     if len({len(array) for array in arrays}) > 1:
         lengths = ", ".join(f"{n!r} has {len(a)}" for n, a in zip(names, arrays, strict=True))
@@ -311,3 +365,18 @@ def require_repeatable(source: Source, epochs: int, what: str) -> None:
             f"{what} is an iterator, which can be gone through once, and there are {epochs} "
             f"epochs: {_PASS} (for a generator function f, pass f and not f())"
         )
+
+
+def split_off(source: Source, part: Any, names: Sequence[str]) -> tuple[Source, dict[str, Rows]]:
+    """Divide the samples of arrays into those to train with, and validation data by name."""
+    if not isinstance(source, ArraySource):
+        raise ArgumentError("validation_split needs the data as arrays: pass validation= instead")
+    count = round(fraction("validation_split", part) * source.samples)
+    if not 0 < count < source.samples:
+        raise ArgumentError(
+            f"validation_split={part} of {source.samples} samples leaves none on one side"
+        )
+    # The order of an epoch that no run comes to.
+    order = shuffled(source.samples, source.seed, 2**32)
+    chosen = source.take(np.sort(order[:count]))
+    return source.take(np.sort(order[count:])), dict(zip(names, chosen.arrays, strict=True))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtrain.device.checks import at_least
-from onnxtrain.device.loop.batches import Batch, Source, as_array, make_source
+from onnxtrain.device.loop.batches import Batch, Source, as_array, loss_of, make_source
 from onnxtrain.device.loop.metrics import Metric, MetricLike, make_metrics
 from onnxtrain.device.loop.nan_guard import bad_data
+from onnxtrain.device.loop.weights import ClassWeight, takes_weights, with_weights
 from onnxtrain.errors import ArgumentError, NonFiniteError, OnnxTrainError
 
 if TYPE_CHECKING:
@@ -24,13 +25,18 @@ def evaluate(
     metrics: MetricLike | Iterable[MetricLike] | Mapping[str, MetricLike] = (),
     *,
     batch_size: int = 32,
+    class_weight: ClassWeight = None,
+    sample_weight: Any = None,
 ) -> dict[str, Any]:
     """Return the mean loss (`eval_loss`) and metrics over data, by name.
 
-    `data` and `metrics` are as for `fit`. The loss is the mean over samples, if that of a batch is.
+    The arguments are as for `fit`. The loss is the mean over samples, if that of a batch is.
+    Metrics have no weights.
     """
     batch_size = at_least(1, "batch_size", batch_size)
-    return Evaluation(session, data, make_metrics(metrics), batch_size, "data").run(0)
+    return Evaluation(
+        session, data, make_metrics(metrics), batch_size, "data", class_weight, sample_weight
+    ).run(0)
 
 
 class Evaluation:
@@ -43,19 +49,26 @@ class Evaluation:
         metrics: Mapping[str, Metric],
         batch_size: int,
         what: str,
+        class_weight: ClassWeight = None,
+        sample_weight: Any = None,
     ) -> None:
-        names = session.input_names(training=False)
-        if not names:
+        inputs = session.input_types(training=False)
+        names = [value.name for value in inputs]
+        if not inputs:
             raise ArgumentError(
                 "the session has no evaluation model: make it with eval_model, "
                 "or with TrainingSession.from_folder if the folder has eval_model.onnx"
             )
         self._session = session
         self._names = names
-        self.source: Source = make_source(data, names, batch_size=batch_size, what=what)
+        data, complete = with_weights(data, inputs, class_weight, sample_weight)
+        self.source: Source = make_source(
+            data, inputs, batch_size=batch_size, what=what, complete=complete
+        )
         self._metrics = metrics
         outputs = session.output_names(training=False)
-        self._places = {name: _places(name, m, outputs, names) for name, m in metrics.items()}
+        labels = names[:-1] if takes_weights(inputs) else names
+        self._places = {name: _places(name, m, outputs, labels) for name, m in metrics.items()}
 
     def run(self, epoch: int) -> dict[str, Any]:
         """Return the loss and the metrics by name."""
@@ -72,7 +85,7 @@ class Evaluation:
         """Update all metrics with a batch; return its loss."""
         results = self._session.eval_step(*batch.values)
         outputs = results if isinstance(results, tuple) else (results,)
-        loss = float(as_array(outputs[0]))
+        loss = loss_of(outputs)
         if not math.isfinite(loss):
             cause = bad_data(self._names, batch)
             why = f"because {cause}"

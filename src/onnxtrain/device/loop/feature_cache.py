@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onnxtrain.device.export.model_parts import ModelParts, Node, NodeField, find_needed, take_apart
 from onnxtrain.device.export.prune import layout_of
-from onnxtrain.device.loop.batches import ArraySource, make_source
+from onnxtrain.device.loop.batches import ArraySource, Source
+from onnxtrain.device.loop.rows import Rows
 from onnxtrain.device.run.inputs import prepared
 from onnxtrain.errors import ArgumentError, InputError
 from onnxtrain.format.checkpoint.content import Array
@@ -149,8 +150,8 @@ class FrozenFeatures:
         self._second = train.second, None if fused is None else fused.second
 
     def compute(
-        self, data: Mapping[str, Array], batch_size: int, directory: Path | None = None
-    ) -> dict[str, Array]:
+        self, data: Mapping[str, Rows], batch_size: int, directory: Path | None = None
+    ) -> dict[str, Rows]:
         """Return data with the features of all samples instead of the inputs they come from.
 
         With a directory, features are kept in files there and mapped, not in memory.
@@ -190,13 +191,15 @@ class FrozenFeatures:
 
 @contextmanager
 def cached_features(
-    session: TrainingSession, data: Any, batch_size: int, cache: bool | str | os.PathLike[str]
-) -> Iterator[Any]:
-    """Yield the data to train with: features instead of samples, if `cache` asks for them."""
+    session: TrainingSession,
+    source: Source,
+    batch_size: int,
+    cache: bool | str | os.PathLike[str],
+) -> Iterator[Source]:
+    """Yield the batches to train with: of features instead of samples, if `cache` asks for it."""
     if cache is False:
-        yield data
+        yield source
         return
-    source = make_source(data, session.input_names(), batch_size=batch_size)
     if not isinstance(source, ArraySource):
         raise ArgumentError("cache_features needs the data as arrays, not as batches")
     features = FrozenFeatures(session)
@@ -204,7 +207,10 @@ def cached_features(
     directory = None if cache is True else Path(os.fspath(cache))
     made = features.compute(arrays, batch_size, directory)
     with features.installed():
-        yield made
+        ordered = [made[name] for name in session.input_names()]
+        of_features = replace(source, arrays=ordered)
+        of_features.notes = source.notes
+        yield of_features
 
 
 def _memory(directory: Path | None, name: str, shape: tuple[int, ...], like: Array) -> Array:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from onnxtrain.device.checks import at_least, choice, not_negative
-from onnxtrain.device.loop.checkpoint_policy import Snapshot
+from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint, Snapshot
 from onnxtrain.device.loop.metrics import Metric
 from onnxtrain.errors import ArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    from onnxtrain.device.session import TrainingSession
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Best:
     """
 
     def __init__(self, monitor: str, mode: str, early: EarlyStopping | None) -> None:
-        self.monitor = monitor
+        self.monitor, self.mode = monitor, mode
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = 0.0 if early is None else early.min_delta
         self.patience = math.inf if early is None else early.patience
@@ -90,7 +93,9 @@ class Best:
         """Return what `restore` takes."""
         return {name: getattr(self, name) for name in ("monitor", "value", "epoch", "waited")}
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
+    def restore(
+        self, saved: Mapping[str, Any], session: TrainingSession, checkpoint: SaveCheckpoint | None
+    ) -> None:
         """Continue from a record, unless it is about another value."""
         try:
             if saved["monitor"] != self.monitor:
@@ -100,3 +105,13 @@ class Best:
             self.waited = int(saved["waited"])
         except (KeyError, TypeError, ValueError) as wrong:
             raise CheckpointError(f"the checkpoint's record of the best epoch: {wrong!r}") from None
+        if self.snapshot is None or self.epoch is None:
+            return
+        if checkpoint is None or not checkpoint.best_path.exists():
+            missing = "" if checkpoint is None else f", {str(checkpoint.best_path)!r} is missing"
+            raise ArgumentError(
+                f"the run cannot be resumed with restore_best: its best epoch was {self.epoch}, "
+                f"and the parameters of that were not kept{missing}. Keep them with "
+                "callbacks=[SaveCheckpoint(path), ...], or start a new run with resume=False"
+            )
+        self.snapshot.read(checkpoint.best_path, session)

@@ -7,19 +7,20 @@ import json
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.device.loop.history import History
-from onnxtrain.device.random_state import process_seed
+from onnxtrain.device.random_state import RandomState, process_seed
 from onnxtrain.errors import ArgumentError, CheckpointError
 
 if TYPE_CHECKING:
     from onnxtrain.device.optimizer import Optimizer
     from onnxtrain.device.session import TrainingSession
+    from onnxtrain.device.state import TrainingState
 
 # The entry of a checkpoint's private record that belongs to `fit`.
 KEY = "fit"
@@ -33,7 +34,9 @@ class ResumeState:
 
     `epoch` epochs are over, and of the next one `batch` batches, with `samples` samples, whose
     losses add up to `loss_sum`, within `seconds`. `first_step` is the optimizer's step at which the
-    run began, and `scheduler` the name and the rate that its scheduler was made with.
+    run began. `scheduler` has the name of its scheduler, the rate that it was made with and its
+    state; `rates` are some that a schedule function has returned, by step. `random` is where the
+    random numbers of a run that was saved stood.
     """
 
     seed: int
@@ -44,7 +47,15 @@ class ResumeState:
     seconds: float = 0.0
     first_step: int = 0
     scheduler: dict[str, Any] | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    random: dict[str, int] | None = None
     history: History = field(default_factory=History)
+    is_resumed: bool = field(default=False, init=False)
+
+    def state_of(self, kind: str) -> dict[str, Any] | None:
+        """Return the state of a scheduler of some kind, where the run was saved with one."""
+        saved = self.scheduler if self.scheduler and self.scheduler.get("name") == kind else {}
+        return saved.get("state")
 
     def next_epoch(self) -> None:
         """Move on to the beginning of the next epoch."""
@@ -52,20 +63,12 @@ class ResumeState:
         self.batch = self.samples = 0
         self.loss_sum = self.seconds = 0.0
 
-    def to_record(
-        self, step: int, order: Mapping[str, Any], best: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        """Return the position as plain data for a checkpoint; `step` is the optimizer's."""
+    def to_record(self, **others: Any) -> dict[str, Any]:
+        """Return the position, and others of the record's entries, as plain data."""
         history = json.loads(self.history.to_json())
         history |= {"losses": _pack(self.history.losses), "stopped": "", "interrupted": False}
-        return {
-            "format": _FORMAT,
-            "step": step,
-            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "history"},
-            "order": dict(order),
-            "best": None if best is None else dict(best),
-            "history": history,
-        }
+        own = {name: getattr(self, name) for name in (*_COUNTS, *_SUMS, "scheduler", "rates")}
+        return {"format": _FORMAT, **own, **others, "history": history}
 
     @classmethod
     def from_record(cls, saved: Any, step: int) -> ResumeState:
@@ -80,6 +83,8 @@ class ResumeState:
                 **counts,
                 **sums,
                 scheduler=None if saved["scheduler"] is None else dict(saved["scheduler"]),
+                rates={str(int(s)): float(r) for s, r in saved.get("rates", {}).items()},
+                random=_random(saved.get("random")),
                 history=History.from_plain(history),
             )
             saved_step = int(saved["step"])
@@ -97,29 +102,33 @@ class ResumeState:
                 f"of step {step}: they were trained or saved outside of fit. Save with run.save() "
                 "in callbacks, or start a new run with resume=False"
             )
+        state.is_resumed = True
         return state
 
-    def check_order(self, saved: Any, order: Mapping[str, Any]) -> None:
-        """Refuse other batches than before in the middle of an epoch."""
-        if not self.batch:
-            return
-        before = saved if isinstance(saved, dict) else {}
-        changed = [key for key in order if before.get(key) != order[key]]
-        if changed:
-            details = ", ".join(
-                f"{key} {order[key]!r} (before: {before.get(key)!r})" for key in changed
-            )
-            raise ArgumentError(
-                f"the run stopped within epoch {self.epoch + 1}, after {self.batch} batches, and "
-                f"cannot continue there with other batches: {details}. Resume with the same "
-                "settings, or start a new run with resume=False"
-            )
-        batches = order.get("batches")
-        if batches is not None and self.batch > batches:
-            raise CheckpointError(
-                f"the checkpoint's record of the run's position has {self.batch} batches of an "
-                f"epoch done, which has {batches}"
-            )
+
+def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
+    """Refuse to resume a run with settings that would make it another one."""
+    before: dict[str, Any] = {}
+    for part in ("order", "settings"):
+        if isinstance(saved.get(part), dict):
+            before |= saved[part]
+    changed = [key for key in now if key in before and before[key] != now[key]]
+    # Waiting longer than the run that was saved would have is fine, like more epochs.
+    waits: list[Any] = [settings.get("patience") for settings in (before, now)]
+    if all(isinstance(n, int) for n in waits) and waits[0] < waits[1]:
+        changed.remove("patience")
+    if changed:
+        details = ", ".join(f"{key} {now[key]!r} (before: {before[key]!r})" for key in changed)
+        raise ArgumentError(
+            f"the run cannot be resumed with other settings: {details}. Resume with the same ones, "
+            "or start a new run from its parameters with resume=False"
+        )
+    batches = now.get("batches")
+    if batches is not None and batch > batches:
+        raise CheckpointError(
+            f"the checkpoint's record of the run's position has {batch} batches of an epoch done, "
+            f"which has {batches}"
+        )
 
 
 def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] | None:
@@ -135,19 +144,33 @@ def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] 
 
 
 def begin_or_resume(
-    session: TrainingSession, optimizer: Optimizer, saved: dict[str, Any] | None, seed: int | None
+    state: TrainingState, optimizer: Optimizer, saved: dict[str, Any] | None, seed: int | None
 ) -> ResumeState:
-    """Return the position at which the run begins, or continues."""
-    if saved is not None:
-        state = ResumeState.from_record(saved, optimizer.step_count)
-        state.seed = state.seed if seed is None else seed
-        # The scheduler that is made next takes over from one of an earlier run in this process.
-        session.module.training_state.saved_scheduler = optimizer.scheduler_state()
-        return state
-    # A new run has a schedule of its own.
-    session.module.training_state.saved_scheduler = None
-    seeds = (number for number in (seed, process_seed()) if number is not None)
-    return ResumeState(next(seeds, secrets.randbits(63)), first_step=optimizer.step_count)
+    """Return the position at which the run begins, or continues; all that is random follows it."""
+    if saved is None:
+        if seed is not None:
+            state.random = RandomState({"seed": seed, "draws": 0})
+        seeds = (number for number in (seed, process_seed()) if number is not None)
+        return ResumeState(next(seeds, secrets.randbits(63)), first_step=optimizer.step_count)
+    resumed = ResumeState.from_record(saved, optimizer.step_count)
+    if seed is not None and seed != resumed.seed:
+        raise ArgumentError(
+            f"the run cannot be resumed with another seed: {seed} (before: {resumed.seed}). Leave "
+            "seed out, or start a new run with resume=False"
+        )
+    if resumed.random is not None:
+        state.random = RandomState(resumed.random)
+    held = optimizer.scheduler_state()
+    if held is not None and "state" not in (resumed.scheduler or {}):
+        # A run of the JavaScript package has the state of its scheduler beside the record.
+        kind = held.get("kind", "")
+        resumed.scheduler = {"name": kind, **(resumed.scheduler or {})}
+        resumed.scheduler["state"] = optimizer.saved_scheduler(kind)
+    return resumed
+
+
+def _random(saved: Mapping[str, Any] | None) -> dict[str, int] | None:
+    return None if saved is None else {name: int(saved[name]) for name in ("seed", "draws")}
 
 
 def _pack(losses: list[float]) -> dict[str, str]:

@@ -6,14 +6,13 @@ import math
 import os
 import signal
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from onnxtrain.device.loop.batches import Batch, Source, as_array
+from onnxtrain.device.loop.batches import Batch, Source, loss_of
 from onnxtrain.device.loop.callbacks import Callbacks, Run
 from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint
 from onnxtrain.device.loop.evaluation import Evaluation
@@ -33,15 +32,18 @@ if TYPE_CHECKING:
 class Loop:
     """Trains until all epochs are over, or something ends the run before.
 
-    `state` is the position of the run; `order` determines the order of its batches. Batches are
-    taken in parts of `micro_batch_size` samples.
+    `state` is the position of the run; `order` determines the order of its batches, and `settings`
+    whatever else a resumed run has to have in common. Batches are taken in parts of
+    `micro_batch_size` samples.
     """
 
     session: TrainingSession
     source: Source
     state: ResumeState
     order: dict[str, Any]
+    settings: dict[str, Any]
     epochs: int
+    max_steps: int | None
     accumulation: Accumulation | None
     micro_batch_size: int | None
     steps_in_epoch: int | None
@@ -59,6 +61,7 @@ class Loop:
         self._run = Run(self.session, self.epochs, self._history, self._save)
         self._began = 0.0
         self._steps_of_epoch = 0
+        self._told = 0
         self._saved_at: tuple[int, int] | None = None
         self._kept = "No checkpoint was saved so far."
         if self.checkpoint is None:
@@ -94,12 +97,16 @@ class Loop:
         self.callbacks.call("on_train_begin", self._run)
         while self.state.epoch < self.epochs and not self._why_over():
             self._train_epoch()
-            if self._run.stopped is None:
+            if self._run.stopped is None and not self._is_last_step():
                 self._end_epoch()
         self._history.stopped = self._run.stopped or self._why_over()
         # From here on, an interrupt has nothing left to interrupt.
         self._interrupts.busy = True
         self._save_last()
+        if self._is_last_step() and self.state.batch:
+            # The run can be resumed within the epoch; the history has what there is of it.
+            self._history.epochs.append(self._record())
+            self.progress.end_epoch(self._history.epochs[-1], self.epochs)
         self._restore_best()
         self._history.interrupted = self._interrupts.asked
         if self._history.stopped:
@@ -109,11 +116,16 @@ class Loop:
         """Return why training is over before its last epoch; "" if it is not."""
         if self._run.stopped is not None:
             return self._run.stopped
+        if self._is_last_step():
+            return f"max_steps: {self.max_steps} steps are over"
         best = self.best
         if best is None or best.waited < best.patience:
             return ""
         found = "" if best.value is None else f" (the best: {best.value:.4g} in epoch {best.epoch})"
         return f"no better {best.monitor} for {best.waited} epochs{found}"
+
+    def _is_last_step(self) -> bool:
+        return self.max_steps is not None and self._run.step >= self.max_steps
 
     def _save_last(self) -> None:
         """Save the run where it ends."""
@@ -123,16 +135,8 @@ class Loop:
             self._save(self.checkpoint.path)
 
     def _restore_best(self) -> None:
-        best = self.best
-        if best is None or best.snapshot is None or best.epoch is None:
-            return
-        if not best.snapshot.restore(self.session):
-            warnings.warn(
-                f"restore_best: the best epoch was {best.epoch}, before this run was resumed, and "
-                "its parameters were not kept; those of the last epoch remain",
-                UserWarning,
-                stacklevel=6,
-            )
+        if self.best is not None and self.best.snapshot is not None:
+            self.best.snapshot.restore(self.session)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -145,16 +149,22 @@ class Loop:
             self._run.epoch, self.epochs, self.steps_in_epoch, self._steps_of_epoch
         )
         for batch in self.source.epoch(state.epoch, state.batch):
+            self._tell_notes()
             # With accumulation, all from the first batch to the update is one step.
             self._interrupts.busy = True
             if accumulation is None:
                 self._end_step(self._loss(self.session.step, batch), 1, batch.samples)
             else:
                 self._accumulate(accumulation, batch)
-            if self._run.stopped is not None:
+            if self._run.stopped is not None or self._is_last_step():
                 return
         if accumulation is not None and accumulation.batches:
             self._update(accumulation)
+
+    def _tell_notes(self) -> None:
+        for note in self.source.notes[self._told :]:
+            self.progress.say(note)
+        self._told = len(self.source.notes)
 
     def _accumulate(self, accumulation: Accumulation, batch: Batch) -> None:
         for part in batch.split(self.micro_batch_size):
@@ -180,7 +190,7 @@ class Loop:
                 "than the others)"
             )
             raise
-        loss = float(as_array(result[0] if isinstance(result, tuple) else result))
+        loss = loss_of(result)
         if not math.isfinite(loss):
             raise self.guard.explain_loss(self._moment(1), loss, batch, self._history.losses)
         return loss
@@ -212,7 +222,8 @@ class Loop:
 
     # ---- the end of an epoch -------------------------------------------------------------------
 
-    def _end_epoch(self) -> None:
+    def _record(self) -> EpochRecord:
+        """Evaluate, and return the record of the epoch."""
         values: dict[str, Any] = {}
         if self.evaluation is not None:
             self.progress.evaluating()
@@ -220,7 +231,7 @@ class Loop:
             self.callbacks.call("on_evaluate", self._run)
         self._interrupts.busy = True
         state = self.state
-        record = EpochRecord(
+        return EpochRecord(
             epoch=state.epoch + 1,
             steps=self._run.step,
             samples=state.samples,
@@ -229,6 +240,9 @@ class Loop:
             seconds=time.monotonic() - self._began,
             values=values,
         )
+
+    def _end_epoch(self) -> None:
+        record = self._record()
         self._history.epochs.append(record)
         if self.schedule.monitor is not None:
             self.schedule.step(record[self.schedule.monitor])
@@ -271,10 +285,22 @@ class Loop:
         """Put the position of the run into the session's state, which is saved with it."""
         if self.state.batch:
             self.state.seconds = time.monotonic() - self._began
-        assert self.session.optimizer is not None
-        best = None if self.best is None else self.best.saved()
-        self.session.module.training_state.private[KEY] = self.state.to_record(
-            self.session.optimizer.step_count, self.order, best
+        optimizer, state = self.session.optimizer, self.session.module.training_state
+        assert optimizer is not None
+        scheduler = self.schedule.scheduler
+        if scheduler is not None:
+            self.state.scheduler = {
+                "name": scheduler.kind,
+                **(self.state.scheduler or {}),
+                "state": scheduler.state(),
+            }
+        state.private[KEY] = self.state.to_record(
+            step=optimizer.step_count,
+            rate=optimizer.get_learning_rate(),
+            random=state.random.saved(),
+            order=self.order,
+            settings=self.settings | {"learning_rate": optimizer.lasting_rate},
+            best=None if self.best is None else self.best.saved(),
         )
 
 

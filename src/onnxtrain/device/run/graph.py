@@ -169,9 +169,10 @@ class Graph:
     def _take_interface(self) -> None:
         """Ask onnxruntime for what a file in the ORT format does not tell us."""
         model, session = self.model, self._make_session(None)
-        model.inputs = tuple(_value_type(v) for v in session.get_inputs())
-        model.outputs = tuple(_value_type(v) for v in session.get_outputs())
-        metadata = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+        model.inputs = tuple(value_type(v) for v in session.get_inputs())
+        model.outputs = tuple(value_type(v) for v in session.get_outputs())
+        model.properties = dict(session.get_modelmeta().custom_metadata_map)
+        metadata = model.properties.pop(METADATA_KEY, None)
         if metadata is not None:
             model.metadata = read_metadata(Reader(self.name), metadata)
         if self.settings.batch is None:
@@ -306,5 +307,6 @@ ORT_TYPES = {code: f"tensor({element.name.lower()})" for code, element in ELEMEN
 _CODES = {name: code for code, name in ORT_TYPES.items()}
 
 
-def _value_type(value: Any) -> ValueType:
+def value_type(value: Any) -> ValueType:
+    """Return the type of an input or output as onnxruntime gives it."""
     return ValueType(value.name, _CODES.get(value.type, 0), tuple(value.shape))

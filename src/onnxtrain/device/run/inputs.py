@@ -98,7 +98,7 @@ def _held(value: ValueType, data: Any) -> Any:
             )
         return held
     if value.element_type != STRING:
-        return ort.OrtValue.ortvalue_from_numpy(_converted(value, data))
+        return ort.OrtValue.ortvalue_from_numpy(converted(value, data))
     array = np.asarray(data)
     if array.dtype.kind != "U" and not (
         array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat)
@@ -109,7 +109,8 @@ def _held(value: ValueType, data: Any) -> Any:
     return Strings(array.astype(object))
 
 
-def _converted(value: ValueType, data: Any) -> Array:
+def converted(value: ValueType, data: Any) -> Array:
+    """Return the data of an input as an array of its element type, if nothing is lost."""
     if data is None:
         raise InputError(f"the input {value.name!r} is None")
     element = ELEMENT_TYPES.get(value.element_type)

@@ -67,6 +67,7 @@ class ModelFile:
     initializer_names: tuple[str, ...] = ()
     node_count: int = 0
     opsets: dict[str, int] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)  # of the model, beside `metadata`
 
     def output_dims(self, name: str) -> tuple[int | str | None, ...] | None:
         """Return the declared shape of an output, if there is one."""
@@ -144,7 +145,8 @@ def _read_model(model: ModelFile) -> ModelFile:
     imports = reader.messages(parts[field.OPSET_IMPORT], "opset_import")
     model.opsets = dict(read_opset(reader, message) for message in imports)
     entries = reader.messages(parts[field.METADATA], "metadata_props")
-    metadata = dict(read_entry(reader, entry) for entry in entries).get(METADATA_KEY)
+    model.properties = dict(read_entry(reader, entry) for entry in entries)
+    metadata = model.properties.pop(METADATA_KEY, None)
     if metadata is not None:
         model.metadata = read_metadata(reader, metadata)
     _read_graph(model, reader, graph)

@@ -17,7 +17,7 @@ import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.offline.autodiff.definitions import defined
 from onnxtrain.offline.autodiff.expand import has_function_body
 from onnxtrain.offline.autodiff.registry import lookup, refusal, registered, zero_reason
-from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 RULED, EXPANDED, ZERO, REFUSED, UNKNOWN = "rule", "expanded", "zero", "refused", "unknown"
 REWRITTEN = "rewritten"
@@ -86,8 +86,8 @@ def page() -> str:
         "",
         f"The {len(rows)} operators of `ai.onnx` that onnx {onnx.__version__} knows "
         f"(opset {onnx.defs.onnx_opset_version()}), and what differentiation does with each. "
-        f"Models of opset {OLDEST_OPSET} and later are supported; those older than opset "
-        f"{FLOOR_OPSET} are upgraded to it first.",
+        f"Models of every opset are supported; those older than opset {FLOOR_OPSET} are upgraded to "
+        "it first.",
         "",
         "| how | operators | meaning |",
         "|---|---|---|",

@@ -25,7 +25,7 @@ from contextvars import ContextVar
 import onnx_ir as ir
 
 from onnxtrain.errors import MissingGradientError, MissingRule, OnnxTrainError
-from onnxtrain.offline.autodiff.nan_safety import finite_cotangents
+from onnxtrain.offline.autodiff.nan_safety import finite_cotangents, nodes_to_guard
 from onnxtrain.offline.autodiff.registry import (
     Cotangents,
     Rule,
@@ -34,6 +34,7 @@ from onnxtrain.offline.autodiff.registry import (
     zero_reason,
 )
 from onnxtrain.offline.graph.error_context import error_context
+from onnxtrain.offline.graph.loop_parts import LoopParts, State
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
@@ -62,6 +63,9 @@ def differentiate(
     path.require_rules()
     around = op.scope, op.finite_cotangents
     op.finite_cotangents = finite_cotangents(path.nodes, path.edges, () if finite_seeds else seeds)
+    with_zeros = [value for value, seed in seeds.items() if seed.const_value is None]
+    trained = wrt if finite_seeds else ()
+    guarded = nodes_to_guard(nodes, path.nodes, path.edges, with_zeros, trained)
     pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
     complete: dict[ir.Value, ir.Value | None] = {}
     with op.arithmetic(), _differentiating(path):
@@ -71,13 +75,16 @@ def differentiate(
             cotangents = [complete[output] for output in node.outputs]
             if all(c is None for c in cotangents):
                 continue
-            op.scope = f"{label_of(node)}_grad"
+            op.scope, op.guarded = f"{label_of(node)}_grad", node in guarded
             with error_context(node, "writing the gradient of"):
-                returned = path.rule_of(node)(op, node, *cotangents)
-                for value, cotangent in _contributions(node, returned):
+                rule = path.rule_of(node)
+                for value, cotangent in _contributions(node, rule(op, node, *cotangents)):
                     if value in path.depends:
-                        settled = _settle(op, node, path.rule_of(node), value, cotangent)
+                        if rule.broadcasts and cotangents[0] is not None:
+                            cotangent = op.keep_zeros(cotangent, cotangents[0])
+                        settled = _settle(op, node, rule, value, cotangent)
                         pending.setdefault(value, []).append(settled)
+            op.guarded = False
         for value in wrt:
             if value not in complete:
                 complete[value] = _total(op, value, pending.pop(value, []))
@@ -161,28 +168,69 @@ class ActivePath:
             if value is not None and index not in stops and is_float(value):
                 yield value
         captured = [v for v in captured_values(node) if is_float(v)]
-        if captured and node.op_type == "If" and node.domain == "":
-            lost = [set(p.lost()) for p in self._branches(node, captured, node.outputs)]
+        if captured and holds_paths(node):
+            given = [v for v in (*node.inputs, *captured) if v is not None and is_float(v)]
+            lost = [set(p.lost()) for p in self._subpaths(node, set(given), set(node.outputs))]
             captured = [v for v in captured if not all(v in each for each in lost)]
         yield from captured
         if found is not None and found.reaches is not None:
             yield from (v for v in found.reaches(node) if is_float(v))
 
     def inside(self, node: ir.Node) -> Iterator[ActivePath]:
-        """Yield the paths in the branches of an active node, from what it captures to its outputs.
+        """Yield the paths in the subgraphs of an active node, from what they use to its outputs.
 
-        What a branch captures counts where it depends on a value of interest.
+        What a subgraph captures counts where it depends on a value of interest.
         """
-        captured = [v for v in captured_values(node) if v in self.depends]
-        yield from self._branches(node, captured, self._matters)
+        yield from self._subpaths(node, self.depends, self._matters)
 
-    def _branches(
-        self, node: ir.Node, captured: Sequence[ir.Value], matters: Container[ir.Value]
+    def _subpaths(
+        self, node: ir.Node, depends: Container[ir.Value], matters: Container[ir.Value]
     ) -> Iterator[ActivePath]:
+        captured = [v for v in captured_values(node) if v in depends]
+        if node.op_type == "Loop":
+            yield self._through_steps(LoopParts(node), captured, depends, matters)
+            return
         for body in subgraphs_of(node):
             pairs = zip(node.outputs, body.outputs, strict=True)
             outputs = [inner for outer, inner in pairs if outer in matters]
-            yield ActivePath(list(body), captured, outputs, self._opset, self.straight_through)
+            yield self._subpath(body, captured, outputs)
+
+    def _through_steps(
+        self,
+        loop: LoopParts,
+        captured: Sequence[ir.Value],
+        depends: Container[ir.Value],
+        matters: Container[ir.Value],
+    ) -> ActivePath:
+        """Return the path in one step; what a state carries on is found step by step."""
+        states = [s for s in loop.states if is_float(s.before)]
+        starts = dict.fromkeys((*captured, *(s.before for s in states if s.initial in depends)))
+        ends = dict.fromkeys(s.after for s in states if s.final in matters)
+        ends.update((inner, None) for inner, outer in loop.collected if outer in matters)
+        while True:
+            path = self._subpath(loop.body, starts, ends)
+            known = len(starts) + len(ends)
+            starts.update((s.before, None) for s in states if s.after in path.depends)
+            ends.update((s.after, None) for s in states if s.before in path._matters)
+            if len(starts) + len(ends) == known:
+                return path
+
+    def _subpath(
+        self, body: ir.Graph, wrt: Iterable[ir.Value], outputs: Iterable[ir.Value]
+    ) -> ActivePath:
+        return ActivePath(list(body), wrt, outputs, self._opset, self.straight_through)
+
+    def with_subpaths(self) -> Iterator[ActivePath]:
+        """Yield this path and those in the subgraphs of its nodes."""
+        yield self
+        for node in self.nodes:
+            if holds_paths(node) and self._rules[node] is not None:
+                for path in self.inside(node):
+                    yield from path.with_subpaths()
+
+    def between(self, states: Iterable[State]) -> set[ir.Value]:
+        """Return the states of a Loop that carry a gradient, by their values before a step."""
+        return {s.before for s in states if s.before in self._wrt and s.after in self._outputs}
 
     def reached(self) -> list[ir.Value]:
         """Return the values of interest that a gradient comes to."""
@@ -195,29 +243,24 @@ class ActivePath:
         return found
 
     def without_rule(self) -> list[ir.Node]:
-        """Return the active nodes that no rule differentiates."""
-        return [node for node in self.nodes if self._rules[node] is None]
+        """Return the active nodes that no rule differentiates, those in subgraphs included."""
+        return [n for path in self.with_subpaths() for n in path.nodes if path._rules[n] is None]
 
     def require_rules(self) -> None:
-        """Raise one error that lists every active node without a rule, in branches too."""
-        missing = list(self._missing())
-        if missing:
-            raise MissingGradientError(missing, training=self.straight_through is None)
-
-    def _missing(self) -> Iterator[MissingRule]:
-        yield from (
+        """Raise one error that lists every active node without a rule, in subgraphs too."""
+        missing = [
             MissingRule(
                 op=f"{node.domain or 'ai.onnx'}.{node.op_type}",
                 node=label_of(node),
                 reason=refusal(node.op_type, node.domain) or "no gradient rule is registered",
-                path=self._path_to(node),
+                path=path._path_to(node),
             )
-            for node in self.without_rule()
-        )
-        for node in self.nodes:
-            if node.op_type == "If" and self._rules[node] is not None:
-                for branch in self.inside(node):
-                    yield from branch._missing()
+            for path in self.with_subpaths()
+            for node in path.nodes
+            if path._rules[node] is None
+        ]
+        if missing:
+            raise MissingGradientError(missing, training=self.straight_through is None)
 
     def _path_to(self, node: ir.Node) -> list[str]:
         """Name the way from a value of interest to a node, its middle left out if it is long."""
@@ -232,6 +275,11 @@ class ActivePath:
             current = source.producer()
         steps.reverse()
         return steps if len(steps) <= 8 else [*steps[:4], "…", *steps[-3:]]
+
+
+def holds_paths(node: ir.Node) -> bool:
+    """Tell whether gradients flow through the subgraphs of a node."""
+    return node.domain == "" and node.op_type in ("If", "Loop")
 
 
 def operator_name(node: ir.Node) -> str:

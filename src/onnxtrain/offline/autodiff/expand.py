@@ -7,7 +7,7 @@ turn: the one in `definitions.py`, if there is one, else the one of the standard
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
@@ -30,7 +30,7 @@ def expand_by_definition(model: ir.Model, path: Callable[[], ActivePath]) -> Non
     The values that the nodes made stay the same objects, with the same names.
     """
     opset = model.opset_imports[""]
-    while found := list(_candidates(path(), opset)):
+    while found := [n for n in path().without_rule() if _has_definition(n, opset)]:
         op = Ops(model.graph, opset)
         with op.arithmetic():
             expanded = [_expand(op, node, model.ir_version) for node in found]
@@ -39,25 +39,18 @@ def expand_by_definition(model: ir.Model, path: Callable[[], ActivePath]) -> Non
         infer_shapes(model)
 
 
-def _candidates(path: ActivePath, opset: int) -> Iterator[ir.Node]:
-    """Yield the active nodes without a rule that have a definition, those in branches included."""
-    for node in path.without_rule():
-        if _has_definition(node, opset):
-            yield node
-    for node in path.nodes:
-        if node.op_type == "If" and node.domain == "":
-            for branch in path.inside(node):
-                yield from _candidates(branch, opset)
-
-
 def _has_definition(node: ir.Node, opset: int) -> bool:
-    if node.domain != "" or refusal(node.op_type) is not None or subgraphs_of(node):
+    if node.domain != "" or refusal(node.op_type) is not None:
+        return False
+    if definition_of(node) is not None:
+        return True
+    if subgraphs_of(node):
         return False
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
         return False
-    return has_function_body(schema) or definition_of(node) is not None
+    return has_function_body(schema)
 
 
 def has_function_body(schema: Any) -> bool:

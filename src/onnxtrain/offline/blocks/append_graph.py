@@ -15,10 +15,12 @@ import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.accessor import ModelAccessor, current
+from onnxtrain.offline.frontend.upgrade import upgraded
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, least_ir_version
 
 Write = Callable[..., Sequence[ir.Value]]
+_NUMPY_BROADCASTING = 7  # the opset that brought it
 
 
 def append_graph(
@@ -37,12 +39,13 @@ def append_graph(
         token: the results are named `onnx::<token>::<number>`.
         typed: whether `write` needs the types of the values. Without them the values need not be in
             the model yet: a block that calls blocks may add them later.
-        least_opset: the oldest opset that `write` knows the operators of.
+        least_opset: the oldest opset that `write` knows the operators of. A model of an older one
+            is upgraded.
 
     """
     accessor = current()
-    values = [_opened(accessor, name, typed) for name in names]
     op = writer(accessor, token, least_opset)
+    values = [_opened(accessor, name, typed) for name in names]
     results = write(op, *values)
     for result in results:
         result.name = accessor.fresh_name(token)
@@ -70,7 +73,7 @@ def append_node(
 def writer(accessor: ModelAccessor, scope: str, least_opset: int = 1) -> Ops:
     """Return an `Ops` with a graph of its own, whose names are new to the model."""
     graph = ir.Graph([], [], nodes=[], name="appended")
-    op = Ops(graph, _opset(accessor.model, least_opset), accessor.names)
+    op = Ops(graph, _opset(accessor, least_opset), accessor.names)
     op.scope = scope
     return op
 
@@ -98,17 +101,16 @@ def _opened(accessor: ModelAccessor, name: str, typed: bool) -> ir.Value | None:
     return ir.serde.deserialize_value_info_proto(info, None)
 
 
-def _opset(model: onnx.ModelProto, least: int) -> int:
-    """Return the opset of the model; raise it to the least one while the model has no nodes."""
+def _opset(accessor: ModelAccessor, least: int) -> int:
+    """Return the opset of the model; upgrade the model if it is older than the least one."""
+    model, least = accessor.model, max(least, _NUMPY_BROADCASTING)
     default = next((o for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
     if default is None:
         default = model.opset_import.add(domain="", version=FLOOR_OPSET)
     if default.version < least:
         if model.graph.node:
-            raise BlockError(
-                f"the model has opset {default.version}, but optimizers and gradient clipping need "
-                f"{least} or later: convert the model, or use an empty_base()"
-            )
+            model.CopyFrom(upgraded(model))
+            return FLOOR_OPSET
         default.version = least
         model.ir_version = max(model.ir_version, least_ir_version({"": least}))
     return int(default.version)

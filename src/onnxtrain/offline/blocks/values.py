@@ -15,6 +15,7 @@ from onnx import helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.frontend.external_data import settle_tensors
+from onnxtrain.offline.frontend.load import STATES_OPSETS
 from onnxtrain.offline.graph.infer import SMALL
 
 _OWN = ("", "ai.onnx")
@@ -75,6 +76,8 @@ def drop_default_inputs(model: onnx.ModelProto) -> None:
     if len(fed) < len(graph.input):
         del graph.input[:]
         graph.input.extend(fed)
+    if not model.opset_import and model.ir_version < STATES_OPSETS:
+        model.opset_import.add(version=1)
     model.ir_version = max(model.ir_version, _INITIALIZERS_ALONE_SINCE)
 
 

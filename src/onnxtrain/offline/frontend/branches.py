@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.infer import RANK_FROM_USE, infer_shapes
-from onnxtrain.offline.graph.initializers import rename_initializer
+from onnxtrain.offline.graph.infer import infer_shapes
+from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
 from onnxtrain.offline.graph.names import Names, label_of
+from onnxtrain.offline.graph.ranks import RANK_FROM_USE
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, dims_read
 from onnxtrain.offline.graph.subgraphs import take_out, values_of
 
@@ -25,9 +26,32 @@ _MOST = 64  # elements: shapes, axes and what is computed from them
 
 
 def take_known_branches(model: ir.Model) -> None:
-    """Replace every If that can be decided, in place, until none is left."""
-    while any([_decide(model, graph) for graph in (model.graph, *model.graph.subgraphs())]):
+    """Replace every If that can be decided, in place, until none is left.
+
+    Along with it go the integers in bodies that shapes decide. In the graph around them, inference
+    computes with sizes; in a body it does not, and finds no shape for a Slice to half of an axis.
+    """
+    while any(
+        [
+            *(_fold_sizes(body) for body in model.graph.subgraphs()),
+            *(_decide(model, graph) for graph in (model.graph, *model.graph.subgraphs())),
+        ]
+    ):
         infer_shapes(model)
+
+
+def _fold_sizes(body: ir.Graph) -> bool:
+    found = False
+    for node in list(body):
+        output = node.outputs[0]
+        if len(node.outputs) > 1 or output.is_graph_output() or not output.uses():
+            continue
+        known = None if constant_array(output) is not None else known_value(output)
+        if known is not None and output.dtype is not None and None not in known.ravel():
+            array = known.astype(output.dtype.numpy())
+            replace_by_initializer(body, node, ir.tensor(array))
+            found = True
+    return found
 
 
 def _decide(model: ir.Model, graph: ir.Graph) -> bool:
@@ -83,6 +107,7 @@ def _take(model: ir.Model, graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> 
         graph.insert_before(node, [identity])
         new = identity.outputs[0]
         new.type, new.shape, new.name = old.type, old.shape, old.name
+        new.meta.update(old.meta)  # the rank that its readers need
         old.name = names.fresh(f"{old.name}_replaced")
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
@@ -170,6 +195,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Add": operator.add,
     "Sub": operator.sub,
     "Mul": operator.mul,
+    "Div": lambda a, b: a // b if a >= 0 and b > 0 else None,
 }
 _KNOWN: dict[str, Callable[[ir.Node], Partial | None]] = {
     "Shape": _shape,

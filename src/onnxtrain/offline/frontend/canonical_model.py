@@ -16,6 +16,7 @@ from onnxtrain.offline.frontend.branches import take_known_branches
 from onnxtrain.offline.frontend.canonicalize import (
     check_enum_attributes,
     forget_stale_shapes,
+    make_range_scalar,
     release_initializers,
     sort_nodes,
     trim,
@@ -23,7 +24,7 @@ from onnxtrain.offline.frontend.canonicalize import (
 from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
 from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
-from onnxtrain.offline.frontend.sequences import dissolve_sequences
+from onnxtrain.offline.frontend.sequences import dissolve_sequences, drop_unit_splits
 from onnxtrain.offline.frontend.split_shared_initializers import split_shared_initializers
 from onnxtrain.offline.frontend.upgrade import upgrade_to_floor
 from onnxtrain.offline.graph.error_context import model_error_context
@@ -56,10 +57,12 @@ def canonical_model(model: ModelLike) -> ir.Model:
         loaded.graph.sort()
         forget_stale_shapes(loaded)
         split_shared_initializers(loaded.graph)
+        make_range_scalar(loaded)
         upgrade_to_floor(loaded)
         state_defaults(loaded)
         expand_fused(loaded)
         complete_outputs(loaded)
+        drop_unit_splits(loaded)
         infer_shapes(loaded)
         if dissolve_sequences(loaded):
             infer_shapes(loaded)

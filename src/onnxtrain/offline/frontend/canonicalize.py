@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.graph.infer import skeleton, without_declared_shapes
 from onnxtrain.offline.graph.op_facts import SHAPE_INPUTS
+from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.subgraphs import sources
 
 DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not be an input
@@ -84,6 +85,44 @@ def trim(model: ir.Model) -> None:
                 node.resize_outputs(len(node.outputs) - 1)
             if not node.outputs:
                 graph.remove(node, safe=True)
+
+
+def make_range_scalar(model: ir.Model) -> None:
+    """Give every Range scalars, where a model feeds it vectors of one element.
+
+    onnxruntime takes both, and so do the standard's own function bodies; shape inference does not.
+    """
+    if not any(n.op_type == "Range" and n.domain == "" for n in model.graph.all_nodes()):
+        return
+    try:
+        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True)
+    except Exception:  # the strict inference that follows tells what is wrong
+        return
+    vectors = {info.name for info in _typed(inferred.graph) if _rank(info) == 1}
+    op = Ops(model.graph, model.opset_imports[""])
+    for node in list(model.graph.all_nodes()):
+        if node.op_type == "Range" and node.domain == "":
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.name in vectors:
+                    scalar = ir.node("Reshape", [value, op.int64([])])
+                    scalar.outputs[0].name = op.names.fresh(f"{value.name}_scalar")
+                    node.prepend(scalar)
+                    node.replace_input_with(index, scalar.outputs[0])
+
+
+def _typed(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from (*graph.input, *graph.value_info, *graph.output)
+    for tensor in graph.initializer:
+        yield onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _typed(attribute.g)
+
+
+def _rank(info: onnx.ValueInfoProto) -> int | None:
+    known = info.type.HasField("tensor_type") and info.type.tensor_type.HasField("shape")
+    return len(info.type.tensor_type.shape.dim) if known else None
 
 
 _WORDS = {

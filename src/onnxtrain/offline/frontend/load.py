@@ -12,10 +12,10 @@ from onnxtrain.errors import ModelError
 from onnxtrain.offline.frontend.external_data import settle_tensors
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.infer import root_cause
-from onnxtrain.offline.graph.versions import FLOOR_OPSET, OLDEST_OPSET
+from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
-_OLDEST_IR_VERSION = 3  # the first that states opsets
+STATES_OPSETS = 3  # the first IR version that does; before, there was opset 1
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
 
 
@@ -95,11 +95,14 @@ def _resembles(path: Path) -> str:
 def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
     if not proto.HasField("graph") or not proto.graph.output:
         raise ModelError(f"{origin} holds no graph with outputs: it is empty, or not a whole model")
-    if not proto.opset_import:
+    unstated = not proto.opset_import and 0 < proto.ir_version < STATES_OPSETS
+    if not proto.opset_import and not unstated:
         raise ModelError(f"{origin} states no opset (opset_import): its operators have no meaning")
     require_well_formed(proto, origin)
     try:
         loaded = ir.from_proto(proto)
+        if unstated:
+            loaded.opset_imports[""] = 1
         # The same name may be declared as an output, or in value_info, as something else.
         for value, info in zip(loaded.graph.inputs, proto.graph.input, strict=True):
             value.type = ir.serde.deserialize_type_proto_for_type(info.type)
@@ -152,12 +155,7 @@ def _says_nothing(dim: int | ir.SymbolicDim) -> bool:
 
 
 def check_opset(model: ir.Model) -> None:
-    """Refuse opsets that are older or newer than what onnxtrain understands."""
-    if model.ir_version < _OLDEST_IR_VERSION:
-        raise ModelError(
-            f"the model has IR version {model.ir_version}; onnxtrain supports {_OLDEST_IR_VERSION} "
-            "and newer: export it again with a newer exporter"
-        )
+    """Refuse opsets that are newer than what onnxtrain understands."""
     newest = onnx.defs.onnx_opset_version()
     opset = model.opset_imports.get("", None)
     if opset is None:
@@ -168,9 +166,4 @@ def check_opset(model: ir.Model) -> None:
         raise ModelError(
             f"the model has opset {opset}; the installed onnx {onnx.__version__} knows up to "
             f"{newest}: upgrade onnx, or export the model with an older opset"
-        )
-    elif opset < OLDEST_OPSET:
-        raise ModelError(
-            f"the model has opset {opset}; onnxtrain supports {OLDEST_OPSET} to {newest}: export "
-            f"it again with a newer opset, or convert it with onnx.version_converter"
         )

@@ -10,21 +10,22 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.frontend.loop_sequences import collect_appended
 from onnxtrain.offline.frontend.upgrade.rewrite import Rewriter
 from onnxtrain.offline.graph.initializers import replace_by_initializer
 from onnxtrain.offline.graph.names import Names
-from onnxtrain.offline.graph.shapes import constant_array, dims_of
+from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
 from onnxtrain.offline.graph.subgraphs import take_out
 
 Elements = list[ir.Value]
-_TO_THE_END = np.iinfo(np.int64).max
+_ZERO = np.array([0], np.int64)
 
 
 def dissolve_sequences(model: ir.Model) -> bool:
     """Let what reads sequences of known elements read the elements, in place; tell if any did.
 
-    Ranks have to be known. A sequence that a Loop builds, or an index that only run time tells,
-    stays as it is.
+    Ranks have to be known. A sequence that a Loop builds becomes a stack of its elements where
+    they have one shape.
     """
     readers = [
         node
@@ -35,7 +36,24 @@ def dissolve_sequences(model: ir.Model) -> bool:
     if not readers:
         return False
     known = _Known(Names.of(model.graph), model.opset_imports[""])
-    return any([_READERS[node.op_type](known, node) for node in readers])
+    collected = collect_appended(model, known.write, known.elements, _READERS)
+    left = [node for node in readers if node.op_type in _READERS]
+    return any([collected, *(_READERS[node.op_type](known, node) for node in left)])
+
+
+def drop_unit_splits(model: ir.Model) -> None:
+    """Split into single elements by leaving out how many.
+
+    onnxruntime drops the axis of SplitToSequence with keepdims=0 if the parts are given as the
+    number 1, and torch counts on it. The standard, and inference with it, does so only where
+    nothing is given.
+    """
+    for node in model.graph.all_nodes():
+        if node.op_type != "SplitToSequence" or node.domain or len(node.inputs) < 2:
+            continue
+        width = constant_array(node.inputs[1])
+        if width is not None and width.shape == () and not node.attributes.get_int("keepdims", 1):
+            node.resize_inputs(1)
 
 
 class _Known:
@@ -149,47 +167,104 @@ def _drops_axis(node: ir.Node) -> bool:
 
 def _sequence_at(known: _Known, node: ir.Node) -> bool:
     place = constant_array(node.inputs[1])
-    elements = known.elements(node.inputs[0])
-    if place is None:
-        return False
-    if elements is not None and -len(elements) <= int(place) < len(elements):
-        known.write.become(node, "Identity", [elements[int(place)]])
-        return True
     source = None if node.inputs[0] is None else node.inputs[0].producer()
-    if elements is None and source is not None and source.op_type == "SplitToSequence":
-        return _part_of_many(known.write, node, source, int(place))
-    return False
+    is_split = source is not None and source.op_type == "SplitToSequence" and source.domain == ""
+    elements = None if is_split and place is None else known.elements(node.inputs[0])
+    if elements is None and is_split and source is not None:
+        return _part_of_many(known.write, node, source)
+    if elements is None or place is None:
+        return elements is not None and _any_of(known.write, node, elements)
+    if not -len(elements) <= place < len(elements):
+        return False
+    known.write.become(node, "Identity", [elements[int(place)]])
+    return True
 
 
-def _part_of_many(write: Rewriter, node: ir.Node, split: ir.Node, place: int) -> bool:
-    """Write the part at a place as a Slice, where only run time tells how many parts there are."""
+def _any_of(write: Rewriter, node: ir.Node, elements: Elements) -> bool:
+    """Pick one of several tensors of one shape, by an index that only run time tells."""
+    first = dims_of(elements[0]) if elements else None
+    if first is None or not all(same_dims(first, dims_of(v)) for v in elements):
+        return False
+    axes = write.constant(node, "axes", np.array([0], np.int64))
+    rows = [write.insert(node, "Unsqueeze", [v, axes]) for v in elements]
+    stack = write.insert(node, "Concat", rows, axis=0)
+    write.become(node, "Gather", [stack, node.inputs[1]], axis=0)
+    return True
+
+
+def _part_of_many(write: Rewriter, node: ir.Node, split: ir.Node) -> bool:
+    """Write one part of a SplitToSequence, where only run time tells how many there are."""
     x, width = split.inputs[0], split.inputs[1] if len(split.inputs) > 1 else None
-    axis = split.attributes.get_int("axis", 0)
+    place, axis = node.inputs[1], split.attributes.get_int("axis", 0)
     if _drops_axis(split):
-        index = write.constant(node, "index", np.array(place, np.int64))
+        write.become(node, "Gather", [x, place], axis=axis)
+        return True
+    one = write.constant(node, "one", np.array([1], np.int64))
+    wide = write.insert(node, "Cast", [place], to=ir.DataType.INT64)
+    index = write.insert(node, "Reshape", [wide, one])
+    shape = () if width is None else dims_of(width)
+    if width is None:
         write.become(node, "Gather", [x, index], axis=axis)
         return True
-    shape = () if width is None else dims_of(width)
-    if shape is None or (len(shape) == 0 and place < 0):
+    if shape is None:
         return False
-    ends = [place, place + 1 or _TO_THE_END]
-    bounds = [write.constant(node, "bound", np.array([i], np.int64)) for i in ends]
-    if width is not None:
-        wide = write.insert(node, "Cast", [width], to=ir.DataType.INT64)
-        if len(shape) == 0:  # all of one width
-            bounds = [write.insert(node, "Mul", [wide, bound]) for bound in bounds]
-        else:
-            zero = write.constant(node, "zero", np.array([0], np.int64))
-            before = [write.insert(node, "Slice", [wide, zero, bound]) for bound in bounds]
-            bounds = [write.insert(node, "ReduceSum", [part], keepdims=1) for part in before]
+    sizes = write.insert(node, "Cast", [width], to=ir.DataType.INT64)
+    if len(shape) == 0:  # all of one width, but for the last
+        count = _count_of_parts(write, node, split, sizes)
+        negative = write.insert(node, "Less", [index, write.constant(node, "zero", _ZERO)])
+        from_end = write.insert(node, "Add", [index, count])
+        index = write.insert(node, "Where", [negative, from_end, index])
+        start = write.insert(node, "Mul", [index, sizes])
+        end = write.insert(node, "Add", [start, sizes])
+    else:
+        zero = write.constant(node, "zero", np.array(0, np.int64))
+        ends = write.insert(node, "CumSum", [sizes, zero])
+        end, size = (write.insert(node, "Gather", [v, index], axis=0) for v in (ends, sizes))
+        start = write.insert(node, "Sub", [end, size])
     axes = write.constant(node, "axes", np.array([axis], np.int64))
-    write.become(node, "Slice", [x, *bounds, axes])
+    write.become(node, "Slice", [x, start, end, axes])
+    return True
+
+
+def _count_of_parts(
+    write: Rewriter, node: ir.Node, split: ir.Node, width: ir.Value | None
+) -> ir.Value:
+    """Return into how many parts of one width a tensor is split, as a vector of length one."""
+    axis = split.attributes.get_int("axis", 0)
+    place = write.constant(node, "axis", np.array([axis], np.int64))
+    shape = write.insert(node, "Shape", [split.inputs[0]])
+    size = write.insert(node, "Gather", [shape, place], axis=0)
+    if width is None:
+        return size
+    more = write.insert(node, "Add", [size, width])
+    one = write.constant(node, "one", np.array([1], np.int64))
+    return write.insert(node, "Div", [write.insert(node, "Sub", [more, one]), width])
+
+
+def _count_at_run_time(known: _Known, node: ir.Node) -> bool:
+    """Write the length of a sequence that is a split tensor."""
+    split = None if node.inputs[0] is None else node.inputs[0].producer()
+    if split is None or split.op_type != "SplitToSequence" or split.domain:
+        return False
+    width = split.inputs[1] if len(split.inputs) > 1 else None
+    shape = () if width is None else dims_of(width)
+    if shape is None:
+        return False
+    if width is not None and len(shape) == 1:
+        known.write.become(node, "Size", [width])
+        return True
+    if width is not None:
+        width = known.write.insert(node, "Cast", [width], to=ir.DataType.INT64)
+    count = _count_of_parts(known.write, node, split, width)
+    known.write.become(node, "Squeeze", [count])
     return True
 
 
 def _sequence_length(known: _Known, node: ir.Node) -> bool:
     elements = known.elements(node.inputs[0])
-    if elements is None or node.outputs[0].is_graph_output() or node.graph is None:
+    if elements is None:
+        return _count_at_run_time(known, node)
+    if node.outputs[0].is_graph_output() or node.graph is None:
         return False
     length = ir.tensor(np.array(len(elements), np.int64))
     assert isinstance(node.graph, ir.Graph)

@@ -25,14 +25,23 @@ Array = np.ndarray[Any, Any]
 _MOST = 64  # elements: axes, shapes and scalars
 
 
-def fold_integers(graph: ir.Graph, opset: int) -> None:
-    """Replace nodes that compute with small integer constants alone by initializers, in place."""
+def fold_integers(graph: ir.Graph, opset: int, *, sizes: bool = False) -> bool:
+    """Replace nodes that compute with small integer constants alone by initializers, in place.
+
+    With `sizes`, the known shapes of values are such constants too. Tells whether it folded any.
+    """
+    folded = False
     for node in graph:
-        if len(node.outputs) != 1 or node.outputs[0].is_graph_output() or not _folds(node):
+        if len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             continue
-        value = _evaluate(node, opset)
+        if sizes and node.domain == "" and node.op_type in ("Shape", "Size"):
+            value = _value_of(node, opset)
+        else:
+            value = _evaluate(node, opset) if _folds(node) else None
         if value is not None and value.dtype.kind in "iub" and value.size <= _MOST:
             replace_by_initializer(graph, node, ir.tensor(value))
+            folded = True
+    return folded
 
 
 def _folds(node: ir.Node) -> bool:

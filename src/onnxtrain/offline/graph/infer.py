@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.graph.folding import fold_integers
-from onnxtrain.offline.graph.op_facts import INPUT_RANK, KEEPS_SHAPE
-from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.loop_shapes import infer_with_loops
+from onnxtrain.offline.graph.ranks import learn_ranks, learn_ranks_from_use
 
 SMALL = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is no larger
 
@@ -68,12 +68,27 @@ def infer_shapes(model: ir.Model) -> None:
     """Infer type and shape of every value, in place; contradictions are errors.
 
     onnx infers forwards, from inputs to outputs. Some ranks are known only from the operators that
-    read a value; where that adds one, inference runs once more.
+    read a value, or once sizes are folded into constants; where that adds one, inference runs once
+    more.
     """
     fold_integers(model.graph, model.opset_imports[""])
     _infer_forwards(model)
-    if any([_learn_ranks(body) for body in (*model.graph.subgraphs(), model.graph)]):
+    bodies = (*model.graph.subgraphs(), model.graph)
+    if any([learn_ranks_from_use(body) for body in bodies]):
         _infer_forwards(model)
+    while not all(map(_is_ranked, bodies)) and (
+        fold_integers(model.graph, model.opset_imports[""], sizes=True)
+        or any([learn_ranks(body) for body in bodies])
+        or any([learn_ranks_from_use(body) for body in bodies])
+    ):
+        _infer_forwards(model)
+
+
+def _is_ranked(graph: ir.Graph) -> bool:
+    """Tell whether the ranks of all results of ai.onnx are known."""
+    return all(
+        v.shape is not None or v.dtype is None for n in graph if n.domain == "" for v in n.outputs
+    )
 
 
 def _infer_forwards(model: ir.Model) -> None:
@@ -96,7 +111,7 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
     failure: Exception | None = None
     for attempt, data_prop in attempts:
         try:
-            return onnx.shape_inference.infer_shapes(attempt, True, True, data_prop)
+            return infer_with_loops(attempt, data_prop)
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
     raise ShapeInferenceError(
@@ -118,54 +133,25 @@ def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     return bare
 
 
-RANK_FROM_USE = "rank from use"  # in the meta of a value: no other rank would do
-_RANK_OF_OUTPUT = {"STFT": 4}  # which onnx infers with static dimensions only
-
-
-def _learn_ranks(graph: ir.Graph) -> bool:
-    """Set the rank of values that only their use tells, such as the input of a Conv."""
-    learnt = False
-    for node in reversed(graph):
-        if node.op_type in _RANK_OF_OUTPUT and node.domain == "" and node.outputs[0].shape is None:
-            node.outputs[0].shape = ir.Shape([None] * _RANK_OF_OUTPUT[node.op_type])
-            learnt = True
-        x = node.inputs[0] if node.inputs and node.domain == "" else None
-        if x is None or x.shape is not None or x.dtype is None or x.graph is not graph:
-            continue  # a body need not run, so it tells nothing of values outside it
-        rank = _rank_of_first_input(node)
-        if rank is not None:
-            x.shape = ir.Shape([None] * rank)
-            x.meta[RANK_FROM_USE] = rank
-            learnt = True
-    return learnt
-
-
-def _rank_of_first_input(node: ir.Node) -> int | None:
-    if node.op_type in ("Conv", "ConvTranspose"):
-        weight = node.inputs[1]
-        return None if weight is None or weight.shape is None else len(weight.shape)
-    if node.op_type in INPUT_RANK:
-        return INPUT_RANK[node.op_type]
-    # Ranks that were declared, not needed, may be wrong.
-    rank: int | None = node.outputs[0].meta.get(RANK_FROM_USE) if node.outputs else None
-    if rank is not None and node.op_type == "Unsqueeze":
-        axes = constant_array(node.inputs[1])
-        return None if axes is None else rank - axes.size
-    return rank if node.op_type in KEEPS_SHAPE else None
-
-
 def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     found = {info.name: info for info in (*inferred.value_info, *inferred.output)}
     for node, node_proto in zip(graph, inferred.node, strict=True):
         for value in node.outputs:
             if value.name in found:
-                proto = found[value.name].type
-                value.type = ir.serde.deserialize_type_proto_for_type(proto) or value.type
-                shape = ir.serde.deserialize_type_proto_for_shape(proto)
-                value.shape = value.shape if shape is None else shape
+                _take_type(value, found[value.name].type)
         for attribute_proto in node_proto.attribute:
             if attribute_proto.type == onnx.AttributeProto.GRAPH:
-                _adopt(node.attributes[attribute_proto.name].value, attribute_proto.g)
+                body = node.attributes[attribute_proto.name].value
+                for value, info in zip(body.inputs, attribute_proto.g.input, strict=True):
+                    value.shape = None  # a state may have lost the one that was declared
+                    _take_type(value, info.type)
+                _adopt(body, attribute_proto.g)
+
+
+def _take_type(value: ir.Value, proto: onnx.TypeProto) -> None:
+    value.type = ir.serde.deserialize_type_proto_for_type(proto) or value.type
+    shape = ir.serde.deserialize_type_proto_for_shape(proto)
+    value.shape = value.shape if shape is None else shape
 
 
 def root_cause(error: BaseException) -> str:

@@ -13,6 +13,7 @@ def _ops(names: str) -> frozenset[str]:
 
 # ---- families ------------------------------------------------------------------------------------
 
+ARITHMETIC = _ops("Add Div Mul Sub")
 COMPARISONS = _ops("Equal Greater GreaterOrEqual Less LessOrEqual")
 LOGIC = _ops("And Not Or Xor")
 REDUCTIONS = _ops(
@@ -21,6 +22,19 @@ REDUCTIONS = _ops(
 )
 LINEAR = _ops("Conv ConvTranspose Gemm MatMul")  # a product that sums over many elements
 RECURRENT = _ops("GRU LSTM RNN")
+NORMS = _ops(
+    "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization "
+    "LpNormalization MeanVarianceNormalization RMSNormalization"
+)
+CONVOLUTIONS = _ops("Conv ConvInteger ConvTranspose DeformConv QLinearConv")
+PRODUCTS = CONVOLUTIONS | LINEAR | _ops("Einsum MatMulInteger QLinearMatMul")
+JOINS = ARITHMETIC | _ops("Concat Sum Where")
+ACTIVATIONS = _ops(
+    "Celu Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Softplus Softsign Swish "
+    "Tanh ThresholdedRelu"
+)
+POOLS = _ops("AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool")
+CONTROL = _ops("If Loop Scan")
 RANDOM = _ops(
     "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike"
 )
@@ -31,6 +45,14 @@ RANDOM = _ops(
 VIEWS = _ops("Flatten Identity Reshape Squeeze Unsqueeze")
 # The output only rearranges the input, so a runtime may fuse it into what reads it.
 REARRANGES = VIEWS | _ops("Cast Expand Gather Slice Transpose")
+# The output has the elements of the input, in another order or several times.
+REORDERS = VIEWS | _ops("Cast CastLike Expand Pad Tile Transpose")
+SELECTS = _ops("Gather Slice Split")  # the output has some of the elements
+# The output has the channels of the input.
+KEEPS_CHANNELS = REORDERS | SELECTS | ACTIVATIONS | POOLS | REDUCTIONS | _ops(
+    "Abs Clip DequantizeLinear Dropout Erf Exp Log Neg Pow QuantizeLinear Resize Sigmoid Softmax "
+    "Sqrt Upsample"
+)  # fmt: skip
 # Nearly all of the time of a network is spent here.
 COSTLY = LINEAR | RECURRENT | _ops(
     "Attention ConvInteger DeformConv Einsum If Loop MatMulInteger QLinearConv QLinearMatMul Scan"
@@ -50,21 +72,45 @@ KEEPS_SHAPE = _ops(  # of the first input
 BROADCASTS = COMPARISONS | _ops(
     "Add And BitShift BitwiseAnd BitwiseXor Div Max Mean Min Mod Mul Or Pow Sub Sum Where Xor"
 )
+READS_SHAPE = _ops("ConstantOfShape EyeLike Shape Size")  # and not the elements
 RETURNS_BOOL = COMPARISONS | LOGIC | _ops("IsInf IsNaN")
 RETURNS_INT64 = _ops("ArgMax ArgMin NonZero Shape Size")
 # The input whose element type the output has, where that is not the first.
-DTYPE_INPUT = {"If": None, "OneHot": 2, "Where": 1}
+DTYPE_INPUT = {"If": None, "Loop": None, "OneHot": 2, "Where": 1}
 # The rank of the first input, where the operator takes no other.
 INPUT_RANK = {"Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3, "RoiAlign": 4}
 
 # ---- what inputs are for -------------------------------------------------------------------------
 
-# Positions that hold weights and nothing else: even a single number there is a weight.
-PARAMETER_INPUTS = {
-    "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gather": (0,),
-    "Gemm": (1, 2), "GroupNormalization": (1, 2), "GRU": (1, 2, 3), "InstanceNormalization": (1, 2),
-    "LayerNormalization": (1, 2), "LSTM": (1, 2, 3, 7), "MatMul": (0, 1), "PRelu": (1,),
-    "RMSNormalization": (1,), "RNN": (1, 2, 3),
+# Positions that hold weights and nothing else, and what these are: even a single number there is a
+# weight.
+_layer = {1: "weight", 2: "bias"}
+_norm = {1: "scale", 2: "bias"}
+_recurrent = {1: "input weight", 2: "recurrent weight", 3: "bias"}
+PARAMETER_INPUTS: dict[str, dict[int, str]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _layer),
+    "MatMul": {1: "weight"}, "DeformConv": {1: "weight", 3: "bias"}, "PRelu": {1: "slope"},
+    **dict.fromkeys(
+        ("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"),
+        _norm,
+    ),
+    "RMSNormalization": {1: "scale"},
+    "GRU": _recurrent, "RNN": _recurrent, "LSTM": {**_recurrent, 7: "peephole"},
+}  # fmt: skip
+# Positions of floats that set up an operator, and what these are: no weights.
+SETTING_INPUTS: dict[str, dict[int, str]] = {
+    "Clip": {1: "bound", 2: "bound"}, "Min": {0: "bound", 1: "bound"},
+    "Max": {0: "bound", 1: "bound"}, "Pow": {1: "exponent"}, "Dropout": {1: "ratio"},
+    "QuantizeLinear": {1: "quantization scale"}, "DequantizeLinear": {1: "quantization scale"},
+    "QLinearConv": {1: "quantization scale", 4: "quantization scale", 6: "quantization scale"},
+    "QLinearMatMul": {1: "quantization scale", 4: "quantization scale", 6: "quantization scale"},
+    "Resize": {1: "region", 2: "factor"}, "Upsample": {1: "factor"}, "Pad": {2: "filling"},
+    "OneHot": {2: "values"}, "Range": {0: "limit", 1: "limit", 2: "step"},
+    "GRU": {5: "initial state"}, "RNN": {5: "initial state"},
+    "LSTM": {5: "initial state", 6: "initial state"}, "Attention": {3: "mask"},
+    "RotaryEmbedding": {1: "cosine table", 2: "sine table"},
+    "SoftmaxCrossEntropyLoss": {2: "class weights"},
+    "NegativeLogLikelihoodLoss": {2: "class weights"},
 }  # fmt: skip
 # Positions that decide the shape of the output.
 SHAPE_INPUTS = {
@@ -92,4 +138,18 @@ BOUNDED_GRADIENT = VIEWS | _ops(
     "GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax MaxPool Mean "
     "Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice Softmax "
     "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
+)
+# The gradient only passes the cotangent on, and makes no element of it zero.
+ADDITIVE = LINEAR | VIEWS | _ops(
+    "Add Cast CastLike Concat Dropout Expand Mean Neg ReduceMean ReduceSum Sub Sum Tile Transpose"
+)
+# The gradient passes some elements of the cotangent on, and reads the values only to choose.
+SELECTS = _ops(
+    "CenterCropPad Clip Compress Gather GatherElements GatherND If Max MaxPool Min "
+    "NegativeLogLikelihoodLoss Pad ReduceMax ReduceMin Relu ScatterElements ScatterND Slice Split "
+    "TopK Trilu Where"
+)
+# The derivative, or the result, may be infinite or undefined for finite inputs.
+UNBOUNDED_GRADIENT = _ops(
+    "Acos Acosh Asin Atanh Cosh Div Exp Log Pow Reciprocal ReduceLogSum Sinh Sqrt Tan"
 )

@@ -241,6 +241,28 @@ class Ops(Writer):
             return self.Where(kept, dy, 0.0)
         return self.Mul(dy, self.cast(kept, dy.dtype))
 
+    def keep_zeros(self, dx: ir.Value, dy: ir.Value) -> ir.Value:
+        """Return a contribution with zero where it is NaN for a cotangent of zero.
+
+        That is where the forward value was selected away. Only guarded nodes need it.
+        """
+        if not self.guarded:
+            return dx
+        undefined = self.And(self.IsNaN(dx), self.Equal(dy, 0.0))
+        return self.shape_as(self.Where(undefined, 0.0, dx), dx)
+
+    def without_nan(self, value: ir.Value) -> ir.Value:
+        """Return a forward value with zero for NaN, in the gradient of a guarded node."""
+        if not self.guarded:
+            return value
+        return self.shape_as(self.Where(self.IsNaN(value), 0.0, value), value)
+
+    def finite(self, value: ir.Value) -> ir.Value:
+        """Return a forward value with zero for NaN and ±∞, in the gradient of a guarded node."""
+        if not self.guarded:
+            return value
+        return self.shape_as(self.Where(self.IsNaN(value - value), 0.0, value), value)
+
     def add_all(self, values: Sequence[ir.Value]) -> ir.Value:
         """Add values of one shape in a single node.
 

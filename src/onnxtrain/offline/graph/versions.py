@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx
 
-OLDEST_OPSET = 7  # of a model that is taken
+NOTED_OPSET = 12  # models older than this are upgraded with a word
 FLOOR_OPSET = 18  # of a graph that is written
 FLOOR_IR_VERSION = 8
 

@@ -41,6 +41,7 @@ class Writer:
         self.names = names or Names.of(graph)
         self.scope = "grad"
         self.finite_cotangents: Container[ir.Value] = ()  # set while a gradient is written
+        self.guarded = False  # set while the gradient of a guarded node is written
         self.lean = False  # whether a formulation that takes little memory goes before a fast one
         self._root = graph
         self._targets = [graph]

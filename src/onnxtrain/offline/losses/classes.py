@@ -68,7 +68,11 @@ class _ClassLoss(Loss):
         else:
             order = [i for i in range(rank) if i != axis]
             scores = op.transpose(scores, [order[0], axis, *order[1:]])
-        loss = self._reduced(op, *self._terms(op, scores, index))
+        terms, counts = self._terms(op, scores, index)
+        if self.takes_weights:
+            terms = op.reshape_like(terms, labels) if is_last else terms
+            return self._reduced(op, self.weigh(op, terms, dims[0]), counts)
+        loss = self._reduced(op, terms, counts)
         return op.reshape_like(loss, labels) if is_last and self.reduction == "none" else loss
 
     def _dims_and_axis(self, scores: ir.Value) -> tuple[Dims, int]:

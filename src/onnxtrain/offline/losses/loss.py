@@ -6,19 +6,23 @@ A loss is used in two ways. As a block it is called with names inside `onnxblock
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from onnxtrain.errors import BlockError
+from onnxtrain.errors import ArgumentTypeError, BlockError
+from onnxtrain.format.names import SAMPLE_WEIGHT
 from onnxtrain.offline.blocks.accessor import current
 from onnxtrain.offline.blocks.append_graph import append_graph
 from onnxtrain.offline.blocks.block import Block
+from onnxtrain.offline.blocks.values import defined_names
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import Dims, dims_of, is_float, working_type
+from onnxtrain.offline.graph.shapes import Dim, Dims, dims_of, is_float, working_type
 from onnxtrain.offline.graph.subgraphs import values_of
 
 Array = np.ndarray[Any, Any] | Sequence[float]
@@ -37,6 +41,7 @@ class Loss(Block):
     default_labels = "labels"  # the name of the labels, where the caller gives none
     reductions: tuple[str, ...] = ("mean", "sum", "none")
     least_opset = 1
+    takes_weights = False  # of samples, as an input; see `with_sample_weights`
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
@@ -98,6 +103,16 @@ class Loss(Block):
             graph.inputs.append(found)
         return found
 
+    def weigh(self, op: Ops, terms: ir.Value, batch: Dim) -> ir.Value:
+        """Multiply the terms of each sample by its weight, if the loss takes weights."""
+        if not self.takes_weights:
+            return terms
+        weight = ir.Value(name=SAMPLE_WEIGHT)
+        weight.dtype, weight.shape = ir.DataType.FLOAT, ir.Shape([batch])
+        op.target.inputs.append(weight)
+        others = [1] * (op.rank(terms) - 1)
+        return terms * op.cast(op.Reshape(weight, [-1, *others]), terms.dtype)
+
     def _append(self, scores_name: str, labels_name: str) -> str:
         """Append the loss of named values to the model of the context; return its name."""
         names = [scores_name, labels_name] if current().has(labels_name) else [scores_name]
@@ -105,7 +120,7 @@ class Loss(Block):
         def write(op: Ops, scores: ir.Value, labels: ir.Value | None = None) -> list[ir.Value]:
             return [self.write(op, scores, labels, labels_name)]
 
-        return append_graph(names, write, "loss")[0]
+        return append_graph(names, write, "loss", least_opset=self.least_opset)[0]
 
 
 class ElementwiseLoss(Loss):
@@ -129,6 +144,11 @@ class ElementwiseLoss(Loss):
     def formula(self, op: Ops, scores: ir.Value, labels: ir.Value) -> ir.Value:
         """Reduce the terms."""
         terms = self.terms(op, scores, op.cast(labels, scores.dtype))
+        if self.takes_weights:
+            dims = dims_of(scores)
+            if not dims:
+                raise BlockError("weights of samples need scores of a known shape, (batch, ...)")
+            terms = self.weigh(op, terms, dims[0])
         if self.reduction == "none":
             return terms
         if self.reduction == "mean":
@@ -138,6 +158,25 @@ class ElementwiseLoss(Loss):
             return total
         batch = op.Gather(op.Shape(terms), 0, axis=0)
         return total / op.cast(batch, terms.dtype)
+
+
+def with_sample_weights(loss: Block, model: onnx.GraphProto) -> Block:
+    """Return a loss that multiplies the terms of each sample by the input `sample_weight`.
+
+    What the terms are divided by stays: with weights of 1 it is the same loss.
+    """
+    if not isinstance(loss, Loss) or loss.reduction == "none":
+        raise ArgumentTypeError(
+            "sample_weight=True needs a loss of onnxtrain.losses, which reduces its terms to one "
+            f"number, not {type(loss).__name__}. A loss of your own can take weights as a label"
+        )
+    if SAMPLE_WEIGHT in defined_names(model):
+        raise ArgumentTypeError(
+            f"sample_weight=True adds an input, but the model has a value {SAMPLE_WEIGHT!r} already"
+        )
+    made = copy.copy(loss)
+    made.takes_weights = True
+    return made
 
 
 def weights(op: Ops, numbers: Array, like: ir.Value, name: str = "weight") -> ir.Value:

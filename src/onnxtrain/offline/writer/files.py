@@ -61,11 +61,13 @@ def write_files(
     memory: StepMemory | None = None,
     target: Target = "cpu",
     on_cpu: Mapping[str, Sequence[Uncovered]] | None = None,
+    properties: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
     """Write the checkpoint, then the graphs that point into it for what is frozen.
 
-    `on_cpu` lists the nodes of each graph that its target has no kernel for. Returns the training
-    graph as it was before the file lost names and shapes that no runtime needs.
+    `on_cpu` lists the nodes of each graph that its target has no kernel for. `properties` are the
+    metadata of the model, which the evaluation graph keeps for what is exported from it. Returns
+    the training graph as it was before the file lost names and shapes that no runtime needs.
     """
     stored = parameters.trainable, {**parameters.frozen, **parameters.statistics}
     written = write_checkpoint(folder.file("checkpoint"), content_of(*stored), sort=False)
@@ -98,6 +100,10 @@ def write_files(
         left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
         about = replace(metadata, on_cpu=tuple(left))
         proto.metadata_props.add(key=METADATA_KEY, value=about.to_json())
+        if name == "eval_model":
+            for key, value in (properties or {}).items():
+                if key != METADATA_KEY:
+                    proto.metadata_props.add(key=key, value=value)
         file = folder.file(f"{name}.onnx")
         try:
             file.write_bytes(proto.SerializeToString())

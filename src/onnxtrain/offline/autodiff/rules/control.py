@@ -1,15 +1,15 @@
-"""The rule of If; Loop and Scan are refused, since the number of their steps is open."""
+"""The rule of If."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnxtrain.errors import NotDifferentiableError
 from onnxtrain.offline.autodiff.engine import current_path, differentiate
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, rule
-from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.copy_graph import copy_graph
 from onnxtrain.offline.graph.op_facts import RANDOM
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
@@ -60,7 +60,7 @@ def _gradient_branch(
 
     written = op.body([], write, name=branch.name or "branch")
     sweep(written)
-    _require_certainty(node, written)
+    require_certainty(node, written, "a branch of If", "the If")
     return written
 
 
@@ -76,69 +76,23 @@ def _as_in_branch(op: Ops, dy: ir.Value, inner: ir.Value) -> ir.Value:
     return op.type_as(op.reshape(dy, op.shape_of(inner)), inner)
 
 
-def _require_certainty(node: ir.Node, written: ir.Graph) -> None:
+def require_certainty(node: ir.Node, written: ir.Graph, where: str, outside: str) -> None:
     """Refuse what would draw other numbers when it is computed again."""
     for inner in written.all_nodes():
-        if inner.op_type in RANDOM and inner.domain == "" and not _inference_dropout(inner):
+        if draws(inner):
             raise NotDifferentiableError(
-                f"a branch of If (node {node.name!r}) draws random numbers with {inner.op_type} "
+                f"{where} (node {node.name!r}) draws random numbers with {inner.op_type} "
                 f"(node {inner.name!r}), and its gradient depends on them. The gradient computes "
-                "the branch again and would draw others: draw them outside of the If"
+                f"them again and would draw others: draw them outside of {outside}"
             )
 
 
-def _inference_dropout(node: ir.Node) -> bool:
-    if node.op_type != "Dropout":
+def draws(node: ir.Node) -> bool:
+    """Tell whether a node draws random numbers; a Dropout does so in training only."""
+    if node.op_type not in RANDOM or node.domain != "":
         return False
-    training = optional(node, 2)
+    training = optional(node, 2) if node.op_type == "Dropout" else None
     known = constant_array(training)
-    return training is None or (known is not None and not known.any())
-
-
-def copy_graph(
-    source: ir.Graph, target: ir.Graph, copies: MutableMapping[ir.Value, ir.Value], names: Names
-) -> None:
-    """Append copies of the nodes and initializers of a graph to another, under new names.
-
-    `copies` is extended by what became of each value. Values from outside stay the same.
-    """
-    for value in source.initializers.values():
-        tensor = value.const_value
-        assert tensor is not None
-        copies[value] = _copy_value(value, ir.Value(), names)
-        # A tensor of its own on the same memory: naming a value renames the tensor it holds.
-        copies[value].const_value = ir.Tensor(
-            tensor.numpy(), dtype=tensor.dtype, name=copies[value].name
-        )
-        target.register_initializer(copies[value])
-    for node in source:
-        inputs = [None if v is None else copies.get(v, v) for v in node.inputs]
-        attributes = [_copy_attribute(a, copies, names) for a in node.attributes.values()]
-        copy = ir.Node(
-            node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs),
-            overload=node.overload, version=node.version,
-            name=names.fresh(f"{node.name}_again") if node.name else None,
-        )  # fmt: skip
-        for old, new in zip(node.outputs, copy.outputs, strict=True):
-            copies[old] = _copy_value(old, new, names)
-        target.append(copy)
-
-
-def _copy_value(old: ir.Value, new: ir.Value, names: Names) -> ir.Value:
-    new.name = names.fresh(f"{old.name}_again") if old.name else old.name
-    new.type, new.shape = old.type, None if old.shape is None else old.shape.copy()
-    return new
-
-
-def _copy_attribute(
-    attribute: ir.Attr, copies: MutableMapping[ir.Value, ir.Value], names: Names
-) -> ir.Attr:
-    if attribute.is_ref() or attribute.type != ir.AttributeType.GRAPH:
-        return attribute
-    source = attribute.as_graph()
-    inputs = [_copy_value(v, ir.Value(), names) for v in source.inputs]
-    copies.update(zip(source.inputs, inputs, strict=True))
-    graph = ir.Graph(inputs, [], nodes=[], name=names.fresh(f"{source.name}_again"))
-    copy_graph(source, graph, copies, names)
-    graph.outputs.extend(copies.get(v, v) for v in source.outputs)
-    return ir.AttrGraph(attribute.name, graph)
+    return node.op_type != "Dropout" or (
+        training is not None and (known is None or bool(known.any()))
+    )

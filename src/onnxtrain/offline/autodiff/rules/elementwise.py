@@ -115,7 +115,8 @@ def unary(*op_types: str, notes: str = "") -> Callable[[F], F]:
     def register(formula: F) -> F:
         @rule(*op_types, notes=notes)
         def differentiate(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-            return (formula(op, node.inputs[0], node.outputs[0], dy, **attributes_of(node)),)
+            dx = formula(op, node.inputs[0], node.outputs[0], dy, **attributes_of(node))
+            return (op.keep_zeros(dx, dy),)
 
         return formula
 

@@ -18,7 +18,7 @@ from onnxtrain.offline.graph.sizes import arange
 @rule("MatMul")
 def matmul(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """DA = dY Bᵀ, dB = Aᵀ dY; vectors are matrices of one row or one column."""
-    a, b = required(node, 2)
+    a, b = map(op.finite, required(node, 2))
     rows = op.unsqueeze(a, [0]) if op.rank(a) == 1 else a
     columns = op.unsqueeze(b, [1]) if op.rank(b) == 1 else b
     if op.rank(b) == 1:
@@ -46,7 +46,7 @@ def _rows(op: Ops, value: ir.Value) -> ir.Value:
 @rule("Gemm")
 def gemm(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Y = alpha A'B' + beta C, each product gradient written as one Gemm again."""
-    a, b, c = *required(node, 2), optional(node, 2)
+    a, b, c = *map(op.finite, required(node, 2)), optional(node, 2)
     alpha = node.attributes.get_float("alpha", 1.0)
     beta = node.attributes.get_float("beta", 1.0)
     trans_a = int(node.attributes.get_int("transA", 0) != 0)

@@ -14,21 +14,21 @@ from onnxtrain.offline.graph.shapes import working_type
 @rule("Softmax")
 def softmax(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """With the sum s along the axis: dx = y (dy - s(y dy))."""
-    y, axis = node.outputs[0], node.attributes.get_int("axis", -1)
+    y, axis = op.without_nan(node.outputs[0]), node.attributes.get_int("axis", -1)
     return (y * (dy - op.sum(dy * y, [axis], keepdims=True)),)
 
 
 @rule("LogSoftmax")
 def log_softmax(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """With the sum s along the axis: dx = dy - exp(y) s(dy)."""
-    y, axis = node.outputs[0], node.attributes.get_int("axis", -1)
+    y, axis = op.without_nan(node.outputs[0]), node.attributes.get_int("axis", -1)
     return (dy - op.Exp(y) * op.sum(dy, [axis], keepdims=True),)
 
 
 # ---- losses ------------------------------------------------------------------------------------
 
 
-@rule("SoftmaxCrossEntropyLoss", stops=(2,), notes="none to the class weights")
+@rule("SoftmaxCrossEntropyLoss", notes="to the scores and to the class weights")
 def softmax_cross_entropy_loss(
     op: Ops, node: ir.Node, dloss: ir.Value | None, dlog_prob: ir.Value | None = None
 ) -> Cotangents:
@@ -54,17 +54,53 @@ def softmax_cross_entropy_loss(
     if dlog_prob is not None:
         seed = op.cast(dlog_prob, wide)
         parts.append(seed - prob * op.sum(seed, [1], keepdims=True))
-    return (op.cast(op.add_all(parts), scores.dtype),)
+    dscores = op.cast(op.add_all(parts), scores.dtype)
+    if dloss is None or optional(node, 2) is None:
+        return (dscores,)
+    return dscores, None, _class_weights(op, node, op.cast(log_prob, wide), op.cast(dloss, wide))
 
 
-@rule("NegativeLogLikelihoodLoss", stops=(2,), notes="none to the class weights")
+@rule("NegativeLogLikelihoodLoss", notes="to the scores and to the class weights")
 def negative_log_likelihood_loss(op: Ops, node: ir.Node, dloss: ir.Value) -> Cotangents:
     """Only the element that a label points at has a gradient: minus what its term counts."""
     (x,) = required(node)
     labels, weight = _labels_and_weight(op, node, op.cast(dloss, working_type(x)))
     indices = op.unsqueeze(labels, [1])
     updates = op.Expand(op.cast(-weight, x.dtype), op.shape_of(indices))
-    return (op.ScatterElements(op.zeros_like(x), indices, updates, axis=1),)
+    dx = op.ScatterElements(op.zeros_like(x), indices, updates, axis=1)
+    if optional(node, 2) is None:
+        return (dx,)
+    wide = working_type(x)
+    return dx, None, _class_weights(op, node, op.cast(x, wide), op.cast(dloss, wide))
+
+
+def _class_weights(op: Ops, node: ir.Node, log_prob: ir.Value, dloss: ir.Value) -> ir.Value:
+    """dw_c = Σ (term - mean) dloss / total over the labels c, where a term is -log_prob.
+
+    Only the mean divides by the total weight, and only there is a mean to subtract.
+    """
+    labels, weights = required(node, 3)[1:]
+    counts = op.cast(weights, dloss.dtype)
+    ignored = node.attributes.get_int("ignore_index")
+    kept = None if ignored is None else op.Not(op.Equal(labels, ignored))
+    if kept is not None:
+        labels = op.Where(kept, labels, 0)
+    picked = op.GatherElements(log_prob, op.unsqueeze(labels, [1]), axis=1)
+    terms = op.Neg(op.shape_as(op.Squeeze(picked, [1]), labels))
+    if node.attributes.get_string("reduction", "mean") == "mean":
+        counts = op.Gather(counts, labels, axis=0)
+        counts = counts if kept is None else op.Where(kept, counts, 0.0)
+        total = op.ReduceSum(counts, keepdims=0)
+        total = op.Where(op.Equal(total, 0.0), 1.0, total)
+        mean = op.ReduceSum(op.Mul(terms, counts), keepdims=0) / total
+        terms = (terms - mean) / total
+    parts = op.Mul(terms, dloss)
+    if kept is not None:
+        parts = op.Where(kept, parts, 0.0)
+    zeros = op.cast(op.zeros_like(weights), dloss.dtype)
+    places, flat = op.Reshape(labels, [-1]), op.Reshape(parts, [-1])
+    added = op.ScatterElements(zeros, places, flat, axis=0, reduction="add")
+    return op.cast(op.shape_as(added, weights), weights.dtype)
 
 
 def _labels_and_weight(op: Ops, node: ir.Node, dloss: ir.Value) -> tuple[ir.Value, ir.Value]:

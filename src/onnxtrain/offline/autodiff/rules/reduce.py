@@ -25,7 +25,11 @@ def reduction(*op_types: str, notes: str = "") -> Callable[[F], F]:
     def register(formula: F) -> F:
         @rule(*op_types, notes=notes)
         def differentiate(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-            return (formula(op, Reduction(op, node), dy),)
+            reduced = Reduction(op, node)
+            dx = formula(op, reduced, dy)
+            if op.guarded:  # of the shape of x: onnxruntime broadcasts empty axes wrongly
+                dx = op.keep_zeros(dx, op.expand_like(reduced.kept(dy), reduced.x))
+            return (dx,)
 
         return formula
 

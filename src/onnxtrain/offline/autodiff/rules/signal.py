@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.errors import ShapeInferenceError
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import pad, scatter
 from onnxtrain.offline.graph.ops import Ops
@@ -19,14 +18,34 @@ from onnxtrain.offline.graph.sizes import arange
 
 @rule("DFT", stops=(1, 2), notes="one-sided and inverse, padded or cut by dft_length")
 def dft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """The adjoint transform, cut or padded to the length of the input."""
+    """The adjoint transform, cut or padded to the length of the input.
+
+    Where only run time tells the axis, each axis that it may be is a branch.
+    """
     (x,) = required(node)
     axis = _dft_axis(op, node, x)
+    if axis is not None:
+        return (_dft_along(op, node, dy, axis),)
+    given = op.Mod(op.cast(node.inputs[2], ir.DataType.INT64), op.int64(op.rank(x)))  # type: ignore[arg-type]
+
+    def choose(number: int) -> ir.Value:
+        if number == op.rank(x) - 2:  # the last axis has the parts of complex numbers
+            return _dft_along(op, node, dy, number)
+        here = op.Equal(op.Reshape(given, op.int64([])), op.int64(number))
+        then = op.body([], lambda: [_dft_along(op, node, dy, number)], "this_axis")
+        later = op.body([], lambda: [choose(number + 1)], "later_axis")
+        return op.call("If", here, like=x, then_branch=then, else_branch=later)[0]
+
+    return (choose(0),)
+
+
+def _dft_along(op: Ops, node: ir.Node, dy: ir.Value, axis: int) -> ir.Value:
+    (x,) = required(node)
     inverse = node.attributes.get_int("inverse", 0)
     onesided = node.attributes.get_int("onesided", 0)
     if inverse and onesided:
         spectrum = _adjoint_of_real_inverse(op, dy, axis)
-        return (_fit(op, spectrum, x, axis),)
+        return _fit(op, spectrum, x, axis)
     given = optional(node, 1)
     length = op.dim(x, axis) if given is None else _as_int64_vector(op, given)
     if onesided:
@@ -34,7 +53,7 @@ def dft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     scale = op.Cast(length, to=dy.dtype)
     transformed = _transform(op, dy, axis, inverse=1 - inverse)
     whole = transformed / scale if inverse else transformed * scale
-    return (_real_if(op, _fit(op, whole, x, axis), x),)
+    return _real_if(op, _fit(op, whole, x, axis), x)
 
 
 def _adjoint_of_real_inverse(op: Ops, dy: ir.Value, axis: int) -> ir.Value:
@@ -79,18 +98,15 @@ def stft(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     return dsignal, None, op.type_as(dwindow, window)
 
 
-def _dft_axis(op: Ops, node: ir.Node, x: ir.Value) -> int:
+def _dft_axis(op: Ops, node: ir.Node, x: ir.Value) -> int | None:
+    """Return the axis, or None where it is known at run time only."""
     if op.opset < 20:
         return int(node.attributes.get_int("axis", 1)) % op.rank(x)
     given = optional(node, 2)
     if given is None:
         return op.rank(x) - 2
     known = constant_array(given)
-    if known is None:
-        raise ShapeInferenceError(
-            f"the gradient of DFT (node {node.name!r}) needs its axis to be a constant"
-        )
-    return int(known.reshape(())) % op.rank(x)
+    return None if known is None else int(known.reshape(())) % op.rank(x)
 
 
 def _as_int64_vector(op: Ops, value: ir.Value) -> ir.Value:

@@ -43,8 +43,6 @@ zero_gradient(
     reason="the input is text, bytes or integers",
 )  # fmt: skip
 
-refuse("Loop", "Scan", reason="the number of steps is known at run time only: unroll it, or "
-       "export the layer as LSTM, GRU or RNN")  # fmt: skip
 refuse(
     "ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
     "SequenceInsert", "SequenceLength", "SequenceMap", "SplitToSequence",

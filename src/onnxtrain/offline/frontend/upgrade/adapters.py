@@ -1,20 +1,19 @@
 """What changed in the operators between opset 7 and 18, and how a node follows the change.
 
-`@adapter(version, op, ...)` marks the function that takes a node from the version before to
-`version`. A node takes all the steps between its opset and the floor, one after the other; one that
-becomes another operator goes on with the steps of that.
+`first_opsets` has the changes before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.frontend.upgrade.rewrite import (
+    Adapter,
     Rewriter,
+    adapter,
     is_used,
     set_attributes,
     set_input,
@@ -22,21 +21,6 @@ from onnxtrain.offline.frontend.upgrade.rewrite import (
 )
 from onnxtrain.offline.graph.op_facts import REDUCTIONS
 from onnxtrain.offline.graph.shapes import constant_array, dims_of
-
-Adapter = Callable[[Rewriter, ir.Node], None]
-ADAPTERS: dict[tuple[str, int], Adapter] = {}
-
-
-def adapter(version: int, *op_types: str) -> Callable[[Adapter], Adapter]:
-    """Register how operators are brought to the version of an opset."""
-
-    def register(function: Adapter) -> Adapter:
-        for op_type in op_types:
-            ADAPTERS[op_type, version] = function
-        return function
-
-    return register
-
 
 # ---- attributes that became inputs ---------------------------------------------------------------
 

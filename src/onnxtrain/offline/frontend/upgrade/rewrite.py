@@ -1,8 +1,13 @@
-"""How adapters rewrite a node: in place, so that its outputs stay the values they are."""
+"""How adapters rewrite a node: in place, so that its outputs stay the values they are.
+
+`@adapter(version, op, ...)` marks the function that takes a node from the version before to
+`version`. A node takes all the steps between its opset and the floor, one after the other; one that
+becomes another operator goes on with the steps of that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,6 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.graph.names import Names, label_of
+from onnxtrain.offline.graph.shapes import dims_of
 
 
 class Rewriter:
@@ -101,12 +107,38 @@ class Rewriter:
             )
         return value.dtype
 
+    def rank_of(self, node: ir.Node, value: ir.Value | None) -> int:
+        """Return the rank of an input; an unknown one is an error that names it."""
+        dims = None if value is None else dims_of(value)
+        if dims is None:
+            self.refuse(
+                node,
+                f"the rank of its input {value.name if value else None!r} is not known",
+                "declare the shape of the value in the model (value_info)",
+            )
+        return len(dims)
+
     def refuse(self, node: ir.Node, reason: str, remedy: str) -> NoReturn:
         """Raise the error that says which node cannot be upgraded, why, and what to do."""
         raise ModelError(
             f"node {label_of(node)!r} ({node.op_type} of opset {self._opset}) cannot be upgraded: "
             f"{reason}; {remedy}"
         )
+
+
+Adapter = Callable[[Rewriter, ir.Node], None]
+ADAPTERS: dict[tuple[str, int], Adapter] = {}
+
+
+def adapter(version: int, *op_types: str) -> Callable[[Adapter], Adapter]:
+    """Register how operators are brought to the version of an opset."""
+
+    def register(function: Adapter) -> Adapter:
+        for op_type in op_types:
+            ADAPTERS[op_type, version] = function
+        return function
+
+    return register
 
 
 def is_used(value: ir.Value) -> bool:

