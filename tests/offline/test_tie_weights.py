@@ -164,22 +164,43 @@ def test_several_groups_and_many_copies() -> None:
     assert onnxtrain.inspect(chain(**made), tie_weights=False).parameter_count == 8 * 36
 
 
-@pytest.mark.parametrize("shape", [(1, 7, 4), (7, 1, 4), (1, 4, 7)])
-def test_axes_of_size_one_do_not_matter(shape: tuple[int, ...], tmp_path: Path) -> None:
-    other = (TABLE.T if shape[-1] == 7 else TABLE).reshape(shape)
+@pytest.mark.parametrize(
+    ("op_type", "shape", "says"),
+    [
+        ("MatMul", (1, 7, 4), ""),
+        ("MatMul", (1, 1, 7, 4), ""),
+        ("Conv", (4, 7, 1), " (transposed)"),
+    ],
+)
+def test_axes_of_size_one_do_not_matter(
+    op_type: str, shape: tuple[int, ...], says: str, tmp_path: Path
+) -> None:
+    other = (TABLE.T if says else TABLE).reshape(shape)
     made = model(
         [
             helper.make_node("MatMul", ["x", "w"], ["y"], "product"),
-            helper.make_node("MatMul", ["y", "other"], ["z"], "again")
-            if shape[-1] == 7
-            else helper.make_node("Mul", ["y", "other"], ["z"], "factor"),
+            helper.make_node(op_type, ["x", "other"], ["z"], "again"),
+            helper.make_node("Add", ["y", "z"], ["sum"], "sum"),
+            helper.make_node("Tanh", ["sum"], ["out"], "bent"),
         ],
         [value("x", ["n", 7, 7])],
-        [value("z", None)],
+        [value("out", None)],
         {"w": TABLE, "other": np.ascontiguousarray(other)},
     )
-    tied = onnxtrain.inspect(made).tied
-    assert tied == (f"w = other{' (transposed)' if shape[-1] == 7 else ''}",)
+    if op_type == "Conv":  # rows and columns of the second product are the other way round
+        made.graph.node.insert(2, helper.make_node("Transpose", ["z"], ["t"], perm=[0, 2, 1]))
+        made.graph.node[3].input[1] = "t"
+    assert onnxtrain.inspect(made).tied == (f"w = other{says}",)
+    prepare(made, tmp_path, **TYPES)
+    session = onnxtrain.TrainingSession.from_folder(tmp_path)
+    x = RANDOM.standard_normal((2, 7, 7)).astype(np.float32)
+    session.step(x, np.zeros((1,) * (len(shape) - 3) + (2, 7, 4), np.float32))
+    session.export_model_for_inferencing(tmp_path / "out.onnx", ["out"])
+    (out,) = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": x})
+    w = session.get_parameter("w")
+    second = (w.T @ x).transpose(0, 2, 1) if says else x @ w
+    np.testing.assert_allclose(out.reshape(2, 7, 4), np.tanh(x @ w + second), atol=1e-5)
+    assert not np.array_equal(w, TABLE)
 
 
 def test_upstreams_function_and_the_command_line(tmp_path: Path) -> None:

@@ -114,11 +114,12 @@ def _command(
 def _inspect(commands: Any) -> None:
     add = _command(
         commands, "inspect", "workstation",
-        "show what can train, what has no gradient, and the memory of a step",
+        "show whether a model trains, what of it and why, and the memory of a step",
     ).add_argument  # fmt: skip
     add("model", type=_file, help="an .onnx file")
     add("--of", metavar="OUTPUT", help="the output that the loss reads")
-    add("--weights", action="store_true", help="list every weight by name")
+    add("--weights", action="store_true", help="list every weight by name, and why it is one")
+    add("--all", action="store_true", help="list every tensor, and why it trains or does not")
     add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
 
@@ -165,6 +166,10 @@ def _prepare(commands: Any) -> None:
     add("--nominal-checkpoint", action="store_true", help="write a checkpoint without data too")
     add("--ort-format", action="store_true", help="write .ort files too")
     add("--custom-op-library", type=_file, metavar="FILE", help="the model's own operators")
+    add(
+        "--no-verify", dest="verify", action="store_false",
+        help="do not load the graphs in onnxruntime before they are written",
+    )  # fmt: skip
 
 
 def _train(commands: Any) -> None:

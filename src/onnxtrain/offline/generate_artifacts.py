@@ -56,6 +56,7 @@ def generate_artifacts(
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
     proximal: bool = False,
+    verify: bool = True,
 ) -> Artifacts:
     """Write the files that a device trains from; `onnxtrain.prepare` with upstream's arguments.
 
@@ -79,6 +80,7 @@ def generate_artifacts(
         sizes: numbers for symbolic dimensions that the budget is meant for.
         target: "cpu" or "webgpu".
         proximal: whether updates have a proximal term.
+        verify: whether each graph is loaded in onnxruntime before anything is written.
 
     Returns:
         A description of what was written.
@@ -112,4 +114,5 @@ def generate_artifacts(
         nominal_checkpoint=nominal_checkpoint,
         ort_format=ort_format,
         custom_op_library=custom_op_library,
+        verify=verify,
     )

@@ -29,10 +29,10 @@ from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
-from onnxtrain.offline.passes.tie_weights import tie
+from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.patterns import choose
-from onnxtrain.offline.selection import survey
+from onnxtrain.offline.patterns import choose, notes_on_blocked
+from onnxtrain.offline.selection import Survey, some_of, survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -45,6 +45,7 @@ from onnxtrain.offline.training_graph import (
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.opset_stamp import stamp
+from onnxtrain.offline.writer.verify import verify as verify_graphs
 
 StrPath = str | bytes | os.PathLike[Any]
 Names = str | Iterable[str]
@@ -75,6 +76,7 @@ def prepare(
     nominal_checkpoint: bool = False,
     ort_format: bool = False,
     custom_op_library: StrPath | None = None,
+    verify: bool = True,
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -114,6 +116,8 @@ def prepare(
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
         custom_op_library: the library of the model's own operators.
+        verify: load each graph in onnxruntime before anything is written; one that it refuses is an
+            error.
 
     Returns:
         A description of what was written.
@@ -155,17 +159,14 @@ def prepare(
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
     found = survey(canonical, names[0], brought)
-    without_gradient = found.without_gradient()
-    tied = found.tied() if tie_weights else ()
+    tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, listed(train), listed(freeze), tied)
     if not trains and (chosen is not None or (train is None and not freeze)):
-        raise OnnxTrainError(_nothing_trains(names[0], train, freeze))
-    tied = tuple(group for group in tied if group.kept in trains)
-    tie(canonical, tied)
-    trains = [name for name in trains if not any(name in group.copies for group in tied)]
-
-    weights = [*found.names(Role.WEIGHT), *found.unreached]
+        raise OnnxTrainError(_nothing_trains(found, train, freeze))
+    notes = (*notes, *notes_on_blocked(found, trains, train))
+    weights, without_gradient = found.weight_forms(), found.without_gradient()
     mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
+    trains, tied = tie_trained(canonical, trains, tied)
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
@@ -198,6 +199,8 @@ def prepare(
             folder, models, parameters, names, nominal_checkpoint, memory=memory,
             target=target, on_cpu=on_cpu, properties=properties,
         )  # fmt: skip
+        if verify:
+            notes = (*notes, *verify_graphs(folder, models, library))
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
@@ -233,9 +236,11 @@ def _note_on_opset(model: onnx.ModelProto) -> tuple[str, ...]:
     return (f"The model has opset {opset}: it was converted to opset {FLOOR_OPSET}.",)
 
 
-def _nothing_trains(loss: str, train: Names | None, freeze: Names | None) -> str:
+def _nothing_trains(found: Survey, train: Names | None, freeze: Names | None) -> str:
     if train is not None:
         return "there is an optimizer but nothing trains: train (requires_grad) is empty"
     if freeze:
         return "there is an optimizer but nothing trains: every weight is frozen"
-    return f"nothing trains: the loss {loss!r} depends on no weight of the model"
+    loss, left_out = found.output.name, [n for n, f in found.findings.items() if f.advice]
+    advice = f". To train {some_of(left_out, 4)}, name it in train=[...]" if left_out else ""
+    return f"nothing trains: the loss {loss!r} depends on no weight of the model{advice}"

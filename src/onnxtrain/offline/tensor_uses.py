@@ -163,7 +163,9 @@ class TensorUses:
         what, does = ("bias", "added to") if op in ("Add", "Sub") else ("scale", "factor of")
         layer = None if other is None else self.flow.layer_behind(other)
         if op == "Div" and index == 0:
-            return Use("numerator of Div", node, is_guess=True)
+            return Use(
+                "number in Div" if size == 1 else "numerator of Div", node, is_guess=size != 1
+            )
         if layer is None and size == 1 and self.has_layers:
             return Use(f"number in {op}", node, is_guess=self._is_state(source))
         if layer is None:

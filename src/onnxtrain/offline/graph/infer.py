@@ -111,12 +111,35 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
     failure: Exception | None = None
     for attempt, data_prop in attempts:
         try:
-            return infer_with_loops(attempt, data_prop)
+            inferred = infer_with_loops(attempt, data_prop)
+            while _type_scaled_features(inferred.graph):
+                inferred = infer_with_loops(inferred, data_prop)
+            return inferred
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
     raise ShapeInferenceError(
         f"the shapes or types of the model contradict each other: {_first_sentence(failure)}"
     ) from None
+
+
+def _type_scaled_features(graph: onnx.GraphProto) -> bool:
+    """Set types that onnx does not infer: of Scaler and Normalizer, with which pipelines begin.
+
+    Both are of ai.onnx.ml, and return floats in the shape of what they read.
+    """
+    known = {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
+    learnt = False
+    for node in graph.node:
+        if node.domain != "ai.onnx.ml" or node.op_type not in ("Scaler", "Normalizer"):
+            continue
+        source, own = known.get(node.input[0]), known.get(node.output[0])
+        is_known = own is not None and own.type.tensor_type.HasField("shape")
+        if source is not None and source.type.tensor_type.HasField("shape") and not is_known:
+            own = graph.value_info.add(name=node.output[0]) if own is None else own
+            own.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            own.type.tensor_type.shape.CopyFrom(source.type.tensor_type.shape)
+            learnt = True
+    return learnt
 
 
 def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -25,8 +25,8 @@ from onnxtrain.offline.graph.op_facts import (
     RECURRENT,
     REDUCTIONS,
     REORDERS,
-    SELECTS,
     SHAPE_INPUTS,
+    TAKES_PARTS,
 )
 from onnxtrain.offline.graph.shapes import dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import captured_values, subgraphs_of
@@ -115,8 +115,8 @@ class DataFlow:
                 return replace(made, widths=made.widths | cut, direct=made.direct and direct)
             data = [v for v in node.inputs if v is not None and self.varies(v)]
             if op in KEEPS_CHANNELS and data and data[0] is node.inputs[0]:
-                direct = direct and (op in REORDERS or op in SELECTS)
-                if op in SELECTS:
+                direct = direct and (op in REORDERS or op in TAKES_PARTS)
+                if op in TAKES_PARTS:
                     cut.update(_static_sizes(value))
             elif op in ARITHMETIC and len(data) == 1:
                 direct = False

@@ -49,14 +49,17 @@ def loop(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
 def _factor_drawn(
     op: Ops, node: ir.Node, x: ir.Value, ratio: ir.Value | None, training: ir.Value
 ) -> Sequence[ir.Value]:
-    """Dropout as a product, so that what it draws is a value of its own, which can be recorded."""
-    seed = node.attributes.get("seed")
-    factor, mask = op.call(
-        "Dropout", op.full_like(x, 1.0), ratio, training, outputs=2, like=x,
-        seed=None if seed is None else seed.value,
-    )  # fmt: skip
+    """Dropout as a product, so that what it draws is a value of its own, which can be recorded.
+
+    The factor is made of the mask: onnxruntime removes a Dropout whose mask nothing reads.
+    """
+    mask = op.call("Dropout", x, ratio, training, outputs=2, like=x)[1]
     mask.type = ir.TensorType(ir.DataType.BOOL)
-    return op.Mul(x, factor), op.shape_as(mask, x)
+    kept = op.cast(op.shape_as(mask, x), x.dtype)
+    half = op.const(0.5, x.dtype)
+    share = op.Sub(1.0, half if ratio is None else op.cast(ratio, x.dtype))
+    scale = op.Where(training, op.Reciprocal(share), op.const(1.0, x.dtype))
+    return op.Mul(x, op.Mul(kept, scale)), mask
 
 
 class _Reverse:
