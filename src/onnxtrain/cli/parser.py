@@ -147,7 +147,14 @@ def _prepare(commands: Any) -> None:
     add("--after", metavar="NAME", help="the value that the new layer reads")
     add("--of", action="append", metavar="NAME", help="a value that the loss reads")
     add("--outputs", action="append", metavar="NAME", help="a value to return beside the loss")
-    add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
+    add(
+        "--bn", choices=("auto", "batch", "frozen", "model"), default="auto",
+        help="statistics of BatchNormalization; auto: stored ones where its weights are frozen",
+    )  # fmt: skip
+    add(
+        "--no-tie-weights", dest="tie_weights", action="store_false",
+        help="train matrices of equal values apart",
+    )  # fmt: skip
     add("--target", choices=("cpu", "webgpu"), default="cpu", help="where the graphs run")
     add("--weight-decay", type=_rate, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")

@@ -26,9 +26,10 @@ from onnxtrain.offline.graph.sweep import collector_paused
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
-from onnxtrain.offline.passes.batch_norm import BatchNormMode
+from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
+from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.patterns import choose, notes_on_blocked
 from onnxtrain.offline.selection import Survey, some_of, survey
@@ -64,7 +65,8 @@ def prepare(
     outputs: Names | None = None,
     classes: int | Sequence[str] | None = None,
     after: str | None = None,
-    bn: BatchNormMode | None = None,
+    bn: BatchNormChoice | None = "auto",
+    tie_weights: bool = True,
     memory_budget: MemoryBudget | None = None,
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
@@ -94,7 +96,11 @@ def prepare(
         classes: replace the last layer by a new one for so many classes, which alone trains unless
             `train` says more. A list is the names of the classes, which exported models keep.
         after: the value to put that new layer behind.
-        bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
+        bn: the statistics of BatchNormalization: those of the "batch", the stored ones ("frozen"),
+            or what each node of the "model" says. With "auto" a node whose scale and bias are
+            frozen is frozen as a whole, and the others do what the model says.
+        tie_weights: whether matrices of equal values train as one parameter, as where an embedding
+            is also the output layer. Exporters write such a matrix several times, also transposed.
         memory_budget: what a step may take beside its parameters: a size ("300MB", or bytes), or a
             part ("50%", 0.5) of what it takes otherwise. To keep to it, the backward pass computes
             parts of the forward pass again, which takes time.
@@ -153,14 +159,18 @@ def prepare(
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
     found = survey(canonical, names[0], brought)
-    trains, frozen = choose(found, listed(train), listed(freeze))
+    tied = find_tied(found) if tie_weights else ()
+    trains, frozen = choose(found, listed(train), listed(freeze), tied)
     if not trains and (chosen is not None or (train is None and not freeze)):
         raise OnnxTrainError(_nothing_trains(found, train, freeze))
     notes = (*notes, *notes_on_blocked(found, trains, train))
+    weights, without_gradient = found.weight_forms(), found.without_gradient()
+    mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
+    trains, tied = tie_trained(canonical, trains, tied)
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
-        return differentiate_loss(canonical, names, trains, frozen, bn=bn, lean=lean)
+        return differentiate_loss(canonical, names, trains, frozen, bn=mode, lean=lean)
 
     def build(source: LossGradients, last: bool = False) -> dict[str, ir.Model]:
         made = {"training_model": training_graph(source, target)}
@@ -200,12 +210,13 @@ def prepare(
         files=files,
         **parameters.counts(),
         unreached=found.unreached,
-        without_gradient=found.without_gradient(),
+        without_gradient=without_gradient,
+        tied=tuple(map(str, tied)),
         loss=names[0],
         outputs=tuple(names[1:]),
         memory=memory,
         on_cpu=tuple(item for items in on_cpu.values() for item in items),
-        notes=notes,
+        notes=(*notes, *at_rest),
         _graph=graph,
         _inputs=inputs,
     )
