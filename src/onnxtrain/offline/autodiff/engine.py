@@ -18,7 +18,7 @@ afterwards (`sweep.py`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -92,6 +92,21 @@ def differentiate(
                 complete[value] = _total(op, value, pending.pop(value, []))
     op.scope, op.finite_cotangents = around
     return {value: complete[value] for value in wrt}
+
+
+def pull_back(
+    op: Ops, write: Callable[[], ir.Value], cotangent: ir.Value, wrt: Sequence[ir.Value]
+) -> list[ir.Value | None]:
+    """Return the cotangents of `wrt`, for a rule that writes how its node depends on them.
+
+    `write` computes a value again, from operators that have rules.
+    """
+    before = len(op.target)
+    value = write()
+    guarded = op.guarded
+    found = differentiate(op, list(op.target)[before:], {value: cotangent}, wrt)
+    op.guarded = guarded
+    return [found[v] for v in wrt]
 
 
 _current: ContextVar[ActivePath] = ContextVar("the path that is being differentiated")
