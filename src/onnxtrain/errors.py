@@ -46,6 +46,10 @@ class UnknownNameWarning(UserWarning):
     """A name that is to be frozen is not in the model."""
 
 
+class TrainingWarning(UserWarning):
+    """Training works, but not as well as the caller may think; the message says what to do."""
+
+
 class MemoryBudgetError(OnnxTrainError):
     """A training step does not fit into its memory budget."""
 

@@ -23,14 +23,19 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
     report = inspect(path, options.of, bn=options.bn, sizes=_sizes(options.size))
     content = asdict(report) | {
         "can_train": report.can_train,
+        "verdict": report.verdict,
+        "reasons": report.reasons,
         "parameter_count": report.parameter_count,
         "file_bytes": path.stat().st_size,
     }
-    verdict = "yes" if report.can_train else "no"
-    size = megabytes(path.stat().st_size)
-    console.result(content, f"file          {path}, {size}\n{report}\ntrains        {verdict}")
-    if options.weights:
-        console.table(("weight", "elements"), list(report.weights.items()))
+    console.result(content, f"file          {path}, {megabytes(path.stat().st_size)}\n{report}")
+    if options.all or options.weights:
+        rows = [
+            (f.name, f.elements, f.role, f.reason, ", ".join(f.modules))
+            for f in report.tensors.values()
+            if options.all or f.name in report.weights
+        ]
+        console.table(("tensor", "elements", "role", "why", "in torch"), rows)
     return 0
 
 
@@ -39,8 +44,8 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.offline.prepare import prepare
 
     same = (
-        "train freeze of outputs classes after bn memory_budget target proximal prefix "
-        "nominal_checkpoint ort_format custom_op_library"
+        "train freeze of outputs classes after bn tie_weights memory_budget target proximal "
+        "sample_weight prefix nominal_checkpoint ort_format custom_op_library verify"
     )
     given = {name: getattr(options, name) for name in same.split()}
     given["loss"] = None if options.loss == "none" else options.loss
@@ -57,6 +62,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         "trainable": made.trainable,
         "frozen": made.frozen,
         "statistics": made.statistics,
+        "tied": made.tied,
         "outputs": made.outputs,
         "loss": made.loss,
         "activations": asdict(made.activations) if console.as_json else None,

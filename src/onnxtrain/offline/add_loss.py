@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 
-from onnxtrain.errors import ArgumentTypeError, OnnxTrainError
+from onnxtrain.errors import ArgumentTypeError, OnnxTrainError, TrainingWarning
 from onnxtrain.offline import losses
 from onnxtrain.offline.blocks.accessor import base
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.operators import PassThrough
 from onnxtrain.offline.blocks.values import defined_names, locate
+from onnxtrain.offline.graph.op_facts import REORDERS
 from onnxtrain.offline.losses.loss import with_sample_weights
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.selection import list_of_names
@@ -23,6 +25,7 @@ from onnxtrain.offline.selection import list_of_names
 Loss = Block | Callable[..., Any] | onnx.ModelProto | str | os.PathLike[str]
 # What turns scores into probabilities, where a loss does that itself.
 _INSIDE_LOSS = {losses.CrossEntropyLoss: "Softmax", losses.BCEWithLogitsLoss: "Sigmoid"}
+_TO_PROBABILITIES = frozenset(_INSIDE_LOSS.values())
 # The same for whoever uses the trained model. The softmax of log-probabilities is probabilities.
 _ACTIVATIONS = {
     losses.CrossEntropyLoss: "softmax",
@@ -80,6 +83,7 @@ def add_loss(
         )
     if isinstance(loss, str) and is_built_in:
         names, notes = _before_activation(forward, names, block)
+    _warn_of_probabilities(forward, names[0], block)
     try:
         inspect.signature(block.build).bind(*names)
     except TypeError as error:
@@ -133,16 +137,36 @@ def _before_activation(
     model: onnx.ModelProto, names: list[str], block: Block
 ) -> tuple[list[str], tuple[str, ...]]:
     """Skip a final Softmax or Sigmoid that the loss contains itself."""
-    activation = _INSIDE_LOSS.get(type(block))
-    makers = {name: node for node in model.graph.node for name in node.output}
-    maker = makers.get(names[0])
-    while maker is not None and maker.op_type == "Identity":
-        maker = makers.get(maker.input[0])
-    if activation is None or maker is None or maker.op_type != activation:
+    maker = _maker(model, names[0])
+    if maker is None or maker.op_type != _INSIDE_LOSS.get(type(block)):
         return names, ()
     before = maker.input[0]
     note = (
-        f"{names[0]!r} comes out of a {activation}, which {type(block).__name__} contains: the "
+        f"{names[0]!r} comes out of a {maker.op_type}, which {type(block).__name__} contains: the "
         f"loss is computed from {before!r}."
     )
     return [before, *names[1:]], (note,)
+
+
+def _warn_of_probabilities(model: onnx.ModelProto, name: str, block: Block) -> None:
+    """Warn of a loss that takes scores and is given probabilities, perhaps in another shape."""
+    maker = _maker(model, name)
+    while maker is not None and maker.op_type in REORDERS:
+        maker = _maker(model, maker.input[0])
+    if type(block) in _INSIDE_LOSS and maker is not None and maker.op_type in _TO_PROBABILITIES:
+        warnings.warn(
+            f"{type(block).__name__} takes scores, and {name!r} comes out of a {maker.op_type}: "
+            f"training would be slow or fail. Compute the loss from {maker.input[0]!r} (of=..., "
+            "or loss_input_names=[...] in generate_artifacts).",
+            TrainingWarning,
+            stacklevel=5,
+        )
+
+
+def _maker(model: onnx.ModelProto, name: str) -> onnx.NodeProto | None:
+    """Return the node that computes a value, before any Identity."""
+    makers = {output: node for node in model.graph.node for output in node.output}
+    maker = makers.get(name)
+    while maker is not None and maker.op_type == "Identity":
+        maker = makers.get(maker.input[0])
+    return maker

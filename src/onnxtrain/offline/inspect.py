@@ -6,67 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
-from onnxtrain.offline.frontend.load import ModelLike
+from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.inspect_notes import notes_on
 from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.feature_values import feature_values
 from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.tie_weights import find_tied
+from onnxtrain.offline.report import Report, type_of
 from onnxtrain.offline.selection import Role, output_named, survey
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `inspect` found. Initializers are listed with their numbers of elements."""
-
-    outputs: tuple[str, ...]
-    weights: dict[str, int]  # what would train
-    statistics: dict[str, int]  # mean and variance of each BatchNormalization
-    constants: dict[str, int]  # all other initializers
-    unreached: tuple[str, ...]  # those of the constants that look like weights without a gradient
-    without_gradient: tuple[str, ...]  # the operators that stand in the way of training
-    parameter_bytes: int  # of the weights
-    activations: Activations | None  # what a step takes beside them; None without a gradient
-    opset: int  # of the operators, after old ones have been upgraded
-
-    @property
-    def parameter_count(self) -> int:
-        """The number of parameters that would train."""
-        return sum(self.weights.values())
-
-    @property
-    def activation_bytes_per_sample(self) -> int | None:
-        """The memory of each sample of a batch at the peak, as far as can be told."""
-        return None if self.activations is None else self.activations.bytes_per_sample
-
-    @property
-    def can_train(self) -> bool:
-        """Whether every operator between the weights and the output has a gradient."""
-        return bool(self.weights) and not self.without_gradient
-
-    def __str__(self) -> str:
-        """Return the report as a few lines of text."""
-        lines = [
-            f"outputs       {', '.join(self.outputs)} (opset {self.opset})",
-            f"weights       {len(self.weights)} tensors, {self.parameter_count:,} parameters, "
-            f"{self.parameter_bytes / 2**20:,.1f} MB",
-            f"statistics    {len(self.statistics)} tensors (BatchNormalization)",
-            f"constants     {len(self.constants)} tensors",
-            f"activations   {self.activations or 'not known: there is no gradient'}",
-        ]
-        if self.unreached:
-            lines.append(f"not reached   {', '.join(self.unreached)}")
-        if self.without_gradient:
-            lines.append(f"no gradient   {'; '.join(self.without_gradient)}")
-        return "\n".join(lines)
 
 
 def inspect(
@@ -74,6 +31,7 @@ def inspect(
     of: str | None = None,
     *,
     bn: BatchNormMode | None = None,
+    tie_weights: bool = True,
     sizes: Mapping[str, int] | None = None,
 ) -> Report:
     """Tell what of a model would train, and what stands in the way.
@@ -82,6 +40,7 @@ def inspect(
         model: the model, or the path to its file.
         of: the output that the loss will be computed from; the first one by default.
         bn: the mode of BatchNormalization, as for training.
+        tie_weights: whether matrices of equal values train as one parameter, as for training.
         sizes: numbers for symbolic dimensions, by name, for the estimate of memory. The report
             says what was assumed for others.
 
@@ -89,25 +48,43 @@ def inspect(
         >>> print(onnxtrain.inspect("mobilenet.onnx"))
 
     """
+    proto, _ = read_model(model)
     canonical = canonical_model(model)
     graph = canonical.graph
     for value in [v for v in graph.inputs if v.name in graph.initializers]:
         graph.inputs.remove(value)  # a weight is trained, not fed
-    found = survey(canonical, output_named(graph, of))
-    weights = [graph.initializers[n] for n in found.names(Role.WEIGHT)]
+    output = output_named(graph, of)
+    found = survey(canonical, output)
     counts = {role: found.counts(found.names(role)) for role in Role}
-    without_gradient = found.without_gradient()
-    can_train = bool(weights) and not without_gradient
+    tied = find_tied(found) if tie_weights else ()
+    for group in tied:
+        for name in group.copies:
+            counts[Role.WEIGHT].pop(name, None)
+    weights = [graph.initializers[n] for n in counts[Role.WEIGHT]]
+    trains = [v for v in weights if v.name not in found.blocked]
+    known = {name for node in proto.graph.node for name in node.output}
+    features = {str(v.name): type_of(v) for v in feature_values(output) if v.name in known}
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
     return Report(
         outputs=tuple(value.name or "" for value in graph.outputs),
         weights=counts[Role.WEIGHT],
+        tied=tuple(map(str, tied)),
         statistics=counts[Role.STATISTIC],
         constants=counts[Role.CONSTANT],
         unreached=found.unreached,
-        without_gradient=without_gradient,
+        without_gradient=found.without_gradient(),
         parameter_bytes=sum(v.const_value.nbytes for v in weights if v.const_value is not None),
         opset=canonical.opset_imports[""],
-        activations=_activations(canonical, of, weights, bn, sizes) if can_train else None,
+        inputs={str(v.name): type_of(v) for v in graph.inputs},
+        output_types={str(v.name): type_of(v) for v in graph.outputs},
+        file_opset=opsets.get("", opsets.get("ai.onnx", canonical.opset_imports[""])),
+        ir_version=proto.ir_version,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        tensors=found.findings,
+        blocked=tuple(n for n in counts[Role.WEIGHT] if n in found.blocked),
+        features=features,
+        notes=tuple(notes_on(graph, output, found)),
+        activations=_activations(canonical, of, trains, bn, sizes) if trains else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 
 import onnx_ir as ir
@@ -25,8 +25,10 @@ from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.shapes import is_float
 from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use
 
+_INTEGERS = "integers"
 
-class Role(Enum):
+
+class Role(StrEnum):
     """What an initializer is to training."""
 
     WEIGHT = "weight"
@@ -47,6 +49,11 @@ class Finding:
     matrices: tuple[str, ...] = ()  # the weights of the product that it is the bias of
     elements: int = 0
     is_weight_form: bool = False  # it would be a weight if it received a gradient
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is nothing to wonder about: a shape, an index, or a number of a formula."""
+        return self.kind.startswith((_INTEGERS, "number in ", "exponent of "))
 
     @property
     def reason(self) -> str:
@@ -75,6 +82,10 @@ class Survey:
         return tuple(
             n for n, f in self.findings.items() if f.is_weight_form and f.role.name == "CONSTANT"
         )
+
+    def weight_forms(self) -> list[str]:
+        """Return what is a weight, or would be one if it received a gradient."""
+        return [name for name, found in self.findings.items() if found.is_weight_form]
 
     def names(self, role: Role) -> list[str]:
         """Return the initializers with this role."""
@@ -163,8 +174,7 @@ class _Sorter:
         if name in self._brought:
             return Finding(name, Role.CONSTANT, "part of the loss", elements=elements)
         if not is_float(value):
-            kind = f"{str(value.dtype).lower()}: only floats train"
-            return Finding(name, Role.CONSTANT, kind, elements=elements)
+            return Finding(name, Role.CONSTANT, _kind_of_integers(value), elements=elements)
         if value.is_graph_input():
             return Finding(name, Role.CONSTANT, "input with a default", elements=elements)
         return self._of_float(value, name, elements)
@@ -175,12 +185,17 @@ class _Sorter:
         use = uses[0] if uses else None
         takes = use is not None and use.is_weight if noted is None else noted == "PARAMETER"
         kind, advice = ("not used", "") if use is None else (use.text, use.advice)
-        if noted in ("BUFFER", "CONSTANT"):
-            kind = f"{'buffer of the torch module' if noted == 'BUFFER' else 'computed constant'}"
-            kind, advice = f"{kind}, {use.text if use else 'not used'}", ""
+        if noted == "BUFFER":
+            kind, advice = f"buffer of the torch module, {kind}", ""
+        elif noted == "CONSTANT":
+            kind, advice = (
+                f"computed by the exporter, {kind}" if use and use.is_weight else kind,
+                "",
+            )
         elif noted == "PARAMETER" and use is not None and not use.is_weight:
             kind, advice = f"parameter of the torch module, {use.text}", ""
         is_reached = value in self._reached
+        advice = advice if is_reached else ""
         if takes and not is_reached:
             kind, advice = f"{kind}, without a gradient", ""
         return Finding(
@@ -216,6 +231,14 @@ class _Sorter:
                 yield value.name or ""
             elif producer is not None:
                 waiting += [v for v in producer.inputs if v is not None]
+
+
+def _kind_of_integers(value: ir.Value) -> str:
+    is_small = value.dtype is not None and value.dtype.bitwidth <= 8 and elements_of(value) > 1
+    users = [node for node, _ in value.uses()]
+    if is_small and users and value.dtype != ir.DataType.BOOL:
+        return f"quantized weight of {operator_name(users[0])}"
+    return f"{_INTEGERS} ({str(value.dtype).lower()})"
 
 
 def _settle_constants(findings: Sequence[Finding], graph: ir.Graph) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ nodes where it meets data.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ from onnxtrain.offline.graph.op_facts import (
 from onnxtrain.offline.graph.shapes import dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
+_TORCH_RECURRENT = {"input weight": "weight_ih", "recurrent weight": "weight_hh", "bias": "bias_ih"}
 TRAIN_IT = "name it in train= to train it"
 _FOLLOWING = PRODUCTS | NORMS | RECURRENT | ACTIVATIONS | POOLS
 
@@ -73,7 +75,7 @@ class TensorUses:
         found = list(dict.fromkeys(self._uses(value, value, set())))
         if any(use.is_weight for use in found) and _is_computed_table(value):
             return [
-                Use(f"fixed table ({_is_computed_table(value)})", use.node, is_guess=True)
+                Use(f"fixed table, {_is_computed_table(value)}", use.node, is_guess=True)
                 for use in found[:1]
             ]
         return sorted(found, key=lambda use: not use.is_weight)
@@ -138,6 +140,9 @@ class TensorUses:
         if op in PRODUCTS and label == "weight" and self._is_frequency(node, value):
             return Use(f"frequencies of Sin and Cos behind {op}", node, is_guess=True)
         leaf = {"scale": "weight", "slope": "weight"}.get(label, label)
+        if op in RECURRENT:
+            layer = re.search(r"_(\d+)$", node.name or "")
+            leaf = f"{_TORCH_RECURRENT.get(label, label)}_l{layer[1] if layer else 0}"
         matrix = node.inputs[1] if label == "bias" and op in PRODUCTS | RECURRENT else None
         return Use(f"{label} of {op}", node, True, leaf=leaf, matrix=matrix)
 
@@ -163,7 +168,9 @@ class TensorUses:
         what, does = ("bias", "added to") if op in ("Add", "Sub") else ("scale", "factor of")
         layer = None if other is None else self.flow.layer_behind(other)
         if op == "Div" and index == 0:
-            return Use("numerator of Div", node, is_guess=True)
+            return Use(
+                "number in Div" if size == 1 else "numerator of Div", node, is_guess=size != 1
+            )
         if layer is None and size == 1 and self.has_layers:
             return Use(f"number in {op}", node, is_guess=self._is_state(source))
         if layer is None:
@@ -171,7 +178,7 @@ class TensorUses:
             text = f"{does} data{'' if is_weight else ' that no layer made'}, in {op}"
             return Use(text, node, is_weight, is_guess=not is_weight)
         if self._belongs(layer, what, size, node, source):
-            is_written_out = layer.is_norm and layer.node.op_type in ("Div", "Mul")
+            is_written_out = layer.is_norm and layer.node.op_type not in NORMS
             name = "normalization" if is_written_out else operator_name(layer.node)
             matrix = None
             if what == "bias" and layer.direct and layer.node.op_type in PRODUCTS:
@@ -264,7 +271,7 @@ def _is_computed_table(value: ir.Value) -> str:
     if array.ndim == 1:
         return "0, 1, 2, ..." if np.array_equal(array, np.arange(array.size)) else ""
     rows = array.reshape(-1, *array.shape[-2:])[0] if array.ndim > 1 else array
-    return "sines of the position" if rows.ndim == 2 and _is_sinusoidal(rows) else ""
+    return "a sinusoid" if rows.ndim == 2 and _is_sinusoidal(rows) else ""
 
 
 def _is_sinusoidal(table: np.ndarray) -> bool:

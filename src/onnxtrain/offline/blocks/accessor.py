@@ -21,12 +21,13 @@ from onnxtrain.offline.blocks.values import (
     all_graphs,
     defined_names,
     drop_default_inputs,
-    forget_traced_sizes,
+    forget_names,
     is_large,
     known_type,
     unknown,
     without_weights,
 )
+from onnxtrain.offline.graph.declared import settled, state
 from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.versions import FLOOR_IR_VERSION, FLOOR_OPSET
@@ -108,6 +109,8 @@ class ModelAccessor:
         found = known_type(self.inferred() if is_computed else self.model, name)
         if found is None:
             raise UnknownNameError(unknown(self.model, name))
+        if is_computed:
+            forget_names(found, graph)
         return found
 
     def inferred(self, *, check: bool = False, shape_arithmetic: bool = True) -> onnx.ModelProto:
@@ -121,6 +124,8 @@ class ModelAccessor:
         if check:
             check_proto(onnx.ModelProto.FromString(content))
         if self._inferred is None or self._inferred[0] != content:
+            if shape_arithmetic:
+                state(bare, settled(bare))
             self._inferred = content, infer_proto(bare, shape_arithmetic=shape_arithmetic)
         return self._inferred[1]
 
@@ -166,7 +171,6 @@ def base(
         raise BlockError(f"base() takes an onnx.ModelProto, not {type(model).__name__}")
     own = copy.deepcopy(model)
     drop_default_inputs(own)
-    forget_traced_sizes(own)
     if model_path is not None:
         _read_small_tensors(own, Path(model_path).parent)
     with _entered(ModelAccessor(own, model_path)) as accessor:

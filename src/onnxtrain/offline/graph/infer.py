@@ -143,17 +143,26 @@ def _type_scaled_features(graph: onnx.GraphProto) -> bool:
 
 
 def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Drop declared shapes, except those of operators that onnx cannot infer."""
+    """Drop declared shapes, in bodies too, except those of operators that onnx cannot infer."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
-    own = {name for node in bare.graph.node if node.domain for name in node.output}
-    kept = [info for info in bare.graph.value_info if info.name in own]
-    del bare.graph.value_info[:]
-    bare.graph.value_info.extend(kept)
-    for info in bare.graph.output:
-        if info.name not in own:
-            info.type.tensor_type.ClearField("shape")
+    _drop_shapes(bare.graph)
     return bare
+
+
+def _drop_shapes(graph: onnx.GraphProto) -> None:
+    own = {name for node in graph.node if node.domain for name in node.output}
+    kept = [info for info in graph.value_info if info.name in own]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for info in graph.output:
+        if info.name not in own and info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                if body.node:
+                    _drop_shapes(body)
 
 
 def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:

@@ -25,8 +25,8 @@ from onnxtrain.offline.graph.op_facts import (
     RECURRENT,
     REDUCTIONS,
     REORDERS,
-    SELECTS,
     SHAPE_INPUTS,
+    TAKES_PARTS,
 )
 from onnxtrain.offline.graph.shapes import dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import captured_values, subgraphs_of
@@ -115,8 +115,8 @@ class DataFlow:
                 return replace(made, widths=made.widths | cut, direct=made.direct and direct)
             data = [v for v in node.inputs if v is not None and self.varies(v)]
             if op in KEEPS_CHANNELS and data and data[0] is node.inputs[0]:
-                direct = direct and (op in REORDERS or op in SELECTS)
-                if op in SELECTS:
+                direct = direct and (op in REORDERS or op in TAKES_PARTS)
+                if op in TAKES_PARTS:
                     cut.update(_static_sizes(value))
             elif op in ARITHMETIC and len(data) == 1:
                 direct = False
@@ -150,25 +150,23 @@ class DataFlow:
             scale = node.inputs[1] if len(node.inputs) > 1 else None
             count = math.prod(static_dims(scale) or (0,)) if scale is not None else 0
             return Layer(node, frozenset({*sizes[1:2], *sizes[-1:], count}), is_norm=True)
-        if op in ("Div", "Mul"):
-            reduction = self._deviation_in(node)
-            if reduction is not None:
-                sizes = _static_sizes(node.outputs[0])
-                widths = {*sizes[1:2], *sizes[-1:], _reduced(reduction)}
-                return Layer(node, frozenset(widths), is_norm=True)
+        reduction = self._normalized_by(node, op)
+        if reduction is not None and reduction.inputs[0] is not None:
+            sizes = _static_sizes(reduction.inputs[0])
+            widths = {*sizes[1:2], *sizes[-1:], _reduced(reduction)}
+            return Layer(node, frozenset(widths), is_norm=True)
         if self.is_own_layer(node):
             return Layer(node, frozenset(_static_sizes(node.outputs[0])[1:]))
         return None
 
-    def _deviation_in(self, node: ir.Node) -> ir.Node | None:
-        """Return the reduction behind x / deviation, or x · (1 / deviation), of the same data."""
-        if not all(self.varies(v) for v in node.inputs):
-            return None
-        for index in (1, 0) if node.op_type == "Mul" else (1,):
-            found = self._reduction(node.inputs[index], inverse=node.op_type == "Mul")
-            if found is not None:
-                return found
-        return None
+    def _normalized_by(self, node: ir.Node, op: str) -> ir.Node | None:
+        """Return the reduction behind x / deviation, x · (1 / deviation), or 1 / deviation."""
+        if op in ("Div", "Mul") and all(self.varies(v) for v in node.inputs):
+            operands = node.inputs if op == "Mul" else node.inputs[1:]
+            found = (self._reduction(v, inverse=op == "Mul") for v in operands)
+            return next((reduction for reduction in found if reduction is not None), None)
+        is_inverse = op in ("Div", "Pow", "Reciprocal")  # which TensorFlow multiplies by the scale
+        return self._reduction(node.outputs[0], inverse=True) if is_inverse else None
 
     def _reduction(self, value: ir.Value | None, inverse: bool) -> ir.Node | None:
         """Return the reduction that a deviation, or the inverse of one, is the root of."""

@@ -47,9 +47,9 @@ VIEWS = _ops("Flatten Identity Reshape Squeeze Unsqueeze")
 REARRANGES = VIEWS | _ops("Cast Expand Gather Slice Transpose")
 # The output has the elements of the input, in another order or several times.
 REORDERS = VIEWS | _ops("Cast CastLike Expand Pad Tile Transpose")
-SELECTS = _ops("Gather Slice Split")  # the output has some of the elements
+TAKES_PARTS = _ops("Gather Slice Split")  # the output has some of the elements
 # The output has the channels of the input.
-KEEPS_CHANNELS = REORDERS | SELECTS | ACTIVATIONS | POOLS | REDUCTIONS | _ops(
+KEEPS_CHANNELS = REORDERS | TAKES_PARTS | ACTIVATIONS | POOLS | REDUCTIONS | _ops(
     "Abs Clip DequantizeLinear Dropout Erf Exp Log Neg Pow QuantizeLinear Resize Sigmoid Softmax "
     "Sqrt Upsample"
 )  # fmt: skip
@@ -140,8 +140,12 @@ BOUNDED_GRADIENT = VIEWS | _ops(
     "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
 )
 # The gradient only passes the cotangent on, and makes no element of it zero.
-ADDITIVE = LINEAR | VIEWS | _ops(
-    "Add Cast CastLike Concat Dropout Expand Mean Neg ReduceMean ReduceSum Sub Sum Tile Transpose"
+ADDITIVE = (
+    LINEAR
+    | VIEWS
+    | _ops(
+        "Add Cast CastLike Concat Dropout Expand Mean Neg ReduceMean ReduceSum Sub Sum Tile Transpose"
+    )
 )
 # The gradient passes some elements of the cotangent on, and reads the values only to choose.
 SELECTS = _ops(

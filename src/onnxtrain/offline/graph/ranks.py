@@ -57,7 +57,9 @@ def _dims_of_result(node: ir.Node) -> Dims | None:
     lengths = None if vector is None else static_dims(vector)
     if lengths is not None and len(lengths) == 1 and op_type in _RANK_FROM_VECTOR:
         return (UNKNOWN,) * _RANK_FROM_VECTOR[op_type](len(first), lengths[0])
-    return None if op_type in _RANK_FROM_VECTOR else infer_dims(op_type, inputs, attributes_of(node))
+    return (
+        None if op_type in _RANK_FROM_VECTOR else infer_dims(op_type, inputs, attributes_of(node))
+    )
 
 
 # The rank of the result, from that of the first input and the length of a vector of integers.

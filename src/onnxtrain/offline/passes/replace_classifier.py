@@ -31,6 +31,7 @@ from onnxtrain.offline.graph.shapes import (
 )
 from onnxtrain.offline.graph.subgraphs import ancestors, captured_values, values_of
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.passes.feature_values import feature_values
 from onnxtrain.offline.selection import output_named
 
 # What may follow the last layer. A loss wants scores, so what turns them into probabilities goes,
@@ -152,7 +153,8 @@ def _replace(
     node, old_weight = layer.node, layer.node.inputs[layer.index]
     group = node.attributes.get_int("group", 1)
     if classes % group:
-        raise _no_layer(output, node, f"with {group} groups, which do not divide {classes} classes")
+        why = f"with {group} groups, which do not divide {classes} classes"
+        raise _no_layer(output, node, why, values)
     kept = [
         v
         for v in graph.outputs
@@ -206,22 +208,23 @@ def _find_layer(
         known = op in _KEPT | _REMOVED or (op in _ARITHMETIC and len(computed) == 1)
         data = producer.inputs[computed[0]] if known and computed else None
         if data is None or value is not producer.outputs[0]:
-            raise _no_layer(output, producer, "which cannot stay behind a new layer")
+            raise _no_layer(output, producer, "which cannot stay behind a new layer", values)
         path.append((producer, data))
         value = data
-    raise _no_layer(output, None, "")
+    raise _no_layer(output, None, "", values)
 
 
 def _layer(
     node: ir.Node, computed: Sequence[int], output: ir.Value, values: Mapping[str, ir.Value]
 ) -> _Layer:
     if len(computed) != 1 or computed[0] > 1 or (node.op_type == "Conv" and computed[0] == 1):
-        raise _no_layer(output, node, "whose weight or bias is computed from the model's inputs")
+        why = "whose weight or bias is computed from the model's inputs"
+        raise _no_layer(output, node, why, values)
     index = 1 - computed[0]
     x, weight = (values[v.name or ""] for i in (1 - index, index) if (v := node.inputs[i]))
     shape = static_dims(weight)
     if shape is None or len(shape) < 2:
-        raise _no_layer(output, node, "whose weight is not known to be a matrix")
+        raise _no_layer(output, node, "whose weight is not known to be a matrix", values)
     if node.op_type == "Conv":
         return _Layer(node, index, shape, 0, math.prod(shape[1:]), 0)
     last = len(shape) - 1
@@ -245,11 +248,12 @@ def _adapt(
         if node.op_type in ("Add", "Sub") and elements in (1, layer.classes):
             _bypass(node, data)  # the new bias takes its place
         elif elements != 1:
-            raise _no_layer(output, node, "with a constant for each of the old classes")
+            raise _no_layer(output, node, "with a constant for each of the old classes", values)
     elif node.op_type in _TARGET_SHAPE and len(node.inputs) > _TARGET_SHAPE[node.op_type]:
         found = list(_find_number(layer.classes, node, _TARGET_SHAPE[node.op_type]))
         if len(found) > 1:
-            raise _no_layer(output, node, f"whose shape has {layer.classes} more than once")
+            why = f"whose shape has {layer.classes} more than once"
+            raise _no_layer(output, node, why, values)
         for user, index, array in found:
             assert user.graph is not None
             changed = np.where(array == layer.classes, classes, array).astype(array.dtype)
@@ -406,9 +410,13 @@ def _declare(
     )
 
 
-def _no_layer(output: ir.Value, node: ir.Node | None, why: str) -> ModelError:
+def _no_layer(
+    output: ir.Value, node: ir.Node | None, why: str, values: Mapping[str, ir.Value]
+) -> ModelError:
     found = f"{node.op_type} (node {label_of(node)!r}), {why}" if node else "an input or constant"
+    near = ", ".join(repr(v.name) for v in feature_values(output, values))
     return ModelError(
         f"the last layer of output {output.name!r} cannot be replaced: that takes a Gemm, MatMul "
         f"or Conv with weights of its own, and the model has {found}. {_WAY_OUT}"
+        f"{f' It can read {near}.' if near else ''}"
     )

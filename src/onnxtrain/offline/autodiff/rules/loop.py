@@ -49,14 +49,17 @@ def loop(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
 def _factor_drawn(
     op: Ops, node: ir.Node, x: ir.Value, ratio: ir.Value | None, training: ir.Value
 ) -> Sequence[ir.Value]:
-    """Dropout as a product, so that what it draws is a value of its own, which can be recorded."""
-    seed = node.attributes.get("seed")
-    factor, mask = op.call(
-        "Dropout", op.full_like(x, 1.0), ratio, training, outputs=2, like=x,
-        seed=None if seed is None else seed.value,
-    )  # fmt: skip
+    """Dropout as a product, so that what it draws is a value of its own, which can be recorded.
+
+    The factor is made of the mask: onnxruntime removes a Dropout whose mask nothing reads.
+    """
+    mask = op.call("Dropout", x, ratio, training, outputs=2, like=x)[1]
     mask.type = ir.TensorType(ir.DataType.BOOL)
-    return op.Mul(x, factor), op.shape_as(mask, x)
+    kept = op.cast(op.shape_as(mask, x), x.dtype)
+    half = op.const(0.5, x.dtype)
+    share = op.Sub(1.0, half if ratio is None else op.cast(ratio, x.dtype))
+    scale = op.Where(training, op.Reciprocal(share), op.const(1.0, x.dtype))
+    return op.Mul(x, op.Mul(kept, scale)), mask
 
 
 class _Reverse:
@@ -96,7 +99,7 @@ class _Reverse:
         require_certainty(record.parts.node, body, "the body of Loop", "the Loop")
         zeros = [op.zeros_like(v) for v, _ in self.summed]
         results = op.call(
-            "Loop", trips, None, *finals, *zeros, outputs=len(body.outputs) - 1, body=body
+            "Loop", trips, op.const(True), *finals, *zeros, outputs=len(body.outputs) - 1, body=body
         )
         targets = [*(s.initial for s in self.states), *(v for v, _ in self.summed)]
         contributions: dict[ir.Value, list[ir.Value]] = {}
@@ -139,6 +142,7 @@ class _Reverse:
                 copy: self.deferred[node].rule()
                 for copy, node in self.copied.items() if node in self.deferred
             },
+            finite=self._finite(),
         )  # fmt: skip
         before = [
             self._zeros(state, d, copies) if (found_d := found[copies[state.before]]) is None
@@ -147,6 +151,17 @@ class _Reverse:
         ]  # fmt: skip
         sums = [op.Add(total, d) for total, d in self._totals(found)]
         return [op.const(True), *before, *sums, *self._deferred_dys()]
+
+    def _finite(self) -> list[ir.Value]:
+        """Return the weights, in training, and the states that start with a computed value."""
+        if self.through is not None:
+            return []
+        computed = [
+            s.before
+            for s in self.states
+            if s.initial.producer() is not None or s.initial.const_value is not None
+        ]
+        return [*self.captured, *map(self.record.stack, computed)]
 
     def _seeds(
         self, copies: dict[ir.Value, ir.Value], d_states: Sequence[ir.Value]

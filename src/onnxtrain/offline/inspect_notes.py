@@ -1,0 +1,88 @@
+"""What to know of a model before training, in sentences: for the report of `inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxtrain.offline.graph.op_facts import NORMS, REORDERS
+from onnxtrain.offline.selection import Finding, Survey
+
+_PROBABILITIES = {
+    "Softmax": "cross-entropy", "LogSoftmax": "cross-entropy", "Sigmoid": "binary cross-entropy",
+}  # fmt: skip
+_FUSED_BY = "pkg.onnxscript.rewriter.rule_name"
+
+
+def notes_on(graph: ir.Graph, output: ir.Value, found: Survey) -> Iterator[str]:
+    """Yield what a user should know before a loss is put behind an output."""
+    yield from _on_batch(graph)
+    yield from _on_probabilities(output)
+    yield from _on_batch_norm(graph)
+    yield from _on_quantization(list(found.findings.values()))
+
+
+def _on_batch(graph: ir.Graph) -> Iterator[str]:
+    sizes = {v.shape[0] for v in graph.inputs if v.shape is not None and len(v.shape) > 1}
+    if sizes == {1}:
+        yield (
+            "The batch is fixed at 1: train with batch_size=1, accumulate=32, or export the model "
+            "with a dynamic batch."
+        )
+    elif len(sizes) == 1 and isinstance(size := sizes.pop(), int):
+        yield f"The batch is fixed at {size}: every batch needs exactly {size} samples."
+
+
+def activation_before(output: ir.Value) -> ir.Node | None:
+    """Return the Softmax or Sigmoid that an output comes out of, views in between left aside."""
+    node = output.producer()
+    while node is not None and node.domain == "" and node.op_type in REORDERS:
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    known = node is not None and node.domain == "" and node.op_type in _PROBABILITIES
+    return node if known else None
+
+
+def _on_probabilities(output: ir.Value) -> Iterator[str]:
+    node = activation_before(output)
+    if node is None:
+        return
+    scores = node.inputs[0].name if node.inputs[0] is not None else ""
+    yield (
+        f"{output.name!r} comes out of {node.op_type}, which {_PROBABILITIES[node.op_type]} "
+        f"contains: compute that loss from the scores (of={scores!r}), not from probabilities."
+    )
+
+
+def _on_batch_norm(graph: ir.Graph) -> Iterator[str]:
+    nodes = [n for n in graph.all_nodes() if n.domain == ""]
+    norms = [n for n in nodes if n.op_type == "BatchNormalization"]
+    trained = sum(n.attributes.get_int("training_mode", 0) for n in norms)
+    if norms and trained:
+        yield (
+            f"{trained} of {len(norms)} BatchNormalization use the statistics of the batch "
+            "(training mode); bn='frozen' uses the stored ones."
+        )
+    elif norms:
+        yield (
+            f"{len(norms)} BatchNormalization use stored statistics (inference mode); bn='batch' "
+            "uses those of the batch, as torch does in training."
+        )
+    convs = [n for n in nodes if n.op_type == "Conv"]
+    with_bias = [n for n in convs if len(n.inputs) > 2 and n.inputs[2] is not None]
+    fused = any("BatchNorm" in n.metadata_props.get(_FUSED_BY, "") for n in nodes)
+    no_norm = not any(n.op_type in NORMS for n in nodes)
+    if not norms and (fused or (no_norm and len(with_bias) > 1 and len(with_bias) == len(convs))):
+        yield (
+            "No BatchNormalization left: folded into Conv? Trained from scratch, such a model "
+            "loses accuracy: export it unfolded (torch: optimize=False, in training mode)."
+        )
+
+
+def _on_quantization(findings: list[Finding]) -> Iterator[str]:
+    count = sum(f.kind.startswith("quantized weight") for f in findings)
+    if count:
+        yield (
+            f"{count} weights are integers (quantized), which cannot train: take the float model "
+            "to train them."
+        )
