@@ -113,7 +113,11 @@ class DataFlow:
         """Return the layer that made a value, or None where the value is still that of an input."""
         if value not in self._layers:
             self._layers[value] = None  # a loop ends here
-            self._layers[value] = self._find(value)
+            found = self._find(value)
+            if found is not None and found.is_norm:  # groups of channels have another shape
+                sizes = _static_sizes(value)
+                found = replace(found, widths=found.widths | {*sizes[1:2], *sizes[-1:]})
+            self._layers[value] = found
         return self._layers[value]
 
     def _find(self, value: ir.Value) -> Layer | None:
