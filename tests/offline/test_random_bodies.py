@@ -1,4 +1,4 @@
-"""Random numbers in the bodies of If, Loop and Scan: the gradient sees those of the forward pass."""
+"""Random numbers in the bodies of If, Loop and Scan: both passes draw the same."""
 
 import numpy as np
 import onnx
@@ -14,13 +14,14 @@ from onnxtrain.offline.training_graph import build_training_graphs
 HEADER = """
 <ir_version: 10, opset_import: ["" : 18]>
 model (float[n,8] x, int64 t) => (float loss)
-    <float[8] w = {{1.0, 0.9, 1.1, 1.2, 0.8, 1.0, 1.1, 0.9}}, float ratio = {{0.4}}, bool yes = {{1}}> {{
+    <float[8] w = {{1.0, 0.9, 1.1, 1.2, 0.8, 1.0, 1.1, 0.9}}, float ratio = {{0.4}},
+     bool yes = {{1}}> {{
     {body}
     loss = ReduceMean<keepdims = 0>(y)
 }}
 """
-LOOP = """y = Loop (t, yes, x) <body = step (int64 i, bool go, float[n,8] a) => (bool on, float[n,8] b)
-    {{ on = Identity(go) {} b = Mul(e, w) }}>"""
+LOOP = """y = Loop (t, yes, x) <
+    body = step (int64 i, bool go, float[n,8] a) => (bool on, float[n,8] b) {{ on = Identity(go) {} b = Mul(e, w) }}>"""
 BODIES = {
     "dropout": LOOP.format("e = Dropout(a, ratio, yes)"),
     "normal": LOOP.format("z = RandomNormalLike(a) e = Mul(a, z)"),
@@ -123,5 +124,5 @@ def test_a_gradient_sees_what_the_loop_drew(name: str) -> None:
 
 
 def test_what_an_inner_loop_draws_is_refused_without_a_seed() -> None:
-    with pytest.raises(NotDifferentiableError, match="Dropout.*outside of the Loop"):
+    with pytest.raises(NotDifferentiableError, match=r"Dropout.*outside of the Loop"):
         onnxtrain.gradient(model_of("nested"), "w")

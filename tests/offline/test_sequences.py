@@ -230,11 +230,21 @@ def test_a_list_that_a_loop_appends_to(name: str) -> None:
     assert not any("Sequence" in n.op_type for n in extended.graph.node)
 
 
-def test_a_list_that_is_read_while_it_grows_is_refused() -> None:
-    given = onnx.parser.parse_model(
-        LISTS.format(out="k,6", start=WITH_FIRST, read=READERS["stack"][2]).replace(
-            "p = MatMul(a, w)", "g = SequenceAt(before, last) p = MatMul(g, w)"
-        )
-    )
+def growing(index: str) -> onnx.ModelProto:
+    text = LISTS.format(out="k,6", start=WITH_FIRST, read=READERS["stack"][2])
+    reads = f"g = SequenceAt(before, {index}) p = MatMul(g, w)"
+    return onnx.parser.parse_model(text.replace("p = MatMul(a, w)", reads))
+
+
+def test_a_list_whose_last_element_is_read_while_it_grows() -> None:
+    rng = np.random.default_rng(1)
+    feeds = {"x": X, "w": rng.standard_normal((6, 6)) / 3, "h": rng.standard_normal(6)}
+    single = {name: array.astype(np.float32) for name, array in feeds.items()}
+    extended = check_gradient(growing("last"), single, ["x", "w", "h"], "y", rounding=1e-5)
+    assert not any("Sequence" in n.op_type for n in extended.graph.node)
+
+
+def test_a_list_whose_other_elements_are_read_while_it_grows_is_refused() -> None:
+    given = growing("i")
     with pytest.raises(MissingGradientError, match="SequenceInsert"):
         onnxtrain.gradient(given, "x")

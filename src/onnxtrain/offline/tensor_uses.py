@@ -157,6 +157,8 @@ class TensorUses:
         """Follow an initializer through arithmetic with others."""
         if node.op_type == "Div" and index == 1:
             return Use("divisor in Div", node)
+        if node.op_type in ("Sin", "Cos"):
+            return Use(f"frequencies of {node.op_type}", node, is_guess=True)
         if node.op_type in ARITHMETIC and static_dims(value) == ():
             return Use(f"number in {node.op_type}", node)
         return node.outputs
@@ -165,6 +167,8 @@ class TensorUses:
         """Return the use as a bias or scale, with an element for each channel of a layer."""
         op, other = node.op_type, node.inputs[1 - index]
         size = _size(value) or _size(source)
+        if op == "Mul" and other is not None:
+            size = _elements_on_axes_of(value, other) or size
         what, does = ("bias", "added to") if op in ("Add", "Sub") else ("scale", "factor of")
         layer = None if other is None else self.flow.layer_behind(other)
         if op == "Div" and index == 0:
@@ -261,6 +265,18 @@ class TensorUses:
 def _size(value: ir.Value) -> int | None:
     dims = static_dims(value)
     return None if dims is None else math.prod(dims)
+
+
+def _elements_on_axes_of(value: ir.Value, data: ir.Value) -> int | None:
+    """Return the number of elements of a factor along the axes of data, where all is known.
+
+    An axis on which data has size one is made by the product, as in an outer product.
+    """
+    mine, other = static_dims(value), dims_of(data)
+    if mine is None or other is None:
+        return None
+    axes = zip(reversed(mine), (*reversed(other), *[1] * len(mine)), strict=False)
+    return math.prod(size for size, at_data in axes if at_data != 1)
 
 
 def _is_computed_table(value: ir.Value) -> str:

@@ -231,9 +231,14 @@ def current_library() -> str | os.PathLike[str] | None:
 
 
 def _read_small_tensors(model: onnx.ModelProto, folder: Path) -> None:
-    """Read what shape inference may need; the rest stays in the files beside the model."""
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_large(tensor):
+    """Read what shape inference may need, and all inside of subgraphs, where onnx looks for it.
+
+    The rest stays in the files beside the model.
+    """
+    small = (tensor for tensor in model.graph.initializer if not is_large(tensor))
+    bodies = (body for body in all_graphs(model.graph) if body is not model.graph)
+    for tensor in itertools.chain(small, *(body.initializer for body in bodies)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
             try:
                 onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
             except Exception as error:  # of the file system, or of onnx's own checks

@@ -66,9 +66,10 @@ def canonical_model(model: ModelLike) -> ir.Model:
         complete_outputs(loaded)
         drop_unit_splits(loaded)
         infer_shapes(loaded)
+        take_known_branches(loaded)
         if dissolve_sequences(loaded):
             infer_shapes(loaded)
-        take_known_branches(loaded)
+            take_known_branches(loaded)
         spell_out_pads(loaded)
         return loaded
 

@@ -188,5 +188,5 @@ def settle_shapes(model: ir.Model) -> None:
     }
     for node in model.graph:
         for value in node.outputs if node.domain == "" else ():
-            if (shape := shapes.get(str(value.name))) is not None:
-                value.shape = shape
+            if value.name in shapes and (value.uses() or shapes[value.name] is not None):
+                value.shape = shapes[value.name]  # nothing but its declaration tells of a loss

@@ -44,10 +44,15 @@ class TorchNotes:
         if _FOLDED not in value.metadata_props:
             return None
         names = [n for n in folded_from(value) if not _NUMBERED.fullmatch(n)]
-        kinds = {self._kinds.get(mangled(name)) for name in names}
+        kinds = {self._kind_called(name) for name in names}
         if "PARAMETER" in kinds or None in kinds:  # the call may have been folded as well
             return "PARAMETER" if "PARAMETER" in kinds else None
         return "BUFFER" if kinds else "CONSTANT"
+
+    def _kind_called(self, name: str) -> str | None:
+        """Return the kind of a state; modules call parameters weight or bias, but not buffers."""
+        usual = "PARAMETER" if name.endswith((".weight", ".bias")) else None
+        return self._kinds.get(mangled(name), usual)
 
     def folded_names(self, value: ir.Value) -> Iterator[str]:
         """Yield the names of the parameters that a tensor was computed from."""

@@ -55,13 +55,24 @@ def check_structure(model: ir.Model) -> None:
 
 def check_proto(proto: onnx.ModelProto) -> None:
     """Raise a ModelError for a proto that is not well formed; the given skeleton may be changed."""
+    _complete(proto.graph)
     for info in (*proto.graph.input, *proto.graph.output):
-        if info.type.HasField("tensor_type"):  # the checker wants a shape; runtimes do not
+        if info.type.HasField("tensor_type"):
             info.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(proto)
     except Exception as error:  # ValidationError mostly; limits of protobuf have other kinds
         raise ModelError(f"the model is not valid ONNX: {_first_sentence(error)}") from None
+
+
+def _complete(graph: onnx.GraphProto) -> None:
+    """Add what the checker asks for and runtimes do not: a name."""
+    graph.name = graph.name or "graph"
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                if body.node:
+                    _complete(body)
 
 
 def infer_shapes(model: ir.Model) -> None:

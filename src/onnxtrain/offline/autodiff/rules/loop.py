@@ -27,7 +27,7 @@ from onnxtrain.offline.graph.copy_graph import copy_graph
 from onnxtrain.offline.graph.loop_parts import State
 from onnxtrain.offline.graph.op_facts import COSTLY
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, dims_of
+from onnxtrain.offline.graph.shapes import Dim, dims_of
 from onnxtrain.offline.graph.subgraphs import captured_values, take_out
 from onnxtrain.offline.graph.sweep import sweep
 
@@ -76,7 +76,7 @@ class _Reverse:
         passing = path.between(parts.states)
         self.states = [s for s in parts.states if s.before in passing]
         self.captured = [v for v in path.reached() if v not in {s.before for s in parts.states}]
-        self.deferred = deferrals(record, set(self.captured), op.opset)
+        self.deferred = deferrals(record, set(self.captured))
         self.summed: list[tuple[ir.Value, ir.Value]] = []  # what is captured, and its sum so far
         self.copied: dict[ir.Node, ir.Node] = {}  # by the copy
 
@@ -119,8 +119,7 @@ class _Reverse:
     def _in_order(self, each: Deferred, stacked: ir.Value) -> ir.Value:
         """Turn what the reverse Loop collected into the order of the steps."""
         y = each.node.outputs[0]
-        count = self.record.parts.trip_count
-        dims = (UNKNOWN if count is None else count, *(dims_of(y) or ()))
+        dims = (self.record.parts.steps, *(dims_of(y) or ()))
         stacked.type = y.type
         turned = self.op.slice(self.op.with_dims(stacked, dims), 0, -1, _FIRST, -1)
         return self.op.with_dims(turned, dims)

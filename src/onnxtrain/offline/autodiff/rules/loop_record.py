@@ -8,7 +8,7 @@ from onnxtrain.errors import NotDifferentiableError
 from onnxtrain.offline.graph.loop_parts import LoopParts, replace_loop, take_over
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, dims_of
+from onnxtrain.offline.graph.shapes import dims_of
 
 
 class Record:
@@ -47,10 +47,8 @@ class Record:
                     "Let the Loop carry or collect tensors"
                 )
             if self.parts.is_steady(value):
-                count = self.parts.trip_count
-                steps: Dim = UNKNOWN if count is None else count
                 kept.type = value.type
-                self.op.with_dims(kept, (steps, *(dims_of(value) or ())))
+                self.op.with_dims(kept, (self.parts.steps, *(dims_of(value) or ())))
             else:
                 kept.type = ir.SequenceType(value.type)
             self._kept[value] = kept

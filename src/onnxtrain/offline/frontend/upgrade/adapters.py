@@ -265,8 +265,9 @@ def scan_with_batch_axis(rewriter: Rewriter, node: ir.Node) -> None:
         )
     given = [v for v in inputs if v is not None]
     scanned = node.attributes.get_int("num_scan_inputs", 0)
+    samples = [_part(rewriter, node, v) for v in given]
     inner = ir.node(
-        "Scan", [_part(rewriter, node, v) for v in given], {}, num_outputs=len(node.outputs),
+        "Scan", samples, {}, num_outputs=len(node.outputs),
         name=f"{label_of(node)}/sample",
     )  # fmt: skip
     directions = node.attributes.pop("directions", None)
@@ -276,7 +277,7 @@ def scan_with_batch_axis(rewriter: Rewriter, node: ir.Node) -> None:
         inner.attributes.add(ir.AttrInt64s("scan_input_directions", directions.as_ints()))
     for old, new in zip(node.outputs, inner.outputs, strict=True):
         _part(rewriter, node, old, new)
-    body = ir.Graph([*inner.inputs], [*inner.outputs], nodes=[inner], name=f"{inner.name}_body")
+    body = ir.Graph(samples, [*inner.outputs], nodes=[inner], name=f"{inner.name}_body")
     node.attributes.clear()
     set_attributes(node, body=body, num_scan_inputs=len(given))
     set_inputs(node, given)
