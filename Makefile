@@ -11,13 +11,14 @@ DEMO   := $(VENV)-demo
 MATRIX := $(VENV)-matrix
 NODE   := $(VENV)-node
 WHEEL  := $(VENV)-wheel
+TRANSFORMERS := $(VENV)-transformers
 FLOWER := $(VENV)-flower
 # The tests compare with torch. On Linux this version may come with CUDA:
 # TORCH="torch==2.13.0+cpu --extra-index-url …" selects another build.
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated web check test test-python test-matrix test-wheel site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: demo federated web check test test-python test-matrix test-wheel test-transformers site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -29,6 +30,7 @@ help:
 	@echo "make web                  serve the page that learns your handwriting"
 	@echo "make test-matrix          run the tests with the oldest and the newest packages"
 	@echo "make test-wheel           install the wheel in empty environments and train there"
+	@echo "make test-transformers    compare the gradients of thirty architectures with torch"
 	@echo "make docs                 run all examples, write their pages, build the site"
 	@echo "make site                 build the site from the existing pages"
 	@echo "make dist                 build the wheel and the source distribution"
@@ -114,6 +116,18 @@ test-wheel: dist
 test-matrix: $(MATRIX)-oldest/ready $(MATRIX)-newest/ready
 	$(MATRIX)-oldest/bin/python -m pytest -n $(JOBS) $(MATRIX_TESTS) $(NOT_ON_OLDEST)
 	$(MATRIX)-newest/bin/python -m pytest -n $(JOBS) $(MATRIX_TESTS)
+
+# Tiny networks of Hugging Face's package, with random weights, exported by both exporters.
+test-transformers: $(TRANSFORMERS)/ready
+	$(TRANSFORMERS)/bin/python benchmarks/transformers_gradients.py
+
+$(TRANSFORMERS)/ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(TRANSFORMERS)
+	$(TRANSFORMERS)/bin/python -m pip install --quiet --upgrade pip
+	$(TRANSFORMERS)/bin/python -m pip install --quiet $(TORCH)
+	$(TRANSFORMERS)/bin/python -m pip install --quiet --editable '.[offline]' onnxscript \
+	    'transformers==5.22.*'
+	@touch $@
 
 bench: $(VENV)/dev $(BENCH)-device/ready $(BENCH)-torch/ready $(BENCH)-onnxsim/ready $(UPSTREAM)/ready
 	$(BIN)/python benchmarks/training --python upstream=$(abspath $(UPSTREAM)/bin/python)
@@ -287,4 +301,4 @@ web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(FLOWER) $(FLOWER)-example site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache

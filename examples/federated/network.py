@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain import artifacts, onnxblock
+import onnxtrain
+from onnxtrain import optim
 
 
 def network(seed: int = 0) -> onnx.ModelProto:
@@ -56,12 +57,11 @@ def write_artifacts(
     folder: Path, *, seed: int = 0, proximal: bool = False, weight_decay: float = 0.0
 ) -> None:
     """Write the artifacts that server and clients train from, with SGD and momentum."""
-    artifacts.generate_artifacts(
+    onnxtrain.prepare(
         network(seed),
-        loss=artifacts.LossType.CrossEntropyLoss,
-        optimizer=onnxblock.optim.SGD(momentum=0.9, weight_decay=weight_decay),
-        additional_output_names=["scores"],
+        folder,
+        loss="cross_entropy",
+        optimizer=optim.SGD(momentum=0.9, weight_decay=weight_decay),
         nominal_checkpoint=True,
-        artifact_directory=folder,
         proximal=proximal,
     )

@@ -22,9 +22,6 @@ import torch
 from torch import nn
 
 import onnxtrain
-from onnxtrain import artifacts
-from onnxtrain.api import TrainingSession
-from onnxtrain.device.loop import evaluate, fit
 
 FOLDER = Path(__file__).parent / "model"
 RATE, LENGTH = 32, 64
@@ -75,23 +72,16 @@ def network() -> onnx.ModelProto:
 def main() -> None:
     """Train on many people, and write the folder that one person goes on from."""
     onnxtrain.set_seed(1)
-    common = {
-        "loss": artifacts.LossType.CrossEntropyLoss,
-        "optimizer": artifacts.OptimType.AdamW,
-        "additional_output_names": ["scores"],
-    }
     with tempfile.TemporaryDirectory() as scratch:
-        artifacts.generate_artifacts(network(), artifact_directory=scratch, **common)
-        session = TrainingSession.from_folder(scratch)
+        onnxtrain.prepare(network(), scratch, loss="cross_entropy", optimizer="adamw")
+        session = onnxtrain.TrainingSession(scratch)
         session.set_learning_rate(0.003)
-        fit(session, windows(2000, seed=1), 8, batch_size=64, schedule="cosine", seed=1)
-        print(evaluate(session, windows(500, seed=2), "accuracy"))
+        onnxtrain.fit(session, windows(2000, seed=1), 8, batch_size=64, schedule="cosine", seed=1)
+        print(onnxtrain.evaluate(session, windows(500, seed=2), "accuracy"))
+        session.set_metadata(classes=["still", "walking", "running", "on stairs"])
         model = onnx.load_from_string(session.export_model_for_inferencing(None, ["scores"]) or b"")
     shutil.rmtree(FOLDER, ignore_errors=True)
-    artifacts.generate_artifacts(
-        model, requires_grad=["hidden.*", "head.*"], frozen_params=["conv*"],
-        artifact_directory=FOLDER, **common,
-    )  # fmt: skip
+    onnxtrain.prepare(model, FOLDER, train=["hidden.*", "head.*"])
 
 
 if __name__ == "__main__":

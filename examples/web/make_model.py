@@ -23,9 +23,6 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
 import onnxtrain
-from onnxtrain import artifacts
-from onnxtrain.api import TrainingSession
-from onnxtrain.device.loop import evaluate, fit
 
 HERE = Path(__file__).parent
 SIZE, BOX = 20, 16  # the picture, and the square in it that a digit fills
@@ -87,20 +84,14 @@ def main() -> None:
     onnxtrain.set_seed(1)
     folder = HERE / "model"
     shutil.rmtree(folder, ignore_errors=True)
-    artifacts.generate_artifacts(
-        network(),
-        loss=artifacts.LossType.CrossEntropyLoss,
-        optimizer=artifacts.OptimType.AdamW,
-        artifact_directory=folder,
-        additional_output_names=["scores"],
-    )
-    session = TrainingSession.from_folder(folder)
+    onnxtrain.prepare(network(), folder, loss="cross_entropy", optimizer="adamw")
+    session = onnxtrain.TrainingSession(folder)
     images, labels = many(300, seed=1)
     inputs = (images[:, None] / np.float32(255)).astype(np.float32)
-    fit(session, (inputs, labels), 6, batch_size=64, schedule="cosine", seed=1)
+    onnxtrain.fit(session, (inputs, labels), 6, batch_size=64, schedule="cosine", seed=1)
     tested, answers = many(30, seed=2)
     pictures = (tested[:, None] / np.float32(255)).astype(np.float32)
-    print(evaluate(session, (pictures, answers), "accuracy"))
+    print(onnxtrain.evaluate(session, (pictures, answers), "accuracy"))
     # The page starts from the weights; the optimizer begins anew.
     session.save_checkpoint(folder / "checkpoint", include_optimizer_state=False)
     some, _ = many(16, seed=3)

@@ -12,6 +12,7 @@ import {
   newResumeState,
   type ResumeState,
   readResumeState,
+  savedScheduler,
   writeResumeState,
 } from "./resume-state.js";
 import { numberOf } from "./module.js";
@@ -19,6 +20,7 @@ import type { Json } from "./json.js";
 import { startingSeed } from "./random.js";
 import type { TypedArray } from "./runtime.js";
 import { type LRScheduler, PlateauLRScheduler, schedulerNames, SCHEDULERS } from "./schedulers.js";
+import { isScheduler } from "./scheduler-base.js";
 import type { TrainingSession } from "./session.js";
 
 export { accuracy } from "./fit-evaluation.js";
@@ -92,7 +94,11 @@ export async function fit(
   data: FitData,
   options: FitOptions = {},
 ): Promise<History> {
-  return new Run(session, data, options).run();
+  try {
+    return await new Run(session, data, options).run();
+  } finally {
+    session.optimizer?.endRunSchedule();
+  }
 }
 
 /** The mean loss (`evalLoss`) and metrics over data. */
@@ -146,8 +152,6 @@ class Run {
     this._resumeState =
       saved?.position ?? newResumeState(seed ?? startingSeed() & ((1n << 63n) - 1n), optimizer.stepCount);
     if (saved && seed !== null) this._resumeState.seed = seed;
-    // A new run has a schedule of its own.
-    _session.state.savedScheduler = saved ? optimizer.schedulerState() : null;
     this._history = this._resumeState.history;
     this._source = makeSource(data, _session.module.trainPass.signature.inputs, {
       batchSize: whole("batchSize", _options.batchSize ?? 32, 1),
@@ -163,7 +167,13 @@ class Run {
       this._best =
         earlier?.monitor === monitor ? earlier : { monitor, value: null, epoch: null, waited: 0 };
     }
+    // A new run has a schedule of its own; a scheduler of the caller stays.
+    if (_options.scheduler && !isScheduler(_options.scheduler)) optimizer.beginRunSchedule();
+    _session.state.savedScheduler = saved
+      ? savedScheduler(saved.position, optimizer.schedulerState())
+      : null;
     this._scheduler = this._makeScheduler();
+    if (saved && saved.position.rate !== null) optimizer.setLearningRate(saved.position.rate);
   }
 
   async run(): Promise<History> {
@@ -340,7 +350,15 @@ class Run {
   private _remember(): void {
     const { _resumeState: position, _session: session } = this;
     if (position.batch) position.seconds = (performance.now() - this._began) / 1000;
-    const step = session.requireOptimizer().stepCount;
+    const { stepCount: step, learningRate } = session.requireOptimizer();
+    position.rate = learningRate;
+    if (this._scheduler) {
+      position.scheduler = new Map<string, Json>([
+        ["name", this._scheduler.kind],
+        ...(position.scheduler ?? []),
+        ["state", this._scheduler.state()],
+      ]);
+    }
     session.state.privateRecord.set(KEY, writeResumeState(position, step, this._order, this._best));
   }
 
@@ -393,9 +411,7 @@ class Run {
   private _makeScheduler(): LRScheduler | null {
     const given = this._options.scheduler;
     if (given === undefined) return null;
-    if (typeof given === "object" && "kind" in given && typeof given.step === "function") {
-      return given as LRScheduler;
-    }
+    if (isScheduler(given)) return given;
     const { name, ...settings } = (typeof given === "string" ? { name: given } : given) as {
       name: string;
     } & Record<string, unknown>;

@@ -103,7 +103,7 @@ export class Graph {
     } catch (error) {
       const hint =
         asksForGpu(options) && notes.target !== "webgpu"
-          ? ". The graph was not made for WebGPU: make it with generate_artifacts(…, " +
+          ? ". The graph was not made for WebGPU: make it with prepare(…, " +
             "target='webgpu'), or use executionProviders: ['wasm']"
           : "";
       throw new ModelError(`onnxruntime does not load ${this.name}: ${messageOf(error).trim()}${hint}`);

@@ -31,6 +31,9 @@ export class Optimizer {
   private _rate = Math.fround(DEFAULT_LEARNING_RATE);
   private _count = 0;
   private _attached: LRScheduler | null = null;
+  /** While a run's own schedule sets the rate: rate and scheduler of before, which last. */
+  private _lasting: { rate: number; attached: LRScheduler | null; saved: JsonObject | null } | null =
+    null;
 
   private constructor(
     private readonly _module: Module,
@@ -143,6 +146,26 @@ export class Optimizer {
     return this._rate;
   }
 
+  /** @internal The rate that a checkpoint holds: that of before a run's own schedule. */
+  get lastingRate(): number {
+    return this._lasting?.rate ?? this._rate;
+  }
+
+  /** @internal Let the schedule of a run set the rate until `endRunSchedule`. */
+  beginRunSchedule(): void {
+    const { _rate: rate, _attached: attached } = this;
+    this._lasting = { rate, attached, saved: this.schedulerState() };
+  }
+
+  /** @internal Bring the rate and the scheduler of before back. */
+  endRunSchedule(): void {
+    if (!this._lasting) return;
+    this._rate = this._lasting.rate;
+    this._attached = this._lasting.attached;
+    if (!this._attached) this._state.savedScheduler = this._lasting.saved;
+    this._lasting = null;
+  }
+
   /** Remember the scheduler; returns what the checkpoint holds for its kind, once. */
   attach(scheduler: LRScheduler): JsonObject | null {
     this._attached = scheduler;
@@ -200,6 +223,7 @@ export class Optimizer {
 
   /** @internal The state of the scheduler as a checkpoint holds it. */
   schedulerState(): JsonObject | null {
+    if (this._lasting) return this._lasting.saved;
     if (!this._attached) return this._state.savedScheduler;
     return new Map<string, string | JsonObject>([
       ["kind", this._attached.kind],

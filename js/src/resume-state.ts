@@ -50,7 +50,10 @@ export interface ResumeState {
   lossSum: number;
   seconds: number;
   firstStep: number;
+  /** The name of the scheduler, the rate that it was made with, and its state. */
   scheduler: JsonObject | null;
+  /** The learning rate of the next step; null where the record has none. */
+  rate: number | null;
   readonly history: History;
 }
 
@@ -64,6 +67,7 @@ export function newResumeState(seed: bigint, firstStep: number): ResumeState {
     seconds: 0,
     firstStep,
     scheduler: null,
+    rate: null,
     history: { losses: [], epochs: [], stopped: "", aborted: false, bestEpoch: null },
   };
 }
@@ -88,6 +92,7 @@ export function writeResumeState(
     ["seconds", position.seconds],
     ["first_step", int(position.firstStep)],
     ["scheduler", position.scheduler],
+    ["rate", position.rate],
     ["order", new Map(order)],
     [
       "best",
@@ -168,6 +173,7 @@ function parse(record: JsonObject): ReturnType<typeof readResumeState> & { step:
     seconds: number(record, "seconds"),
     firstStep: count(record, "first_step"),
     scheduler: (record.get("scheduler") ?? null) === null ? null : object(record.get("scheduler")),
+    rate: (record.get("rate") ?? null) === null ? null : number(record, "rate"),
     history: {
       losses: unpack(object(history.get("losses"))),
       epochs: (history.get("epochs") as Json[]).map((item) => readRecord(object(item))),
@@ -265,4 +271,17 @@ function unpack(packed: JsonObject): number[] {
   if (type === "<f4") return [...new Float32Array(data.buffer)];
   if (type === "<f8") return [...new Float64Array(data.buffer)];
   throw new Error(`losses of type ${String(type)}`);
+}
+
+/** The state of a run's scheduler, as a scheduler of its kind takes it over. */
+export function savedScheduler(
+  position: ResumeState,
+  before: JsonObject | null,
+): JsonObject | null {
+  const state = position.scheduler?.get("state");
+  if (!(state instanceof Map)) return before;
+  return new Map<string, Json>([
+    ["kind", position.scheduler!.get("name")!],
+    ["state", state],
+  ]);
 }

@@ -25,7 +25,7 @@ const TRAINING = "training"; // the reserved property for what the format has no
 
 /** The part of an optimizer that a state needs. */
 export interface SavedOptimizer {
-  readonly learningRate: number;
+  readonly lastingRate: number;
   group(): OptimizerGroup;
   schedulerState(): JsonObject | null;
   download(): Promise<void>;
@@ -166,7 +166,7 @@ export class CheckpointState {
     const saved: [string, Json][] = [
       ["random", this.random.saved()],
       ["private", this.privateRecord],
-      ["learning_rate", optimizer ? optimizer.learningRate : this.savedLearningRate],
+      ["learning_rate", optimizer ? optimizer.lastingRate : this.savedLearningRate],
       ["scheduler", optimizer ? optimizer.schedulerState() : this.savedScheduler],
     ];
     return new Map(

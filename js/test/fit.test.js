@@ -42,7 +42,8 @@ test("fit learns, and tells how it goes", async () => {
   assert.equal(events.filter(({ type }) => type === "step").length, 48);
   assert.equal(events.filter(({ type }) => type === "epoch").length, 12);
   assert.equal(events[0].batches, 4);
-  assert.equal(session.getLearningRate(), 0);
+  assert.equal(history.epochs[11].learningRate, 0);
+  assert.equal(session.getLearningRate(), Math.fround(0.02));
   const values = await evaluate(session, data, { metrics: { accuracy: "accuracy", two: () => 2 } });
   assert.equal(values.two, 2);
   assert.ok(Math.abs(values.accuracy - history.epochs[11].values.accuracy) < 1e-12);
@@ -68,6 +69,8 @@ test("a run that is aborted and resumed is the run that was not", async () => {
     assert.equal(begun.stopped, "aborted");
     assert.equal(begun.losses.length, stopAt);
     const resumed = await open(saved);
+    // A new run from the checkpoint would not begin within the old schedule.
+    assert.equal(resumed.getLearningRate(), whole.getLearningRate());
     const history = await fit(resumed, data, { ...options, resume: true });
     assert.deepEqual(history.losses, expected.losses);
     assert.deepEqual(

@@ -84,7 +84,7 @@ test("graphs that were not made for WebGPU are told apart", { skip }, async (con
     );
     return session.step(golden.batch(0, expected)).then(String, String);
   });
-  assert.match(message, /ModelError: .*not made for WebGPU: make it with generate_artifacts/);
+  assert.match(message, /ModelError: .*not made for WebGPU: make it with prepare/);
 });
 
 test("a browser without WebGPU trains on the CPU instead", { skip }, async () => {

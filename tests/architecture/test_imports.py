@@ -23,6 +23,8 @@ ROOMS = {
     "offline": {"errors", "format"},
     "federated": {"errors", "format", "device"},
 }
+# One module of the workstation loads what it wrote as a device does.
+LOADS_ARTIFACTS = "onnxtrain.offline.writer.verify"
 # What the lower rooms of the workstation may import of the others; for types, too.
 WORKSTATION = {"graph": set(), "autodiff": {"graph"}, "frontend": {"graph", "autodiff"}}
 
@@ -110,7 +112,7 @@ def test_a_room_imports_what_it_may(room: str) -> None:
     wrong = [
         f"{module} imports {other}"
         for module, imported in GRAPH.items()
-        if room_of(module) == room
+        if room_of(module) == room and module != LOADS_ARTIFACTS
         for other in sorted(imported)
         if room_of(other) not in allowed
     ]

@@ -130,6 +130,27 @@ def test_pixels_are_scaled_as_in_training(folder, capsys) -> None:
     np.testing.assert_allclose(np.load("out.npz")["scores"], expected, atol=0.3)
 
 
+def test_photos_are_upright_and_may_have_16_bits(folder, capsys) -> None:
+    model("model.onnx", node="Flatten")
+    columns = onnx.load("model.onnx")
+    columns.graph.input[0].CopyFrom(
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1, 3, 3])
+    )
+    columns.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 9])
+    )
+    onnx.save(columns, "columns.onnx")
+    pixels = np.arange(9, dtype=np.uint8).reshape(3, 3) * 20
+    turned = Image.fromarray(np.rot90(pixels).copy())
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it a quarter to the right
+    turned.save("turned.png", exif=exif)
+    Image.fromarray(pixels.astype(np.uint16) * 257).save("deep.png")
+    run(capsys, "predict", "columns.onnx", "turned.png", "deep.png", "-o", "y.npz")
+    expected = pixels.astype(np.float32).reshape(-1) / 255
+    np.testing.assert_allclose(np.load("y.npz")["y"], [expected, expected], atol=1e-6)
+
+
 # ---- arrays and tables ---------------------------------------------------------------------------
 
 

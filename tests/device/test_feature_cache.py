@@ -65,7 +65,8 @@ def test_evaluation_takes_samples() -> None:
 
 
 def test_what_crosses() -> None:
-    features = FrozenFeatures(TrainingSession.from_folder(GOLDEN / "head"))
+    given = dict(zip(("input", "labels"), data(), strict=True))
+    features = FrozenFeatures(TrainingSession.from_folder(GOLDEN / "head"), given)
     assert features.inputs == ("input",) and features.values == ("active",)
 
 

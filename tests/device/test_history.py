@@ -127,4 +127,4 @@ except RuntimeError as error:
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert "pip install 'onnxtrain[demo]'" in result.stdout
+    assert "pip install 'onnxtrain[cli]'" in result.stdout

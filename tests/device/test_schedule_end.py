@@ -50,7 +50,12 @@ def own_plateau(session):
     return PlateauLRScheduler(session.optimizer, patience=0, threshold=0.9, initial_lr=0.05)
 
 
-@pytest.mark.parametrize("schedule", NAMED, ids=str)
+def label(schedule) -> str:
+    """Name a schedule without the address that objects have in their text."""
+    return str(schedule) if isinstance(schedule, str | dict) else type(schedule).__name__
+
+
+@pytest.mark.parametrize("schedule", NAMED, ids=label)
 def test_the_rate_of_before_comes_back(schedule, tmp_path) -> None:
     session = open_session(learning_rate=0.25)
     saved = SaveCheckpoint(tmp_path / "run")
@@ -141,7 +146,7 @@ def run_of(schedule, how, epochs=3, checkpoint=None, callbacks=(), rate=0.1, **o
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("schedule", [*NAMED, own_cosine, own_plateau, None], ids=str)
+@pytest.mark.parametrize("schedule", [*NAMED, own_cosine, own_plateau, None], ids=label)
 def test_resuming_is_exact(schedule, how, tmp_path) -> None:
     set_seed(3)
     whole, history = run_of(schedule, HOW[how])
@@ -164,7 +169,7 @@ def test_resuming_is_exact(schedule, how, tmp_path) -> None:
         ({"rate": 0.2}, r"learning_rate 0.2\d* \(before: 0.1"),
         ({"schedule": None}, r"schedule None \(before: 'cosine'\)"),
         ({"schedule": "linear"}, r"schedule 'linear' \(before: 'cosine'\)"),
-        ({"schedule": {"name": "cosine", "min_lr": 0.01}}, r"cosine.min_lr 0.01 \(before: 0.0\)"),
+        ({"schedule": {"name": "cosine", "min_lr": 0.01}}, r"cosine.min_lr 0.01 \(before: 0\)"),
         ({"epochs": 4}, r"cosine.total_step_count 20 \(before: 15\)"),
         ({"max_steps": 9}, r"cosine.total_step_count 9 \(before: 15\)"),
         ({"seed": 5}, "another seed: 5"),
@@ -210,12 +215,26 @@ def test_less_patience_is_refused(tmp_path) -> None:
     for early, message in (
         (EarlyStopping(patience=2), r"patience 2 \(before: 3\)"),
         (EarlyStopping(monitor="loss"), r"monitor 'loss' \(before: 'eval_loss'\)"),
-        (EarlyStopping(min_delta=0.1), r"min_delta 0.1 \(before: 0.0\)"),
+        (EarlyStopping(min_delta=0.1), r"min_delta 0.1 \(before: 0\)"),
     ):
         with pytest.raises(ArgumentError, match=message):
             run_of(None, settings, checkpoint=path, callbacks=[early], resume=True)
-    more = EarlyStopping(patience=9)
-    assert run_of(None, settings, checkpoint=path, callbacks=[more], resume=True)
+    for more in ([EarlyStopping(patience=9)], []):
+        session, _ = run_of(None, settings, checkpoint=path, callbacks=more, resume=True)
+        assert session.optimizer.step_count == 15
+
+
+def test_the_parameters_of_the_best_epoch_are_not_those_of_the_position(tmp_path) -> None:
+    session = open_session(learning_rate=0.5)
+    settings = {"validation": samples(30, seed=9), "seed": 1, **QUIET}
+    callbacks = [EarlyStopping(patience=2, restore_best=True), SaveCheckpoint(tmp_path / "run")]
+    history = fit(session, samples(12), 9, callbacks=callbacks, **settings)
+    assert history.best_epoch < len(history.epochs)
+    with pytest.raises(ArgumentError, match=f"holds the parameters of epoch {history.best_epoch}"):
+        fit(session, samples(12), 9, callbacks=callbacks, resume=True, **settings)
+    again = open_session(checkpoint=tmp_path / "run")
+    fit(again, samples(12), 9, callbacks=callbacks, resume=True, **settings)
+    assert_same(session, again)
 
 
 def test_resuming_in_memory_after_another_seed() -> None:

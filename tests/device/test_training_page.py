@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from small_runs import GOLDEN
 
+from onnxtrain import TrainingSession
+
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
@@ -17,6 +19,7 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capfd) -> None:
     )
     shutil.copytree(GOLDEN / "mlp", tmp_path / "artifacts")
     monkeypatch.chdir(tmp_path)
+    TrainingSession("artifacts").export_model_for_inferencing("model.onnx", ["output"])
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) > 8
     names: dict[str, object] = {}

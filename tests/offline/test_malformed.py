@@ -103,7 +103,6 @@ STRUCTURE = {
     "nameless-input": (set_name("input"), ["input", "no name"]),
     "nameless-output": (set_name("output"), ["output", "no name"]),
     "nameless-initializer": (set_name("initializer"), ["initializer", "no name"]),
-    "old-ir": (lambda m: setattr(m, "ir_version", 2), ["IR version 2"]),
     "default-of-another-type": (
         lambda m: m.graph.input.append(value("w", [3, 9])), ["'w'", "[3,9]", "[3, 2]"],
     ),

@@ -151,7 +151,8 @@ def test_recurrent_layers(op: str) -> None:
     new.ir_version = 8
     feeds = {"x0": x, "x1": w, "x2": r}
     results = [
-        ort.InferenceSession(m.SerializeToString()).run(None, feeds)[0] for m in (upgraded(old), new)
+        ort.InferenceSession(m.SerializeToString()).run(None, feeds)[0]
+        for m in (upgraded(old), new)
     ]
     np.testing.assert_array_equal(*results)
 

@@ -7,9 +7,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxtrain
-from gradcheck import check_gradient
+from gradcheck import check_gradient, run
 from graphs import model, value
-from onnxtrain.errors import MissingGradientError
+from onnxtrain.errors import MissingGradientError, NotDifferentiableError
 
 node = helper.make_node
 X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
@@ -230,11 +230,45 @@ def test_a_list_that_a_loop_appends_to(name: str) -> None:
     assert not any("Sequence" in n.op_type for n in extended.graph.node)
 
 
-def test_a_list_that_is_read_while_it_grows_is_refused() -> None:
-    given = onnx.parser.parse_model(
-        LISTS.format(out="k,6", start=WITH_FIRST, read=READERS["stack"][2]).replace(
-            "p = MatMul(a, w)", "g = SequenceAt(before, last) p = MatMul(g, w)"
-        )
-    )
+def growing(index: str) -> onnx.ModelProto:
+    text = LISTS.format(out="k,6", start=WITH_FIRST, read=READERS["stack"][2])
+    reads = f"g = SequenceAt(before, {index}) p = MatMul(g, w)"
+    return onnx.parser.parse_model(text.replace("p = MatMul(a, w)", reads))
+
+
+def test_a_list_whose_last_element_is_read_while_it_grows() -> None:
+    rng = np.random.default_rng(1)
+    feeds = {"x": X, "w": rng.standard_normal((6, 6)) / 3, "h": rng.standard_normal(6)}
+    single = {name: array.astype(np.float32) for name, array in feeds.items()}
+    extended = check_gradient(growing("last"), single, ["x", "w", "h"], "y", rounding=1e-5)
+    assert not any("Sequence" in n.op_type for n in extended.graph.node)
+
+
+def test_a_list_whose_other_elements_are_read_while_it_grows_is_refused() -> None:
+    given = growing("i")
     with pytest.raises(MissingGradientError, match="SequenceInsert"):
         onnxtrain.gradient(given, "x")
+
+
+def test_a_list_that_is_not_on_the_way_stays() -> None:
+    text = LISTS.format(out="6", start=EMPTY, read="y = Mul(end, end)")
+    given = onnx.parser.parse_model(text.replace(
+        "=> (float[6] y)", "=> (float[6] y, seq(float[6]) outs)"))  # fmt: skip
+    extended = onnxtrain.gradient(given, ["x", "w"], of="y")
+    onnx.checker.check_model(extended)
+    rng = np.random.default_rng(1)
+    w = (rng.standard_normal((6, 6)) / 3).astype(np.float32)
+    h = rng.standard_normal(6).astype(np.float32)
+    y, outs, dx, dw = run(extended, {"x": X, "w": w, "h": h, "y_grad": np.ones(6, np.float32)})
+    np.testing.assert_allclose(outs[-1] ** 2, y, rtol=1e-5)
+    slope = 2 * outs[-1] * (1 - outs[-1] ** 2)
+    np.testing.assert_allclose(dx[-1], slope, rtol=1e-4, atol=1e-6)
+    assert dw.shape == (6, 6)
+
+
+def test_a_list_that_a_step_reads_is_refused_where_the_gradient_needs_it() -> None:
+    text = LISTS.format(out="6", start=WITH_FIRST, read="y = Mul(end, end)")
+    reads = "k = SequenceLength(before) f = Cast<to = 1>(k) p0 = MatMul(a, w) p = Mul(p0, f)"
+    given = onnx.parser.parse_model(text.replace("p = MatMul(a, w)", reads))
+    with pytest.raises(NotDifferentiableError, match="'before' in each step"):
+        onnxtrain.gradient(given, ["x"])

@@ -281,7 +281,7 @@ def test_newer_models_stay_as_they_are() -> None:
 # ---- refusals -----------------------------------------------------------------------------------
 
 
-def scan_8() -> onnx.ModelProto:
+def scan_8(lengths: str = "l") -> onnx.ModelProto:
     body = helper.make_graph(
         [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Identity", ["t"], ["o"])],
         "body",
@@ -289,14 +289,21 @@ def scan_8() -> onnx.ModelProto:
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "to"],
     )
     node = helper.make_node(
-        "Scan", ["", "i", "x"], ["f", "y"], "loop", body=body, num_scan_inputs=1
+        "Scan",
+        [lengths, "i", "x"],
+        ["f", "y"],
+        "loop",
+        body=body,
+        num_scan_inputs=1,
+        directions=[1],
     )
     graph = helper.make_graph(
         [node],
         "g",
         [
-            helper.make_tensor_value_info("i", TensorProto.FLOAT, [1, 2]),
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2]),
+            helper.make_tensor_value_info("i", TensorProto.FLOAT, [4, 2]),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 3, 2]),
+            *[helper.make_tensor_value_info(n, TensorProto.INT64, [4]) for n in lengths],
         ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )

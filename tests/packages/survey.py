@@ -32,7 +32,18 @@ import numpy as np
 Feeds = dict[str, np.ndarray]
 SECONDS = 600  # for one model
 # Sizes to try for the first symbolic dimension of an input and for the others.
-SIZES = [(2, 64), (1, 64), (2, 32), (1, 320), (2, 48), (1, 576), (1, 16000), (1, 128), (1, 1), (3, 7)]
+SIZES = [
+    (2, 64),
+    (1, 64),
+    (2, 32),
+    (1, 320),
+    (2, 48),
+    (1, 576),
+    (1, 16000),
+    (1, 128),
+    (1, 1),
+    (3, 7),
+]
 # What each kind of message means for the user: the model is told what forbids its training.
 REFUSALS = ("NotDifferentiableError", "NothingTrains")
 

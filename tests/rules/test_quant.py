@@ -253,3 +253,21 @@ def test_dynamic_quantization() -> None:
     x, cotangent = sampled((2, 3))
     found = vjp(onnx.parser.parse_model(text), {"x": x}, ["x"], cotangent)[0]
     np.testing.assert_allclose(found, cotangent * 2 * x, rtol=1e-6)
+
+
+def test_the_scale_of_dynamic_quantization() -> None:
+    """It is the width of the range, which has to include zero, over 255; equal ends share."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 18]>
+        agraph (float[4] x) => (float s) {
+            q, s, z = DynamicQuantizeLinear(x)
+        }
+    """
+    model = onnx.parser.parse_model(text)
+    for x, expected in (
+        ([1, -2, 5, 3], [0, -1, 1, 0]),
+        ([4, 2, 4, 3], [0.5, 0, 0.5, 0]),
+        ([-4, -2, -8, -3], [0, 0, -1, 0]),
+    ):
+        (found,) = vjp(model, {"x": np.array(x, np.float32)}, ["x"], np.float32(1))
+        np.testing.assert_allclose(found, np.array(expected) / 255, rtol=1e-6)

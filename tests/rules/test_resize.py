@@ -127,6 +127,29 @@ SPECS = [
 ]  # fmt: skip
 
 
+def region(id: str, roi: Sequence[float], sizes: Sequence[int], **attrs: Any) -> Spec:
+    """A Spec of the gradient with respect to the region; no result lies on a pixel."""
+    crops = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear", **attrs}
+    inputs = [(2, 2, 5, 6), np.array(roi, np.float32), None, np.array(sizes, np.int64)]
+    return Spec(
+        "Resize", inputs, crops, id=id, constants=(2, 3), wrt=[1], opset=19, eps=1e-3,
+        second_opinion=False,  # it takes float32 regions only
+    )  # fmt: skip
+
+
+INSIDE, HALF_OUTSIDE = (0.13, 0.17, 0.81, 0.89), (-0.23, 0.17, 0.81, 1.29)
+SPECS += [
+    region("region", (0.01, 0.02, 0.13, 0.17, 0.97, 0.96, 0.81, 0.89), (2, 2, 4, 7)),
+    region("region-axes", INSIDE, (4, 7), axes=[3, 2]),
+    region("region-half-outside", HALF_OUTSIDE, (4, 7), axes=[2, 3], extrapolation_value=3.0),
+    region("region-one-pixel", INSIDE, (1, 1), axes=[2, 3]),
+    region("region-cubic", INSIDE, (4, 7), mode="cubic", axes=[2, 3]),
+    region("region-cubic-half-outside", HALF_OUTSIDE, (4, 7), mode="cubic", axes=[2, 3],
+           exclude_outside=1),
+    region("region-nearest", INSIDE, (4, 7), mode="nearest", axes=[2, 3]),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=ids)
 def test_gradient(spec: Spec) -> None:
     check_spec(spec)

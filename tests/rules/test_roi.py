@@ -13,6 +13,9 @@ ROIS = np.array(
     [[0.7, 0.8, 5.3, 4.1], [-2.2, 1.6, 3.4, 9.7], [20.1, 20.2, 30.3, 30.4], [2.1, 3.2, 2.4, 3.3],
      [4.3, 4.1, 1.2, 0.9]], np.float32,
 )  # fmt: skip
+REGIONS = np.array(
+    [[0.71, 0.83, 5.32, 4.14], [1.27, 1.66, 3.41, 3.72], [20.1, 20.2, 30.3, 30.4]], np.float32
+)
 IMAGES = np.array([1, 0, 1, 1, 0], np.int64)
 
 
@@ -39,6 +42,14 @@ SPECS = [
          id="one-image", wrt=[0], eps=1.0, rtol=1e-4),
     Spec("RoiAlign", [(1, 2, 5, 6), ROIS, IMAGES * 0], id="defaults", wrt=[0], eps=1.0,
          rtol=1e-4),
+    # regions none of whose samples lie on a pixel, or on the border of the image
+    *[
+        Spec("RoiAlign", [(2, 3, 5, 6), REGIONS, np.array([1, 0, 1])],
+             {"mode": mode, "sampling_ratio": ratio, "output_height": 2, "output_width": 3},
+             id=f"regions-{mode}-{ratio}", wrt=[1], apart=0.02, eps=1e-3, opset=18)
+        for mode in ("avg", "max")
+        for ratio in (0, 2)
+    ],
 ]  # fmt: skip
 
 

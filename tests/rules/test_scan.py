@@ -5,7 +5,9 @@ import onnx
 import onnx.parser
 import pytest
 
+import onnxtrain
 from gradcheck import check_gradient
+from onnxtrain.errors import NotDifferentiableError
 
 ALSO_TESTED = ("Scan",)  # by whole models, not by Specs
 # Inputs of every model: x of shape (4, 2, 3), z (2, 4), w (3, 3), h (2, 3).
@@ -111,3 +113,34 @@ def test_gradient(name: str, sizes: tuple[object, object]) -> None:
 def test_gradient_in_double_precision(name: str) -> None:
     model = model_of(name, "t", "n", double=True)
     check_gradient(model, feeds_of(np.float64), wrt_of(name), "y", eps=1e-5, rtol=1e-7)
+
+
+SCAN_8 = """
+<ir_version: 4, opset_import: ["" : 8]>
+model (float[4,2] h, float[4,5,2] x) => (float[4,2] y, float[4,5,2] z) {
+    y, z = Scan<num_scan_inputs = 1, directions = [1],
+        body = step (float[2] a, float[2] e) => (float[2] b, float[2] d) {
+            p = Mul(a, e) b = Add(p, e) d = Mul(b, a) }>( , h, x)
+}
+"""
+
+
+@pytest.mark.parametrize("of", ["y", "z"])
+def test_the_first_scan_ran_over_a_batch(of: str) -> None:
+    rng = np.random.default_rng(0)
+    feeds = {"h": rng.uniform(-1, 1, (4, 2)), "x": rng.uniform(-1, 1, (4, 5, 2))}
+    single = {name: array.astype(np.float32) for name, array in feeds.items()}
+    check_gradient(onnx.parser.parse_model(SCAN_8), single, ["h", "x"], of)
+
+
+def test_a_state_that_an_output_does_not_depend_on_has_no_gradient() -> None:
+    text = (
+        HEADER.replace("{out}", "2,3").format(t=4, n=2)
+        + """{
+        y, other = Scan<num_scan_inputs = 1,
+            body = step (float[2,3] a, float[3,3] m, float[2,3] row)
+                => (float[2,3] b, float[3,3] o) { b = Mul(a, row) o = MatMul(m, m) }>(h, w, x)
+    }"""
+    )
+    with pytest.raises(NotDifferentiableError, match="'w'"):
+        onnxtrain.gradient(onnx.parser.parse_model(text), ["w"])

@@ -16,6 +16,7 @@ import numpy as np
 from onnxtrain.cli.images import decode, image_files, is_image, read_images, room
 from onnxtrain.cli.reading import Array, Data, Reading
 from onnxtrain.cli.tables import read_features, read_table
+from onnxtrain.device.loop.weights import without_weights
 from onnxtrain.errors import InputError
 from onnxtrain.format.element_types import ELEMENT_TYPES
 
@@ -31,7 +32,7 @@ _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"),
 
 def load(paths: Sequence[str], session: TrainingSession, reading: Reading, option: str) -> Data:
     """Read the files of an option and check the arrays against the model's inputs."""
-    inputs = session.module.training_executor.signature.inputs
+    inputs = without_weights(session.input_types())
     files = _files(paths, option)
     first = files[0][1]
     where = f"{option}: {first}"
@@ -299,7 +300,7 @@ def _shape(dims: Sequence[Any]) -> str:
 def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option: str) -> None:
     """Refuse labels outside the classes of the model, if their number is known."""
     name, labels = list(arrays.items())[-1]
-    declared = _dtype(session.module.training_executor.signature.inputs[-1])
+    declared = _dtype(without_weights(session.input_types())[-1])
     if len(arrays) < 2 or not labels.size or declared is None or declared.kind not in "iu":
         return
     count = _class_count(session)

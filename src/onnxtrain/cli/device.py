@@ -30,7 +30,7 @@ _INT64 = 7
 
 def train_command(options: argparse.Namespace, console: Console) -> int:
     """Train, and save the run."""
-    from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
+    from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, TensorBoard, fit
     from onnxtrain.device.random_state import set_seed
 
     folder = artifact_folder(options.artifacts)
@@ -58,6 +58,8 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     callbacks: list[Any] = [SaveCheckpoint(saved, ("epoch", *steps_too))]
     if options.early_stopping is not None:
         callbacks.append(EarlyStopping(patience=options.early_stopping))
+    if options.tensorboard is not None:
+        callbacks.append(TensorBoard(options.tensorboard))
     steps = _steps(session)
     history = fit(
         session,
@@ -74,6 +76,8 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         progress=console.progress(),
         seed=options.seed,
         cache_features=options.cache_features,
+        max_steps=options.max_steps,
+        class_weight=_class_weight(options.class_weight),
     )
     if _steps(session) == steps and not history.interrupted:
         console.note(
@@ -105,6 +109,18 @@ def _schedule(options: argparse.Namespace) -> Any:
     if options.schedule == "step":
         settings |= {"gamma": 0.1, "step_size": max(1, options.epochs // 3), "unit": "epoch"}
     return settings
+
+
+def _class_weight(given: str | None) -> Any:
+    if given is None or given == "balanced":
+        return given
+    try:
+        return [float(number) for number in given.split(",")]
+    except ValueError:
+        raise ArgumentError(
+            f"--class-weight takes 'balanced' or a number for each class, such as 1,2.5,1, not "
+            f"{given!r}"
+        ) from None
 
 
 def _check_plot(picture: str | None) -> None:
@@ -276,9 +292,10 @@ def _size(path: Path) -> int:
 def _metrics(session: TrainingSession, options: argparse.Namespace) -> list[Any]:
     """Return the metrics asked for; accuracy where labels are classes and none was."""
     from onnxtrain.device.loop.metrics import make_metric
+    from onnxtrain.device.loop.weights import without_weights
 
     beside = session.output_names(training=False)[1:]
-    labels = session.module.training_executor.signature.inputs[-1]
+    labels = without_weights(session.input_types())[-1]
     names = options.metric
     if names is None:
         names = ["accuracy"] if labels.element_type == _INT64 and beside else []

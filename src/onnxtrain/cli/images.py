@@ -150,8 +150,11 @@ def _open(path: Path, where: str) -> Image:
 
 def _pixels(image: Image, layout: Layout) -> Array:
     """Return an image as height × width × channels, from 0 to 1, scaled and center-cropped."""
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
+    image = ImageOps.exif_transpose(image)  # cameras write how they were held
+    if image.mode.startswith("I"):  # 16 bits, which convert() would clip to 8
+        image = Image.fromarray((np.asarray(image) / 257).astype(np.uint8))
     mode = {1: "L", 3: "RGB", 4: "RGBA"}[layout.channels]
     fitted = ImageOps.fit(image.convert(mode), (layout.width, layout.height))
     array = np.asarray(fitted, np.float32) / 255

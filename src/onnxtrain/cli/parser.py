@@ -147,7 +147,18 @@ def _prepare(commands: Any) -> None:
     add("--after", metavar="NAME", help="the value that the new layer reads")
     add("--of", action="append", metavar="NAME", help="a value that the loss reads")
     add("--outputs", action="append", metavar="NAME", help="a value to return beside the loss")
-    add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
+    add(
+        "--dynamic-batch", action="store_true",
+        help="let a model that was exported for one batch size take any, if it can",
+    )  # fmt: skip
+    add(
+        "--bn", choices=("auto", "batch", "frozen", "model"), default="auto",
+        help="statistics of BatchNormalization; auto: stored ones where its weights are frozen",
+    )  # fmt: skip
+    add(
+        "--no-tie-weights", dest="tie_weights", action="store_false",
+        help="train matrices of equal values apart",
+    )  # fmt: skip
     add("--target", choices=("cpu", "webgpu"), default="cpu", help="where the graphs run")
     add("--weight-decay", type=_rate, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
@@ -155,10 +166,15 @@ def _prepare(commands: Any) -> None:
     add("--memory-budget", metavar="X", help="memory of a step: 300MB, or 50%% of the default")
     add("--size", action="append", metavar="NAME=N", help="a dimension, for the budget")
     add("--proximal", action="store_true", help="updates have FedProx's proximal term")
+    add("--sample-weight", action="store_true", help="samples and classes can have weights")
     add("--prefix", default="", metavar="TEXT", help="what the names of the files begin with")
     add("--nominal-checkpoint", action="store_true", help="write a checkpoint without data too")
     add("--ort-format", action="store_true", help="write .ort files too")
     add("--custom-op-library", type=_file, metavar="FILE", help="the model's own operators")
+    add(
+        "--no-verify", dest="verify", action="store_false",
+        help="do not load the graphs in onnxruntime before they are written",
+    )  # fmt: skip
 
 
 def _train(commands: Any) -> None:
@@ -177,6 +193,12 @@ def _train(commands: Any) -> None:
     add("--schedule", choices=SCHEDULES, help="how the learning rate changes")
     add("--warmup", type=_rate, metavar="X", help="the part of all steps that warms up, such as .1")
     add("--accumulate", type=_count, metavar="N", help="batches to one update")
+    add("--max-steps", type=_count, metavar="N", help="end the run after N updates")
+    add(
+        "--class-weight", metavar="X", help="'balanced', or a weight for each class, such as "
+        "1,2.5,1; needs prepare --sample-weight",
+    )  # fmt: skip
+    add("--tensorboard", type=_file, metavar="FOLDER", help="write event files for TensorBoard")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
     add(
         "--early-stopping", type=_count, metavar="N",

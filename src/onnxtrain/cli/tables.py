@@ -23,7 +23,7 @@ _INTEGERS = (3, 5, 6, 7)
 def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, where: str) -> Data:
     """Read a CSV file with a header, for a model with one input and labels."""
     header, rows = _read(path, where)
-    label = _label(header, reading.about.label, where)
+    label = _label(header, rows[0], reading.about.label, where)
     columns = reading.about.columns or [name for name in header if name not in label]
     features = _floats(header, rows, columns, where)
     names = reading.about.classes
@@ -58,7 +58,7 @@ def _read(path: Path, where: str) -> tuple[list[str], list[list[str]]]:
     return [name.strip() for name in header], rows
 
 
-def _label(header: Sequence[str], given: str | None, where: str) -> list[str]:
+def _label(header: Sequence[str], first: Sequence[str], given: str | None, where: str) -> list[str]:
     if given is not None:
         wanted = given.split(",")
         _require(header, wanted, where, "--label")
@@ -67,8 +67,11 @@ def _label(header: Sequence[str], given: str | None, where: str) -> list[str]:
     if len(usual) != 1:
         odd = next((s for s in ";\t|" if len(header) == 1 and s in header[0]), None)
         hint = f" (cells are separated by commas in .csv, not by {odd!r})" if odd else ""
+        words = [name for name, cell in zip(header, first, strict=True) if not _is_number(cell)]
+        likely = words[0] if len(words) == 1 else header[-1]
+        such = "" if hint else f", such as --label {likely!r}"
         raise InputError(
-            f"{where}: choose the column of the labels with --label; the header has "
+            f"{where}: choose the column of the labels with --label{such}; the header has "
             f"{_some(header)}{hint}"
         )
     return usual

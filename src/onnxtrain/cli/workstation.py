@@ -44,8 +44,8 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.offline.prepare import prepare
 
     same = (
-        "train freeze of outputs classes after bn memory_budget target proximal prefix "
-        "nominal_checkpoint ort_format custom_op_library"
+        "train freeze of outputs classes after dynamic_batch bn tie_weights memory_budget target "
+        "proximal sample_weight prefix nominal_checkpoint ort_format custom_op_library verify"
     )
     given = {name: getattr(options, name) for name in same.split()}
     given["loss"] = None if options.loss == "none" else options.loss
@@ -62,6 +62,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         "trainable": made.trainable,
         "frozen": made.frozen,
         "statistics": made.statistics,
+        "tied": made.tied,
         "outputs": made.outputs,
         "loss": made.loss,
         "activations": asdict(made.activations) if console.as_json else None,

@@ -164,4 +164,9 @@ def _warn_of_probabilities(model: onnx.ModelProto, name: str, block: Block) -> N
 
 
 def _maker(model: onnx.ModelProto, name: str) -> onnx.NodeProto | None:
-    return next((node for node in model.graph.node if name in node.output), None)
+    """Return the node that computes a value, before any Identity."""
+    makers = {output: node for node in model.graph.node for output in node.output}
+    maker = makers.get(name)
+    while maker is not None and maker.op_type == "Identity":
+        maker = makers.get(maker.input[0])
+    return maker

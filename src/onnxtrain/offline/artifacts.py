@@ -25,6 +25,7 @@ class Artifacts:
     statistics: dict[str, int]  # running statistics, which training updates
     unreached: tuple[str, ...]  # what looks like a weight, but receives no gradient
     without_gradient: tuple[str, ...]  # would block the gradient if more parameters trained
+    tied: tuple[str, ...]  # "a = b (transposed)": copies of a matrix that are one parameter
     loss: str
     outputs: tuple[str, ...]  # beside the loss
     memory: StepMemory | None  # where a budget was given
@@ -68,6 +69,7 @@ class Artifacts:
         more = (
             ("budget", str(self.memory or "")),
             ("outputs", ", ".join(self.outputs)),
+            ("tied", "; ".join(self.tied)),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
             ("not on WebGPU", first_of(self.on_cpu)),

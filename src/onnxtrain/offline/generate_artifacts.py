@@ -13,7 +13,7 @@ from onnxtrain.offline.add_loss import Loss
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.blocks.block import Block
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.passes.batch_norm import BatchNormMode
+from onnxtrain.offline.passes.batch_norm import BatchNormChoice
 from onnxtrain.offline.passes.remat.budget import MemoryBudget
 from onnxtrain.offline.prepare import prepare
 from onnxtrain.offline.selection import list_of_names
@@ -50,11 +50,13 @@ def generate_artifacts(
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
     *,
-    bn: BatchNormMode | None = None,
+    bn: BatchNormChoice | None = "model",
+    tie_weights: bool = True,
     memory_budget: MemoryBudget | None = None,
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
     proximal: bool = False,
+    verify: bool = True,
 ) -> Artifacts:
     """Write the files that a device trains from; `onnxtrain.prepare` with upstream's arguments.
 
@@ -72,11 +74,13 @@ def generate_artifacts(
         additional_output_names: values to return beside the loss.
         nominal_checkpoint: write a checkpoint without data too.
         loss_input_names: what the loss is called with, instead of the outputs of the model.
-        bn: as in `prepare`, like all that follow.
+        bn: as in `prepare`, like all that follow; what the "model" says by default, as upstream.
+        tie_weights: whether matrices of equal values train as one parameter.
         memory_budget: what a step may take beside its parameters.
         sizes: numbers for symbolic dimensions that the budget is meant for.
         target: "cpu" or "webgpu".
         proximal: whether updates have a proximal term.
+        verify: whether each graph is loaded in onnxruntime before anything is written.
 
     Returns:
         A description of what was written.
@@ -100,7 +104,8 @@ def generate_artifacts(
         optimizer=optimizer,
         of=list_of_names(loss_input_names, "loss_input_names"),
         outputs=list_of_names(additional_output_names, "additional_output_names") or (),
-        bn=bn,
+        bn=bn or "model",
+        tie_weights=tie_weights,
         memory_budget=memory_budget,
         sizes=sizes,
         target=target,
@@ -109,4 +114,5 @@ def generate_artifacts(
         nominal_checkpoint=nominal_checkpoint,
         ort_format=ort_format,
         custom_op_library=custom_op_library,
+        verify=verify,
     )

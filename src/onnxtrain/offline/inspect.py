@@ -21,6 +21,7 @@ from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.feature_values import feature_values
 from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.tie_weights import find_tied
 from onnxtrain.offline.report import Report, type_of
 from onnxtrain.offline.selection import Role, output_named, survey
 
@@ -30,6 +31,7 @@ def inspect(
     of: str | None = None,
     *,
     bn: BatchNormMode | None = None,
+    tie_weights: bool = True,
     sizes: Mapping[str, int] | None = None,
 ) -> Report:
     """Tell what of a model would train, and what stands in the way.
@@ -38,6 +40,7 @@ def inspect(
         model: the model, or the path to its file.
         of: the output that the loss will be computed from; the first one by default.
         bn: the mode of BatchNormalization, as for training.
+        tie_weights: whether matrices of equal values train as one parameter, as for training.
         sizes: numbers for symbolic dimensions, by name, for the estimate of memory. The report
             says what was assumed for others.
 
@@ -53,6 +56,10 @@ def inspect(
     output = output_named(graph, of)
     found = survey(canonical, output)
     counts = {role: found.counts(found.names(role)) for role in Role}
+    tied = find_tied(found) if tie_weights else ()
+    for group in tied:
+        for name in group.copies:
+            counts[Role.WEIGHT].pop(name, None)
     weights = [graph.initializers[n] for n in counts[Role.WEIGHT]]
     trains = [v for v in weights if v.name not in found.blocked]
     known = {name for node in proto.graph.node for name in node.output}
@@ -61,6 +68,7 @@ def inspect(
     return Report(
         outputs=tuple(value.name or "" for value in graph.outputs),
         weights=counts[Role.WEIGHT],
+        tied=tuple(map(str, tied)),
         statistics=counts[Role.STATISTIC],
         constants=counts[Role.CONSTANT],
         unreached=found.unreached,

@@ -19,6 +19,7 @@ from onnxtrain.errors import (
     UnknownNameWarning,
 )
 from onnxtrain.offline.autodiff.engine import operator_name
+from onnxtrain.offline.passes.tie_weights import Tied, with_tied
 from onnxtrain.offline.selection import Role, Survey, some_of
 
 # Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
@@ -26,24 +27,34 @@ _STORED_ONCE = 1 << 16  # bytes
 
 
 def choose(
-    found: Survey, train: Iterable[str] | None, freeze: Iterable[str] | None
+    found: Survey,
+    train: Iterable[str] | None,
+    freeze: Iterable[str] | None,
+    tied: Sequence[Tied] = (),
 ) -> tuple[list[str], list[str]]:
     """Return the names of what trains and of what is frozen, that is, stored in the checkpoint.
 
     By default the weights train that a gradient reaches. Weights and statistics that do not train
-    are frozen whether they are listed or not; so are large constants.
+    are frozen whether they are listed or not; so are large constants. What is tied trains or is
+    frozen together, whichever of it is named.
     """
     roles = found.roles
-    kept = set(_frozen(list(freeze or ()), found))
+    named = _frozen(list(freeze or ()), found)
+    kept = with_tied(named, tied)
     if train is None:
         weights = [n for n in found.names(Role.WEIGHT) if n not in kept]
         # Where nothing is free of operators without a gradient, differentiation says which.
-        trains = [n for n in weights if n not in found.blocked] or weights
+        blocked = with_tied(found.blocked, tied)
+        trains = [n for n in weights if n not in blocked] or weights
     else:
         trains = _trained(list(train), found)
     both = sorted(kept.intersection(trains))
     if both:
-        raise OnnxTrainError(f"{some_of(both)} cannot both train and be frozen")
+        groups = [str(group) for group in tied if group.names.intersection(both) - set(named)]
+        why = f": {groups[0]} is one parameter, unless tie_weights=False" if groups else ""
+        raise OnnxTrainError(f"{some_of(both)} cannot both train and be frozen{why}")
+    together = with_tied(trains, tied).difference(trains)
+    trains += [n for n in roles if n in together]
     kept.update(n for n, role in roles.items() if role is not Role.CONSTANT)
     for name, value in found.model.graph.initializers.items():
         tensor = value.const_value

@@ -26,9 +26,11 @@ from onnxtrain.offline.graph.sweep import collector_paused
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
-from onnxtrain.offline.passes.batch_norm import BatchNormMode
+from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
+from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
+from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.patterns import choose, notes_on_blocked
 from onnxtrain.offline.selection import Survey, some_of, survey
@@ -44,6 +46,7 @@ from onnxtrain.offline.training_graph import (
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.opset_stamp import stamp
+from onnxtrain.offline.writer.verify import verify as verify_graphs
 
 StrPath = str | bytes | os.PathLike[Any]
 Names = str | Iterable[str]
@@ -63,7 +66,9 @@ def prepare(
     outputs: Names | None = None,
     classes: int | Sequence[str] | None = None,
     after: str | None = None,
-    bn: BatchNormMode | None = None,
+    dynamic_batch: bool = False,
+    bn: BatchNormChoice | None = "auto",
+    tie_weights: bool = True,
     memory_budget: MemoryBudget | None = None,
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
@@ -73,6 +78,7 @@ def prepare(
     nominal_checkpoint: bool = False,
     ort_format: bool = False,
     custom_op_library: StrPath | None = None,
+    verify: bool = True,
 ) -> Artifacts:
     """Write the files that a device trains from.
 
@@ -92,7 +98,12 @@ def prepare(
         classes: replace the last layer by a new one for so many classes, which alone trains unless
             `train` says more. A list is the names of the classes, which exported models keep.
         after: the value to put that new layer behind.
-        bn: "batch" or "frozen" statistics in BatchNormalization; what the model says by default.
+        dynamic_batch: let a model that was exported for one batch size take any, if it can.
+        bn: the statistics of BatchNormalization: those of the "batch", the stored ones ("frozen"),
+            or what each node of the "model" says. With "auto" a node whose scale and bias are
+            frozen is frozen as a whole, and the others do what the model says.
+        tie_weights: whether matrices of equal values train as one parameter, as where an embedding
+            is also the output layer. Exporters write such a matrix several times, also transposed.
         memory_budget: what a step may take beside its parameters: a size ("300MB", or bytes), or a
             part ("50%", 0.5) of what it takes otherwise. To keep to it, the backward pass computes
             parts of the forward pass again, which takes time.
@@ -108,6 +119,8 @@ def prepare(
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
         custom_op_library: the library of the model's own operators.
+        verify: load each graph in onnxruntime before anything is written; one that it refuses is an
+            error.
 
     Returns:
         A description of what was written.
@@ -125,6 +138,8 @@ def prepare(
 
     # 1. The model, and the loss behind it.
     about = ModelMetadata()
+    if dynamic_batch:
+        model = with_dynamic_batch(model)
     if classes is not None:
         first, *more = listed(of) or (None,)
         if more:
@@ -149,14 +164,18 @@ def prepare(
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
     found = survey(canonical, names[0], brought)
-    trains, frozen = choose(found, listed(train), listed(freeze))
+    tied = find_tied(found) if tie_weights else ()
+    trains, frozen = choose(found, listed(train), listed(freeze), tied)
     if not trains and (chosen is not None or (train is None and not freeze)):
         raise OnnxTrainError(_nothing_trains(found, train, freeze))
     notes = (*notes, *notes_on_blocked(found, trains, train))
+    weights, without_gradient = found.weight_forms(), found.without_gradient()
+    mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
+    trains, tied = tie_trained(canonical, trains, tied)
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
-        return differentiate_loss(canonical, names, trains, frozen, bn=bn, lean=lean)
+        return differentiate_loss(canonical, names, trains, frozen, bn=mode, lean=lean)
 
     def build(source: LossGradients, last: bool = False) -> dict[str, ir.Model]:
         made = {"training_model": training_graph(source, target)}
@@ -185,6 +204,8 @@ def prepare(
             folder, models, parameters, names, nominal_checkpoint, memory=memory,
             target=target, on_cpu=on_cpu, properties=properties,
         )  # fmt: skip
+        if verify:
+            notes = (*notes, *verify_graphs(folder, models, library))
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
@@ -194,12 +215,13 @@ def prepare(
         files=files,
         **parameters.counts(),
         unreached=found.unreached,
-        without_gradient=found.without_gradient(),
+        without_gradient=without_gradient,
+        tied=tuple(map(str, tied)),
         loss=names[0],
         outputs=tuple(names[1:]),
         memory=memory,
         on_cpu=tuple(item for items in on_cpu.values() for item in items),
-        notes=notes,
+        notes=(*notes, *at_rest),
         _graph=graph,
         _inputs=inputs,
     )

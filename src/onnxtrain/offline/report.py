@@ -21,6 +21,7 @@ class Report:
 
     outputs: tuple[str, ...]
     weights: dict[str, int]  # what would train
+    tied: tuple[str, ...]  # "a = b (transposed)": the first of these copies is such a weight
     statistics: dict[str, int]  # mean and variance of each BatchNormalization
     constants: dict[str, int]  # all other initializers
     unreached: tuple[str, ...]  # those of the constants that look like weights without a gradient
@@ -102,6 +103,7 @@ class Report:
             ("weights", f"{len(self.weights)} tensors, {self.parameter_count:,} parameters, "
                         f"{megabytes(self.parameter_bytes)}"),
             *_grouped(self._of(Role.WEIGHT)),
+            ("tied", "; ".join(self.tied)),
             ("statistics", f"{len(self.statistics)} tensors (BatchNormalization)"),
             ("constants", f"{len(self.constants)} tensors"),
             *_grouped(f for f in self._of(Role.CONSTANT) if not f.is_plain),
@@ -116,7 +118,8 @@ class Report:
         return "\n".join(f"{name:14}{text}" for name, text in lines if text)
 
     def _of(self, role: Role) -> Iterator[Finding]:
-        return (f for f in self.tensors.values() if f.role is role)
+        listed = self.weights if role is Role.WEIGHT else self.tensors  # a tied copy is no other
+        return (f for f in self.tensors.values() if f.role is role and f.name in listed)
 
     def _renamed(self) -> str:
         renamed = [f for f in self._of(Role.WEIGHT) if f.modules]

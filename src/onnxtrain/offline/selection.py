@@ -84,6 +84,10 @@ class Survey:
             n for n, f in self.findings.items() if f.is_weight_form and f.role.name == "CONSTANT"
         )
 
+    def weight_forms(self) -> list[str]:
+        """Return what is a weight, or would be one if it received a gradient."""
+        return [name for name, found in self.findings.items() if found.is_weight_form]
+
     def names(self, role: Role) -> list[str]:
         """Return the initializers with this role."""
         return [name for name, found in self.roles.items() if found is role]

@@ -36,7 +36,7 @@ from onnxtrain.offline.passes.batch_norm import (
     join_statistics,
     set_batch_norm_mode,
 )
-from onnxtrain.offline.passes.counter_rng import seed_random_nodes
+from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
@@ -142,6 +142,7 @@ def differentiate_loss(
     _require_gradient(model, targets, loss)
     op = Ops(graph, model.opset_imports[""])
     op.lean = lean
+    seed_random_bodies(op, graph)
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
     rules = join_gelu(graph, [*targets, loss])

@@ -139,7 +139,7 @@ def find_needed(parts: ModelParts, outputs: Sequence[str]) -> Needed:
         values |= fresh
         waiting += fresh
     nodes = [parts.nodes[index] for index in _in_order(parts, kept, producers)]
-    calls = _all_calls(parts, nodes)
+    calls = all_calls(parts, nodes)
     return Needed(
         nodes,
         values.union(*(node.outputs for node in nodes)),
@@ -172,7 +172,7 @@ def _producers(parts: ModelParts) -> dict[str, int]:
     return producers
 
 
-def _all_calls(parts: ModelParts, nodes: list[Node]) -> set[Operator]:
+def all_calls(parts: ModelParts, nodes: list[Node]) -> set[Operator]:
     """What nodes call, and what the functions among that call in turn."""
     calls: set[Operator] = set()
     waiting = {call for node in nodes for call in node.calls}

@@ -12,7 +12,7 @@ from onnxtrain.device.checks import at_least
 from onnxtrain.device.loop.batches import Batch, Source, as_array, loss_of, make_source
 from onnxtrain.device.loop.metrics import Metric, MetricLike, make_metrics
 from onnxtrain.device.loop.nan_guard import bad_data
-from onnxtrain.device.loop.weights import ClassWeight, takes_weights, with_weights
+from onnxtrain.device.loop.weights import ClassWeight, with_weights, without_weights
 from onnxtrain.errors import ArgumentError, NonFiniteError, OnnxTrainError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Evaluation:
         )
         self._metrics = metrics
         outputs = session.output_names(training=False)
-        labels = names[:-1] if takes_weights(inputs) else names
+        labels = [value.name for value in without_weights(inputs)]
         self._places = {name: _places(name, m, outputs, labels) for name, m in metrics.items()}
 
     def run(self, epoch: int) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class History:
         """Draw losses and metrics over the steps; write the picture if a path is given.
 
         The ending of the path says in which format: `.png`, `.svg`, `.pdf`. Returns the figure of
-        matplotlib, which comes with `pip install 'onnxtrain[demo]'`.
+        matplotlib, which comes with `pip install 'onnxtrain[cli]'`.
         """
         return plot_history(self, path)
 
@@ -131,7 +131,7 @@ def plot_history(history: History, path: str | os.PathLike[str] | None = None) -
         from matplotlib.figure import Figure
     except ImportError:
         raise OnnxTrainError(
-            "history.plot() needs matplotlib: pip install 'onnxtrain[demo]'"
+            "history.plot() needs matplotlib: pip install 'onnxtrain[cli]'"
         ) from None
     epochs = history.epochs
     drawn: list[str] = [

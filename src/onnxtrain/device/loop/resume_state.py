@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # The entry of a checkpoint's private record that belongs to `fit`.
 KEY = "fit"
 _FORMAT = 1
+_ANEW = "start a new run (resume=False; on the command line --restart)"
 _COUNTS, _SUMS = ("seed", "epoch", "batch", "samples", "first_step"), ("loss_sum", "seconds")
 
 
@@ -96,6 +97,12 @@ class ResumeState:
             raise CheckpointError(
                 f"the checkpoint's record of the run's position cannot be read: {wrong!r}"
             ) from None
+        if saved.get("restored"):
+            raise ArgumentError(
+                "the run cannot be resumed: it ended with restore_best, and the session holds the "
+                f"parameters of epoch {saved['restored']}. Load the checkpoint of the run, or "
+                f"{_ANEW}"
+            )
         if saved_step != step:
             raise CheckpointError(
                 f"the checkpoint has a run's position at step {saved_step}, but its parameters are "
@@ -117,11 +124,17 @@ def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], batch: int)
     waits: list[Any] = [settings.get("patience") for settings in (before, now)]
     if all(isinstance(n, int) for n in waits) and waits[0] < waits[1]:
         changed.remove("patience")
+    if waits[1] is None and isinstance(waits[0], int):  # it waits for ever
+        watched = {"patience", "monitor", "mode", "min_delta", "restore_best"}
+        watched |= {"validation"} if now.get("validation") is None else set()
+        changed = [key for key in changed if key not in watched]
     if changed:
-        details = ", ".join(f"{key} {now[key]!r} (before: {before[key]!r})" for key in changed)
+        details = ", ".join(
+            f"{key} {_shown(now[key])} (before: {_shown(before[key])})" for key in changed
+        )
         raise ArgumentError(
             f"the run cannot be resumed with other settings: {details}. Resume with the same ones, "
-            "or start a new run from its parameters with resume=False"
+            f"or {_ANEW}"
         )
     batches = now.get("batches")
     if batches is not None and batch > batches:
@@ -129,6 +142,10 @@ def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], batch: int)
             f"the checkpoint's record of the run's position has {batch} batches of an epoch done, "
             f"which has {batches}"
         )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 
 def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] | None:
@@ -156,7 +173,7 @@ def begin_or_resume(
     if seed is not None and seed != resumed.seed:
         raise ArgumentError(
             f"the run cannot be resumed with another seed: {seed} (before: {resumed.seed}). Leave "
-            "seed out, or start a new run with resume=False"
+            f"it out, or {_ANEW}"
         )
     if resumed.random is not None:
         state.random = RandomState(resumed.random)

@@ -81,10 +81,11 @@ def rounded(array: Array, dtype: np.dtype[Any], name: str) -> Array:
             lost = changed & (whole | np.isinf(made) | (made == 0))
             if lost.any():
                 place = tuple(int(i) for i in np.argwhere(lost)[0])
+                before, after = float(array[place]), float(made[place])
                 raise InputError(
-                    f"the input {name!r} is {dtype.name}, and {array[place]!r} at {list(place)} of "
-                    f"a {array.dtype.name} array would become {made[place]!r}. Scale the data, or "
-                    f"convert it with astype({dtype.name!r}) if that is intended"
+                    f"the input {name!r} is {dtype.name}, and {before!r} at {list(place)} of a "
+                    f"{array.dtype.name} array would become {after!r}. Scale the data, or convert "
+                    f"it with astype({dtype.name!r}) if that is intended"
                 )
     return made
 

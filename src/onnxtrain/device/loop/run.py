@@ -135,8 +135,12 @@ class Loop:
             self._save(self.checkpoint.path)
 
     def _restore_best(self) -> None:
-        if self.best is not None and self.best.snapshot is not None:
-            self.best.snapshot.restore(self.session)
+        best = self.best
+        if best is None or best.snapshot is None or not best.snapshot.restore(self.session):
+            return
+        if best.epoch != self.state.epoch:
+            # What is in memory is not of the position that was recorded any more.
+            self.session.module.training_state.private[KEY]["restored"] = best.epoch
 
     # ---- steps ---------------------------------------------------------------------------------
 

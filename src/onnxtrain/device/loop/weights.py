@@ -21,6 +21,11 @@ def takes_weights(inputs: Sequence[ValueType]) -> bool:
     return bool(inputs) and inputs[-1].name == SAMPLE_WEIGHT
 
 
+def without_weights(inputs: Sequence[ValueType]) -> Sequence[ValueType]:
+    """Return the inputs of samples and labels."""
+    return inputs[:-1] if takes_weights(inputs) else inputs
+
+
 def with_weights(
     data: Any, inputs: Sequence[ValueType], class_weight: ClassWeight, sample_weight: Any
 ) -> tuple[Any, Callable[[Any], Any]]:

@@ -180,6 +180,7 @@ def _check_shape(
     if not fits:
         raise InputError(
             f"the input {value.name!r} has the shape {_dims(value)}, and the array {list(shape)}"
+            f"{_fixed_batch(value.dims, shape)}"
         )
     for size, dim in zip(shape, value.dims, strict=True):
         if isinstance(dim, str):
@@ -189,6 +190,19 @@ def _check_shape(
                     f"the dimension {dim!r} is {known} in {where!r} and {size} in "
                     f"{value.name!r}: it is the same in all inputs"
                 )
+
+
+def _fixed_batch(dims: Sequence[int | str | None], shape: Sequence[int]) -> str:
+    """Say what to do where an array has another number of samples than the graph is made for."""
+    batch = dims[0] if dims else None
+    if not isinstance(batch, int) or len(shape) != len(dims) or shape[0] == batch:
+        return ""
+    settings = f"batch_size={batch}"
+    settings += f", accumulate={shape[0] // batch}" if shape[0] > batch else ", drop_last=True"
+    return (
+        f": it takes batches of {batch}, so pass {settings} to fit, or export the model with a "
+        "symbolic batch"
+    )
 
 
 def _dims(value: ValueType) -> str:

@@ -18,7 +18,7 @@ afterwards (`sweep.py`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -50,6 +50,7 @@ def differentiate(
     *,
     rules: Mapping[ir.Node, Rule] | None = None,
     finite_seeds: bool = False,
+    finite: Iterable[ir.Value] = (),
 ) -> dict[ir.Value, ir.Value | None]:
     """Append the gradient of `nodes` to the graph that `op` writes into.
 
@@ -57,14 +58,15 @@ def differentiate(
     differentiated; `finite_seeds` says that none of them is infinite, whoever runs the graph. The
     result has an entry for each value of `wrt`: its cotangent, or None where no gradient flows to
     it. `straight_through` names operators to treat as the identity; it is None in training, where
-    users cannot name any. `rules` has nodes with a gradient of their own, found by a pass.
+    users cannot name any. `rules` has nodes with a gradient of their own, found by a pass, and
+    `finite` what is no input of the caller although no node computes it.
     """
     path = ActivePath(nodes, wrt, seeds, op.opset, straight_through, rules)
     path.require_rules()
     around = op.scope, op.finite_cotangents
     op.finite_cotangents = finite_cotangents(path.nodes, path.edges, () if finite_seeds else seeds)
     with_zeros = [value for value, seed in seeds.items() if seed.const_value is None]
-    trained = wrt if finite_seeds else ()
+    trained = [*(wrt if finite_seeds else ()), *finite]
     guarded = nodes_to_guard(nodes, path.nodes, path.edges, with_zeros, trained)
     pending: dict[ir.Value, list[ir.Value]] = {value: [seed] for value, seed in seeds.items()}
     complete: dict[ir.Value, ir.Value | None] = {}
@@ -90,6 +92,21 @@ def differentiate(
                 complete[value] = _total(op, value, pending.pop(value, []))
     op.scope, op.finite_cotangents = around
     return {value: complete[value] for value in wrt}
+
+
+def pull_back(
+    op: Ops, write: Callable[[], ir.Value], cotangent: ir.Value, wrt: Sequence[ir.Value]
+) -> list[ir.Value | None]:
+    """Return the cotangents of `wrt`, for a rule that writes how its node depends on them.
+
+    `write` computes a value again, from operators that have rules.
+    """
+    before = len(op.target)
+    value = write()
+    guarded = op.guarded
+    found = differentiate(op, list(op.target)[before:], {value: cotangent}, wrt)
+    op.guarded = guarded
+    return [found[v] for v in wrt]
 
 
 _current: ContextVar[ActivePath] = ContextVar("the path that is being differentiated")
@@ -132,14 +149,16 @@ class ActivePath:
         self.depends = set(self._wrt)
         for node in nodes:
             if any(v in self.depends for v in self.edges[node]):
-                self.depends.update(v for v in node.outputs if is_float(v))
+                self.depends.update(v for v in self._dependent(node) if is_float(v))
         matters = set(self._outputs)
         active = []
         for node in reversed(nodes):
-            edges = self.edges[node]
-            if any(v in matters for v in node.outputs) and any(v in self.depends for v in edges):
+            if not any(v in matters for v in node.outputs):
+                continue
+            used = [v for v in self._edges_to(node, matters) if v in self.depends]
+            if used:
                 active.append(node)
-                matters.update(v for v in edges if v in self.depends)
+                matters.update(used)
         self.nodes = active[::-1]
         self._matters = matters
 
@@ -151,7 +170,7 @@ class ActivePath:
         connected = set(self._matters)
         for node in reversed(self.edges):
             if any(v in connected for v in node.outputs):
-                connected.update(self.edges[node] or _floats_through_zero(node))
+                connected.update(self._edges_to(node, connected) or _floats_through_zero(node))
         return [value for value in self._wrt if value not in connected]
 
     def _flows(self, node: ir.Node) -> Iterator[ir.Value]:
@@ -176,6 +195,25 @@ class ActivePath:
         if found is not None and found.reaches is not None:
             yield from (v for v in found.reaches(node) if is_float(v))
 
+    def _dependent(self, node: ir.Node) -> Sequence[ir.Value]:
+        """Return the outputs of a node that depend on a value of interest."""
+        if self._rules[node] is None or not is_loop(node):
+            return node.outputs
+        loop, (path,) = LoopParts(node), self._subpaths(node, self.depends, set(node.outputs))
+        steps = zip(loop.body.outputs[1:], node.outputs, strict=True)
+        starts = {s.final for s in loop.states if s.initial in self.depends}
+        return [outer for inner, outer in steps if inner in path.depends or outer in starts]
+
+    def _edges_to(self, node: ir.Node, matters: Container[ir.Value]) -> Sequence[ir.Value]:
+        """Return the values that a node can pass a gradient to, given where it comes from."""
+        if not self.edges[node] or not is_loop(node):
+            return self.edges[node]
+        loop, depends = LoopParts(node), set(self.edges[node])
+        (path,) = self._subpaths(node, depends, matters)
+        starts = {s.before: s.initial for s in loop.states}
+        reached = [starts.get(v, v) for v in path._wrt if v not in path.lost()]
+        return [*reached, *(s.initial for s in loop.states if s.final in matters)]
+
     def inside(self, node: ir.Node) -> Iterator[ActivePath]:
         """Yield the paths in the subgraphs of an active node, from what they use to its outputs.
 
@@ -187,7 +225,7 @@ class ActivePath:
         self, node: ir.Node, depends: Container[ir.Value], matters: Container[ir.Value]
     ) -> Iterator[ActivePath]:
         captured = [v for v in captured_values(node) if v in depends]
-        if node.op_type == "Loop":
+        if is_loop(node):
             yield self._through_steps(LoopParts(node), captured, depends, matters)
             return
         for body in subgraphs_of(node):
@@ -279,7 +317,12 @@ class ActivePath:
 
 def holds_paths(node: ir.Node) -> bool:
     """Tell whether gradients flow through the subgraphs of a node."""
-    return node.domain == "" and node.op_type in ("If", "Loop")
+    return is_loop(node) or (node.op_type == "If" and node.domain == "")
+
+
+def is_loop(node: ir.Node) -> bool:
+    """Tell whether a node is a Loop."""
+    return node.op_type == "Loop" and node.domain == ""
 
 
 def operator_name(node: ir.Node) -> str:

@@ -21,12 +21,13 @@ from onnxtrain.offline.blocks.values import (
     all_graphs,
     defined_names,
     drop_default_inputs,
-    forget_traced_sizes,
+    forget_names,
     is_large,
     known_type,
     unknown,
     without_weights,
 )
+from onnxtrain.offline.graph.declared import settled, state
 from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.versions import FLOOR_IR_VERSION, FLOOR_OPSET
@@ -108,6 +109,8 @@ class ModelAccessor:
         found = known_type(self.inferred() if is_computed else self.model, name)
         if found is None:
             raise UnknownNameError(unknown(self.model, name))
+        if is_computed:
+            forget_names(found, graph)
         return found
 
     def inferred(self, *, check: bool = False, shape_arithmetic: bool = True) -> onnx.ModelProto:
@@ -121,6 +124,8 @@ class ModelAccessor:
         if check:
             check_proto(onnx.ModelProto.FromString(content))
         if self._inferred is None or self._inferred[0] != content:
+            if shape_arithmetic:
+                state(bare, settled(bare))
             self._inferred = content, infer_proto(bare, shape_arithmetic=shape_arithmetic)
         return self._inferred[1]
 
@@ -166,7 +171,6 @@ def base(
         raise BlockError(f"base() takes an onnx.ModelProto, not {type(model).__name__}")
     own = copy.deepcopy(model)
     drop_default_inputs(own)
-    forget_traced_sizes(own)
     if model_path is not None:
         _read_small_tensors(own, Path(model_path).parent)
     with _entered(ModelAccessor(own, model_path)) as accessor:
@@ -227,9 +231,14 @@ def current_library() -> str | os.PathLike[str] | None:
 
 
 def _read_small_tensors(model: onnx.ModelProto, folder: Path) -> None:
-    """Read what shape inference may need; the rest stays in the files beside the model."""
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_large(tensor):
+    """Read what shape inference may need, and all inside of subgraphs, where onnx looks for it.
+
+    The rest stays in the files beside the model.
+    """
+    small = (tensor for tensor in model.graph.initializer if not is_large(tensor))
+    bodies = (body for body in all_graphs(model.graph) if body is not model.graph)
+    for tensor in itertools.chain(small, *(body.initializer for body in bodies)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
             try:
                 onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
             except Exception as error:  # of the file system, or of onnx's own checks

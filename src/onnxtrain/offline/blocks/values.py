@@ -81,23 +81,15 @@ def drop_default_inputs(model: onnx.ModelProto) -> None:
     model.ir_version = max(model.ir_version, _INITIALIZERS_ALONE_SINCE)
 
 
-def forget_traced_sizes(model: onnx.ModelProto) -> None:
-    """Remove the sizes from the declared shapes of outputs, if inputs vary in size.
+def forget_names(type_: onnx.TypeProto, graph: onnx.GraphProto) -> None:
+    """Remove names of dimensions that no input has: inference made them up, or nothing checks them.
 
-    Exporters that trace declare the sizes of the example where they lose track of a symbol. Labels
-    would get these sizes too, and then accept nothing but that example. Shape inference finds the
-    sizes that are certain.
+    Labels would have them, and then say that a size is equal to another one, or is not.
     """
-    graph = model.graph
-    dims = [dim for info in graph.input for dim in info.type.tensor_type.shape.dim]
-    if all(dim.HasField("dim_value") for dim in dims):
-        return
-    inferable = {name for node in graph.node if node.domain in _OWN for name in node.output}
-    for info in graph.output:
-        if info.name in inferable:
-            for dim in info.type.tensor_type.shape.dim:
-                if dim.HasField("dim_value"):
-                    dim.Clear()
+    names = {dim.dim_param for info in graph.input for dim in info.type.tensor_type.shape.dim}
+    for dim in type_.tensor_type.shape.dim:
+        if dim.dim_param and dim.dim_param not in names:
+            dim.Clear()
 
 
 def is_large(tensor: onnx.TensorProto) -> bool:

@@ -15,11 +15,12 @@ from onnxtrain.offline.autodiff.rules.batch_norm import complete_outputs
 from onnxtrain.offline.frontend.branches import take_known_branches
 from onnxtrain.offline.frontend.canonicalize import (
     check_enum_attributes,
-    forget_stale_shapes,
     make_range_scalar,
     release_initializers,
+    settle_shapes,
     sort_nodes,
     trim,
+    unwrap_optionals,
 )
 from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
 from onnxtrain.offline.frontend.inline import inline_functions
@@ -55,8 +56,9 @@ def canonical_model(model: ModelLike) -> ir.Model:
         check_enum_attributes(loaded)
         lift_constants(loaded.graph)
         loaded.graph.sort()
-        forget_stale_shapes(loaded)
+        settle_shapes(loaded)
         split_shared_initializers(loaded.graph)
+        unwrap_optionals(loaded)
         make_range_scalar(loaded)
         upgrade_to_floor(loaded)
         state_defaults(loaded)
@@ -64,9 +66,10 @@ def canonical_model(model: ModelLike) -> ir.Model:
         complete_outputs(loaded)
         drop_unit_splits(loaded)
         infer_shapes(loaded)
+        take_known_branches(loaded)
         if dissolve_sequences(loaded):
             infer_shapes(loaded)
-        take_known_branches(loaded)
+            take_known_branches(loaded)
         spell_out_pads(loaded)
         return loaded
 

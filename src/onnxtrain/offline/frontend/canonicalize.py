@@ -8,7 +8,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.graph.infer import skeleton, without_declared_shapes
+from onnxtrain.offline.graph.declared import settled
+from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.op_facts import SHAPE_INPUTS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.subgraphs import sources
@@ -87,6 +88,18 @@ def trim(model: ir.Model) -> None:
                 graph.remove(node, safe=True)
 
 
+def unwrap_optionals(model: ir.Model) -> None:
+    """Replace OptionalGetElement by Identity, where what it reads is certainly there."""
+    for node in model.graph.all_nodes():
+        if node.op_type != "OptionalGetElement" or node.domain or node.inputs[0] is None:
+            continue
+        maker = node.inputs[0].producer()
+        if maker is not None and maker.op_type == "Optional" and maker.inputs:
+            node.replace_input_with(0, maker.inputs[0])
+        if not isinstance(node.inputs[0].type, ir.OptionalType):
+            node.op_type = "Identity"
+
+
 def make_range_scalar(model: ir.Model) -> None:
     """Give every Range scalars, where a model feeds it vectors of one element.
 
@@ -163,45 +176,18 @@ def check_enum_attributes(model: ir.Model) -> None:
                 )
 
 
-def forget_stale_shapes(model: ir.Model) -> None:
-    """Keep only the ranks of results where one has a number in place of a name of the inputs.
+def settle_shapes(model: ir.Model) -> None:
+    """Give each result the shape that inference finds, and what it was declared only beyond that.
 
-    Many models were exported for one batch size, and then the first dimension of the input was
-    renamed while all other shapes stayed. onnxruntime runs them with a warning. Inference would
-    prefer the numbers to the name, and gradients would divide by the wrong count.
+    Declared shapes are often wrong: sizes of the example that was traced, a batch that was renamed
+    in the input alone, an output that has another rank. onnxruntime runs such models with a
+    warning, while gradients would divide by the wrong count.
     """
-    names = {
-        dim.value
-        for value in model.graph.inputs
-        for dim in (value.shape or ())
-        if isinstance(dim, ir.SymbolicDim) and dim.value is not None
+    proto = skeleton(model)
+    shapes = {
+        info.name: ir.serde.deserialize_type_proto_for_shape(info.type) for info in settled(proto)
     }
-    stated = {
-        value.name: value.shape
-        for value in _results(model.graph)
-        if value.shape is not None and any(isinstance(dim, int) for dim in value.shape)
-    }
-    if not names or not stated:
-        return
-    try:
-        inferred = onnx.shape_inference.infer_shapes(without_declared_shapes(skeleton(model)))
-    except Exception:  # the strict inference that follows tells what is wrong
-        return
-    infos = (*inferred.graph.value_info, *inferred.graph.output)
-    if any(_is_stale(stated[info.name], info, names) for info in infos if info.name in stated):
-        for value in _results(model.graph):
-            if value.shape is not None:
-                value.shape = ir.Shape([None] * len(value.shape))
-
-
-def _results(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield what operators of the standard make; nothing infers the shapes of others."""
-    return (v for node in graph if node.domain == "" for v in node.outputs)
-
-
-def _is_stale(stated: ir.Shape, info: onnx.ValueInfoProto, names: set[str]) -> bool:
-    dims = info.type.tensor_type.shape.dim
-    return len(dims) == len(stated) and any(
-        isinstance(old, int) and new.dim_param in names
-        for old, new in zip(stated, dims, strict=True)
-    )
+    for node in model.graph:
+        for value in node.outputs if node.domain == "" else ():
+            if value.name in shapes and (value.uses() or shapes[value.name] is not None):
+                value.shape = shapes[value.name]  # nothing but its declaration tells of a loss

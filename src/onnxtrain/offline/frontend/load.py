@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.frontend.external_data import settle_tensors
 from onnxtrain.offline.frontend.wellformed import require_well_formed
+from onnxtrain.offline.graph.declared import says_nothing
 from onnxtrain.offline.graph.infer import root_cause
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
@@ -30,7 +31,6 @@ def load(model: ModelLike) -> ir.Model:
     remedy = "give the path of the model" if path is None else "put it beside the model"
     settle_tensors(loaded, origin, remedy, path)
     name_unknown_dims(loaded)
-    forget_traced_sizes(loaded)
     return loaded
 
 
@@ -122,36 +122,17 @@ def name_unknown_dims(model: ir.Model) -> None:
     graphs = (model.graph, *model.graph.subgraphs())
     results = (v for g in graphs for v in (*g.outputs, *(o for n in g for o in n.outputs)))
     for value in (*inputs, *results):
-        if value.shape is not None and any(_says_nothing(d) for d in value.shape):
+        if value.shape is not None and any(_is_unknown(d) for d in value.shape):
             names = [
                 f"{value.name}_dim_{i}" if value in inputs else None
                 for i in range(len(value.shape))
             ]
             dims = zip(value.shape, names, strict=True)
-            value.shape = ir.Shape([name if _says_nothing(dim) else dim for dim, name in dims])
+            value.shape = ir.Shape([name if _is_unknown(dim) else dim for dim, name in dims])
 
 
-def forget_traced_sizes(model: ir.Model) -> None:
-    """Keep only rank and symbols of what the outputs are declared to be, if inputs vary in size.
-
-    Exporters that trace write the sizes of the example where they lose track of a symbol. Runtimes
-    let that pass at an output, but not at the cotangent, which is an input. Shape inference finds
-    again what is true.
-    """
-    shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
-    if all(shape.is_static() for shape in shapes):
-        return
-    for value in model.graph.outputs:
-        producer = value.producer()
-        if value.shape is None or producer is None or producer.domain != "":
-            continue
-        value.shape = ir.Shape([None if isinstance(d, int) else d for d in value.shape])
-
-
-def _says_nothing(dim: int | ir.SymbolicDim) -> bool:
-    if isinstance(dim, int):
-        return dim < 0
-    return dim.value is None or not any(c.isalnum() for c in dim.value) or dim.value == "None"
+def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
+    return says_nothing(dim if isinstance(dim, int) else dim.value)
 
 
 def check_opset(model: ir.Model) -> None:

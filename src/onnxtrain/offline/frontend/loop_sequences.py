@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.frontend.upgrade.rewrite import Rewriter
 from onnxtrain.offline.graph.loop_parts import LoopParts, State, replace_loop
-from onnxtrain.offline.graph.shapes import dims_of
+from onnxtrain.offline.graph.shapes import constant_array, dims_of
 
 Elements = Callable[[ir.Value], list[ir.Value] | None]
 
@@ -42,35 +42,72 @@ def _collect_in(
         before = None if appended is None else elements(state.initial)
         if appended is None or before is None or not _can_stack(parts, state, appended, readers):
             continue
-        stack = ir.Value(name=f"{state.final.name}_stacked", type=appended.type)
+        if _reads_of_last(state) and not before:
+            continue
+        stack = ir.Value(name=write.name(f"{state.final.name}_stacked"), type=appended.type)
         stack.shape = ir.Shape([None, *(dims_of(appended) or ())])
         for reader, _ in state.final.uses():
-            _read(write, reader, [*before], stack)
-        place = parts.states.index(state)
-        parts.body.inputs.pop(2 + place)
-        parts.body.outputs.pop(1 + place)
-        parts.body.outputs.append(_as_output(parts.body, appended))
-        insert = state.after.producer()
-        assert insert is not None
-        parts.body.remove(insert, safe=True)
-        inputs = [v for i, v in enumerate(node.inputs) if i != 2 + place]
-        outputs = [v for v in node.outputs if v is not state.final]
-        new = replace_loop(node, inputs, [*outputs, stack])
+            _read(write, reader, before, stack)
+        new = _collect(write, parts, state, appended, before, stack)
         _collect_in(new, write, elements, readers)
         return True
     return False
 
 
+def _collect(
+    write: Rewriter,
+    parts: LoopParts,
+    state: State,
+    appended: ir.Value,
+    before: Sequence[ir.Value],
+    stack: ir.Value,
+) -> ir.Node:
+    """Replace the Loop by one that gives the stack, and carries at most the last element."""
+    body, place = parts.body, parts.states.index(state)
+    inputs, outputs = list(parts.node.inputs), list[ir.Value | None](parts.node.outputs)
+    insert, reads = state.after.producer(), _reads_of_last(state)
+    assert insert is not None
+    if reads:
+        last = ir.Value(name=state.before.name, type=appended.type, shape=appended.shape)
+        for read in reads:
+            result = read.outputs[0]
+            ir.convenience.replace_all_uses_with(result, last, replace_graph_outputs=True)
+            assert isinstance(read.graph, ir.Graph)
+            read.graph.remove(read, safe=True)
+        inputs[2 + place], outputs[place] = before[-1], None
+        body.inputs[2 + place] = last
+        body.outputs[1 + place] = _as_output(write, body, appended)
+    else:
+        del inputs[2 + place], outputs[place]
+        body.inputs.pop(2 + place)
+        body.outputs.pop(1 + place)
+    body.outputs.append(_as_output(write, body, appended))
+    body.remove(insert, safe=True)
+    return replace_loop(parts.node, inputs, [*outputs, stack])
+
+
 def _appended(state: State) -> ir.Value | None:
-    """Return what a step appends to a sequence, if that is all that it does with it."""
+    """Return what a step appends to a sequence, if it does no more than that and read its end."""
     insert = state.after.producer()
     if not isinstance(state.before.type, ir.SequenceType) or insert is None:
         return None
     if insert.op_type != "SequenceInsert" or insert.domain or len(insert.inputs) > 2:
         return None
-    alone = [(insert, 0)] == [tuple(use) for use in state.before.uses()]
-    uses = [use for use in state.after.uses() if use is not None]
-    return insert.inputs[1] if alone and not uses else None
+    others = {node for node, _ in state.before.uses()} - {insert, *_reads_of_last(state)}
+    appends = insert.inputs[0] is state.before and not others and not state.after.uses()
+    return insert.inputs[1] if appends else None
+
+
+def _reads_of_last(state: State) -> list[ir.Node]:
+    """Return the nodes that read the last element of a sequence before a step."""
+    return [
+        node
+        for node, _ in state.before.uses()
+        if node.op_type == "SequenceAt"
+        and node.domain == ""
+        and (place := constant_array(node.inputs[1])) is not None
+        and int(place) == -1
+    ]
 
 
 def _can_stack(parts: LoopParts, state: State, appended: ir.Value, readers: Container[str]) -> bool:
@@ -83,12 +120,12 @@ def _can_stack(parts: LoopParts, state: State, appended: ir.Value, readers: Cont
     return parts.is_steady(appended) or (bool(stacked) and all(stacked))
 
 
-def _as_output(body: ir.Graph, value: ir.Value) -> ir.Value:
+def _as_output(write: Rewriter, body: ir.Graph, value: ir.Value) -> ir.Value:
     """Return a value that is no output of the body yet."""
     producer = value.producer()
     if producer is not None and producer.graph is body and not value.is_graph_output():
         return value
-    identity = ir.node("Identity", [value], name=f"{value.name}_collected")
+    identity = ir.node("Identity", [value], name=write.name(f"{value.name}_collected"))
     result = identity.outputs[0]
     result.name, result.type, result.shape = identity.name, value.type, value.shape
     body.append(identity)

@@ -14,9 +14,10 @@ def copy_graph(
 ) -> None:
     """Append copies of the nodes and initializers of a graph to another, under new names.
 
-    `copies` is extended by what became of each value. Values from outside stay the same.
+    `copies` is extended by what became of each value. Values from outside stay the same, and so do
+    initializers that `copies` has already.
     """
-    for value in source.initializers.values():
+    for value in [v for v in source.initializers.values() if v not in copies]:
         tensor = value.const_value
         assert tensor is not None
         copies[value] = _copy_value(value, ir.Value(), names)

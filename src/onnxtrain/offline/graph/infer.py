@@ -55,13 +55,24 @@ def check_structure(model: ir.Model) -> None:
 
 def check_proto(proto: onnx.ModelProto) -> None:
     """Raise a ModelError for a proto that is not well formed; the given skeleton may be changed."""
+    _complete(proto.graph)
     for info in (*proto.graph.input, *proto.graph.output):
-        if info.type.HasField("tensor_type"):  # the checker wants a shape; runtimes do not
+        if info.type.HasField("tensor_type"):
             info.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(proto)
     except Exception as error:  # ValidationError mostly; limits of protobuf have other kinds
         raise ModelError(f"the model is not valid ONNX: {_first_sentence(error)}") from None
+
+
+def _complete(graph: onnx.GraphProto) -> None:
+    """Add what the checker asks for and runtimes do not: a name."""
+    graph.name = graph.name or "graph"
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                if body.node:
+                    _complete(body)
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -111,7 +122,10 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
     failure: Exception | None = None
     for attempt, data_prop in attempts:
         try:
-            return infer_with_loops(attempt, data_prop)
+            inferred = infer_with_loops(attempt, data_prop)
+            while _type_scaled_features(inferred.graph):
+                inferred = infer_with_loops(inferred, data_prop)
+            return inferred
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
     raise ShapeInferenceError(
@@ -119,18 +133,47 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
     ) from None
 
 
+def _type_scaled_features(graph: onnx.GraphProto) -> bool:
+    """Set types that onnx does not infer: of Scaler and Normalizer, with which pipelines begin.
+
+    Both are of ai.onnx.ml, and return floats in the shape of what they read.
+    """
+    known = {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
+    learnt = False
+    for node in graph.node:
+        if node.domain != "ai.onnx.ml" or node.op_type not in ("Scaler", "Normalizer"):
+            continue
+        source, own = known.get(node.input[0]), known.get(node.output[0])
+        is_known = own is not None and own.type.tensor_type.HasField("shape")
+        if source is not None and source.type.tensor_type.HasField("shape") and not is_known:
+            own = graph.value_info.add(name=node.output[0]) if own is None else own
+            own.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            own.type.tensor_type.shape.CopyFrom(source.type.tensor_type.shape)
+            learnt = True
+    return learnt
+
+
 def without_declared_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Drop declared shapes, except those of operators that onnx cannot infer."""
+    """Drop declared shapes, in bodies too, except those of operators that onnx cannot infer."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
-    own = {name for node in bare.graph.node if node.domain for name in node.output}
-    kept = [info for info in bare.graph.value_info if info.name in own]
-    del bare.graph.value_info[:]
-    bare.graph.value_info.extend(kept)
-    for info in bare.graph.output:
-        if info.name not in own:
-            info.type.tensor_type.ClearField("shape")
+    _drop_shapes(bare.graph)
     return bare
+
+
+def _drop_shapes(graph: onnx.GraphProto) -> None:
+    own = {name for node in graph.node if node.domain for name in node.output}
+    kept = [info for info in graph.value_info if info.name in own]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for info in graph.output:
+        if info.name not in own and info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                if body.node:
+                    _drop_shapes(body)
 
 
 def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:

@@ -61,8 +61,7 @@ class DataFlow:
             bodies = subgraphs_of(node)
             for body in bodies:
                 self.bodies[body] = node
-                self._varying.update(self._varying_inputs(node, body))
-                self._mark(body)
+                self._mark_body(node, body)
             if op == "If":
                 for body in bodies:
                     pairs = zip(node.outputs, body.outputs, strict=False)
@@ -70,15 +69,26 @@ class DataFlow:
             elif op in RANDOM or op in ("Loop", "Scan") or self._reads_data(node, op):
                 self._varying.update(node.outputs)
 
-    def _varying_inputs(self, node: ir.Node, body: ir.Graph) -> Iterator[ir.Value]:
-        """Yield the inputs of a body that change from step to step; slices of weights do not."""
-        if node.op_type != "Scan" or not body.inputs:
-            yield from body.inputs
-            return
-        states = len(body.inputs) - node.attributes.get_int("num_scan_inputs", 0)
-        for index, (outer, inner) in enumerate(zip(node.inputs, body.inputs, strict=False)):
-            if index < states or self.varies(outer):
-                yield inner
+    def _mark_body(self, node: ir.Node, body: ir.Graph) -> None:
+        """Mark a body; its inputs are data where they come from data, or a step makes them so.
+
+        The number of a step is none, nor is a slice of weights.
+        """
+        first = 2 if node.op_type == "Loop" else 0  # the number of the step, and the condition
+        scanned = node.attributes.get_int("num_scan_inputs", 0)
+        count = len(body.inputs) - first - scanned
+        after = [*body.outputs[first // 2 :][:count], *[None] * scanned]
+        inputs = list(zip(node.inputs[first:], body.inputs[first:], after, strict=False))
+        while True:
+            self._mark(body)
+            found = {
+                inner
+                for outer, inner, made in inputs
+                if not self.varies(inner) and (self.varies(outer) or self.varies(made))
+            }
+            if not found:
+                return
+            self._varying.update(found)
 
     def _reads_data(self, node: ir.Node, op: str) -> bool:
         if op in READS_SHAPE:

@@ -8,7 +8,8 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.shapes import constant_array, dims_of
+from onnxtrain.offline.graph.op_facts import VIEWS
+from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, constant_array, dims_of, dims_read
 from onnxtrain.offline.graph.subgraphs import captured_values
 
 
@@ -81,6 +82,33 @@ class LoopParts:
         if limit is None or not self.runs_to_the_end:
             return None
         return max(int(limit.reshape(-1)[0]), 0)
+
+    @property
+    def steps(self) -> Dim:
+        """The number of steps as a dimension: a number, the size of an axis, or unknown."""
+        if self.trip_count is not None:
+            return self.trip_count
+        return _size_read(self.node.inputs[0]) if self.runs_to_the_end else UNKNOWN
+
+
+def _size_read(value: ir.Value | None) -> Dim:
+    """Return the size of an axis that a value is."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain != "":
+        return UNKNOWN
+    if node.op_type in VIEWS or node.op_type == "Cast":
+        return _size_read(node.inputs[0])
+    index = 0
+    if node.op_type == "Gather":
+        place = constant_array(node.inputs[1])
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+        if place is None or place.size != 1 or node is None:
+            return UNKNOWN
+        index = int(place.reshape(-1)[0])
+    if node.op_type != "Shape" or node.domain != "":
+        return UNKNOWN
+    dims = dims_read(node)
+    return UNKNOWN if dims is None or not -len(dims) <= index < len(dims) else dims[index]
 
 
 def replace_loop(

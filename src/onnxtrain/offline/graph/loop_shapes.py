@@ -18,6 +18,7 @@ Shape = list[Dim]
 Infer = Callable[[onnx.ModelProto], onnx.ModelProto]
 _Key = tuple[int, int]  # which Loop, which of its states
 _OWN = "loop/"  # the symbols of dimensions that have no name outside of the Loop
+_INT64 = onnx.TensorProto.INT64
 _GENERATED = "unk__"  # what onnx calls them, differently in each run
 
 
@@ -40,6 +41,7 @@ def _infer(proto: onnx.ModelProto, infer: Infer, keep_ranks: bool) -> onnx.Model
     bare.CopyFrom(proto)
     for loop in _loops(bare.graph, {}):
         _forget_shapes(loop.body, keep_ranks)
+    _show_constants(bare.graph, {})
     assumed: dict[_Key, Shape | None] = {}  # None: not even the rank stays
     while True:
         try:
@@ -123,7 +125,8 @@ class _Loop:
         """State the shape of a state, in the body and behind the Loop."""
         before = self.body.input[2 + index]
         if not before.type.WhichOneof("value"):
-            before.type.CopyFrom(self.around[self.node.input[2 + index]])
+            initial = self.around.get(self.node.input[2 + index], onnx.TypeProto())
+            before.type.CopyFrom(initial)
         if not before.type.HasField("tensor_type"):
             return
         infos = [before]
@@ -159,6 +162,18 @@ def _forget_shapes(body: onnx.GraphProto, keep_ranks: bool) -> None:
         shape = _shape_of(info.type)
         if info.name not in own and shape is not None:
             _set_shape(info, [None] * len(shape) if keep_ranks else None)
+
+
+def _show_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
+    """Repeat integers of the graphs around in each body: inference sees only its own."""
+    constants = {**outer, **{t.name: t for t in graph.initializer if t.data_type == _INT64}}
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                body = attribute.g
+                used = {name for inner in body.node for name in inner.input}
+                _show_constants(body, constants)
+                body.initializer.extend(constants[name] for name in used & constants.keys())
 
 
 def _shape_of(kind: onnx.TypeProto | None) -> Shape | None:

@@ -64,6 +64,11 @@ def dims_of(value: ir.Value) -> Dims | None:
     return None if value.shape is None else tuple(value.shape.dims)
 
 
+def is_known(dim: Dim) -> bool:
+    """Tell whether a dimension has a size or a name."""
+    return isinstance(dim, int) or dim.value is not None
+
+
 def same_dim(a: Dim, b: Dim) -> bool:
     """Tell whether two dimensions are certainly equal: same number, or same known symbol."""
     if isinstance(a, int) or isinstance(b, int):

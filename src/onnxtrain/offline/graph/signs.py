@@ -34,7 +34,9 @@ def _at_least(value: ir.Value | None, bound: float, strict: bool, depth: int) ->
         return False
     known = constant_array(value)
     if known is not None:
-        return bool(np.isfinite(known).all() and (known > bound if strict else known >= bound).all())
+        return bool(
+            np.isfinite(known).all() and (known > bound if strict else known >= bound).all()
+        )
     node = value.producer()
     if node is None or node.domain != "":
         return False

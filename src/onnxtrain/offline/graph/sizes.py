@@ -32,7 +32,7 @@ def float_size(op: Ops, value: ir.Value, axis: int, dtype: ir.DataType | None) -
     size = op.dims(value)[axis]
     if isinstance(size, int):
         return op.const(float(size), dtype)
-    return op.Cast(op.Squeeze(op.dim(value, axis)), to=dtype)
+    return op.Cast(op.Squeeze(op.dim(value, axis), [0]), to=dtype)
 
 
 def entry(op: Ops, vector: ir.Value, index: int) -> ir.Value:

@@ -22,7 +22,7 @@ from onnxtrain.offline.blocks.append_graph import append_graph
 from onnxtrain.offline.blocks.block import Block
 from onnxtrain.offline.blocks.values import defined_names
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import Dim, Dims, dims_of, is_float, working_type
+from onnxtrain.offline.graph.shapes import Dim, Dims, dims_of, is_float, is_known, working_type
 from onnxtrain.offline.graph.subgraphs import values_of
 
 Array = np.ndarray[Any, Any] | Sequence[float]
@@ -81,19 +81,20 @@ class Loss(Block):
                 f"{name} takes floats, but {scores.name!r} is of type {scores.dtype}: name another "
                 "output of the model"
             )
+        outer, op.scope, dtype = op.scope, "loss", scores.dtype
         if labels is None:
-            labels = self._labels(op, scores, labels_name or self.default_labels)
-        outer, op.scope = op.scope, "loss"
+            scores, labels = self._add_labels(op, scores, labels_name or self.default_labels)
         try:
             with op.arithmetic():
                 loss = self.formula(op, op.cast(scores, working_type(scores)), labels)
-                loss = op.cast(loss, scores.dtype)
+                loss = op.cast(loss, dtype)
         finally:
             op.scope = outer
         loss.name = op.names.fresh("loss")
         return loss
 
-    def _labels(self, op: Ops, scores: ir.Value, name: str) -> ir.Value:
+    def _add_labels(self, op: Ops, scores: ir.Value, name: str) -> tuple[ir.Value, ir.Value]:
+        """Return the scores and the labels; labels that the graph does not have are added."""
         graph = op.target
         found = next((value for value in values_of(graph) if value.name == name), None)
         if found is None:
@@ -101,7 +102,12 @@ class Loss(Block):
             dtype, dims = self.label_type(scores)
             found.dtype, found.shape = dtype, None if dims is None else ir.Shape(dims)
             graph.inputs.append(found)
-        return found
+            return self.fitted(op, scores, found)
+        return scores, found
+
+    def fitted(self, op: Ops, scores: ir.Value, labels: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return scores and labels that were added, in the shapes that the formula needs."""
+        return scores, labels
 
     def weigh(self, op: Ops, terms: ir.Value, batch: Dim) -> ir.Value:
         """Multiply the terms of each sample by its weight, if the loss takes weights."""
@@ -135,7 +141,13 @@ class ElementwiseLoss(Loss):
     def label_type(self, scores: ir.Value) -> tuple[ir.DataType, Dims | None]:
         """A target is like the scores."""
         assert scores.dtype is not None
-        return scores.dtype, dims_of(scores)
+        return scores.dtype, None if _is_open(scores) else dims_of(scores)
+
+    def fitted(self, op: Ops, scores: ir.Value, labels: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """A target whose shape only run time tells takes that of the scores; it never broadcasts."""
+        if _is_open(scores) and self.reduction in ("mean", "sum") and not self.takes_weights:
+            scores = op.reshape(scores, op.int64([-1]))
+        return scores, op.reshape_like(labels, scores)
 
     @abstractmethod
     def terms(self, op: Ops, x: ir.Value, target: ir.Value) -> ir.Value:
@@ -158,6 +170,12 @@ class ElementwiseLoss(Loss):
             return total
         batch = op.Gather(op.Shape(terms), 0, axis=0)
         return total / op.cast(batch, terms.dtype)
+
+
+def _is_open(scores: ir.Value) -> bool:
+    """Tell whether only run time tells a shape; a rank without sizes may have been declared."""
+    dims = dims_of(scores)
+    return dims is None or (bool(dims) and not any(map(is_known, dims)))
 
 
 def with_sample_weights(loss: Block, model: onnx.GraphProto) -> Block:

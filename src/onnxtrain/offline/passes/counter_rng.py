@@ -13,30 +13,100 @@ comparison is a quarter of the time of onnxruntime's Dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.format.names import RANDOM_SEED
+from onnxtrain.offline.autodiff.definitions import Definition, write_definition
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.graph.subgraphs import replace_node
+from onnxtrain.offline.graph.subgraphs import replace_node, subgraphs_of, take_out
 
+_IS_SEED = "the seed of a training graph"  # in the meta of an input
+_FIRST_IN_BODIES = 2**16  # the number of the first node in a body; others count from zero
 _INT32, _UINT32 = ir.DataType.INT32, ir.DataType.UINT32
 
 
 def seed_random_nodes(op: Ops, graph: ir.Graph) -> None:
     """Replace what draws random numbers in a graph, and give the graph the input `random_seed`.
 
-    Nodes in the bodies of If, Loop and Scan stay as they are, and so does Multinomial.
+    Those in bodies are replaced before (`seed_random_bodies`); Multinomial stays as it is.
     """
     nodes = [n for n in graph if n.domain == "" and n.op_type in _DRAWN and _draws(n)]
     if not nodes:
         return
     # A writer of its own: what the other one remembers was written behind these nodes.
     op = Ops(graph, op.opset, op.names)
+    seed = _seed_input(op, graph)
+    for number, node in enumerate(nodes):
+        op.scope = f"random/{node.name or node.outputs[0].name}"
+        last = graph[-1]
+        made = _DRAWN[node.op_type](op, node, _Stream(op, seed, number))
+        replace_node(node, made, last)
+
+
+def seed_random_bodies(op: Ops, graph: ir.Graph) -> None:
+    """Replace what draws random numbers in the bodies of If and Loop, before differentiation.
+
+    A gradient computes bodies again, and has to draw the same numbers. Each step of a Loop has a
+    seed of its own. A Scan that no gradient passes stays as it is: it does not count its steps.
+    """
+    numbers = itertools.count(_FIRST_IN_BODIES)
+    with op.arithmetic():
+        for node in list(graph):
+            _seed_bodies_of(op, node, lambda: _seed_input(op, graph), numbers)
+
+
+def _seed_bodies_of(
+    op: Ops, node: ir.Node, seed: Callable[[], ir.Value], numbers: Iterator[int]
+) -> None:
+    if node.domain != "" or node.op_type not in ("If", "Loop"):
+        return
+    for body in subgraphs_of(node):
+        inner = seed
+        if node.op_type == "Loop":
+            inner = cache(partial(_seed_of_step, op, body, seed))
+        for each in list(body):
+            if each.domain == "" and each.op_type in _DRAWN and _draws(each):
+                stream = _Stream(op, inner(), next(numbers))
+                drawn = _DRAWN[each.op_type]
+                define = partial(_as_definition, drawn, stream)
+                write_definition(op, each, Definition(define, ()))
+            _seed_bodies_of(op, each, inner, numbers)
+
+
+def _as_definition(
+    drawn: Callable[[Ops, ir.Node, _Stream], list[ir.Value]],
+    stream: _Stream,
+    op: Ops,
+    node: ir.Node,
+    *inputs: ir.Value | None,
+) -> list[ir.Value]:
+    return drawn(op, node, stream)
+
+
+def _seed_of_step(op: Ops, body: ir.Graph, seed: Callable[[], ir.Value]) -> ir.Value:
+    """Mix the number of the step into the seed, at the start of the body."""
+
+    def write() -> list[ir.Value]:
+        number = _hash(op, op.Cast(body.inputs[0], to=_UINT32))
+        return [_hash(op, op.BitwiseXor(seed(), number))]
+
+    op.scope = f"random/{body.name}"
+    (mixed,), nodes = take_out(op.body([], write))
+    body.insert_before(body[0], nodes)
+    return mixed
+
+
+def _seed_input(op: Ops, graph: ir.Graph) -> ir.Value:
+    found = next((v for v in graph.inputs if v.name == RANDOM_SEED), None)
+    if found is not None and _IS_SEED in found.meta:
+        return found
     if op.names.fresh(RANDOM_SEED) != RANDOM_SEED:
         raise ModelError(
             f"the model has a value called {RANDOM_SEED!r}, which is the name of the input for the "
@@ -44,12 +114,9 @@ def seed_random_nodes(op: Ops, graph: ir.Graph) -> None:
         )
     seed = ir.Value(name=RANDOM_SEED)
     seed.dtype, seed.shape = _UINT32, ir.Shape([2])
+    seed.meta[_IS_SEED] = True
     graph.inputs.append(seed)
-    for number, node in enumerate(nodes):
-        op.scope = f"random/{node.name or node.outputs[0].name}"
-        last = graph[-1]
-        made = _DRAWN[node.op_type](op, node, _Stream(op, seed, number))
-        replace_node(node, made, last)
+    return seed
 
 
 def _draws(node: ir.Node) -> bool:

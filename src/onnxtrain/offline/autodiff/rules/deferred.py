@@ -83,21 +83,23 @@ class Deferred:
         return op.type_as(dx, x)
 
 
-def deferrals(
-    record: Record, captured: Collection[ir.Value], opset: int
-) -> dict[ir.Node, Deferred]:
-    """Return the nodes in the body of a Loop whose shared input is one of the captured values."""
+def deferrals(record: Record, captured: Collection[ir.Value]) -> dict[ir.Node, Deferred]:
+    """Return the nodes in the body of a Loop whose shared input is one of the captured values.
+
+    The cotangents of all steps take memory: a lean gradient adds those of matrices up.
+    """
+    operators = ("Gather", *(() if record.op.lean else _PRODUCTS))
     found = {}
     inside = {v for node in record.parts.body for v in node.outputs} | {*record.parts.body.inputs}
     for node in record.parts.body:
-        if node.domain != "" or node.op_type not in (*_PRODUCTS, "Gather"):
+        if node.domain != "" or node.op_type not in operators:
             continue
         place = _place(node)
         other = node.inputs[1 - place]
         if node.inputs[place] not in captured:
             continue
         steady = all(v is not None and record.parts.is_steady(v) for v in (other, *node.outputs))
-        base = lookup(node.op_type, "", opset)
+        base = lookup(node.op_type, "", record.op.opset)
         if steady and other in inside and _is_plain(node) and base is not None:
             found[node] = Deferred(node, base)
     return found

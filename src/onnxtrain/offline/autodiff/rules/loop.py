@@ -27,7 +27,7 @@ from onnxtrain.offline.graph.copy_graph import copy_graph
 from onnxtrain.offline.graph.loop_parts import State
 from onnxtrain.offline.graph.op_facts import COSTLY
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN, Dim, dims_of
+from onnxtrain.offline.graph.shapes import Dim, dims_of
 from onnxtrain.offline.graph.subgraphs import captured_values, take_out
 from onnxtrain.offline.graph.sweep import sweep
 
@@ -49,14 +49,17 @@ def loop(op: Ops, node: ir.Node, *dys: ir.Value | None) -> Cotangents:
 def _factor_drawn(
     op: Ops, node: ir.Node, x: ir.Value, ratio: ir.Value | None, training: ir.Value
 ) -> Sequence[ir.Value]:
-    """Dropout as a product, so that what it draws is a value of its own, which can be recorded."""
-    seed = node.attributes.get("seed")
-    factor, mask = op.call(
-        "Dropout", op.full_like(x, 1.0), ratio, training, outputs=2, like=x,
-        seed=None if seed is None else seed.value,
-    )  # fmt: skip
+    """Dropout as a product, so that what it draws is a value of its own, which can be recorded.
+
+    The factor is made of the mask: onnxruntime removes a Dropout whose mask nothing reads.
+    """
+    mask = op.call("Dropout", x, ratio, training, outputs=2, like=x)[1]
     mask.type = ir.TensorType(ir.DataType.BOOL)
-    return op.Mul(x, factor), op.shape_as(mask, x)
+    kept = op.cast(op.shape_as(mask, x), x.dtype)
+    half = op.const(0.5, x.dtype)
+    share = op.Sub(1.0, half if ratio is None else op.cast(ratio, x.dtype))
+    scale = op.Where(training, op.Reciprocal(share), op.const(1.0, x.dtype))
+    return op.Mul(x, op.Mul(kept, scale)), mask
 
 
 class _Reverse:
@@ -73,7 +76,7 @@ class _Reverse:
         passing = path.between(parts.states)
         self.states = [s for s in parts.states if s.before in passing]
         self.captured = [v for v in path.reached() if v not in {s.before for s in parts.states}]
-        self.deferred = deferrals(record, set(self.captured), op.opset)
+        self.deferred = deferrals(record, set(self.captured))
         self.summed: list[tuple[ir.Value, ir.Value]] = []  # what is captured, and its sum so far
         self.copied: dict[ir.Node, ir.Node] = {}  # by the copy
 
@@ -96,7 +99,7 @@ class _Reverse:
         require_certainty(record.parts.node, body, "the body of Loop", "the Loop")
         zeros = [op.zeros_like(v) for v, _ in self.summed]
         results = op.call(
-            "Loop", trips, None, *finals, *zeros, outputs=len(body.outputs) - 1, body=body
+            "Loop", trips, op.const(True), *finals, *zeros, outputs=len(body.outputs) - 1, body=body
         )
         targets = [*(s.initial for s in self.states), *(v for v, _ in self.summed)]
         contributions: dict[ir.Value, list[ir.Value]] = {}
@@ -116,8 +119,7 @@ class _Reverse:
     def _in_order(self, each: Deferred, stacked: ir.Value) -> ir.Value:
         """Turn what the reverse Loop collected into the order of the steps."""
         y = each.node.outputs[0]
-        count = self.record.parts.trip_count
-        dims = (UNKNOWN if count is None else count, *(dims_of(y) or ()))
+        dims = (self.record.parts.steps, *(dims_of(y) or ()))
         stacked.type = y.type
         turned = self.op.slice(self.op.with_dims(stacked, dims), 0, -1, _FIRST, -1)
         return self.op.with_dims(turned, dims)
@@ -127,8 +129,7 @@ class _Reverse:
         self.at = op.Sub(self.last, step)
         copies = {parts.iteration: self.at, parts.condition: op.const(True)}
         for state in parts.states:
-            if isinstance(state.before.type, ir.TensorType) or state.before.uses():
-                copies[state.before] = record.read(state.before, self.at)
+            copies[state.before] = record.read(state.before, self.at)
         first = len(op.target)
         copy_graph(parts.body, op.target, copies, op.names)
         self.copied = dict(zip(list(op.target)[first:], parts.body, strict=True))
@@ -139,6 +140,7 @@ class _Reverse:
                 copy: self.deferred[node].rule()
                 for copy, node in self.copied.items() if node in self.deferred
             },
+            finite=self._finite(),
         )  # fmt: skip
         before = [
             self._zeros(state, d, copies) if (found_d := found[copies[state.before]]) is None
@@ -147,6 +149,17 @@ class _Reverse:
         ]  # fmt: skip
         sums = [op.Add(total, d) for total, d in self._totals(found)]
         return [op.const(True), *before, *sums, *self._deferred_dys()]
+
+    def _finite(self) -> list[ir.Value]:
+        """Return the weights, in training, and the states that start with a computed value."""
+        if self.through is not None:
+            return []
+        computed = [
+            s.before
+            for s in self.states
+            if s.initial.producer() is not None or s.initial.const_value is not None
+        ]
+        return [*self.captured, *map(self.record.stack, computed)]
 
     def _seeds(
         self, copies: dict[ir.Value, ir.Value], d_states: Sequence[ir.Value]

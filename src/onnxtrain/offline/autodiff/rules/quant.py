@@ -24,9 +24,9 @@ from onnxtrain.offline.graph.shapes import constant_array, is_half, working_type
 from onnxtrain.offline.graph.sizes import arange
 
 zero_gradient(
-    "QuantizeLinear", "DynamicQuantizeLinear",
+    "QuantizeLinear",
     reason="the result is an integer; DequantizeLinear after it passes the gradient through both",
-)  # fmt: skip
+)
 
 # The largest finite number of the floating types that are quantized to.
 _LARGEST: dict[ir.DataType | None, float] = {
@@ -74,7 +74,9 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         return None, _total(op, node, seed * levels, scale)
     x, step = *required(source), optional(source, 1)
     if step is None:  # DynamicQuantizeLinear chooses a scale with which nothing is clipped
-        return {x: op.cast(seed, x.dtype), scale: _total(op, node, seed * levels, scale)}
+        own = scale is source.outputs[1]  # whatever it is, the pair is the identity
+        dscale = None if own else _total(op, node, seed * levels, scale)
+        return {x: op.cast(seed, x.dtype), scale: dscale}
     spread_step = _spread(op, source, op.cast(step, seed.dtype), seed)
     quotient = op.cast(x, seed.dtype) / spread_step
     kept = _not_clipped(op, node, x, quotient, levels)
@@ -89,6 +91,26 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         scale: _total(op, node, seed * levels, scale),
         step: _total(op, source, -(dx * quotient), step),
     }
+
+
+@rule("DynamicQuantizeLinear", notes="of the scale; the integers pass it on to DequantizeLinear")
+def dynamic_quantize_linear(
+    op: Ops, node: ir.Node, dy: None, dscale: ir.Value | None, dzero_point: None = None
+) -> Cotangents:
+    """The scale is (max(x, 0) - min(x, 0)) / 255; elements that tie share the gradient."""
+    (x,) = required(node)
+    if dscale is None:
+        return (None,)
+    highest, lowest = op.ReduceMax(x, keepdims=0), op.ReduceMin(x, keepdims=0)
+    at_top = op.And(op.Equal(x, highest), op.Greater(x, 0.0))
+    at_bottom = op.And(op.Equal(x, lowest), op.Less(x, 0.0))
+    share = dscale * (1.0 / 255.0)
+    parts = []
+    for reached, part in ((at_top, share), (at_bottom, -share)):
+        ones = op.Cast(reached, to=x.dtype)
+        ties = op.Max(op.ReduceSum(ones, keepdims=0), 1.0)
+        parts.append(op.Mul(ones, part / ties))
+    return (op.add_all(parts),)
 
 
 def _levels(op: Ops, node: ir.Node, like: ir.Value) -> ir.Value:

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
+from onnxtrain.offline.autodiff.rules.resize_region import region_cotangent
 from onnxtrain.offline.autodiff.rules.scatter_helpers import add_along
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import Dim, constant_array, dims_of, same_dim, working_type
@@ -31,10 +32,15 @@ _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 _LONG = 1024
 
 
-@rule("Resize", stops=(1, 2, 3), notes="all modes; none to roi, scales and sizes")
+@rule("Resize", stops=(2, 3), notes="all modes; to roi, where tf_crop_and_resize reads it")
 def resize(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """y = (R₁ ⊗ R₂ ⊗ …) x, so dx = (R₁ᵀ ⊗ R₂ᵀ ⊗ …) dy."""
     plan = _Resampling(op, node)
+    (dx,) = _pixels(op, plan, dy)
+    return dx, region_cotangent(op, node, plan.axes, dy)
+
+
+def _pixels(op: Ops, plan: _Resampling, dy: ir.Value) -> Cotangents:
     factors = plan.whole_factors(dy)
     if factors is not None:
         if all(f == 1 for f in factors):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.autodiff.engine import current_path, pull_back
 from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.scatter_helpers import scatter
 from onnxtrain.offline.graph.ops import Ops
@@ -19,16 +20,28 @@ from onnxtrain.offline.graph.shapes import working_type
 from onnxtrain.offline.graph.sizes import arange, float_size
 
 
-@rule("RoiAlign", stops=(1, 2), notes="none to the regions; in mode max ties share equally")
+@rule("RoiAlign", stops=(2,), notes="to image and regions; in mode max ties share equally")
 def roi_align(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-    """The gradient goes back to the pixels that were averaged, or to those that won."""
-    image, rois, batch = required(node, 3)
-    x, rois, dy = (op.cast(v, working_type(v)) for v in (image, rois, dy))
-    rows = _sample(op, node, x, rois, axis=2)
-    columns = _sample(op, node, x, rois, axis=3)
-    pool = _average if node.attributes.get_string("mode", "avg") == "avg" else _maximum
-    dx = op.type_as(pool(op, x, batch, rows, columns, dy), x)
-    return (op.cast(dx, image.dtype),)
+    """The gradient goes back to the pixels that were averaged, or to those that won.
+
+    To the regions it goes through the weights of the pixels: they are computed once more.
+    """
+    image, regions, batch = required(node, 3)
+    x, rois, dy = (op.cast(v, working_type(v)) for v in (image, regions, dy))
+    average = node.attributes.get_string("mode", "avg") == "avg"
+
+    def samples() -> tuple[_Samples, _Samples]:
+        return _sample(op, node, x, rois, axis=2), _sample(op, node, x, rois, axis=3)
+
+    def pooled() -> ir.Value:
+        return (_averages if average else _maxima)(op, x, batch, *samples())
+
+    dx = op.type_as((_average if average else _maximum)(op, x, batch, *samples(), dy), x)
+    drois = None
+    if regions in current_path().depends:
+        (found,) = pull_back(op, pooled, dy, [rois])
+        drois = None if found is None else op.cast(found, regions.dtype)
+    return op.cast(dx, image.dtype), drois
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,14 @@ def _average(
     return op.Transpose(image, perm=[0, 2, 1, 3])
 
 
+def _averages(op: Ops, x: ir.Value, batch: ir.Value, rows: _Samples, columns: _Samples) -> ir.Value:
+    """Return y = A x Bᵀ for each region."""
+    a, b = _mean_weights(op, x, rows, axis=2), _mean_weights(op, x, columns, axis=3)
+    images = op.Gather(x, batch, axis=0)  # [R, C, H, W]
+    down = op.MatMul(op.Unsqueeze(a, [1]), images)
+    return op.MatMul(down, op.Unsqueeze(op.Transpose(b, perm=[0, 2, 1]), [1]))
+
+
 def _mean_weights(op: Ops, x: ir.Value, samples: _Samples, axis: int) -> ir.Value:
     """Return [region, bin, pixel]: the weights of pixels, averaged over the samples of a bin."""
     pixels = op.Cast(arange(op, op.dim(x, axis)), to=x.dtype)
@@ -129,21 +150,7 @@ def _maximum(
 
     That is how the operator is implemented everywhere, if not what one would expect.
     """
-    row, row_weight, row_exists = _corners(op, x, rows, 2, [2, 4])
-    column, column_weight, column_exists = _corners(op, x, columns, 3, [1, 3])
-    height, width = op.dim(x, 2), op.dim(x, 3)
-    image = op.Reshape(batch, [-1, 1, 1, 1, 1])
-    place = op.Add(op.Mul(op.Add(op.Mul(image, height), row), width), column)
-    weight = op.Unsqueeze(op.Mul(row_weight, column_weight), [5])
-    channels_last = op.Transpose(x, perm=[0, 2, 3, 1])
-    size = op.Mul(op.Mul(op.dim(x, 0), height), width)
-    flat = op.dims_vector(size, op.dim(x, 1))
-    # [region, bin, bin, sample, sample, channel]
-    value = op.Gather(op.reshape(channels_last, flat), place, axis=0) * weight
-    exists = None
-    if row_exists is not None and column_exists is not None:
-        exists = op.Unsqueeze(op.And(row_exists, column_exists), [5])
-        value = op.Where(exists, value, float("-inf"))
+    value, place, weight, exists = _candidates(op, x, batch, rows, columns)
     won = op.Equal(value, op.ReduceMax(value, [3, 4], keepdims=1))
     if exists is not None:
         won = op.And(won, exists)
@@ -153,9 +160,42 @@ def _maximum(
     count = op.Reshape(op.Size(place), [1])
     update = op.reshape(update, op.dims_vector(count, op.dim(x, 1)))
     places = op.Expand(op.reshape(place, op.dims_vector(count, 1)), op.Shape(update))
-    zeros = op.Expand(op.const(0.0, x.dtype), flat)
+    batch_size, channels, height, width = (op.dim(x, i) for i in range(4))
+    pixels = op.Mul(op.Mul(batch_size, height), width)
+    zeros = op.Expand(op.const(0.0, x.dtype), op.dims_vector(pixels, channels))
     dimage = scatter(op, zeros, places, update, axis=0)
-    return op.Transpose(op.reshape(dimage, op.Shape(channels_last)), perm=[0, 3, 1, 2])
+    shape = op.dims_vector(batch_size, height, width, channels)
+    return op.Transpose(op.reshape(dimage, shape), perm=[0, 3, 1, 2])
+
+
+def _maxima(op: Ops, x: ir.Value, batch: ir.Value, rows: _Samples, columns: _Samples) -> ir.Value:
+    """Return the largest candidate of each bin."""
+    value, *_ = _candidates(op, x, batch, rows, columns)
+    return op.Transpose(op.ReduceMax(value, [3, 4], keepdims=0), perm=[0, 3, 1, 2])
+
+
+def _candidates(
+    op: Ops, x: ir.Value, batch: ir.Value, rows: _Samples, columns: _Samples
+) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
+    """Return each weight · pixel, the place of the pixel, the weight, and which are real.
+
+    All have the axes [region, bin, bin, sample, sample], and one for the channels.
+    """
+    row, row_weight, row_exists = _corners(op, x, rows, 2, [2, 4])
+    column, column_weight, column_exists = _corners(op, x, columns, 3, [1, 3])
+    height, width = op.dim(x, 2), op.dim(x, 3)
+    image = op.Reshape(batch, [-1, 1, 1, 1, 1])
+    place = op.Add(op.Mul(op.Add(op.Mul(image, height), row), width), column)
+    weight = op.Unsqueeze(op.Mul(row_weight, column_weight), [5])
+    size = op.Mul(op.Mul(op.dim(x, 0), height), width)
+    flat = op.dims_vector(size, op.dim(x, 1))
+    channels_last = op.Transpose(x, perm=[0, 2, 3, 1])
+    value = op.Gather(op.reshape(channels_last, flat), place, axis=0) * weight
+    exists = None
+    if row_exists is not None and column_exists is not None:
+        exists = op.Unsqueeze(op.And(row_exists, column_exists), [5])
+        value = op.Where(exists, value, float("-inf"))
+    return value, place, weight, exists
 
 
 def _corners(

@@ -50,7 +50,12 @@ def scan(op: Ops, node: ir.Node, *inputs: ir.Value) -> Sequence[ir.Value]:
     looped = op.body(given, step, name="step")
     steps = op.squeeze(op.dim(scanned[0], axes[0]), [0])
     results = op.call(
-        "Loop", steps, None, *inputs[:carried], outputs=len(looped.outputs) - 1, body=looped
+        "Loop",
+        steps,
+        op.const(True),
+        *inputs[:carried],
+        outputs=len(looped.outputs) - 1,
+        body=looped,
     )
     for result, inner in zip(results, looped.outputs[1:], strict=True):
         result.type = inner.type

@@ -35,7 +35,7 @@ def adopt_unofficial(model: ir.Model) -> None:
 
 
 def expand_fused(model: ir.Model) -> None:
-    """Replace the fused operators of onnxruntime by plain ones, in place.
+    """Replace operators of other domains that have a definition by plain ones, in place.
 
     Names of values survive. Ranks and types are inferred on the way, as the models that
     onnxruntime saves carry none.
@@ -53,7 +53,7 @@ def expand_fused(model: ir.Model) -> None:
 
 
 def _fused(node: ir.Node) -> Definition | None:
-    return definition_of(node) if node.domain == MICROSOFT else None
+    return definition_of(node) if node.domain else None
 
 
 def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from onnxtrain.offline.frontend.upgrade.rewrite import (
     set_input,
     set_inputs,
 )
+from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.op_facts import REDUCTIONS
 from onnxtrain.offline.graph.shapes import constant_array, dims_of
 
@@ -254,9 +255,40 @@ def erf_of_floats(rewriter: Rewriter, node: ir.Node) -> None:
 
 @adapter(9, "Scan")
 def scan_with_batch_axis(rewriter: Rewriter, node: ir.Node) -> None:
-    """Scan-8 ran over a batch axis as well, each sample with its own length."""
-    rewriter.refuse(
-        node,
-        "Scan has had no batch axis since opset 9",
-        "export the model again with opset 9 or newer",
-    )
+    """Scan-8 ran over a batch axis as well: a Scan over the samples, each of which is scanned."""
+    lengths, *inputs = node.inputs
+    if lengths is not None:
+        rewriter.refuse(
+            node,
+            "its samples have lengths of their own, and Scan has had no batch axis since opset 9",
+            "export the model again with opset 9 or newer",
+        )
+    given = [v for v in inputs if v is not None]
+    scanned = node.attributes.get_int("num_scan_inputs", 0)
+    samples = [_part(rewriter, node, v) for v in given]
+    inner = ir.node(
+        "Scan", samples, {}, num_outputs=len(node.outputs),
+        name=f"{label_of(node)}/sample",
+    )  # fmt: skip
+    directions = node.attributes.pop("directions", None)
+    inner.attributes.add(node.attributes["body"])
+    set_attributes(inner, num_scan_inputs=scanned)
+    if directions is not None:
+        inner.attributes.add(ir.AttrInt64s("scan_input_directions", directions.as_ints()))
+    for old, new in zip(node.outputs, inner.outputs, strict=True):
+        _part(rewriter, node, old, new)
+    body = ir.Graph(samples, [*inner.outputs], nodes=[inner], name=f"{inner.name}_body")
+    node.attributes.clear()
+    set_attributes(node, body=body, num_scan_inputs=len(given))
+    set_inputs(node, given)
+
+
+def _part(
+    rewriter: Rewriter, node: ir.Node, whole: ir.Value, part: ir.Value | None = None
+) -> ir.Value:
+    """Return one sample of a batch, named and typed."""
+    part = part or ir.Value()
+    part.name, part.type = rewriter.name(f"{label_of(node)}/{whole.name}"), whole.type
+    dims = dims_of(whole)
+    part.shape = None if dims is None else ir.Shape(dims[1:])
+    return part

@@ -25,6 +25,10 @@ class Rewriter:
         self._names = names
         self._opset = opset
 
+    def name(self, wish: str) -> str:
+        """Return a name that is not taken."""
+        return self._names.fresh(wish)
+
     def constant(self, node: ir.Node, hint: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """Return a new initializer, in the graph of the node that needs it.
 

@@ -116,7 +116,7 @@ def fit_into(
     if found.peak > limit:
         # Only now: so far the numbers are the same to the bit, lean gradients differ by rounding.
         lean = differentiate(True)
-        if len(lean.model.graph) != len(source.model.graph):
+        if _node_count(lean) != _node_count(source):
             models = build(lean)
             found = _search(lean, models, _Scale(models, numbers), build, limit)
     if found.peak > limit:
@@ -125,6 +125,10 @@ def fit_into(
         limit, without, found.peak, numbers, assumed, found.plan.copies, found.more_time
     )
     return found.source, found.models, memory
+
+
+def _node_count(source: LossGradients) -> int:
+    return sum(1 for _ in source.model.graph.all_nodes())
 
 
 def _numbers(

@@ -1,0 +1,60 @@
+"""Each graph is loaded once, as a device does, before the folder appears.
+
+So a graph that onnxruntime refuses is an error of `prepare`, with the model at hand, and not one of
+a device. The optimiser of onnxruntime stays off, which takes most of the time to load a graph and
+none of what it checks: names, types, shapes, kernels and constants that come from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime as ort
+
+from onnxtrain.device.run.graph import Frozen, Graph, Settings, default_options
+from onnxtrain.errors import ModelError, OnnxTrainError
+from onnxtrain.format.checkpoint.file import read_checkpoint
+from onnxtrain.format.model.file import ModelFile
+from onnxtrain.offline.writer.folder import Folder
+
+# What stock onnxruntime has operators of.
+_KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnxtrain", "com.microsoft")
+
+
+def verify(
+    folder: Folder, models: Mapping[str, ir.Model], custom_op_library: str | None
+) -> tuple[str, ...]:
+    """Load each graph of a folder in onnxruntime; return a note where that cannot be tried."""
+    domains = {node.domain for model in models.values() for node in model.graph.all_nodes()}
+    unknown = sorted(domains.difference(_KNOWN_DOMAINS))
+    if unknown and custom_op_library is None:
+        return (
+            f"The graphs were not loaded, as they have operators of {', '.join(unknown)}: give "
+            "the library that has them as custom_op_library.",
+        )
+
+    def options() -> Any:
+        made = default_options()
+        made.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        made.log_severity_level = 4  # what it would say is in the error
+        made.add_session_config_entry("session.disable_prepacking", "1")
+        if custom_op_library is not None:
+            made.register_custom_ops_library(custom_op_library)
+        return made
+
+    settings = Settings(["CPUExecutionProvider"], options)
+    frozen = Frozen(dict(read_checkpoint(folder.file("checkpoint")).frozen))
+    for name in models:
+        file = folder.file(f"{name}.onnx")
+        graph = Graph(ModelFile.read(file), settings, frozen)
+        try:
+            graph.session  # noqa: B018  (makes it)
+        except ModelError as error:
+            raise OnnxTrainError(
+                f"{error}. Nothing was written. This is a defect of onnxtrain, or an operator that "
+                "onnxruntime's CPU provider does not have; if a device has it, write the graphs "
+                "with verify=False (--no-verify)"
+            ) from None
+    return ()

@@ -1,0 +1,74 @@
+"""Options of `onnxtrain train`: weights of classes, a limit of steps, event files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import onnxtrain
+from onnxtrain.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A linear model, prepared with weights, and data whose classes are not balanced."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(3)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "linear",
+        [value("x", onnx.TensorProto.FLOAT, ["N", 4])],
+        [value("y", onnx.TensorProto.FLOAT, ["N", 2])],
+        [numpy_helper.from_array(rng.normal(size=(4, 2)).astype(np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, "model.onnx")
+    # As numpy makes it, in double precision.
+    np.savez("train.npz", x=rng.normal(size=(40, 4)), labels=(np.arange(40) < 4).astype(np.int32))
+    return tmp_path
+
+
+def train(capsys, *options: str):
+    code = main(["train", "artifacts", "--data", "train.npz", "--restart", *options, "--json"])
+    shown = capsys.readouterr()
+    return code, json.loads(shown.out) if code == 0 else shown.err
+
+
+def losses_of(**settings):
+    session = onnxtrain.TrainingSession("artifacts")
+    data = np.load("train.npz")
+    given = (data["x"], data["labels"])
+    return onnxtrain.fit(session, given, 1, batch_size=8, seed=0, progress=False, **settings).losses
+
+
+@pytest.mark.parametrize(
+    ("option", "weights"), [("balanced", "balanced"), ("0.5,4", [0.5, 4.0])], ids=str
+)
+def test_weights_of_classes(option, weights, folder, capsys) -> None:
+    assert main(["prepare", "model.onnx", "-o", "artifacts", "--sample-weight", "-q"]) == 0
+    code, found = train(capsys, "--class-weight", option, "--batch-size", "8")
+    assert code == 0, found
+    assert found["losses"] == losses_of(class_weight=weights) != losses_of()
+    code = main(["eval", "artifacts", "--data", "train.npz", "--json"])
+    assert code == 0 and 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
+
+
+def test_weights_that_cannot_be(folder, capsys) -> None:
+    assert main(["prepare", "model.onnx", "-o", "artifacts", "-q"]) == 0
+    assert "sample_weight=True" in train(capsys, "--class-weight", "balanced")[1]
+    assert "--class-weight takes" in train(capsys, "--class-weight", "even")[1]
+
+
+def test_a_limit_of_steps_and_event_files(folder, capsys) -> None:
+    assert main(["prepare", "model.onnx", "-o", "artifacts", "-q"]) == 0
+    code, found = train(
+        capsys, "--epochs", "9", "--batch-size", "8", "--max-steps", "7", "--tensorboard", "logs"
+    )
+    assert code == 0, found
+    assert len(found["losses"]) == 7 and found["stopped"].startswith("max_steps")
+    (file,) = Path("logs").iterdir()
+    assert file.read_bytes().count(b"learning_rate") == 7
