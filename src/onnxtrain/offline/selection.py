@@ -222,7 +222,7 @@ class _Sorter:
         for use in uses:
             module = module_of(use.node)
             if use.is_weight and module:
-                yield f"{module}.{use.leaf or 'weight'}"
+                yield from (f"{module}.{leaf}" for leaf in use.leaves)
 
     def _matrices(self, uses: Sequence[Use]) -> Iterator[str]:
         """Yield the initializers behind the matrix that a tensor is the bias of."""
