@@ -197,7 +197,7 @@ def _places(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto]) -> Iter
 def _forget_shapes(body: onnx.GraphProto, keep_ranks: bool) -> None:
     """Drop the sizes in a body, which inference finds: exporters note those of one step."""
     own = {name for node in body.node if node.domain for name in node.output}
-    for info in (*body.input, *body.value_info, *body.output):
+    for info in (*body.input[2:], *body.value_info, *body.output):
         shape = _shape_of(info.type)
         if info.name not in own and shape is not None:
             _set_shape(info, [None] * len(shape) if keep_ranks else None)
