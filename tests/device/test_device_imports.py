@@ -44,8 +44,8 @@ def test_the_names_of_the_package() -> None:
     assert dir(onnxtrain) == [
         "CheckFinite", "EarlyStopping", "History", "OnnxTrainError", "SaveCheckpoint",
         "TensorBoard", "TrainingSession", "__version__", "artifacts", "evaluate", "federated",
-        "fit", "gradient", "inspect", "losses", "metrics", "onnxblock", "optim", "predict", "prepare",
-        "replace_classifier", "schedules", "set_seed",
+        "fit", "gradient", "inspect", "losses", "metrics", "onnxblock", "optim", "predict",
+        "prepare", "replace_classifier", "schedules", "set_seed",
     ]  # fmt: skip
     import onnxtrain.api as api
 
