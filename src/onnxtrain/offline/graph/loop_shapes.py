@@ -125,7 +125,8 @@ class _Loop:
         """State the shape of a state, in the body and behind the Loop."""
         before = self.body.input[2 + index]
         if not before.type.WhichOneof("value"):
-            before.type.CopyFrom(self.around[self.node.input[2 + index]])
+            initial = self.around.get(self.node.input[2 + index], onnx.TypeProto())
+            before.type.CopyFrom(initial)
         if not before.type.HasField("tensor_type"):
             return
         infos = [before]
