@@ -171,7 +171,8 @@ class _Loop(_Place):
         """State the shape of a state, in the body and behind the Loop."""
         before = self.body.input[2 + index]
         if not before.type.WhichOneof("value"):
-            before.type.CopyFrom(self.around[self.node.input[2 + index]])
+            initial = self.around.get(self.node.input[2 + index], onnx.TypeProto())
+            before.type.CopyFrom(initial)
         if before.type.HasField("tensor_type"):
             _set_shape(before, shape)
             self.declare(index, before.type, shape)
