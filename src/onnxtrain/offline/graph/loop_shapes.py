@@ -131,10 +131,12 @@ class _Place:
         return len(self.node.output)
 
     def first(self, index: int) -> onnx.TypeProto | None:
-        return self.bodies[0].output[index].type
+        kind: onnx.TypeProto = self.bodies[0].output[index].type
+        return kind
 
     def after(self, index: int) -> onnx.TypeProto:
-        return self.bodies[1].output[index].type
+        kind: onnx.TypeProto = self.bodies[1].output[index].type
+        return kind
 
     def assume(self, index: int, shape: Shape | None) -> None:
         """State the shape of an output."""
@@ -165,7 +167,8 @@ class _Loop(_Place):
         return self.around.get(self.node.input[2 + index])
 
     def after(self, index: int) -> onnx.TypeProto:
-        return self.body.output[1 + index].type
+        kind: onnx.TypeProto = self.body.output[1 + index].type
+        return kind
 
     def assume(self, index: int, shape: Shape | None) -> None:
         """State the shape of a state, in the body and behind the Loop."""
