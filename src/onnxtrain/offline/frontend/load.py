@@ -134,7 +134,9 @@ def name_unknown_dims(model: ir.Model) -> None:
     graphs = (model.graph, *model.graph.subgraphs())
     results = (v for g in graphs for v in (*g.outputs, *(o for n in g for o in n.outputs)))
     for value in (*inputs, *results):
-        if value.shape is not None and any(_is_unknown(d) for d in value.shape):
+        if value.const_value is not None or value.shape is None:
+            continue
+        if any(_is_unknown(d) for d in value.shape):
             names = [
                 f"{value.name}_dim_{i}" if value in inputs else None
                 for i in range(len(value.shape))
