@@ -306,24 +306,27 @@ def compare_export(name: str, exporter: str, fold: bool) -> Outcome:
     torch.nn.functional.mse_loss(double(*given), target.double()).backward()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            ours = _gradients(model, folder, net.names, [x.numpy() for x in inputs], target.numpy())
+            ours = _gradients(net, model, folder, [x.numpy() for x in inputs], target.numpy())
         except Exception as error:
             return Outcome(failure=f"{type(error).__name__}: {str(error)[:300]}")
     return _held_against(double, ours)
 
 
 def _gradients(
+    net: OneOutput,
     model: onnx.ModelProto,
     folder: str,
-    names: list[str],
     inputs: list[np.ndarray],
     target: np.ndarray,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return value and gradient of each parameter that trains."""
-    prepare(model, folder, loss="mse", optimizer=None)
+    # A single number may be a constant of a formula: it trains where it is named.
+    stored = {tensor.name for tensor in model.graph.initializer}
+    single = [n for n, p in net.named_parameters() if p.numel() == 1 and n in stored]
+    prepare(model, folder, loss="mse", optimizer=None, train=["*", *single] if single else None)
     state = CheckpointState.load_checkpoint(f"{folder}/checkpoint")
     module = Module(f"{folder}/training_model.onnx", state, f"{folder}/eval_model.onnx")
-    feeds = dict(zip(names, inputs, strict=True))
+    feeds = dict(zip(net.names, inputs, strict=True))
     module.train()(*[feeds.get(name, target) for name in module.input_names()])
     return {n: (p.data, p.grad) for n, p in state.parameters if p.requires_grad}
 

@@ -105,7 +105,7 @@ def check_emitted(model: onnx.ModelProto, given: onnx.ModelProto | None = None) 
         info.type.tensor_type.shape.SetInParent()  # the checker wants a shape; runtimes do not
     onnx.checker.check_model(checked)
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-    for node in _all_nodes(model.graph):
+    for node in all_nodes(model.graph):
         assert node.domain == "", f"{node.op_type} is of domain {node.domain!r}"
         _check_node(node)
     opset = _opset(model)
@@ -202,13 +202,13 @@ def special_values(
         np.testing.assert_allclose(actual, np.array(wanted, np.float32), rtol=1e-6, err_msg=name)
 
 
-def _all_nodes(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
+def all_nodes(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
     found = []
     for node in graph.node:
         found.append(node)
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                found.extend(_all_nodes(attribute.g))
+                found.extend(all_nodes(attribute.g))
     return found
 
 

@@ -114,8 +114,9 @@ TWICE = {
 def test_a_gradient_of_a_gradient(name: str) -> None:
     model = onnx.parser.parse_model(SECOND.replace("BODY", TWICE[name]))
     rng = np.random.default_rng(0)
-    feeds = {"x": rng.standard_normal((2, 3)), "w": rng.standard_normal((3, 3)),
-             "s": rng.standard_normal((4, 2, 3)), "n": np.array(4), "yes": np.array(True)}  # fmt: skip
+    shapes = {"x": (2, 3), "w": (3, 3), "s": (4, 2, 3)}
+    feeds = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    feeds |= {"n": np.array(4), "yes": np.array(True)}
     first = onnxtrain.gradient(model, "w")
     given = {i.name for i in first.graph.input}
     second = onnxtrain.gradient(first, ["w", "x", "s"], of="w_grad")

@@ -21,7 +21,8 @@ model (float[n,8] x, int64 t) => (float loss)
 }}
 """
 LOOP = """y = Loop (t, yes, x) <
-    body = step (int64 i, bool go, float[n,8] a) => (bool on, float[n,8] b) {{ on = Identity(go) {} b = Mul(e, w) }}>"""
+    body = step (int64 i, bool go, float[n,8] a) => (bool on, float[n,8] b) {{
+    on = Identity(go) {} b = Mul(e, w) }}>"""
 BODIES = {
     "dropout": LOOP.format("e = Dropout(a, ratio, yes)"),
     "normal": LOOP.format("z = RandomNormalLike(a) e = Mul(a, z)"),

@@ -7,9 +7,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxtrain
-from gradcheck import check_gradient
+from gradcheck import check_gradient, run
 from graphs import model, value
-from onnxtrain.errors import MissingGradientError
+from onnxtrain.errors import MissingGradientError, NotDifferentiableError
 
 node = helper.make_node
 X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
@@ -248,3 +248,27 @@ def test_a_list_whose_other_elements_are_read_while_it_grows_is_refused() -> Non
     given = growing("i")
     with pytest.raises(MissingGradientError, match="SequenceInsert"):
         onnxtrain.gradient(given, "x")
+
+
+def test_a_list_that_is_not_on_the_way_stays() -> None:
+    text = LISTS.format(out="6", start=EMPTY, read="y = Mul(end, end)")
+    given = onnx.parser.parse_model(text.replace(
+        "=> (float[6] y)", "=> (float[6] y, seq(float[6]) outs)"))  # fmt: skip
+    extended = onnxtrain.gradient(given, ["x", "w"], of="y")
+    onnx.checker.check_model(extended)
+    rng = np.random.default_rng(1)
+    w = (rng.standard_normal((6, 6)) / 3).astype(np.float32)
+    h = rng.standard_normal(6).astype(np.float32)
+    y, outs, dx, dw = run(extended, {"x": X, "w": w, "h": h, "y_grad": np.ones(6, np.float32)})
+    np.testing.assert_allclose(outs[-1] ** 2, y, rtol=1e-5)
+    slope = 2 * outs[-1] * (1 - outs[-1] ** 2)
+    np.testing.assert_allclose(dx[-1], slope, rtol=1e-4, atol=1e-6)
+    assert dw.shape == (6, 6)
+
+
+def test_a_list_that_a_step_reads_is_refused_where_the_gradient_needs_it() -> None:
+    text = LISTS.format(out="6", start=WITH_FIRST, read="y = Mul(end, end)")
+    reads = "k = SequenceLength(before) f = Cast<to = 1>(k) p0 = MatMul(a, w) p = Mul(p0, f)"
+    given = onnx.parser.parse_model(text.replace("p = MatMul(a, w)", reads))
+    with pytest.raises(NotDifferentiableError, match="'before' in each step"):
+        onnxtrain.gradient(given, ["x"])

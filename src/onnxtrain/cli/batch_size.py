@@ -33,8 +33,8 @@ class Batches:
         if size not in (None, fixed):
             raise ArgumentError(
                 f"the model was exported for batches of {fixed}: leave out --batch-size, or pass "
-                f"--batch-size {fixed} --accumulate {max(1, (size or 1) // fixed)}, or export it "
-                "with a dynamic batch"
+                f"--batch-size {fixed} --accumulate {max(1, (size or 1) // fixed)}, or "
+                "prepare it with --dynamic-batch"
             )
         return cls(fixed, accumulate or max(1, _DEFAULT // fixed), True)
 

@@ -148,6 +148,10 @@ def _prepare(commands: Any) -> None:
     add("--of", action="append", metavar="NAME", help="a value that the loss reads")
     add("--outputs", action="append", metavar="NAME", help="a value to return beside the loss")
     add(
+        "--dynamic-batch", action="store_true",
+        help="let a model that was exported for one batch size take any, if it can",
+    )  # fmt: skip
+    add(
         "--bn", choices=("auto", "batch", "frozen", "model"), default="auto",
         help="statistics of BatchNormalization; auto: stored ones where its weights are frozen",
     )  # fmt: skip

@@ -27,6 +27,7 @@ from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
+from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
@@ -65,6 +66,7 @@ def prepare(
     outputs: Names | None = None,
     classes: int | Sequence[str] | None = None,
     after: str | None = None,
+    dynamic_batch: bool = False,
     bn: BatchNormChoice | None = "auto",
     tie_weights: bool = True,
     memory_budget: MemoryBudget | None = None,
@@ -96,6 +98,7 @@ def prepare(
         classes: replace the last layer by a new one for so many classes, which alone trains unless
             `train` says more. A list is the names of the classes, which exported models keep.
         after: the value to put that new layer behind.
+        dynamic_batch: let a model that was exported for one batch size take any, if it can.
         bn: the statistics of BatchNormalization: those of the "batch", the stored ones ("frozen"),
             or what each node of the "model" says. With "auto" a node whose scale and bias are
             frozen is frozen as a whole, and the others do what the model says.
@@ -135,6 +138,8 @@ def prepare(
 
     # 1. The model, and the loss behind it.
     about = ModelMetadata()
+    if dynamic_batch:
+        model = with_dynamic_batch(model)
     if classes is not None:
         first, *more = listed(of) or (None,)
         if more:

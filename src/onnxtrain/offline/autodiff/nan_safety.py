@@ -1,8 +1,8 @@
 """Where a gradient could be NaN although the derivative is finite.
 
-**Masks.** A mask can be applied with Where or as a factor. The product takes half the time in onnxruntime, but
-0 · ∞ is NaN, and some gradients are infinite where the function is finite: that of √relu(x) at
-x = 0 must be 0, not NaN.
+**Masks.** A mask can be applied with Where or as a factor. The product takes half the time in
+onnxruntime, but 0 · ∞ is NaN, and some gradients are infinite where the function is finite: that of
+√relu(x) at x = 0 must be 0, not NaN.
 
 So a rule may multiply only where the cotangent comes through operators that cannot make an infinite
 number out of finite ones. Beyond a product with weights, an infinite number has already spoilt all
@@ -83,9 +83,8 @@ def nodes_to_guard(
     for node in reversed(active):
         some = any(v in zeros for v in node.outputs)
         chosen = any(v in selected for v in node.outputs)
-        if some and _is_doubtful(node, strange):
-            guarded.add(node)
-        elif chosen and not _is(node, LINEAR) and _is_doubtful(node, from_inputs):
+        beyond = chosen and not _is(node, LINEAR)
+        if (some and _is_doubtful(node, strange)) or (beyond and _is_doubtful(node, from_inputs)):
             guarded.add(node)
         if _is(node, LINEAR):
             continue

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.declared import settled
+from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.op_facts import SHAPE_INPUTS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.subgraphs import sources
@@ -183,8 +185,7 @@ def settle_shapes(model: ir.Model) -> None:
     """
     proto = skeleton(model)
     shapes = {
-        info.name: ir.serde.deserialize_type_proto_for_shape(info.type)
-        for info in settled(proto)
+        info.name: ir.serde.deserialize_type_proto_for_shape(info.type) for info in settled(proto)
     }
     for node in model.graph:
         for value in node.outputs if node.domain == "" else ():

@@ -140,13 +140,9 @@ BOUNDED_GRADIENT = VIEWS | _ops(
     "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
 )
 # The gradient only passes the cotangent on, and makes no element of it zero.
-ADDITIVE = (
-    LINEAR
-    | VIEWS
-    | _ops(
-        "Add Cast CastLike Concat Dropout Expand Mean Neg ReduceMean ReduceSum Sub Sum Tile Transpose"
-    )
-)
+ADDITIVE = LINEAR | VIEWS | _ops(
+    "Add Cast CastLike Concat Dropout Expand Mean Neg ReduceMean ReduceSum Sub Sum Tile Transpose"
+)  # fmt: skip
 # The gradient passes some elements of the cotangent on, and reads the values only to choose.
 SELECTS = _ops(
     "CenterCropPad Clip Compress Gather GatherElements GatherND If Max MaxPool Min "

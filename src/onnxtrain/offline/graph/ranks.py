@@ -7,6 +7,8 @@ four, whatever they are. Other ranks are known only from the operators that read
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.op_facts import BROADCASTS, INPUT_RANK, KEEPS_SHAPE, REDUCTIONS
@@ -51,19 +53,19 @@ def _dims_of_result(node: ir.Node) -> Dims | None:
         return None
     if op_type in _RANK_OF_FIRST_INPUT:
         return (UNKNOWN,) * len(first)
-    if op_type in REDUCTIONS and node.attributes.get_int("keepdims", 1):
+    if op_type in REDUCTIONS and node.attributes.get_int("keepdims", 1) == 1:
         return (UNKNOWN,) * len(first)
     vector = inputs[0] if op_type == "ConstantOfShape" else inputs[1] if len(inputs) > 1 else None
     lengths = None if vector is None else static_dims(vector)
     if lengths is not None and len(lengths) == 1 and op_type in _RANK_FROM_VECTOR:
         return (UNKNOWN,) * _RANK_FROM_VECTOR[op_type](len(first), lengths[0])
-    return (
-        None if op_type in _RANK_FROM_VECTOR else infer_dims(op_type, inputs, attributes_of(node))
-    )
+    if op_type in _RANK_FROM_VECTOR:
+        return None
+    return infer_dims(op_type, inputs, attributes_of(node))
 
 
 # The rank of the result, from that of the first input and the length of a vector of integers.
-_RANK_FROM_VECTOR = {
+_RANK_FROM_VECTOR: dict[str, Callable[[int, int], int]] = {
     "ConstantOfShape": lambda rank, length: length,
     "Expand": max,
     "Reshape": lambda rank, length: length,

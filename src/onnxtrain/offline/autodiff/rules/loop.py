@@ -129,8 +129,7 @@ class _Reverse:
         self.at = op.Sub(self.last, step)
         copies = {parts.iteration: self.at, parts.condition: op.const(True)}
         for state in parts.states:
-            if isinstance(state.before.type, ir.TensorType) or state.before.uses():
-                copies[state.before] = record.read(state.before, self.at)
+            copies[state.before] = record.read(state.before, self.at)
         first = len(op.target)
         copy_graph(parts.body, op.target, copies, op.names)
         self.copied = dict(zip(list(op.target)[first:], parts.body, strict=True))

@@ -40,16 +40,10 @@ class Record:
         """Return the values of all steps along a new first axis, or as a sequence."""
         if value not in self._kept:
             kept = ir.Value(name=self.op.names.fresh(f"{value.name}_of_all_steps"))
-            if not isinstance(value.type, ir.TensorType):
-                raise NotDifferentiableError(
-                    f"the gradient of Loop (node {label_of(self.parts.node)!r}) needs its state "
-                    f"{value.name!r} in each step, which is {value.type}: only tensors are kept. "
-                    "Let the Loop carry or collect tensors"
-                )
+            kept.type = value.type
             if self.parts.is_steady(value):
-                kept.type = value.type
                 self.op.with_dims(kept, (self.parts.steps, *(dims_of(value) or ())))
-            else:
+            elif isinstance(value.type, ir.TensorType):
                 kept.type = ir.SequenceType(value.type)
             self._kept[value] = kept
         return self._kept[value]
@@ -57,6 +51,8 @@ class Record:
     def read(self, value: ir.Value, at: ir.Value) -> ir.Value:
         """Read the value of one step."""
         op, stack = self.op, self.stack(value)
+        if not isinstance(value.type, ir.TensorType):
+            return stack  # an error, if anything reads it
         in_sequence = isinstance(stack.type, ir.SequenceType)
         found = op.SequenceAt(stack, at) if in_sequence else op.Gather(stack, at, axis=0)
         return op.type_as(found, value)
@@ -65,6 +61,12 @@ class Record:
         """Let the Loop give what the stand-ins stand for."""
         read = {inner: kept for inner, kept in self._kept.items() if kept.uses()}
         for inner, kept in read.items():
+            if not isinstance(inner.type, ir.TensorType):
+                raise NotDifferentiableError(
+                    f"the gradient of Loop (node {label_of(self.parts.node)!r}) needs its state "
+                    f"{inner.name!r} in each step, which is a {inner.type}: only tensors are kept. "
+                    "Let the Loop carry or collect tensors"
+                )
             if isinstance(kept.type, ir.SequenceType):
                 self._keep_in_sequence(inner, kept)
             else:

@@ -20,9 +20,7 @@ from onnxtrain.offline.graph.shapes import working_type
 from onnxtrain.offline.graph.sizes import arange, entry, float_size
 
 
-def region_cotangent(
-    op: Ops, node: ir.Node, axes: Sequence[int], dy: ir.Value
-) -> ir.Value | None:
+def region_cotangent(op: Ops, node: ir.Node, axes: Sequence[int], dy: ir.Value) -> ir.Value | None:
     """Return the cotangent of the region, or None where none is needed, or it is zero.
 
     The nearest pixel does not change with a small step of the region.

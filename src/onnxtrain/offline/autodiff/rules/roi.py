@@ -121,9 +121,7 @@ def _average(
     return op.Transpose(image, perm=[0, 2, 1, 3])
 
 
-def _averages(
-    op: Ops, x: ir.Value, batch: ir.Value, rows: _Samples, columns: _Samples
-) -> ir.Value:
+def _averages(op: Ops, x: ir.Value, batch: ir.Value, rows: _Samples, columns: _Samples) -> ir.Value:
     """Return y = A x Bᵀ for each region."""
     a, b = _mean_weights(op, x, rows, axis=2), _mean_weights(op, x, columns, axis=3)
     images = op.Gather(x, batch, axis=0)  # [R, C, H, W]
@@ -170,9 +168,7 @@ def _maximum(
     return op.Transpose(op.reshape(dimage, shape), perm=[0, 3, 1, 2])
 
 
-def _maxima(
-    op: Ops, x: ir.Value, batch: ir.Value, rows: _Samples, columns: _Samples
-) -> ir.Value:
+def _maxima(op: Ops, x: ir.Value, batch: ir.Value, rows: _Samples, columns: _Samples) -> ir.Value:
     """Return the largest candidate of each bin."""
     value, *_ = _candidates(op, x, batch, rows, columns)
     return op.Transpose(op.ReduceMax(value, [3, 4], keepdims=0), perm=[0, 3, 1, 2])

@@ -26,18 +26,14 @@ zero_gradient(
 
 
 @definition("ArrayFeatureExtractor", domain="ai.onnx.ml", ranks=(0,))
-def array_feature_extractor(
-    op: Ops, node: ir.Node, x: ir.Value, indices: ir.Value
-) -> ir.Value:
+def array_feature_extractor(op: Ops, node: ir.Node, x: ir.Value, indices: ir.Value) -> ir.Value:
     """Gather along the last axis; a vector counts as a row."""
     rows = op.unsqueeze(x, [0]) if op.rank(x) == 1 else x
     return op.Gather(rows, op.Reshape(indices, [-1]), axis=op.rank(rows) - 1)
 
 
 @definition("FlexAttention", domain="ai.onnx.preview", ranks=(0, 1, 2))
-def flex_attention(
-    op: Ops, node: ir.Node, q: ir.Value, k: ir.Value, v: ir.Value
-) -> ir.Value:
+def flex_attention(op: Ops, node: ir.Node, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
     """Attention with a graph of the caller behind the scores, and one behind the probabilities."""
     given = node.attributes.get_int("softmax_precision")
     precision = working_type(q) if given is None else ir.DataType(given)
@@ -59,7 +55,7 @@ def _apply(op: Ops, node: ir.Node, name: str, value: ir.Value) -> ir.Value:
 
 
 def _by_tensor(tensors: Sequence[ir.Value], kinds: int) -> list[tuple[ir.Value, ...]]:
-    """Turn x₁ x₂ … g₁ g₂ … into (x₁, g₁ …), (x₂, g₂ …) …"""
+    """Turn x₁ x₂ … g₁ g₂ … into (x₁, g₁ …), (x₂, g₂ …) and so on."""
     count = len(tensors) // kinds
     return list(zip(*(tensors[i * count : (i + 1) * count] for i in range(kinds)), strict=True))
 
