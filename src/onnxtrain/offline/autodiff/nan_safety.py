@@ -14,7 +14,7 @@ times an infinite or undefined derivative is NaN. The nodes where that can happe
 zero cotangent gives zero, whatever the forward value is (`Ops.keep_zeros`). They lie before an
 operator that can make a cotangent zero, and their derivative may be infinite or their values may
 not be finite. Both are followed up to the next product with weights: beyond it, one such number
-reaches a whole row.
+reaches a whole row. A product that meets both itself is guarded, and followed further.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def nodes_to_guard(
         beyond = chosen and not _is(node, LINEAR)
         if (some and _is_doubtful(node, strange)) or (beyond and _is_doubtful(node, from_inputs)):
             guarded.add(node)
-        if _is(node, LINEAR):
+        if _is(node, LINEAR) and node not in guarded:
             continue
         if some or not _is(node, ADDITIVE):
             zeros.update(edges[node])
