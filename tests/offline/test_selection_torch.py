@@ -55,7 +55,7 @@ def test_the_parameters_of_the_module_train(name: str, exporter: str, training: 
     assert not found & {n for n, _ in net.named_buffers()}
     for missing in left_out:
         assert "train=" in report.reasons[missing] and "added to data" in report.reasons[missing]
-    if (name, exporter) != ("bag", "dynamo"):  # a Loop over a sequence
+    if name != "bag" or not exporter.startswith("dynamo"):  # which write a Loop over a sequence
         assert report.can_train and report.verdict.startswith("trains wholly")
 
 
