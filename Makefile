@@ -12,13 +12,14 @@ MATRIX := $(VENV)-matrix
 NODE   := $(VENV)-node
 WHEEL  := $(VENV)-wheel
 TRANSFORMERS := $(VENV)-transformers
+PACKAGES := $(VENV)-packages
 FLOWER := $(VENV)-flower
 # The tests compare with torch. On Linux this version may come with CUDA:
 # TORCH="torch==2.13.0+cpu --extra-index-url …" selects another build.
 TORCH  ?= torch==2.13.0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated web check test test-python test-matrix test-wheel test-transformers site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: demo federated web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -31,6 +32,7 @@ help:
 	@echo "make test-matrix          run the tests with the oldest and the newest packages"
 	@echo "make test-wheel           install the wheel in empty environments and train there"
 	@echo "make test-transformers    compare the gradients of thirty architectures with torch"
+	@echo "make test-packages        train the models that sixty public packages ship (an hour)"
 	@echo "make docs                 run all examples, write their pages, build the site"
 	@echo "make site                 build the site from the existing pages"
 	@echo "make dist                 build the wheel and the source distribution"
@@ -116,6 +118,20 @@ test-wheel: dist
 test-matrix: $(MATRIX)-oldest/ready $(MATRIX)-newest/ready
 	$(MATRIX)-oldest/bin/python -m pytest -n $(JOBS) $(MATRIX_TESTS) $(NOT_ON_OLDEST)
 	$(MATRIX)-newest/bin/python -m pytest -n $(JOBS) $(MATRIX_TESTS)
+
+# Models of public packages, as they are in the wheels; none is imported.
+test-packages: $(PACKAGES)/ready
+	OMP_NUM_THREADS=1 $(PACKAGES)/bin/python tests/packages/survey.py $(PACKAGES)/wheels
+
+$(PACKAGES)/ready: pyproject.toml Makefile tests/packages/packages.txt
+	$(PYTHON) -m venv $(PACKAGES)
+	$(PACKAGES)/bin/python -m pip install --quiet --upgrade pip
+	$(PACKAGES)/bin/python -m pip install --quiet --editable '.[offline]'
+	while read -r package; do case $$package in \#*) continue;; esac; \
+	    $(PACKAGES)/bin/python -m pip download --quiet --no-deps --only-binary :all: \
+	        --dest $(PACKAGES)/wheels $$package || echo "$$package is not there any more"; \
+	done < tests/packages/packages.txt
+	@touch $@
 
 # Tiny networks of Hugging Face's package, with random weights, exported by both exporters.
 test-transformers: $(TRANSFORMERS)/ready

@@ -45,7 +45,11 @@ def network(
             helper.make_node("Reshape", ["m", "shape"], ["y"]),
         ]
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w1"], ["h"]), helper.make_node("Tanh", ["h"], ["r"]), *end],
+        [
+            helper.make_node("MatMul", ["x", "w1"], ["h"]),
+            helper.make_node("Tanh", ["h"], ["r"]),
+            *end,
+        ],
         "network",
         [info("x", x), *([info("shape", ["k"], TensorProto.INT64)] if last != "MatMul" else [])],
         [info("y", declared)],
@@ -111,7 +115,9 @@ def test_inference_counts(case: str, loss: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "declared", [["batch_size", 3], ["batch_size"], [], None, [7, 3], [0, -1], ["a", "b", "c"]], ids=str
+    "declared",
+    [["batch_size", 3], ["batch_size"], [], None, [7, 3], [0, -1], ["a", "b", "c"]],
+    ids=str,
 )
 def test_what_only_running_tells(declared: Shape, tmp_path: Path) -> None:
     """The last Reshape gives any rank; the target takes the shape that comes out."""
@@ -129,7 +135,7 @@ def test_a_target_never_broadcasts(tmp_path: Path) -> None:
     loss, scores = session.eval_step(x=x, shape=shape, target=target)[:2]
     assert scores.shape == (6, 1)
     assert float(loss) == pytest.approx(np.mean((scores[:, 0] - target) ** 2), rel=1e-5)
-    with pytest.raises(Exception, match="(?i)reshape"):
+    with pytest.raises(Exception, match=r"(?i)reshape"):
         session.eval_step(x=x, shape=shape, target=target[:1])
 
 
@@ -188,3 +194,38 @@ def test_labels_of_another_size_are_still_refused(tmp_path: Path) -> None:
     x = RNG.standard_normal((2, 4)).astype(np.float32)
     with pytest.raises(OnnxTrainError, match="'batch_size' is 2 in 'x' and 3 in 'target'"):
         session.step(x=x, target=np.zeros((3, 3), np.float32))
+
+
+def test_the_state_of_a_recurrent_layer_decides_the_batch(tmp_path: Path) -> None:
+    """As in AECMOS: any batch is declared, the state has one row, and a Squeeze hides the rank."""
+    nodes = [
+        helper.make_node("GRU", ["x", "w", "r", "", "", "h0"], ["y", ""], hidden_size=3),
+        helper.make_node("MatMul", ["y", "fc"], ["z"]),
+        helper.make_node("ReduceMean", ["z"], ["m"], axes=[0]),
+        helper.make_node("Squeeze", ["m"], ["s"]),
+        helper.make_node("Slice", ["s", "zero", "two"], ["a"]),
+        helper.make_node("Slice", ["s", "two", "four"], ["b"]),
+        helper.make_node("Concat", ["b", "a"], ["c"], axis=0),
+    ]
+    integers = {"zero": [0], "two": [2], "four": [4]}
+    graph = helper.make_graph(
+        nodes, "g", [info("x", ["frames", "batch_size", 2]), info("h0", [1, 1, 3])],
+        [info("c", ["batch_size"])],
+        [weight("w", 1, 9, 2), weight("r", 1, 9, 3), weight("fc", 3, 4),
+         *(numpy_helper.from_array(np.array(v), n) for n, v in integers.items())],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnxtrain.prepare(model, tmp_path, loss="mse")
+    session = onnxtrain.TrainingSession.from_folder(tmp_path)
+    feeds = {"x": np.ones((5, 1, 2), np.float32), "h0": np.ones((1, 1, 3), np.float32)}
+    losses = [float(session.step(**feeds, target=np.ones(4, np.float32))[0]) for _ in range(2)]
+    assert losses[1] < losses[0]
+
+
+def test_an_input_of_size_zero_takes_any_size(tmp_path: Path) -> None:
+    """Of the model itself, onnxruntime takes no samples at all."""
+    onnxtrain.prepare(network([0, 1], x=[0, 4]), tmp_path, loss="mse")
+    session = onnxtrain.TrainingSession.from_folder(tmp_path)
+    for size in (1, 3):
+        x, target = np.ones((size, 4), np.float32), np.ones((size, 3), np.float32)
+        assert np.isfinite(session.step(x=x, target=target)[0])

@@ -24,7 +24,7 @@ from old_nodes import (
     vector,
 )
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.frontend.canonical_model import canonical_model, lift_constants
+from onnxtrain.offline.frontend.canonical_model import lift_constants
 from onnxtrain.offline.frontend.canonicalize import release_initializers
 from onnxtrain.offline.frontend.upgrade import upgrade_to_floor
 from onnxtrain.offline.frontend.upgrade.rewrite import ADAPTERS

@@ -1,4 +1,4 @@
-"""No artifact that onnxruntime refuses is written: each graph is loaded before the folder appears."""
+"""No artifact that onnxruntime refuses is written: graphs are loaded before the folder appears."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def page() -> str:
         "",
         f"The {len(rows)} operators of `ai.onnx` that onnx {onnx.__version__} knows "
         f"(opset {onnx.defs.onnx_opset_version()}), and what differentiation does with each. "
-        f"Models of every opset are supported; those older than opset {FLOOR_OPSET} are upgraded to "
-        "it first.",
+        f"Models of every opset are supported; those older than opset {FLOOR_OPSET} are upgraded "
+        "to it first.",
         "",
         "| how | operators | meaning |",
         "|---|---|---|",

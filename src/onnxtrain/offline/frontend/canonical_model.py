@@ -15,6 +15,7 @@ from onnxtrain.offline.autodiff.rules.batch_norm import complete_outputs
 from onnxtrain.offline.frontend.branches import take_known_branches
 from onnxtrain.offline.frontend.canonicalize import (
     check_enum_attributes,
+    fix_batch_of_states,
     make_range_scalar,
     release_initializers,
     settle_shapes,
@@ -66,6 +67,8 @@ def canonical_model(model: ModelLike) -> ir.Model:
         complete_outputs(loaded)
         drop_unit_splits(loaded)
         infer_shapes(loaded)
+        if fix_batch_of_states(loaded):
+            infer_shapes(loaded)
         take_known_branches(loaded)
         if dissolve_sequences(loaded):
             infer_shapes(loaded)

@@ -12,7 +12,8 @@ from onnxtrain.offline.graph.declared import settled
 from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.op_facts import SHAPE_INPUTS
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.subgraphs import sources
+from onnxtrain.offline.graph.shapes import dims_of
+from onnxtrain.offline.graph.subgraphs import sources, values_of
 
 DEFAULTS_AS_INPUTS_UNTIL = 4  # IR version from which an initializer need not be an input
 
@@ -174,6 +175,31 @@ def check_enum_attributes(model: ir.Model) -> None:
                     f"{node.op_type} (node {node.name!r}) has {name}={attribute.value!r}, which is "
                     f"none of {', '.join(words)}"
                 )
+
+
+def fix_batch_of_states(model: ir.Model) -> bool:
+    """Give a symbolic batch the size that the initial state of a recurrent layer has, everywhere.
+
+    No other batch runs, though the inputs of some speech models declare any. Inference would take
+    the name for a size that varies, and would not know what a Squeeze behind the layer removes.
+    """
+    sizes: dict[str | None, int] = {}
+    for node in model.graph:
+        if node.op_type in ("GRU", "LSTM", "RNN") and node.domain == "":
+            axis = 1 - node.attributes.get_int("layout", 0)
+            x, *states = (dims_of(v) if v is not None else None for v in node.inputs[::5])
+            for state in states:
+                if x is None or state is None or len(x) != 3 or len(state) != 3:
+                    continue
+                batch, fixed = x[axis], state[axis]
+                if isinstance(batch, ir.SymbolicDim) and batch.value and isinstance(fixed, int):
+                    sizes[batch.value] = fixed
+    for value in values_of(model.graph) if sizes else ():
+        if value.shape is not None and value.const_value is None:
+            value.shape = ir.Shape(
+                [d if isinstance(d, int) else sizes.get(d.value, d) for d in value.shape]
+            )
+    return bool(sizes)
 
 
 def settle_shapes(model: ir.Model) -> None:

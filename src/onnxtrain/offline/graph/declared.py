@@ -26,7 +26,9 @@ def settled(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     no shape.
     """
     graph = proto.graph
-    own = {name for node in graph.node if node.domain not in ("", "ai.onnx") for name in node.output}
+    own = {
+        name for node in graph.node if node.domain not in ("", "ai.onnx") for name in node.output
+    }
     declared = {
         info.name: info
         for info in (*graph.value_info, *graph.output)
@@ -39,17 +41,16 @@ def settled(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     pairs = {name: (_dims(info), found.get(name)) for name, info in declared.items()}
     doubtful = any(_contradicts(stated, dims, names) for stated, dims in pairs.values())
     result = []
-    for name, (stated, dims) in pairs.items():
+    for name, (given, dims) in pairs.items():
+        stated = given
         if name in outputs:
-            trusted = [dim if isinstance(dim, int) and dim and not varies else None for dim in stated]
-        else:
-            trusted = [None if dim == 0 else dim for dim in stated]
+            stated = [dim if isinstance(dim, int) and not varies else None for dim in stated]
         if doubtful:
-            trusted = [None] * len(stated)
+            stated = [None for _ in stated]
         info = onnx.ValueInfoProto(name=name)
         info.type.tensor_type.elem_type = declared[name].type.tensor_type.elem_type
         if stated or dims is not None or name not in outputs:  # else it is a scalar by no account
-            _set(info, _merged(trusted, dims, names))
+            _set(info, _merged(stated, dims, names))
         result.append(info)
     return result
 
@@ -69,7 +70,7 @@ def _inferred(proto: onnx.ModelProto) -> dict[str, _Dims]:
     for shape_arithmetic in (True, False):
         try:
             result = onnx.shape_inference.infer_shapes(bare, data_prop=shape_arithmetic)
-        except Exception:  # noqa: S112  (the strict inference that follows tells what is wrong)
+        except Exception:  # the strict inference that follows tells what is wrong
             continue
         infos = (*result.graph.value_info, *result.graph.output)
         return {i.name: _dims(i) for i in infos if i.type.tensor_type.HasField("shape")}
@@ -99,7 +100,7 @@ def _contradicts(stated: _Dims, found: _Dims | None, names: set[str]) -> bool:
 def says_nothing(dim: int | str | None) -> bool:
     """Tell whether a dimension is what exporters write for those that they do not know."""
     if isinstance(dim, int):
-        return dim < 0
+        return dim <= 0
     return dim is None or not any(c.isalnum() for c in dim) or dim == "None"
 
 

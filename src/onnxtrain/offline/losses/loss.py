@@ -144,7 +144,7 @@ class ElementwiseLoss(Loss):
         return scores.dtype, None if _is_open(scores) else dims_of(scores)
 
     def fitted(self, op: Ops, scores: ir.Value, labels: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """A target whose shape only run time tells takes that of the scores; it never broadcasts."""
+        """A target of a shape that only run time tells takes that of the scores."""
         if _is_open(scores) and self.reduction in ("mean", "sum") and not self.takes_weights:
             scores = op.reshape(scores, op.int64([-1]))
         return scores, op.reshape_like(labels, scores)
