@@ -7,6 +7,7 @@ its gradient, a Hessian-vector product, is compared with finite differences.
 from __future__ import annotations
 
 import importlib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from onnxtrain.errors import NotDifferentiableError
 
 SAMPLE = 20  # one Spec in so many runs in the quick tests
 NO_SECOND_DERIVATIVE = {
+    "CumProd-zeros*": "the rule picks the products without one factor by which factors are zero; "
+    "at a zero, its own derivative would need those without two",
+    "Min": "two operands tie",
     "Pow-negative-base": "a negative number has real powers for whole exponents only, so none "
     "beside them",
 }
@@ -42,8 +46,9 @@ def _specs() -> list[Spec]:
 )
 @pytest.mark.filterwarnings("ignore")  # of numpy, where the reference evaluator overflows
 def test_second_derivative(spec: Spec) -> None:
-    if spec.name in NO_SECOND_DERIVATIVE:
-        pytest.skip(NO_SECOND_DERIVATIVE[spec.name])
+    for pattern, reason in NO_SECOND_DERIVATIVE.items():
+        if fnmatch(spec.name, pattern):
+            pytest.skip(reason)
     arrays = _sample(spec)
     feeds: dict[str, Any] = _feeds(spec, arrays)
     model = _one_node_model(spec, arrays, False, np.float32)
@@ -61,7 +66,8 @@ def test_second_derivative(spec: Spec) -> None:
     product = run(feeds, "product")
     if still:
         assert miss(run, feeds, "product", still, np.ones(()), product) <= 1, list(still)
-    _compare(combined, feeds, run, reached)
+    if reached:  # the gradient of a linear loss is a constant
+        _compare(combined, feeds, run, reached)
 
 
 def _compare(
