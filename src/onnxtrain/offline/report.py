@@ -111,7 +111,7 @@ class Report:
             ("renamed", self._renamed()),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
-            ("after=", _ports(self.features)),
+            ("after=", _ports(self.features, 3)),
             *(("note", note) for note in self.notes),
             ("verdict", self.verdict),
         ]  # fmt: skip
