@@ -27,6 +27,7 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.op_facts import (
     ADDITIVE,
     BOUNDED_GRADIENT,
+    BOUNDED_IF_POSITIVE,
     LINEAR,
     SELECTS,
     UNBOUNDED_GRADIENT,
@@ -137,7 +138,7 @@ def _is_unbounded(node: ir.Node) -> bool:
     if node.op_type == "Pow":
         exponent = constant_array(node.inputs[1])
         return exponent is None or not bool(np.all((exponent >= 1) | (exponent == 0)))
-    return node.op_type not in ("Log", "Reciprocal", "Sqrt") or not is_positive(node.inputs[0])
+    return node.op_type not in BOUNDED_IF_POSITIVE or not is_positive(node.inputs[0])
 
 
 def _has_infinity(value: ir.Value | None) -> bool:
