@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.op_facts import NORMS, REORDERS
+from onnxtrain.offline.graph.op_facts import NORMS, PROBABILITIES, REORDERS
 from onnxtrain.offline.selection import Finding, Survey
 
-_PROBABILITIES = {
-    "Softmax": "cross_entropy", "LogSoftmax": "cross_entropy", "Sigmoid": "bce",
-}  # fmt: skip
 _FUSED_BY = "pkg.onnxscript.rewriter.rule_name"
 
 
@@ -39,7 +36,7 @@ def activation_before(output: ir.Value) -> ir.Node | None:
     node = output.producer()
     while node is not None and node.domain == "" and node.op_type in REORDERS:
         node = None if node.inputs[0] is None else node.inputs[0].producer()
-    known = node is not None and node.domain == "" and node.op_type in _PROBABILITIES
+    known = node is not None and node.domain == "" and node.op_type in PROBABILITIES
     return node if known else None
 
 
@@ -48,7 +45,7 @@ def _on_probabilities(output: ir.Value) -> Iterator[str]:
     if node is None:
         return
     scores = node.inputs[0].name if node.inputs[0] is not None else ""
-    loss = _PROBABILITIES[node.op_type]
+    loss = "bce" if node.op_type == "Sigmoid" else "cross_entropy"
     known = output.producer() is node and node.op_type != "LogSoftmax"
     by_name = f" prepare(loss={loss!r}) does so by itself." if known else ""
     yield (

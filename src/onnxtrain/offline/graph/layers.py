@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.op_facts import (
     ARITHMETIC,
     CONVOLUTIONS,
+    INVERTS,
     JOINS,
     KEEPS_CHANNELS,
     NORMS,
@@ -179,7 +180,7 @@ class DataFlow:
             operands = node.inputs if op == "Mul" else node.inputs[1:]
             found = (self._reduction(v, inverse=op == "Mul") for v in operands)
             return next((reduction for reduction in found if reduction is not None), None)
-        is_inverse = op in ("Div", "Pow", "Reciprocal")  # which TensorFlow multiplies by the scale
+        is_inverse = op in INVERTS  # TensorFlow multiplies it by the scale first
         return self._reduction(node.outputs[0], inverse=True) if is_inverse else None
 
     def _reduction(self, value: ir.Value | None, inverse: bool) -> ir.Node | None:

@@ -28,6 +28,8 @@ NORMS = _ops(
 )
 CONVOLUTIONS = _ops("Conv ConvInteger ConvTranspose DeformConv QLinearConv")
 PRODUCTS = CONVOLUTIONS | LINEAR | _ops("Einsum MatMulInteger QLinearMatMul")
+INVERTS = _ops("Div Pow Reciprocal")  # may compute 1 / x
+PROBABILITIES = _ops("LogSoftmax Sigmoid Softmax")  # made of scores
 JOINS = ARITHMETIC | _ops("Concat Sum Where")
 ACTIVATIONS = _ops(
     "Celu Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Softplus Softsign Swish "
