@@ -160,12 +160,14 @@ def test_a_pattern_that_matches_no_weight(tmp_path: Path) -> None:
         generate_artifacts(given, ["in*"], artifact_directory=tmp_path)
 
 
+@pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("way", ["argument", "context"])
-def test_a_library_of_operators_is_registered(way: str, tmp_path: Path) -> None:
+def test_a_library_of_operators_is_registered(way: str, verify: bool, tmp_path: Path) -> None:
     """What is no library is refused by onnxruntime, which shows that it was asked."""
     (tmp_path / "operators.so").write_text("no library")
-    options = {"ort_format": True, "artifact_directory": tmp_path / "out"}
-    with pytest.raises(OnnxTrainError, match=r"ORT format.*operators\.so"):
+    options = {"ort_format": True, "artifact_directory": tmp_path / "out", "verify": verify}
+    expected = r"custom_op_library.*operators\.so" if verify else r"ORT format.*operators\.so"
+    with pytest.raises(OnnxTrainError, match=expected):
         if way == "argument":
             library = os.fsencode(tmp_path / "operators.so")
             generate_artifacts(linear(), custom_op_library=library, **options)

@@ -221,9 +221,24 @@ def test_the_weights_behind_an_operator_without_gradient_train(tmp_path: Path) -
     assert "my.own.Strange (node 'strange')" in report.verdict
     with pytest.warns(TrainingWarning, match=r"1 weights do not train.*my\.own\.Strange"):
         made = onnxtrain.prepare(blocked(), tmp_path)
-    assert set(made.trainable) == {"w"} and "my.own.Strange" in made.notes[-1]
+    assert set(made.trainable) == {"w"} and "my.own.Strange" in " ".join(made.notes)
     with pytest.raises(OnnxTrainError, match="Strange"):
         onnxtrain.prepare(blocked(), tmp_path, train=["a", "w"])
+
+
+def test_scales_of_weights_that_the_graph_dequantizes() -> None:
+    nodes = [node("MatMulNBits", "x wq scales", "h", domain="com.microsoft", K=4, N=4, bits=4,
+                  block_size=16)]  # fmt: skip
+    tensors = {"wq": np.ones((4, 1, 8), np.uint8), "scales": array(4)}
+    given = network(nodes, tensors, domains=["com.microsoft"])
+    given.graph.value_info.append(value("h", ["batch", 4]))
+    assert set(onnxtrain.inspect(given).weights) == {"w"}
+    nodes = [node("Cast", "wq", "f", to=TensorProto.FLOAT), node("Mul", "f scales", "d"),
+             node("MatMul", "x d", "h")]  # fmt: skip
+    tensors = {"wq": np.ones((4, 4), np.int8), "scales": array(4)}
+    report = onnxtrain.inspect(network(nodes, tensors))
+    assert set(report.weights) == {"w"}
+    assert report.reasons["scales"] == "quantization scale in Mul 'd'"
 
 
 def test_nothing_to_train_names_what_was_left_out(tmp_path: Path) -> None:
@@ -265,7 +280,7 @@ def test_a_pattern_takes_no_bias_without_its_matrix(argument: str, tmp_path: Pat
 
 @pytest.mark.parametrize("last", ["Softmax", "Sigmoid"])
 def test_probabilities_before_a_loss_that_takes_scores(last: str, tmp_path: Path) -> None:
-    nodes = [node("MatMul", "x w", "scores"), node(last, "scores", "p"), node("Identity", "p", "y")]
+    nodes = [node("MatMul", "x w", "scores"), node(last, "scores", "p"), node("Flatten", "p", "y")]
     given = model(nodes, [value("x", ["n", 4])], [value("y", ["n", 3])], {"w": array(4, 3)})
     assert any("'scores'" in note and last in note for note in onnxtrain.inspect(given).notes)
     with pytest.warns(TrainingWarning, match=rf"comes out of a {last}.*'scores'"):

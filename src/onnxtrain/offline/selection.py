@@ -24,7 +24,7 @@ from onnxtrain.offline.frontend.torch_notes import TorchNotes, module_of
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.shapes import is_float
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
-from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use
+from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use, is_quantized
 
 _INTEGERS = "integers"
 
@@ -255,9 +255,8 @@ def _name_matrices(findings: dict[str, Finding]) -> dict[str, Finding]:
 
 
 def _kind_of_integers(value: ir.Value) -> str:
-    is_small = value.dtype is not None and value.dtype.bitwidth <= 8 and elements_of(value) > 1
     users = [node for node, _ in value.uses()]
-    if is_small and users and value.dtype != ir.DataType.BOOL:
+    if users and is_quantized(value):
         return f"quantized weight of {operator_name(users[0])}"
     return f"{_INTEGERS} ({str(value.dtype).lower()})"
 

@@ -29,8 +29,9 @@ from onnxtrain.offline.graph.op_facts import (
     RECURRENT,
     REORDERS,
     SETTING_INPUTS,
+    TAKES_PARTS,
 )
-from onnxtrain.offline.graph.shapes import dims_of, static_dims
+from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 # What torch calls the parameters of its layers.
@@ -130,6 +131,8 @@ class TensorUses:
             return self._with_data(node, index, value, source)
         if op == "Concat":
             return self._joined(node, value)
+        if node.domain and any(v is not None and is_quantized(v) for v in node.inputs):
+            return Use(f"quantization scale of {operator_name(node)}", node)
         if node.domain:
             return Use(f"input of {operator_name(node)}", node, index > 0 and _size(value) != 1)
         return Use(f"input of {op}", node, is_guess=True)
@@ -159,6 +162,9 @@ class TensorUses:
         """Follow an initializer through arithmetic with others."""
         if node.op_type == "Div" and index == 1:
             return Use("divisor in Div", node)
+        others = [v for i, v in enumerate(node.inputs) if i != index]
+        if node.op_type in ARITHMETIC and any(map(_is_from_integers, others)):
+            return Use(f"quantization scale in {node.op_type}", node)
         if node.op_type in ("Sin", "Cos"):
             return Use(f"frequencies of {node.op_type}", node, is_guess=True)
         if node.op_type in ARITHMETIC and static_dims(value) == ():
@@ -262,6 +268,26 @@ class TensorUses:
             else:
                 users.append(user)
         return users
+
+
+def _is_from_integers(value: ir.Value | None) -> bool:
+    """Whether a value is made of integers, as weights are that a graph dequantizes itself."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain:
+        return False
+    x = node.inputs[0] if node.inputs else None
+    if node.op_type == "Cast" and x is not None and not is_float(x):
+        return True
+    if node.op_type in ARITHMETIC:
+        return any(map(_is_from_integers, node.inputs))
+    return node.op_type in REORDERS | TAKES_PARTS and _is_from_integers(x)
+
+
+def is_quantized(value: ir.Value) -> bool:
+    """Whether a tensor has elements of a byte or less, as quantized weights do."""
+    if value.const_value is None or value.dtype in (None, ir.DataType.BOOL, ir.DataType.STRING):
+        return False
+    return value.dtype.bitwidth <= 8 and value.const_value.size > 1
 
 
 def _recurrent_names(node: ir.Node, label: str) -> tuple[str, ...]:

@@ -41,7 +41,12 @@ def verify(
         made.log_severity_level = 4  # what it would say is in the error
         made.add_session_config_entry("session.disable_prepacking", "1")
         if custom_op_library is not None:
-            made.register_custom_ops_library(custom_op_library)
+            try:
+                made.register_custom_ops_library(custom_op_library)
+            except Exception as error:  # onnxruntime has many kinds of errors and no common one
+                raise OnnxTrainError(
+                    f"the custom_op_library {custom_op_library!r} cannot be loaded: {error}"
+                ) from None
         return made
 
     settings = Settings(["CPUExecutionProvider"], options)
