@@ -39,7 +39,10 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "gru": (lambda: Recurrent(nn.GRU), (2, 5, 3)),
     "rnn": (lambda: Recurrent(nn.RNN), (2, 5, 3)),
     "transformer": (
-        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 4, 8),
+        lambda: nn.Sequential(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Linear(8, 3)
+        ),
+        (2, 4, 8),
     ),
 }  # fmt: skip
 

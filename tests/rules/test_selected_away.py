@@ -267,3 +267,37 @@ def test_weights_behind_a_masked_softmax_train() -> None:
     slope = p[0] * p[1]
     expected = np.outer([4, 5, 6], [-slope, slope, 0])
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_usual_layers_are_not_guarded() -> None:
+    """A normalization divides by √(var + ε); a causal softmax has no row of -∞ to select away."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 18]>
+        agraph (float[n, 4] x) => (float loss)
+        <float[4, 4] w = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, float epsilon = {0.1},
+         float[4, 4] mask = {0, -inf, -inf, -inf, 0, 0, -inf, -inf, 0, 0, 0, -inf, 0, 0, 0, 0},
+         float two = {2}, int64[1] last = {-1}, int64 first = {0}> {
+            h = MatMul(x, w)
+            m = ReduceMean(h, last)
+            c = Sub(h, m)
+            q = Pow(c, two)
+            v = ReduceMean(q, last)
+            e = Add(v, epsilon)
+            s = Sqrt(e)
+            y = Div(c, s)
+            t = Transpose(y)
+            scores = MatMul(y, t)
+            d = Shape<start=1>(x)
+            f = Cast<to=1>(d)
+            r = Sqrt(f)
+            scaled = Div(scores, r)
+            masked = Add(scaled, mask)
+            p = Softmax(masked)
+            a = MatMul(p, y)
+            o = MatMul(a, w)
+            picked = Gather(o, first)
+            loss = ReduceSum<keepdims=0>(picked)
+        }
+    """
+    graphs = build_training_graphs(onnx.parser.parse_model(text), ["loss"], ["w"])
+    assert "IsNaN" not in {node.op_type for node in graphs.training.graph.node}

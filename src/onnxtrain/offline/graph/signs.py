@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.op_facts import KEEPS_SIGN, NOT_NEGATIVE
 from onnxtrain.offline.graph.shapes import constant_array
 
-_DEPTH = 8  # nodes to look back
+_DEPTH = 12  # nodes to look back
 
 
 def is_positive(value: ir.Value | None, depth: int = _DEPTH) -> bool:
@@ -43,7 +43,11 @@ def _result_is(node: ir.Node, strict: bool, depth: int) -> bool:
     inputs, op_type = node.inputs, node.op_type
     if op_type in KEEPS_SIGN:
         return _at_least(inputs[0], 0.0, strict, depth)
+    if op_type in ("Shape", "Size"):  # where a size is zero, there is nothing to compute with it
+        return True
     if op_type in ("Sqrt", "Reciprocal") and is_positive(inputs[0], depth):
+        return True
+    if op_type in ("Mul", "Div") and all(is_positive(v, depth) for v in inputs):
         return True
     if op_type in ("Add", "Sum"):
         certain = all(is_not_negative(v, depth) for v in inputs)
