@@ -19,8 +19,13 @@ import { numberOf } from "./module.js";
 import type { Json } from "./json.js";
 import { startingSeed } from "./random.js";
 import type { TypedArray } from "./runtime.js";
-import { type LRScheduler, PlateauLRScheduler, schedulerNames, SCHEDULERS } from "./schedulers.js";
-import { isScheduler } from "./scheduler-base.js";
+import {
+  isScheduler,
+  type LRScheduler,
+  PlateauLRScheduler,
+  schedulerNames,
+  SCHEDULERS,
+} from "./schedulers.js";
 import type { TrainingSession } from "./session.js";
 
 export { accuracy } from "./fit-evaluation.js";
@@ -94,10 +99,14 @@ export async function fit(
   data: FitData,
   options: FitOptions = {},
 ): Promise<History> {
+  const { scheduler } = options;
+  // The schedule of a run ends with it; a scheduler of the caller stays.
+  const isOwn = scheduler !== undefined && !isScheduler(scheduler);
+  const end = isOwn ? session.requireOptimizer().runSchedule() : undefined;
   try {
     return await new Run(session, data, options).run();
   } finally {
-    session.optimizer?.endRunSchedule();
+    end?.();
   }
 }
 
@@ -167,8 +176,7 @@ class Run {
       this._best =
         earlier?.monitor === monitor ? earlier : { monitor, value: null, epoch: null, waited: 0 };
     }
-    // A new run has a schedule of its own; a scheduler of the caller stays.
-    if (_options.scheduler && !isScheduler(_options.scheduler)) optimizer.beginRunSchedule();
+    // A new run has a schedule of its own.
     _session.state.savedScheduler = saved
       ? savedScheduler(saved.position, optimizer.schedulerState())
       : null;

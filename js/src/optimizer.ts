@@ -32,8 +32,7 @@ export class Optimizer {
   private _count = 0;
   private _attached: LRScheduler | null = null;
   /** While a run's own schedule sets the rate: rate and scheduler of before, which last. */
-  private _lasting: { rate: number; attached: LRScheduler | null; saved: JsonObject | null } | null =
-    null;
+  private _lasting: [number, JsonObject | null] | null = null;
 
   private constructor(
     private readonly _module: Module,
@@ -148,22 +147,20 @@ export class Optimizer {
 
   /** @internal The rate that a checkpoint holds: that of before a run's own schedule. */
   get lastingRate(): number {
-    return this._lasting?.rate ?? this._rate;
+    return this._lasting?.[0] ?? this._rate;
   }
 
-  /** @internal Let the schedule of a run set the rate until `endRunSchedule`. */
-  beginRunSchedule(): void {
-    const { _rate: rate, _attached: attached } = this;
-    this._lasting = { rate, attached, saved: this.schedulerState() };
-  }
-
-  /** @internal Bring the rate and the scheduler of before back. */
-  endRunSchedule(): void {
-    if (!this._lasting) return;
-    this._rate = this._lasting.rate;
-    this._attached = this._lasting.attached;
-    if (!this._attached) this._state.savedScheduler = this._lasting.saved;
-    this._lasting = null;
+  /** @internal Let the schedule of a run set the rate, until the result is called. */
+  runSchedule(): () => void {
+    const { _rate, _attached } = this;
+    const saved = this.schedulerState();
+    this._lasting = [_rate, saved];
+    return () => {
+      this._lasting = null;
+      this._rate = _rate;
+      this._attached = _attached;
+      this._state.savedScheduler = saved;
+    };
   }
 
   /** Remember the scheduler; returns what the checkpoint holds for its kind, once. */
@@ -223,7 +220,7 @@ export class Optimizer {
 
   /** @internal The state of the scheduler as a checkpoint holds it. */
   schedulerState(): JsonObject | null {
-    if (this._lasting) return this._lasting.saved;
+    if (this._lasting) return this._lasting[1];
     if (!this._attached) return this._state.savedScheduler;
     return new Map<string, string | JsonObject>([
       ["kind", this._attached.kind],

@@ -214,8 +214,3 @@ export class LinearLRScheduler extends FormulaLRScheduler {
     );
   }
 }
-
-/** @internal Whether this is a scheduler, and not the name or the settings of one. */
-export function isScheduler(given: object | string): given is LRScheduler {
-  return typeof given === "object" && "kind" in given && "step" in given;
-}

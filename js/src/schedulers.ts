@@ -340,3 +340,8 @@ export const SCHEDULERS = {
 export function schedulerNames(): string {
   return Object.keys(SCHEDULERS).sort(byCodePoints).join(", ");
 }
+
+/** @internal Whether this is a scheduler, and not the name or the settings of one. */
+export function isScheduler(given: object | string): given is LRScheduler {
+  return typeof given === "object" && "kind" in given && "step" in given;
+}

@@ -169,9 +169,18 @@ def test_inspect_says_what_would_train(model, capsys) -> None:
     shown = result(capsys, "inspect", "model.onnx")
     assert shown["can_train"]
     assert shown["weights"]["fc1.weight"] == 64 * 512
+    assert shown["reasons"]["fc1.weight"].startswith("weight of ")
+    assert shown["verdict"].startswith("trains wholly")
     text = run(capsys, "inspect", "model.onnx", "--weights")
-    assert "conv1.weight" in text
-    assert "MB per sample" in text
+    assert "conv1.weight" in text and "weight of Conv" in text
+    assert "MB per sample" in text and "verdict       trains wholly" in text
+    bounded = network()
+    bounded.graph.initializer.append(onnx.helper.make_tensor("low", 1, [], [0.0]))
+    bounded.graph.node.append(onnx.helper.make_node("Clip", ["scores", "low"], ["y"], "clip"))
+    bounded.graph.output[0].name = "y"
+    onnx.save(bounded, "bounded.onnx")
+    assert "bound of Clip 'clip'" in run(capsys, "inspect", "bounded.onnx", "--all")
+    assert "'clip'" not in run(capsys, "inspect", "bounded.onnx", "--weights")
 
 
 def test_prepare_trains_what_was_asked_for(model, capsys) -> None:

@@ -129,6 +129,7 @@ HOW = {
     "plain": {},
     "accumulated": {"accumulate": 2},
     "micro": {"micro_batch_size": 3},
+    "split": {"validation_split": 0.3},
     "early": {
         "validation": samples(10, "cnn", seed=4),
         "callbacks": [EarlyStopping(patience=2, min_delta=0.01)],

@@ -23,6 +23,7 @@ RUN_BY = {
     "console": "tests/docs/test_examples.py",
     "sh": "this file",
     "js": "js/test",
+    "py": "this file",
     "text": "nobody",
 }
 
@@ -63,6 +64,14 @@ def test_blocks_stand_where_tests_look_for_them() -> None:
     outside = {page for page in where["python"] if not page.startswith("docs/")}
     assert outside == {"README.md", "CONTRIBUTING.md"}
     assert where["js"] == {"docs/javascript.md"}
+
+
+def test_python_that_needs_other_packages_compiles() -> None:
+    """Code of converters, which the tests do not install, is marked `py`."""
+    found = [block for block in blocks() if block.language == "py"]
+    assert {block.page for block in found} == {"docs/exporting.md"}
+    for block in found:
+        compile(block.text, block.page, "exec")
 
 
 def commands() -> list[tuple[str, str]]:

@@ -20,17 +20,19 @@ def export(net: torch.nn.Module, x: torch.Tensor, exporter: str) -> onnx.ModelPr
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _torchscript(net, x) if exporter == "torchscript" else _dynamo(net, x, exporter)
+            if exporter.startswith("torchscript"):
+                return _torchscript(net, x, folded=exporter == "torchscript-folded")
+            return _dynamo(net, x, exporter)
     finally:
         logging.disable(logging.NOTSET)
 
 
-def _torchscript(net: torch.nn.Module, x: torch.Tensor) -> onnx.ModelProto:
+def _torchscript(net: torch.nn.Module, x: torch.Tensor, folded: bool) -> onnx.ModelProto:
     file = io.BytesIO()
     mode = torch.onnx.TrainingMode
     torch.onnx.export(
         net, (x,), file, dynamo=False, input_names=["x"], output_names=["y"], opset_version=17,
-        dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}}, do_constant_folding=False,
+        dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}}, do_constant_folding=folded,
         training=mode.TRAINING if net.training else mode.EVAL,
     )  # fmt: skip
     return onnx.load_from_string(file.getvalue())

@@ -194,6 +194,31 @@ def test_the_true_reason(module, trains, how, message, tmp_path) -> None:
         train(tmp_path, IMAGES, cache_features=True)
 
 
+def test_a_batch_that_the_session_fixes(tmp_path) -> None:
+    prepared(tmp_path, Convs(), image(), ["conv2*", "fc*"], {})
+    found = []
+    for options in ({}, {"batch_size": 4}, {"batch_size": "auto"}):
+        session = onnxtrain.TrainingSession(tmp_path, **options)
+        history = onnxtrain.fit(
+            session, (IMAGES, LABELS), 2, batch_size=4, seed=5, drop_last=True, progress=False,
+            cache_features=True,
+        )  # fmt: skip
+        found.append(history.losses)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
+
+
+# onnxruntime's converter does not close the files that it reads.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_ort_format_is_refused(tmp_path) -> None:
+    prepared(tmp_path, Convs(), image(), ["fc*"], {}, ort_format=True)
+    for path in tmp_path.glob("*.onnx"):
+        path.unlink()
+    with pytest.raises(ArgumentError, match="ORT format"):
+        train(tmp_path, IMAGES, cache_features=True)
+
+
 def test_a_fixed_batch(tmp_path) -> None:
     prepared(tmp_path, Convs(), image(4), ["conv2*", "fc*"], {"fixed": True})
     losses, values = train(tmp_path, IMAGES, drop_last=True)

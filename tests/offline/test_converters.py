@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from onnxtrain.errors import ModelError
 
 X = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32) * [1, 5, 0.2, 3] + 2
 X = X.astype(np.float32)
@@ -57,6 +58,24 @@ def test_a_pipeline_of_scikit_learn_trains(tmp_path) -> None:
     probabilities = session.predict(X)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
     assert (probabilities.argmax(axis=1) == LABELS).mean() > 0.9
+
+
+def test_probabilities_in_dictionaries_are_refused_with_what_to_do(tmp_path) -> None:
+    model = pipeline()
+    zipped = helper.make_node(
+        "ZipMap", ["soft"], ["by class"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]
+    )
+    model.graph.node.append(zipped)
+    del model.graph.output[1]
+    kind = helper.make_map_type_proto(
+        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    )
+    model.graph.output.append(
+        helper.make_value_info("by class", helper.make_sequence_type_proto(kind))
+    )
+    for call in (lambda: onnxtrain.inspect(model), lambda: onnxtrain.prepare(model, tmp_path)):
+        with pytest.raises(ModelError, match=r"'by class' as dictionaries .*=\{'zipmap': False\}"):
+            call()
 
 
 @pytest.mark.parametrize("identities", [0, 1, 3])

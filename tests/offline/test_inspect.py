@@ -1,6 +1,7 @@
 """What is told of a model before anything ships, by `inspect` and by `generate_artifacts`."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +10,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import helper
+from onnx import TensorProto, helper
 
 import onnxtrain
 from exporting import export
 from graphs import linear, model, value
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
-from onnxtrain.errors import UnknownNameError
+from onnxtrain.errors import ModelError, UnknownNameError
 from zoo import Bert, MobileNetV2, ResNet18
 
 
@@ -125,6 +126,93 @@ def test_what_would_stand_in_the_way_of_training_more(tmp_path: Path) -> None:
     assert list(written.trainable) == ["v"]
     assert "my.own.NotKnown" in written.without_gradient[0]
     assert "no gradient   my.own.NotKnown" in str(written)
+
+
+# ---- before anything is written ------------------------------------------------------------------
+
+
+def classifier(batch: int | str, last: str, opset: int = 13) -> onnx.ModelProto:
+    """Conv with bias, pool, Gemm, and what comes last."""
+    return model(
+        [
+            helper.make_node("Conv", ["x", "k1", "b1"], ["c1"], "conv1"),
+            helper.make_node("Conv", ["c1", "k2", "b2"], ["c2"], "conv2"),
+            helper.make_node("GlobalAveragePool", ["c2"], ["pooled"], "pool"),
+            helper.make_node("Flatten", ["pooled"], ["flat"], "flat"),
+            helper.make_node("Gemm", ["flat", "w", "b"], ["scores"], "head"),
+            helper.make_node(last, ["scores"], ["y"], "last"),
+        ],
+        [value("x", [batch, 3, 8, 8])],
+        [value("y", [batch, 5]) if last != "ArgMax" else value("y", [1, 5], TensorProto.INT64)],
+        {
+            "k1": np.ones((4, 3, 3, 3), np.float32), "b1": np.ones(4, np.float32),
+            "k2": np.ones((6, 4, 3, 3), np.float32), "b2": np.ones(6, np.float32),
+            "w": np.ones((6, 5), np.float32), "b": np.ones(5, np.float32),
+        },
+        opset=opset,
+        producer_name="exporter", producer_version="1.2",
+    )  # fmt: skip
+
+
+def test_what_a_user_has_to_know() -> None:
+    report = onnxtrain.inspect(classifier("n", "Relu"))
+    assert report.inputs == {"x": "float32[n, 3, 8, 8]"}
+    assert report.output_types == {"y": "float32[n, 5]"}
+    assert (report.file_opset, report.opset, report.ir_version) == (13, 18, 8)
+    assert report.producer == "exporter 1.2"
+    assert report.features == {"pooled": "float32[n, 6, 1, 1]"}
+    shown = str(report)
+    for words in (
+        "x float32[n, 3, 8, 8]", "opset 13, upgraded to 18, IR version 8, from exporter 1.2",
+        "2 weights of Conv ('k1', 'k2')", "after=        pooled",
+        "verdict       trains wholly: all 6 weights",
+    ):  # fmt: skip
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (classifier("n", "Relu"), "No BatchNormalization left: folded into Conv?"),
+        (classifier("n", "Softmax"), "'y' comes out of Softmax.*of='scores'.*does so by itself"),
+        (classifier("n", "LogSoftmax"), "'y' comes out of LogSoftmax"),
+        (classifier("n", "Sigmoid"), "'y' comes out of Sigmoid, which bce contains"),
+        (classifier(1, "Relu"), "batch is fixed at 1: .*batch_size=1, accumulate=32"),
+        (classifier(4, "Relu"), "batch is fixed at 4"),
+    ],
+)
+def test_notes(given: onnx.ModelProto, words: str) -> None:
+    notes = onnxtrain.inspect(given).notes
+    assert any(re.search(words, note) for note in notes), notes
+
+
+def test_few_notes_where_all_is_well() -> None:
+    given = classifier("n", "Relu")
+    del given.graph.node[0].input[2], given.graph.initializer[1]
+    assert onnxtrain.inspect(given).notes == ()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_mode_of_batch_normalization(training: bool) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).train(training)
+    notes = onnxtrain.inspect(export(net, torch.randn(2, 3, 8, 8), "torchscript")).notes
+    words = "1 of 1 BatchNormalization use the statistics of the batch" if training else "stored"
+    assert len(notes) == 1 and words in notes[0]
+
+
+def test_an_output_without_gradient() -> None:
+    report = onnxtrain.inspect(classifier(1, "ArgMax"))
+    assert not report.can_train and report.weights == {}
+    assert report.verdict.startswith("does not train: no gradient comes from 'y' to 'k1'")
+    assert report.features and "after=" in report.verdict
+
+
+def test_a_classifier_that_cannot_be_replaced_names_what_after_can_be() -> None:
+    with pytest.raises(ModelError, match=r"ArgMax.*after='\.\.\.'\. It can read 'pooled'"):
+        onnxtrain.replace_classifier(classifier(1, "ArgMax"), 3)
+    replaced = onnxtrain.replace_classifier(classifier("n", "ArgMax"), 3, after="pooled")
+    assert onnxtrain.inspect(replaced.model).can_train
 
 
 # ---- memory --------------------------------------------------------------------------------------

@@ -129,6 +129,8 @@ def test_the_name_of_a_parameter_is_kept(tmp_path: Path) -> None:
 
 W = RANDOM.standard_normal((6, 6)).astype(np.float32)
 PATTERNS = {
+    "single": np.full((1, 1), 0.3, np.float32),
+    "empty": np.zeros((6, 0), np.float32),
     "zeros": np.zeros((6, 6), np.float32),
     "ones": np.ones((6, 6), np.float32),
     "identity": np.eye(6, dtype=np.float32),
@@ -140,7 +142,12 @@ PATTERNS = {
 @pytest.mark.parametrize("kind", PATTERNS)
 def test_what_is_equal_by_initialization_trains_apart(kind: str) -> None:
     second = PATTERNS[kind]
-    report = onnxtrain.inspect(chain(a=W if kind == "different" else second, b=second))
+    first = W if kind == "different" else second
+    nodes = [helper.make_node("Gather", [n, "x"], [f"{n}_row"], f"row_{n}") for n in ("a", "b")]
+    nodes.append(helper.make_node("Concat", ["a_row", "b_row"], ["y"], "join", axis=0))
+    ids = value("x", ["n"], onnx.TensorProto.INT64)
+    made = model(nodes, [ids], [value("y", None)], {"a": first, "b": second})
+    report = onnxtrain.inspect(made)
     assert list(report.weights) == ["a", "b"] and not report.tied
 
 
@@ -248,3 +255,42 @@ def test_weights_inside_a_branch_are_tied_too(tmp_path: Path) -> None:
     (y,) = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": x, "flag": flag})
     w = session.get_parameter("a")
     np.testing.assert_allclose(y, w.T @ w, rtol=1e-4, atol=1e-4)
+
+
+def recurrent(names: tuple[str, str]) -> onnx.ModelProto:
+    """Two LSTM layers, one behind the other, whose weights have these prefixes."""
+    random = np.random.default_rng(3)
+    shapes = {"w": (1, 16, 4), "r": (1, 16, 4), "b": (1, 32)}
+    weights = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    tensors = {f"{name}_{key}": w for name in names for key, w in weights.items()}
+    nodes = []
+    for i, name in enumerate(names):
+        inputs = [f"h{i}", *(f"{name}_{key}" for key in weights)]
+        nodes += [
+            helper.make_node("LSTM", inputs, [f"s{i}"], f"lstm{i}", hidden_size=4),
+            helper.make_node("Squeeze", [f"s{i}", "axis"], [f"h{i + 1}"], f"squeeze{i}"),
+        ]
+    return model(
+        nodes, [value("h0", [3, "n", 4])], [value("h2", [3, "n", 4])],
+        tensors | {"axis": np.array([1])},
+    )  # fmt: skip
+
+
+def test_copies_train_as_one_initializer_that_is_used_twice(tmp_path: Path) -> None:
+    """Weights of recurrent layers, and their biases, which are matrices in ONNX."""
+    x, target = (
+        RANDOM.standard_normal((3, 2, 4)).astype(np.float32),
+        np.zeros((3, 2, 4), np.float32),
+    )
+    stepped = {}
+    for kind, names in (("copies", ("a", "b")), ("shared", ("a", "a"))):
+        made = prepare(recurrent(names), tmp_path / kind, **TYPES)
+        assert list(made.trainable) == ["a_w", "a_r", "a_b"]
+        session = onnxtrain.TrainingSession.from_folder(tmp_path / kind)
+        session.set_learning_rate(1.0)
+        for _ in range(3):
+            session.step(x, target)
+        stepped[kind] = session
+    for name in ("a_w", "a_r", "a_b"):
+        copies, shared = (stepped[kind].get_parameter(name) for kind in ("copies", "shared"))
+        np.testing.assert_allclose(copies, shared, rtol=1e-4, atol=1e-5)

@@ -224,3 +224,13 @@ def test_gradient_in_double_precision(name: str) -> None:
 def test_a_condition_that_is_false_from_the_start() -> None:
     model = model_of("rnn", "t", "n")
     check_gradient(model, feeds_of(4, c=False), ["h"], "y")
+
+
+def test_a_count_and_a_condition_that_are_vectors() -> None:
+    text = HEADER.format(t="t", n="n", out="n,3") + MODELS["rnn"][1].replace("STEP", STEP)
+    text = text.replace("int64 n, bool c", "int64[1] n, bool[1] c")
+    model = onnx.parser.parse_model(
+        text.replace("bool go", "bool[1] go").replace("bool on", "bool[1] on")
+    )
+    feeds = {**feeds_of(3), "n": np.array([3]), "c": np.array([True])}
+    check_gradient(model, feeds, ["x", "w", "v", "h"], "y")

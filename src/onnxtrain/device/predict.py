@@ -47,7 +47,7 @@ def predict(
         An array with a row for each sample; a tuple of them if there are several outputs.
 
     Examples:
-        >>> scores = onnxtrain.predict("personal.onnx", images)
+        >>> scores = onnxtrain.predict("mobilenet.onnx", images)
         >>> scores.argmax(axis=1)
 
     """

@@ -10,7 +10,7 @@ from onnxtrain.offline.graph.op_facts import NORMS, REORDERS
 from onnxtrain.offline.selection import Finding, Survey
 
 _PROBABILITIES = {
-    "Softmax": "cross-entropy", "LogSoftmax": "cross-entropy", "Sigmoid": "binary cross-entropy",
+    "Softmax": "cross_entropy", "LogSoftmax": "cross_entropy", "Sigmoid": "bce",
 }  # fmt: skip
 _FUSED_BY = "pkg.onnxscript.rewriter.rule_name"
 
@@ -48,9 +48,12 @@ def _on_probabilities(output: ir.Value) -> Iterator[str]:
     if node is None:
         return
     scores = node.inputs[0].name if node.inputs[0] is not None else ""
+    loss = _PROBABILITIES[node.op_type]
+    known = output.producer() is node and node.op_type != "LogSoftmax"
+    by_name = f" prepare(loss={loss!r}) does so by itself." if known else ""
     yield (
-        f"{output.name!r} comes out of {node.op_type}, which {_PROBABILITIES[node.op_type]} "
-        f"contains: compute that loss from the scores (of={scores!r}), not from probabilities."
+        f"{output.name!r} comes out of {node.op_type}, which {loss} contains: compute that loss "
+        f"from the scores before it (of={scores!r}).{by_name}"
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.offline.memory import Activations, megabytes
-from onnxtrain.offline.selection import Finding, Role, some_of
+from onnxtrain.offline.selection import Finding, some_of
 
 _LONGEST = 24  # characters of a dimension; formulas of sizes are longer
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
@@ -102,27 +102,23 @@ class Report:
                        f"{f', from {self.producer}' if self.producer else ''}"),
             ("weights", f"{len(self.weights)} tensors, {self.parameter_count:,} parameters, "
                         f"{megabytes(self.parameter_bytes)}"),
-            *_grouped(self._of(Role.WEIGHT)),
+            *_grouped(self.tensors[name] for name in self.weights),
             ("tied", "; ".join(self.tied)),
             ("statistics", f"{len(self.statistics)} tensors (BatchNormalization)"),
             ("constants", f"{len(self.constants)} tensors"),
-            *_grouped(f for f in self._of(Role.CONSTANT) if not f.is_plain),
+            *_grouped(self.tensors[n] for n in self.constants if not self.tensors[n].is_plain),
             ("activations", str(self.activations or "not known: there is no gradient")),
             ("renamed", self._renamed()),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
-            ("after=", _ports(self.features)),
+            ("after=", _ports(self.features, 3)),
             *(("note", note) for note in self.notes),
             ("verdict", self.verdict),
         ]  # fmt: skip
         return "\n".join(f"{name:14}{text}" for name, text in lines if text)
 
-    def _of(self, role: Role) -> Iterator[Finding]:
-        listed = self.weights if role is Role.WEIGHT else self.tensors  # a tied copy is no other
-        return (f for f in self.tensors.values() if f.role is role and f.name in listed)
-
     def _renamed(self) -> str:
-        renamed = [f for f in self._of(Role.WEIGHT) if f.modules]
+        renamed = [self.tensors[name] for name in self.weights if self.tensors[name].modules]
         if not renamed:
             return ""
         first = renamed[0]

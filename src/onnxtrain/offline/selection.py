@@ -23,7 +23,8 @@ from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
 from onnxtrain.offline.frontend.torch_notes import TorchNotes, module_of
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.shapes import is_float
-from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use
+from onnxtrain.offline.graph.subgraphs import subgraphs_of
+from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use, is_quantized
 
 _INTEGERS = "integers"
 
@@ -124,7 +125,9 @@ class Survey:
     def blocked(self) -> frozenset[str]:
         """The weights that reach the output through an operator without a gradient."""
         path, nodes = self._expanded
-        before = {v for node in nodes for v in path.edges[node]}
+        bodies = {b: outer for outer in path.edges for b in subgraphs_of(outer)} if nodes else {}
+        outer = {inner: node for body, node in bodies.items() for inner in body.all_nodes()}
+        before = {v for node in nodes for v in path.edges[outer.get(node, node)]}
         for node in reversed(path.edges):
             if any(v in before for v in node.outputs):
                 before.update(path.edges[node])
@@ -149,7 +152,7 @@ def survey(model: ir.Model, output: ir.Value | str, brought: Collection[str] = (
     reached = set(path.reached())
     sorter = _Sorter(model, statistics, brought, reached)
     drafts = [sorter.find(value) for value in graph.initializers.values()]
-    findings = {f.name: f for f in _settle_constants(drafts, graph)}
+    findings = _name_matrices({f.name: f for f in _settle_constants(drafts, graph)})
     return Survey(model, output, findings, frozenset(v.name or "" for v in reached))
 
 
@@ -213,13 +216,13 @@ class _Sorter:
     def _modules(self, value: ir.Value, name: str, uses: Sequence[Use]) -> Iterator[str]:
         """Yield what torch calls a tensor that has another name in the model."""
         known = list(dict.fromkeys(self._notes.folded_names(value)))
-        if known or ("." in name and not name.startswith(("/", "onnx::"))):
+        if known or _is_path(name):
             yield from known
             return
         for use in uses:
             module = module_of(use.node)
             if use.is_weight and module:
-                yield f"{module}.{use.leaf or 'weight'}"
+                yield from (f"{module}.{leaf}" for leaf in use.leaves)
 
     def _matrices(self, uses: Sequence[Use]) -> Iterator[str]:
         """Yield the initializers behind the matrix that a tensor is the bias of."""
@@ -233,10 +236,27 @@ class _Sorter:
                 waiting += [v for v in producer.inputs if v is not None]
 
 
+def _is_path(name: str) -> bool:
+    """Whether a name is that of a parameter in torch, and not one that an exporter made."""
+    return "." in name and not name.startswith(("/", "onnx::"))
+
+
+def _name_matrices(findings: dict[str, Finding]) -> dict[str, Finding]:
+    """Call a matrix that has lost its name after its bias: `query.weight`, as in `query.bias`."""
+    found = dict(findings)
+    for bias in findings.values():
+        if not (_is_path(bias.name) and bias.name.endswith("bias")):
+            continue
+        known = f"{bias.name.removesuffix('bias')}weight"
+        for matrix in (found[name] for name in bias.matrices):
+            if not _is_path(matrix.name) and known not in (*found, *matrix.modules):
+                found[matrix.name] = replace(matrix, modules=(*matrix.modules, known))
+    return found
+
+
 def _kind_of_integers(value: ir.Value) -> str:
-    is_small = value.dtype is not None and value.dtype.bitwidth <= 8 and elements_of(value) > 1
     users = [node for node, _ in value.uses()]
-    if is_small and users and value.dtype != ir.DataType.BOOL:
+    if users and is_quantized(value):
         return f"quantized weight of {operator_name(users[0])}"
     return f"{_INTEGERS} ({str(value.dtype).lower()})"
 

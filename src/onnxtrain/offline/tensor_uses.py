@@ -29,11 +29,17 @@ from onnxtrain.offline.graph.op_facts import (
     RECURRENT,
     REORDERS,
     SETTING_INPUTS,
+    TAKES_PARTS,
 )
-from onnxtrain.offline.graph.shapes import dims_of, static_dims
+from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
-_TORCH_RECURRENT = {"input weight": "weight_ih", "recurrent weight": "weight_hh", "bias": "bias_ih"}
+# What torch calls the parameters of its layers.
+_TORCH = {"scale": "weight", "slope": "weight"}
+_TORCH_RECURRENT = {
+    "input weight": ("weight_ih",), "recurrent weight": ("weight_hh",),
+    "bias": ("bias_ih", "bias_hh"),
+}  # fmt: skip
 TRAIN_IT = "name it in train= to train it"
 _FOLLOWING = PRODUCTS | NORMS | RECURRENT | ACTIVATIONS | POOLS
 
@@ -46,7 +52,7 @@ class Use:
     node: ir.Node
     is_weight: bool = False
     is_guess: bool = False  # something learned may do this too
-    leaf: str = ""  # what torch calls such a parameter
+    leaves: tuple[str, ...] = ("weight",)  # what torch calls such a parameter
     matrix: ir.Value | None = field(default=None, compare=False)  # whose bias it is
 
     @property
@@ -116,15 +122,17 @@ class TensorUses:
         if op in CONTROL:
             return self._into_body(node, index)
         if indices is not None and static_dims(indices) != ():
-            return Use("embedding table of Gather", node, True, leaf="weight")
+            return Use("embedding table of Gather", node, True)
         if not any(self.flow.varies(v) for v in node.outputs):
             return self._without_data(node, index, value)
         if op in PRODUCTS:
-            return Use(f"weight of {op}", node, True, leaf="weight")
+            return Use(f"weight of {op}", node, True)
         if op in ARITHMETIC:
             return self._with_data(node, index, value, source)
         if op == "Concat":
             return self._joined(node, value)
+        if node.domain and any(v is not None and is_quantized(v) for v in node.inputs):
+            return Use(f"quantization scale of {operator_name(node)}", node)
         if node.domain:
             return Use(f"input of {operator_name(node)}", node, index > 0 and _size(value) != 1)
         return Use(f"input of {op}", node, is_guess=True)
@@ -139,12 +147,9 @@ class TensorUses:
             return Use(f"fixed {label} of {op}", node)
         if op in PRODUCTS and label == "weight" and self._is_frequency(node, value):
             return Use(f"frequencies of Sin and Cos behind {op}", node, is_guess=True)
-        leaf = {"scale": "weight", "slope": "weight"}.get(label, label)
-        if op in RECURRENT:
-            layer = re.search(r"_(\d+)$", node.name or "")
-            leaf = f"{_TORCH_RECURRENT.get(label, label)}_l{layer[1] if layer else 0}"
+        leaves = _recurrent_names(node, label) if op in RECURRENT else (_TORCH.get(label, label),)
         matrix = node.inputs[1] if label == "bias" and op in PRODUCTS | RECURRENT else None
-        return Use(f"{label} of {op}", node, True, leaf=leaf, matrix=matrix)
+        return Use(f"{label} of {op}", node, True, leaves=leaves, matrix=matrix)
 
     def _into_body(self, node: ir.Node, index: int) -> Use | Sequence[ir.Value]:
         """Follow what Scan slices into its body; what Loop and Scan carry is no weight."""
@@ -157,6 +162,9 @@ class TensorUses:
         """Follow an initializer through arithmetic with others."""
         if node.op_type == "Div" and index == 1:
             return Use("divisor in Div", node)
+        others = [v for i, v in enumerate(node.inputs) if i != index]
+        if node.op_type in ARITHMETIC and any(map(_is_from_integers, others)):
+            return Use(f"quantization scale in {node.op_type}", node)
         if node.op_type in ("Sin", "Cos"):
             return Use(f"frequencies of {node.op_type}", node, is_guess=True)
         if node.op_type in ARITHMETIC and static_dims(value) == ():
@@ -167,8 +175,6 @@ class TensorUses:
         """Return the use as a bias or scale, with an element for each channel of a layer."""
         op, other = node.op_type, node.inputs[1 - index]
         size = _size(value) or _size(source)
-        if op == "Mul" and other is not None:
-            size = _elements_on_axes_of(value, other) or size
         what, does = ("bias", "added to") if op in ("Add", "Sub") else ("scale", "factor of")
         layer = None if other is None else self.flow.layer_behind(other)
         if op == "Div" and index == 0:
@@ -181,14 +187,16 @@ class TensorUses:
             is_weight = not self.has_layers and static_dims(value) != ()
             text = f"{does} data{'' if is_weight else ' that no layer made'}, in {op}"
             return Use(text, node, is_weight, is_guess=not is_weight)
+        if op == "Mul" and other is not None and size not in layer.widths:
+            size = _elements_on_axes_of(value, other) or size
         if self._belongs(layer, what, size, node, source):
             is_written_out = layer.is_norm and layer.node.op_type not in NORMS
             name = "normalization" if is_written_out else operator_name(layer.node)
             matrix = None
             if what == "bias" and layer.direct and layer.node.op_type in PRODUCTS:
                 matrix = self.flow.weight_of(layer.node)
-            leaf = "bias" if what == "bias" else "weight"
-            return Use(f"{what} of {name}", node, True, leaf=leaf, matrix=matrix)
+            leaves = (_TORCH.get(what, what),)
+            return Use(f"{what} of {name}", node, True, leaves=leaves, matrix=matrix)
         if size == 1:
             return Use(f"number in {op}", node, is_guess=self._is_state(source))
         if size in layer.widths:
@@ -260,6 +268,37 @@ class TensorUses:
             else:
                 users.append(user)
         return users
+
+
+def _is_from_integers(value: ir.Value | None) -> bool:
+    """Whether a value is made of integers, as weights are that a graph dequantizes itself."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain:
+        return False
+    x = node.inputs[0] if node.inputs else None
+    if node.op_type == "Cast" and x is not None and not is_float(x):
+        return True
+    if node.op_type in ARITHMETIC:
+        return any(map(_is_from_integers, node.inputs))
+    return node.op_type in REORDERS | TAKES_PARTS and _is_from_integers(x)
+
+
+def is_quantized(value: ir.Value) -> bool:
+    """Whether a tensor has elements of a byte or less, as quantized weights do."""
+    if value.const_value is None or value.dtype in (None, ir.DataType.BOOL, ir.DataType.STRING):
+        return False
+    return value.dtype.bitwidth <= 8 and value.const_value.size > 1
+
+
+def _recurrent_names(node: ir.Node, label: str) -> tuple[str, ...]:
+    """Return the names in torch of what ONNX has in one tensor: rnn.weight_ih_l0_reverse."""
+    number = re.search(r"_(\d+)$", node.name or "")
+    both = node.attributes.get_string("direction", "") == "bidirectional"
+    return tuple(
+        f"{name}_l{number[1] if number else 0}{suffix}"
+        for name in _TORCH_RECURRENT.get(label, (label,))
+        for suffix in (("", "_reverse") if both else ("",))
+    )
 
 
 def _size(value: ir.Value) -> int | None:

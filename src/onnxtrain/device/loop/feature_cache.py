@@ -41,9 +41,13 @@ class FrozenFeatures:
     def __init__(self, session: TrainingSession, data: Mapping[str, Rows]) -> None:
         self._session = session
         names = frozenset(session.input_names())
-        regions = [FrozenRegion(session.module.training_executor.graph.model, names)]
-        if session.fused_model is not None:
-            regions.append(FrozenRegion(session.fused_model, names))
+        models = [session.module.training_executor.graph.model, session.fused_model]
+        if any(model is not None and model.is_ort for model in models):
+            raise ArgumentError(
+                "cache_features takes graphs apart, and these are in the ORT format: load the "
+                ".onnx files of the folder"
+            )
+        regions = [FrozenRegion(model, names) for model in models if model is not None]
         keys = [region.keys() for region in regions]
         shared = set(keys[0].values()).intersection(*(found.values() for found in keys))
         cached = {keys[0][n] for n in self._of_one_sample(regions[0], data)} & shared
@@ -97,18 +101,25 @@ class FrozenFeatures:
         found = set()
         for index, name in enumerate(values):
             value = mixed[index]
-            if value.shape[:1] == (size,) and all(
-                _close(value[place], same[index][row])
-                for place, same in zip((0, -1), alike, strict=True)
-                for row in range(size)
+            is_array = isinstance(value, np.ndarray)  # and not a sequence of them
+            if (
+                is_array
+                and value.shape[:1] == (size,)
+                and all(
+                    _close(value[place], same[index][row])
+                    for place, same in zip((0, -1), alike, strict=True)
+                    for row in range(size)
+                )
             ):
                 found.add(name)
         return frozenset(found)
 
     def _fixed_batch(self) -> int | None:
-        """The number of samples, where the graph takes no other."""
+        """The number of samples, where the graphs take no other."""
         first = self._session.input_types()[0].dims
-        return first[0] if first and isinstance(first[0], int) else None
+        if first and isinstance(first[0], int):
+            return first[0]
+        return self._session.module.settings.batch
 
     def compute(
         self, data: Mapping[str, Rows], batch_size: int, directory: Path | None = None

@@ -14,7 +14,7 @@ times an infinite or undefined derivative is NaN. The nodes where that can happe
 zero cotangent gives zero, whatever the forward value is (`Ops.keep_zeros`). They lie before an
 operator that can make a cotangent zero, and their derivative may be infinite or their values may
 not be finite. Both are followed up to the next product with weights: beyond it, one such number
-reaches a whole row.
+reaches a whole row. A product that meets both itself is guarded, and followed further.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.op_facts import (
     ADDITIVE,
     BOUNDED_GRADIENT,
+    BOUNDED_IF_POSITIVE,
     LINEAR,
     SELECTS,
     UNBOUNDED_GRADIENT,
@@ -86,7 +87,7 @@ def nodes_to_guard(
         beyond = chosen and not _is(node, LINEAR)
         if (some and _is_doubtful(node, strange)) or (beyond and _is_doubtful(node, from_inputs)):
             guarded.add(node)
-        if _is(node, LINEAR):
+        if _is(node, LINEAR) and node not in guarded:
             continue
         if some or not _is(node, ADDITIVE):
             zeros.update(edges[node])
@@ -137,7 +138,7 @@ def _is_unbounded(node: ir.Node) -> bool:
     if node.op_type == "Pow":
         exponent = constant_array(node.inputs[1])
         return exponent is None or not bool(np.all((exponent >= 1) | (exponent == 0)))
-    return node.op_type not in ("Log", "Reciprocal", "Sqrt") or not is_positive(node.inputs[0])
+    return node.op_type not in BOUNDED_IF_POSITIVE or not is_positive(node.inputs[0])
 
 
 def _has_infinity(value: ir.Value | None) -> bool:

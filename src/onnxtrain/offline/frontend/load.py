@@ -47,7 +47,7 @@ def read_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
     if isinstance(model, onnx.ModelProto):
         if model.ByteSize() > USE_PATH_THRESHOLD:
             raise ModelError("the model is larger than 2 GB: give the path of its file instead")
-        return model, None
+        return _without_maps(model), None
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             "a model is an onnx.ModelProto or a path to a file, not "
@@ -58,7 +58,7 @@ def read_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
         kind = " (but a directory)" if path.is_dir() else ""
         raise ModelError(f"there is no model file at {str(path)!r}{kind}")
     try:
-        return onnx.load(path, load_external_data=False), path
+        read = onnx.load(path, load_external_data=False)
     except OSError as error:
         raise ModelError(f"{str(path)!r} cannot be read: {error}") from None
     except Exception:  # each of the formats that onnx reads has errors of its own
@@ -66,6 +66,18 @@ def read_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
             f"{str(path)!r} is not an ONNX model, or it is truncated ({path.stat().st_size} "
             f"bytes){_resembles(path)}"
         ) from None
+    return _without_maps(read), path
+
+
+def _without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Refuse a model of dictionaries, as converters of scikit-learn write it by default."""
+    zipped = [name for node in model.graph.node if node.op_type == "ZipMap" for name in node.output]
+    if zipped:
+        raise ModelError(
+            f"the model returns {zipped[0]!r} as dictionaries (ZipMap), which no loss can read: "
+            "convert it with options={'zipmap': False}"
+        )
+    return model
 
 
 _SIGNATURES = (

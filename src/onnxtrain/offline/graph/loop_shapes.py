@@ -3,12 +3,13 @@
 A state may change its shape in a step, so onnx infers none for it, nor for what is computed from
 it. Most states keep theirs. Here the shape of the initial value is assumed for every step, and the
 body inferred with it: what a step then returns shows whether the assumption holds. Dimensions in
-which it does not are left open, and the rest is tried again.
+which it does not are left open, and the rest is tried again. The result of an If is treated alike,
+since onnx forgets the name of a size even where both branches have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -16,7 +17,7 @@ import onnx
 Dim = int | str | None  # None is open
 Shape = list[Dim]
 Infer = Callable[[onnx.ModelProto], onnx.ModelProto]
-_Key = tuple[int, int]  # which Loop, which of its states
+_Key = tuple[int, int]  # which Loop or If, which of its states or outputs
 _OWN = "loop/"  # the symbols of dimensions that have no name outside of the Loop
 _INT64 = onnx.TensorProto.INT64
 _GENERATED = "unk__"  # what onnx calls them, differently in each run
@@ -28,7 +29,7 @@ def infer_with_loops(proto: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto
     def infer(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model, True, True, data_prop)
 
-    if not any(True for _ in _loops(proto.graph, {})):
+    if not any(isinstance(place, _Loop) for place in _places(proto.graph, {})):
         return infer(proto)
     try:
         return _infer(proto, infer, keep_ranks=True)
@@ -39,8 +40,9 @@ def infer_with_loops(proto: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto
 def _infer(proto: onnx.ModelProto, infer: Infer, keep_ranks: bool) -> onnx.ModelProto:
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
-    for loop in _loops(bare.graph, {}):
-        _forget_shapes(loop.body, keep_ranks)
+    for place in _places(bare.graph, {}):
+        for body in place.bodies:
+            _forget_shapes(body, keep_ranks)
     _show_constants(bare.graph, {})
     assumed: dict[_Key, Shape | None] = {}  # None: not even the rank stays
     while True:
@@ -57,15 +59,17 @@ def _infer(proto: onnx.ModelProto, infer: Infer, keep_ranks: bool) -> onnx.Model
             }
             continue
         found = {
-            (number, index): (loop, index)
-            for number, loop in enumerate(_loops(inferred.graph, {}))
-            for index in range(loop.states)
+            (number, index): (place, index)
+            for number, place in enumerate(_places(inferred.graph, {}))
+            for index in range(place.count)
         }
         new = {
             key: shape
             for key, place in found.items()
             if key not in assumed and (shape := _initial_shape(*place)) is not None
         }
+        # Where a size is open, another assumption may still tell it.
+        new = {key: shape for key, shape in new.items() if not _has_own(shape)} or new
         # Only when all that can be assumed has been, a step shows whether it holds.
         learnt: dict[_Key, Shape | None] = dict(new) or {
             key: _confirmed(*found[key], shape) for key, shape in assumed.items() if shape
@@ -80,24 +84,23 @@ def _with_assumptions(
 ) -> onnx.ModelProto:
     tried = onnx.ModelProto()
     tried.CopyFrom(bare)
-    loops = list(_loops(tried.graph, {}))
+    places = list(_places(tried.graph, {}))
     for (number, index), shape in assumed.items():
-        loops[number].assume(index, shape)
+        places[number].assume(index, shape)
     return tried
 
 
-def _initial_shape(loop: _Loop, index: int) -> Shape | None:
-    initial = _shape_of(loop.around.get(loop.node.input[2 + index]))
-    if initial is None:
+def _initial_shape(place: _Place, index: int) -> Shape | None:
+    initial = _shape_of(place.first(index))
+    if initial is None or (any(map(_is_open, initial)) and not isinstance(place, _Loop)):
         return None
-    name = loop.node.output[index] if index < len(loop.node.output) else f"state_{index}"
+    name = place.node.output[index] if index < len(place.node.output) else f"state_{index}"
     return [f"{_OWN}{name}/{i}" if _is_open(dim) else dim for i, dim in enumerate(initial)]
 
 
-def _confirmed(loop: _Loop, index: int, assumed: Shape) -> Shape | None:
+def _confirmed(place: _Place, index: int, assumed: Shape) -> Shape | None:
     """Return what the first and the next step leave of an assumption."""
-    first = _shape_of(loop.around.get(loop.node.input[2 + index]))
-    after = _shape_of(loop.body.output[1 + index].type)
+    first, after = _shape_of(place.first(index)), _shape_of(place.after(index))
     if first is None or after is None or not len(first) == len(after) == len(assumed):
         return None
     return [
@@ -106,20 +109,66 @@ def _confirmed(loop: _Loop, index: int, assumed: Shape) -> Shape | None:
     ]
 
 
+def _has_own(shape: Shape) -> bool:
+    return any(str(dim).startswith(_OWN) for dim in shape)
+
+
 def _is_open(dim: Dim) -> bool:
     return dim is None or str(dim).startswith(_GENERATED)
 
 
 @dataclass(frozen=True)
-class _Loop:
+class _Place:
+    """A node whose outputs come in two ways: without and after a step, or from either branch."""
+
     node: onnx.NodeProto
-    body: onnx.GraphProto
+    bodies: Sequence[onnx.GraphProto]
     graph: onnx.GraphProto
     around: Mapping[str, onnx.TypeProto]  # the types of the values that are visible there
 
     @property
-    def states(self) -> int:
+    def count(self) -> int:
+        return len(self.node.output)
+
+    def first(self, index: int) -> onnx.TypeProto | None:
+        kind: onnx.TypeProto = self.bodies[0].output[index].type
+        return kind
+
+    def after(self, index: int) -> onnx.TypeProto:
+        kind: onnx.TypeProto = self.bodies[1].output[index].type
+        return kind
+
+    def assume(self, index: int, shape: Shape | None) -> None:
+        """State the shape of an output."""
+        kind = self.first(index)
+        if shape is not None and kind is not None and kind.HasField("tensor_type"):
+            self.declare(index, kind, shape)
+
+    def declare(self, index: int, kind: onnx.TypeProto, shape: Shape | None) -> None:
+        name = self.node.output[index] if index < len(self.node.output) else ""
+        if not name:
+            return
+        found = [i for i in (*self.graph.output, *self.graph.value_info) if i.name == name]
+        for info in found or [self.graph.value_info.add(name=name)]:
+            info.type.tensor_type.elem_type = kind.tensor_type.elem_type
+            _set_shape(info, shape)
+
+
+class _Loop(_Place):
+    @property
+    def body(self) -> onnx.GraphProto:
+        return self.bodies[0]
+
+    @property
+    def count(self) -> int:
         return len(self.node.input) - 2
+
+    def first(self, index: int) -> onnx.TypeProto | None:
+        return self.around.get(self.node.input[2 + index])
+
+    def after(self, index: int) -> onnx.TypeProto:
+        kind: onnx.TypeProto = self.body.output[1 + index].type
+        return kind
 
     def assume(self, index: int, shape: Shape | None) -> None:
         """State the shape of a state, in the body and behind the Loop."""
@@ -127,38 +176,32 @@ class _Loop:
         if not before.type.WhichOneof("value"):
             initial = self.around.get(self.node.input[2 + index], onnx.TypeProto())
             before.type.CopyFrom(initial)
-        if not before.type.HasField("tensor_type"):
-            return
-        infos = [before]
-        name = self.node.output[index] if index < len(self.node.output) else ""
-        declared = (*self.graph.output, *self.graph.value_info)
-        infos += [info for info in declared if name and info.name == name]
-        if name and len(infos) == 1:
-            infos.append(self.graph.value_info.add(name=name))
-        for info in infos:
-            info.type.tensor_type.elem_type = before.type.tensor_type.elem_type
-            _set_shape(info, shape)
+        if before.type.HasField("tensor_type"):
+            _set_shape(before, shape)
+            self.declare(index, before.type, shape)
 
 
-def _loops(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto]) -> Iterator[_Loop]:
-    """Yield the Loops of a graph and of its subgraphs."""
+def _places(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto]) -> Iterator[_Place]:
+    """Yield the Loops and Ifs of a graph and of its subgraphs."""
     around = dict(outer)
     for info in (*graph.input, *graph.value_info, *graph.output):
         around[info.name] = info.type
     for tensor in graph.initializer:
         around[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                if node.op_type == "Loop" and node.domain == "":
-                    yield _Loop(node, attribute.g, graph, around)
-                yield from _loops(attribute.g, around)
+        bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+        if node.domain == "" and node.op_type == "Loop":
+            yield _Loop(node, bodies, graph, around)
+        elif node.domain == "" and node.op_type == "If":
+            yield _Place(node, bodies, graph, around)
+        for body in bodies:
+            yield from _places(body, around)
 
 
 def _forget_shapes(body: onnx.GraphProto, keep_ranks: bool) -> None:
     """Drop the sizes in a body, which inference finds: exporters note those of one step."""
     own = {name for node in body.node if node.domain for name in node.output}
-    for info in (*body.value_info, *body.output):
+    for info in (*body.input[2:], *body.value_info, *body.output):
         shape = _shape_of(info.type)
         if info.name not in own and shape is not None:
             _set_shape(info, [None] * len(shape) if keep_ranks else None)

@@ -69,6 +69,9 @@ KEEPS_SHAPE = _ops(  # of the first input
     "Identity IsInf IsNaN LeakyRelu Log LogSoftmax Neg Not Reciprocal Relu ReverseSequence Round "
     "ScatterElements ScatterND Sigmoid Sign Sin Sinh Softmax Softplus Sqrt Tan Tanh Trilu"
 )
+KEEPS_RANK = _ops(  # of the first input
+    "CenterCropPad CumProd CumSum DFT Dropout Pad Resize Slice Split Tile TopK Trilu"
+)
 BROADCASTS = COMPARISONS | _ops(
     "Add And BitShift BitwiseAnd BitwiseXor Div Max Mean Min Mod Mul Or Pow Sub Sum Where Xor"
 )
@@ -153,3 +156,7 @@ SELECTS = _ops(
 UNBOUNDED_GRADIENT = _ops(
     "Acos Acosh Asin Atanh Cosh Div Exp Log Pow Reciprocal ReduceLogSum Sinh Sqrt Tan"
 )
+BOUNDED_IF_POSITIVE = _ops("Log Reciprocal Sqrt")  # all but that of numbers close to zero
+# The sign of the result is that of the first input, or it is never negative.
+KEEPS_SIGN = REARRANGES | _ops("ReduceMax ReduceMean ReduceMin")
+NOT_NEGATIVE = _ops("Abs Exp ReduceL1 ReduceL2 ReduceSumSquare Relu Sigmoid Softmax Softplus Sqrt")

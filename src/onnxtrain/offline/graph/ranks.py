@@ -11,7 +11,13 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.op_facts import BROADCASTS, INPUT_RANK, KEEPS_SHAPE, REDUCTIONS
+from onnxtrain.offline.graph.op_facts import (
+    BROADCASTS,
+    INPUT_RANK,
+    KEEPS_RANK,
+    KEEPS_SHAPE,
+    REDUCTIONS,
+)
 from onnxtrain.offline.graph.shapes import (
     UNKNOWN,
     Dims,
@@ -22,10 +28,6 @@ from onnxtrain.offline.graph.shapes import (
     static_dims,
 )
 from onnxtrain.offline.graph.writer import attributes_of
-
-_RANK_OF_FIRST_INPUT = frozenset(
-    "CenterCropPad CumProd CumSum DFT Dropout Pad Resize Slice Split Tile TopK Trilu".split()
-)
 
 
 def learn_ranks(graph: ir.Graph) -> bool:
@@ -51,7 +53,7 @@ def _dims_of_result(node: ir.Node) -> Dims | None:
             first = next((s for s in shapes if s is not None), None)
             return None if first is None else (UNKNOWN,) * len(first)
         return None
-    if op_type in _RANK_OF_FIRST_INPUT:
+    if op_type in KEEPS_RANK:
         return (UNKNOWN,) * len(first)
     if op_type in REDUCTIONS and node.attributes.get_int("keepdims", 1) == 1:
         return (UNKNOWN,) * len(first)

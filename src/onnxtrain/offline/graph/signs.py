@@ -9,14 +9,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.op_facts import REARRANGES
+from onnxtrain.offline.graph.op_facts import KEEPS_SIGN, NOT_NEGATIVE
 from onnxtrain.offline.graph.shapes import constant_array
 
 _DEPTH = 8  # nodes to look back
-_SAME_SIGN = REARRANGES | {"ReduceMax", "ReduceMean", "ReduceMin"}
-_NOT_NEGATIVE = frozenset(
-    "Abs Exp ReduceL1 ReduceL2 ReduceSumSquare Relu Sigmoid Softmax Softplus Sqrt".split()
-)
 
 
 def is_positive(value: ir.Value | None, depth: int = _DEPTH) -> bool:
@@ -45,7 +41,7 @@ def _at_least(value: ir.Value | None, bound: float, strict: bool, depth: int) ->
 
 def _result_is(node: ir.Node, strict: bool, depth: int) -> bool:
     inputs, op_type = node.inputs, node.op_type
-    if op_type in _SAME_SIGN:
+    if op_type in KEEPS_SIGN:
         return _at_least(inputs[0], 0.0, strict, depth)
     if op_type in ("Sqrt", "Reciprocal") and is_positive(inputs[0], depth):
         return True
@@ -69,4 +65,4 @@ def _result_is(node: ir.Node, strict: bool, depth: int) -> bool:
         return even or is_not_negative(inputs[0], depth)
     if op_type == "ReduceSum":
         return is_not_negative(inputs[0], depth)
-    return op_type in _NOT_NEGATIVE
+    return op_type in NOT_NEGATIVE

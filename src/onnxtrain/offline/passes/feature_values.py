@@ -16,8 +16,8 @@ def feature_values(
     """Return the values nearest to an output that a new layer can read (`after`).
 
     A vector for each sample suits best; where there is none, so does all whose sizes are known.
-    What the last layer makes is left out. `values` has the types and shapes, where the graph itself
-    does not.
+    Of several with one shape, there is the last; what the last layer makes is left out. `values`
+    has the types and shapes, where the graph itself does not.
     """
     typed = values or {}
     samples = (dims_of(typed.get(output.name or "", output)) or (None,))[0]
@@ -36,7 +36,9 @@ def feature_values(
         if is_known and is_sample and is_new and is_float(typed.get(value.name or "", value)):
             is_pooled = len(sizes) != 2 or producer.op_type in POOLS
             is_vector = is_pooled and sizes[0] != 1 and all(d == 1 for d in sizes[1:])
-            (vectors if is_vector else others).append(value)
+            shapes = {dims_of(typed.get(v.name or "", v)) for v in (*vectors, *others)}
+            if (batch, *sizes) not in shapes:  # values in a row often have the same
+                (vectors if is_vector else others).append(value)
         behind_layer = behind_layer or producer.op_type in PRODUCTS
         for source in producer.inputs:
             if source is not None and source not in seen:

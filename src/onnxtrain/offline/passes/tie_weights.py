@@ -26,7 +26,7 @@ from onnxtrain.offline.selection import Finding, Survey
 Array = np.ndarray[Any, np.dtype[Any]]
 _CHUNK = 1 << 20  # elements that are compared at a time
 _SAMPLE = 4096  # elements that tell whether values are a pattern
-_DISTINCT = 128  # so many different values are none, however large the matrix
+_FEWEST, _DISTINCT = 4, 128  # fewer different values are always one, so many never
 _GENERATED = re.compile(r"^/|::|^val_\d+$|^[^.]*$")  # no name of a parameter in torch
 _CALL = re.compile(r"_\d+(?=\.|$)")  # torchscript numbers the later calls of a module
 
@@ -136,7 +136,7 @@ class _Matrix:
         elements = self.elements().reshape(-1)
         sample = elements[:: max(1, elements.size // _SAMPLE)]
         different = np.unique(sample).size
-        return different < 4 or different <= min(sample.size // 2, _DISTINCT)
+        return different < _FEWEST or different <= min(sample.size // 2, _DISTINCT)
 
 
 def find_tied(found: Survey) -> tuple[Tied, ...]:
@@ -146,9 +146,10 @@ def find_tied(found: Survey) -> tuple[Tied, ...]:
     """
     by_size: dict[Any, list[_Matrix]] = {}
     for name in found.weight_forms():
-        value = found.model.graph.initializers[name]
-        if value.shape is not None and len(value.shape) > 1 and not value.is_graph_output():
-            matrix = _Matrix(value, found.findings[name])
+        value, finding = found.model.graph.initializers[name], found.findings[name]
+        is_matrix = value.shape is not None and len(value.shape) > 1
+        if is_matrix and finding.elements >= _FEWEST and not value.is_graph_output():
+            matrix = _Matrix(value, finding)
             by_size.setdefault((value.dtype, *sorted(matrix.sizes)), []).append(matrix)
     groups: list[list[_Matrix]] = []
     for matrices in by_size.values():

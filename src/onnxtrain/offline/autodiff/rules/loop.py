@@ -68,7 +68,7 @@ class _Reverse:
     def __init__(
         self, op: Ops, record: Record, path: ActivePath, dys: Sequence[ir.Value | None]
     ) -> None:
-        self.op, self.record, self.path = op, record, path
+        self.op, self.record = op, record
         parts = record.parts
         outputs = parts.node.outputs  # those that the model leaves out come last
         self.dys = dict(zip(outputs, (*dys, *[None] * len(outputs)), strict=False))
