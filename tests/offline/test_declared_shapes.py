@@ -229,3 +229,29 @@ def test_an_input_of_size_zero_takes_any_size(tmp_path: Path) -> None:
     for size in (1, 3):
         x, target = np.ones((size, 4), np.float32), np.ones((size, 3), np.float32)
         assert np.isfinite(session.step(x=x, target=target)[0])
+
+
+def test_ranks_come_from_use_through_pools_and_norms() -> None:
+    """As in pyannote's segmentation: `squeeze` is an If, and the next Conv is some layers away."""
+    then = helper.make_graph(
+        [helper.make_node("Squeeze", ["x", "one"], ["squeezed"])], "then", [],
+        [info("squeezed", None)],
+    )  # fmt: skip
+    otherwise = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["same"])], "else", [], [info("same", None)]
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("If", ["flag"], ["y"], then_branch=then, else_branch=otherwise),
+            helper.make_node("Abs", ["y"], ["a"]),
+            helper.make_node("MaxPool", ["a"], ["p"], kernel_shape=[3]),
+            helper.make_node("InstanceNormalization", ["p", "scale", "bias"], ["n"]),
+            helper.make_node("Conv", ["n", "w"], ["z"]),
+        ],
+        "g", [info("x", ["B", "C", "T"]), info("flag", [], TensorProto.BOOL)], [info("z", None)],
+        [weight("scale", 2), weight("bias", 2), weight("w", 4, 2, 3),
+         numpy_helper.from_array(np.array([1]), "one")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = {v.name: v.shape for node in canonical_model(model).graph for v in node.outputs}
+    assert str(found["y"]) == "[B,C,T]"
