@@ -330,14 +330,20 @@ def _is_computed_table(value: ir.Value) -> str:
 
 
 def _is_sinusoidal(table: np.ndarray) -> bool:
-    """Whether each column is a sinusoid in the row: x[n-1] + x[n+1] = 2 cos(f) x[n]."""
+    """Whether each column is a sinusoid in the row: x[n-1] + x[n+1] = 2 cos(f) x[n].
+
+    Told from a few rows: the table may be larger than memory.
+    """
     count = len(table)
     if count < 8:
         return False
-    largest = float(np.abs(table[1:]).max())
+    few = [np.asarray(table[n : n + 4], np.float64) for n in (1, count // 2, count - 4)]
+    largest = max(float(np.abs(rows).max()) for rows in few)
     tolerance = (1e-2 if table.dtype.itemsize == 2 else 1e-4) * largest**2
-    for first in (1, count // 2, count - 4):
-        a, b, c, d = np.asarray(table[first : first + 4], np.float64)
+    for rows in few:
+        a, b, c, d = rows
         if np.abs((a + c) * c - (b + d) * b).max() > tolerance:
             return False
-    return bool(np.abs(table[1] - table[2]).max() > 0.1 * largest)
+        if np.abs(rows).max() < largest / 2:  # zeros are no sinusoid
+            return False
+    return bool(np.abs(few[0][0] - few[0][1]).max() > 0.1 * largest)
