@@ -15,12 +15,15 @@ import onnxruntime as ort
 
 from onnxtrain.device.run.graph import Frozen, Graph, Settings, default_options
 from onnxtrain.errors import ModelError, OnnxTrainError
+from onnxtrain.format.checkpoint.content import tensor_bytes
 from onnxtrain.format.checkpoint.file import read_checkpoint
 from onnxtrain.format.model.file import ModelFile
 from onnxtrain.offline.writer.folder import Folder
 
 # What stock onnxruntime has operators of.
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnxtrain", "com.microsoft")
+# Of constants, which onnxruntime copies for each graph; a workstation may lack the memory.
+_MOST_BYTES = 1 << 30
 
 
 def verify(
@@ -33,6 +36,14 @@ def verify(
         return (
             f"The graphs were not loaded, as they have operators of {', '.join(unknown)}: give "
             "the library that has them as custom_op_library.",
+        )
+
+    constants = dict(read_checkpoint(folder.file("checkpoint")).frozen)
+    size = sum(len(tensor_bytes(tensor)) for tensor in constants.values())
+    if size > _MOST_BYTES:
+        return (
+            f"The graphs were not loaded, as their constants take {size / 2**30:.1f} GB: open them "
+            "once with TrainingSession where there is enough memory.",
         )
 
     def options() -> Any:
@@ -50,7 +61,7 @@ def verify(
         return made
 
     settings = Settings(["CPUExecutionProvider"], options)
-    frozen = Frozen(dict(read_checkpoint(folder.file("checkpoint")).frozen))
+    frozen = Frozen(constants)
     for name in models:
         file = folder.file(f"{name}.onnx")
         graph = Graph(ModelFile.read(file), settings, frozen)
