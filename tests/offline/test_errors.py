@@ -183,9 +183,8 @@ def test_a_refused_operator_says_why() -> None:
     fails(MissingGradientError, *names, model=given, wrt="x")
 
 
-@pytest.mark.parametrize("opset", [6, 99])
-def test_opsets_outside_the_range(opset: int) -> None:
-    fails(ModelError, f"opset {opset}", model=linear(opset=opset), wrt="w")
+def test_an_opset_that_is_too_new() -> None:
+    fails(ModelError, "opset 99", model=linear(opset=99), wrt="w")
 
 
 def test_an_output_with_respect_to_itself() -> None:

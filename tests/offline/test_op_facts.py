@@ -21,6 +21,7 @@ EXCEPTIONS = {
     "autodiff/rules/rnn_activations.py": "activations by the names that attributes give them",
     "frontend/canonicalize.py": "the words that attributes may hold",
     "frontend/fused/activations.py": "activations by the names that attributes give them",
+    "frontend/upgrade/first_opsets.py": "the history of operators",
     "writer/opset_downgrade.py": "the history of operators, reviewed change by change",
     "passes/replace_classifier.py": "the layers that it replaces",
     "passes/webgpu/kernels.py": "the kernels of another runtime",

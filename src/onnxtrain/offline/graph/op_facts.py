@@ -72,7 +72,9 @@ KEEPS_SHAPE = _ops(  # of the first input
     "ScatterElements ScatterND Sigmoid Sign Sin Sinh Softmax Softplus Sqrt Tan Tanh Trilu"
 )
 KEEPS_RANK = _ops(  # of the first input
-    "CenterCropPad CumProd CumSum DFT Dropout Pad Resize Slice Split Tile TopK Trilu"
+    "AveragePool BatchNormalization CenterCropPad CumProd CumSum DFT Dropout GlobalAveragePool "
+    "GlobalMaxPool GroupNormalization InstanceNormalization LayerNormalization LpPool MaxPool Pad "
+    "Resize Slice Split Tile TopK Trilu"
 )
 BROADCASTS = COMPARISONS | _ops(
     "Add And BitShift BitwiseAnd BitwiseXor Div Max Mean Min Mod Mul Or Pow Sub Sum Where Xor"

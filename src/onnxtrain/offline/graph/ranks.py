@@ -79,10 +79,6 @@ _RANK_FROM_VECTOR: dict[str, Callable[[int, int], int]] = {
 # ---- from use ------------------------------------------------------------------------------------
 
 RANK_FROM_USE = "rank from use"  # in the meta of a value: no other rank would do
-_KEEPS_RANK = frozenset(
-    "AveragePool BatchNormalization GlobalAveragePool GlobalMaxPool GroupNormalization "
-    "InstanceNormalization LayerNormalization LpPool MaxPool Split".split()
-)
 _RANK_OF_OUTPUT = {"STFT": 4}  # which onnx infers with static dimensions only
 
 
@@ -126,7 +122,7 @@ def _rank_of_input(node: ir.Node, index: int) -> int | None:
     if rank is not None and node.op_type == "Unsqueeze":
         axes = constant_array(node.inputs[1])
         return None if axes is None else rank - axes.size
-    return rank if node.op_type in KEEPS_SHAPE | _KEEPS_RANK else None
+    return rank if node.op_type in KEEPS_SHAPE | KEEPS_RANK else None
 
 
 def _rank(value: ir.Value | None) -> int | None:
