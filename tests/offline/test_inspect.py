@@ -192,6 +192,13 @@ def test_few_notes_where_all_is_well() -> None:
     assert onnxtrain.inspect(given).notes == ()
 
 
+def test_names_of_tensorflow_tell_that_batch_normalization_was_folded() -> None:
+    given = classifier("n", "Relu")
+    del given.graph.node[0].input[2], given.graph.initializer[1]
+    given.graph.node[1].name = "block/bn/batchnorm/add_1"
+    assert "No BatchNormalization left" in onnxtrain.inspect(given).notes[0]
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_the_mode_of_batch_normalization(training: bool) -> None:
     torch.manual_seed(0)

@@ -71,6 +71,9 @@ def _on_batch_norm(graph: ir.Graph) -> Iterator[str]:
     convs = [n for n in nodes if n.op_type == "Conv"]
     with_bias = [n for n in convs if len(n.inputs) > 2 and n.inputs[2] is not None]
     fused = any("BatchNorm" in n.metadata_props.get(_FUSED_BY, "") for n in nodes)
+    # TensorFlow's scopes stay in names: "block1/bn/batchnorm/mul", "model/batch_normalization".
+    names = [*graph.initializers, *(n.name or "" for n in nodes)]
+    fused |= any("batchnorm" in name.lower().replace("_", "") for name in names)
     no_norm = not any(n.op_type in NORMS for n in nodes)
     if not norms and (fused or (no_norm and len(with_bias) > 1 and len(with_bias) == len(convs))):
         yield (
