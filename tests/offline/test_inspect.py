@@ -211,7 +211,7 @@ def test_the_mode_of_batch_normalization(training: bool) -> None:
 def test_an_output_without_gradient() -> None:
     report = onnxtrain.inspect(classifier(1, "ArgMax"))
     assert not report.can_train and report.weights == {}
-    assert report.verdict.startswith("does not train: no gradient comes from 'y' to 'k1'")
+    assert report.verdict.startswith("does not train: no gradient comes to 'k1'")
     assert report.features and "after=" in report.verdict
 
 

@@ -6,10 +6,11 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain.offline.frontend.canonical_model import canonical_model
+from onnxtrain.offline.graph import infer
 
 MODEL = """
 <ir_version: 10, opset_import: ["" : 18]>
-model (float[b,4] h, float[t,b,4] x, float[4,4] w, int64 n, bool c, float[1,4] one)
+model (float[b,4] h, float[t,b,4] x, float[4,4] w, int64 n, bool c, float[1,4] one, float scalar)
     => (float[p,q] y)
 {
     y = Loop (n, c, START) <
@@ -22,6 +23,7 @@ CASES = {
     "grows": ("h", "o = Concat<axis = 0>(a, row)", "[?,4]"),
     "widens-at-first": ("one", "o = Add(a, row)", "[?,4]"),
     "changes-its-rank": ("h", "o = Add(a, x)", "?"),
+    "replaces-a-scalar": ("scalar", "o = Sin(x)", "?"),
     "either-branch": (
         "h",
         """z = ReduceSum<keepdims = 0>(a) zero = Constant<value_float = 0.0>() d = Less(z, zero)
@@ -67,5 +69,23 @@ def test_state(name: str) -> None:
     (loop,) = [node for node in graph if node.op_type == "Loop"]
     body = loop.attributes["body"].as_graph()
     assert described(body.inputs[2]) == expected
+    assert described(loop.outputs[0]) != "[]"
     if expected != "?":
         assert described(loop.outputs[0]) == described(body.outputs[1]) == expected
+
+
+def test_ranks_that_inference_drops_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def learn(graph: ir.Graph) -> bool:  # something each time, which contradicts what is declared
+        calls.append(graph)
+        assert len(calls) < 100
+        return True
+
+    monkeypatch.setattr(infer, "learn_ranks", learn)
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    model (float[b] x, int64[k] shape) => (float y) {
+        r = Reshape(x, shape) y = ReduceSum<keepdims = 0>(r)
+    }"""
+    infer.infer_shapes(ir.serde.deserialize_model(onnx.parser.parse_model(text)))
+    assert calls

@@ -134,7 +134,7 @@ def test_reasons() -> None:
     found = onnxtrain.inspect(network(nodes, tensors))
     assert found.reasons["sx"] == "quantization scale of QuantizeLinear 'q'"
     assert found.reasons["wq"] == "quantized weight of DequantizeLinear"
-    assert any("weights are integers" in note for note in found.notes)
+    assert any("DequantizeLinear are integers" in note for note in found.notes)
     nodes, tensors, _ = CASES["bounds, exponent and numbers"]
     found = onnxtrain.inspect(network(nodes, tensors))
     assert found.reasons["low"] == "bound of Clip 'c'"
@@ -249,9 +249,38 @@ def test_nothing_to_train_names_what_was_left_out(tmp_path: Path) -> None:
     nodes = [node("Sub", "x m", "c"), node("DequantizeLinear", "wq s z", "d"),
              node("MatMul", "c d", "y")]  # fmt: skip
     given = model(nodes, [value("x", ["n", 4])], [value("y", ["n", 3])], tensors)
-    with pytest.raises(OnnxTrainError, match=r"depends on no weight.*To train 'm', name it"):
+    with pytest.raises(OnnxTrainError, match=r"integers, of DequantizeLinear.*name 'm' in train"):
         onnxtrain.prepare(given, tmp_path)
     assert "its weights are integers" in onnxtrain.inspect(given).verdict
+
+
+def test_the_operator_that_ends_the_gradient_is_named(tmp_path: Path) -> None:
+    def ended(last: onnx.NodeProto, *, tail: bool) -> onnx.ModelProto:
+        nodes = [node("MatMul", "x v", "h"), node("ArgMax", "h", "i", keepdims=0, axis=1), last]
+        tensors = {"v": array(4, 4)} | ({"t": array(4, 3)} if tail else {})
+        return model(nodes, [value("x", ["n", 4])], [value("y", ["n", 3] if tail else ["n"])],
+                     tensors)  # fmt: skip
+
+    nothing = ended(node("Cast", "i", "y", to=TensorProto.FLOAT), tail=False)
+    with pytest.raises(OnnxTrainError, match=r"no gradient comes to 'v' \(ArgMax ends it\)"):
+        onnxtrain.prepare(nothing, tmp_path, loss="mse")
+    assert "'v' (ArgMax ends it)" in onnxtrain.inspect(nothing).verdict
+    rest = ended(node("Gather", "t i", "y"), tail=True)
+    written = onnxtrain.prepare(rest, tmp_path, loss="mse")
+    assert set(written.trainable) == {"t"}
+    assert any("1 weights do not train, because ArgMax ends" in note for note in written.notes)
+    assert "trains in part" in onnxtrain.inspect(rest).verdict
+
+
+def test_the_bias_of_a_product_of_integers_trains(tmp_path: Path) -> None:
+    nodes = [node("DynamicQuantizeLinear", "x", "q s z"), node("MatMulInteger", "q wq z", "i"),
+             node("Cast", "i", "f", to=TensorProto.FLOAT), node("Mul", "s ws", "sw"),
+             node("Mul", "f sw", "d"), node("Add", "d b", "y")]  # fmt: skip
+    tensors = {"wq": np.ones((4, 3), np.int8), "ws": np.float32(0.1), "b": array(3)}
+    given = model(nodes, [value("x", ["n", 4])], [value("y", ["n", 3])], tensors)
+    written = onnxtrain.prepare(given, tmp_path)
+    assert set(written.trainable) == {"b"}
+    assert any("1 weights of MatMulInteger are integers" in note for note in written.notes)
 
 
 # ---- patterns ------------------------------------------------------------------------------------

@@ -234,3 +234,14 @@ def test_a_count_and_a_condition_that_are_vectors() -> None:
     )
     feeds = {**feeds_of(3), "n": np.array([3]), "c": np.array([True])}
     check_gradient(model, feeds, ["x", "w", "v", "h"], "y")
+
+
+def test_the_number_of_a_step_as_a_vector() -> None:
+    text = HEADER.format(t="t", n="n", out="n,3") + MODELS["ends-early"][1]
+    text = text.replace("int64 i", "int64[1] i").replace(
+        "row = Gather(x, i)",
+        """
+        rows = Gather(x, i) zero = Constant<value_ints = [0]>() row = Squeeze(rows, zero)""",
+    )
+    model = onnx.parser.parse_model(text)
+    check_gradient(model, feeds_of(3), ["x", "v", "h"], "y")

@@ -84,6 +84,7 @@ def inspect(
         blocked=tuple(n for n in counts[Role.WEIGHT] if n in found.blocked),
         features=features,
         notes=tuple(notes_on(graph, output, found)),
+        cut_by=found.cut_by if found.unreached or not weights else (),
         activations=_activations(canonical, of, trains, bn, sizes) if trains else None,
     )
 

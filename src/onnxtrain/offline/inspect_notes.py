@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.op_facts import NORMS, PROBABILITIES, REORDERS
-from onnxtrain.offline.selection import Finding, Survey
+from onnxtrain.offline.selection import Survey, holders_of_integers
 
 _FUSED_BY = "pkg.onnxscript.rewriter.rule_name"
 
@@ -17,7 +17,7 @@ def notes_on(graph: ir.Graph, output: ir.Value, found: Survey) -> Iterator[str]:
     yield from _on_batch(graph)
     yield from _on_probabilities(output)
     yield from _on_batch_norm(graph)
-    yield from _on_quantization(list(found.findings.values()))
+    yield from notes_on_integers(found)
 
 
 def _on_batch(graph: ir.Graph) -> Iterator[str]:
@@ -82,10 +82,10 @@ def _on_batch_norm(graph: ir.Graph) -> Iterator[str]:
         )
 
 
-def _on_quantization(findings: list[Finding]) -> Iterator[str]:
-    count = sum(f.kind.startswith("quantized weight") for f in findings)
-    if count:
+def notes_on_integers(found: Survey) -> Iterator[str]:
+    """Say that quantized weights do not train."""
+    if holders := holders_of_integers(found.findings.values()):
         yield (
-            f"{count} weights are integers (quantized), which cannot train: take the float model "
-            "to train them."
+            f"{sum(holders.values())} weights of {', '.join(holders)} are integers (quantized), "
+            "which cannot train: take the float model to train them."
         )

@@ -70,12 +70,19 @@ def notes_on_blocked(found: Survey, trains: Sequence[str], asked: object) -> Ite
     Who asks for such weights by name gets an error instead.
     """
     if asked is None and found.blocked and not found.blocked.intersection(trains):
+        first, *more = found.without_gradient()
         note = (
             f"{len(found.blocked)} weights do not train, because an operator behind them has no "
-            f"gradient: {'; '.join(found.without_gradient())}. The other {len(trains)} do."
+            f"gradient: {first}{f' (and {len(more)} more nodes)' if more else ''}. "
+            f"The other {len(trains)} do."
         )
         warnings.warn(note, TrainingWarning, stacklevel=4)
         yield note
+    if asked is None and found.unreached and found.cut_by:
+        yield (
+            f"{len(found.unreached)} weights do not train, because {', '.join(found.cut_by)} ends "
+            f"the gradient before them. The other {len(trains)} do."
+        )
 
 
 def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:

@@ -24,6 +24,7 @@ from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.sweep import collector_paused
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
+from onnxtrain.offline.inspect_notes import notes_on_integers
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
@@ -33,7 +34,7 @@ from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.patterns import choose, notes_on_blocked
-from onnxtrain.offline.selection import Survey, some_of, survey
+from onnxtrain.offline.selection import Survey, survey, why_nothing_trains
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -168,7 +169,7 @@ def prepare(
     trains, frozen = choose(found, listed(train), listed(freeze), tied)
     if not trains and (chosen is not None or (train is None and not freeze)):
         raise OnnxTrainError(_nothing_trains(found, train, freeze))
-    notes = (*notes, *notes_on_blocked(found, trains, train))
+    notes = (*notes, *notes_on_blocked(found, trains, train), *notes_on_integers(found))
     weights, without_gradient = found.weight_forms(), found.without_gradient()
     mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
     trains, tied = tie_trained(canonical, trains, tied)
@@ -246,6 +247,5 @@ def _nothing_trains(found: Survey, train: Names | None, freeze: Names | None) ->
         return "there is an optimizer but nothing trains: train (requires_grad) is empty"
     if freeze:
         return "there is an optimizer but nothing trains: every weight is frozen"
-    loss, left_out = found.output.name, [n for n, f in found.findings.items() if f.advice]
-    advice = f". To train {some_of(left_out, 4)}, name it in train=[...]" if left_out else ""
-    return f"nothing trains: the loss {loss!r} depends on no weight of the model{advice}"
+    why = why_nothing_trains(found.findings.values(), found.unreached, found.cut_by)
+    return f"nothing trains: {why}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.offline.memory import Activations, megabytes
-from onnxtrain.offline.selection import Finding, some_of
+from onnxtrain.offline.selection import Finding, some_of, why_nothing_trains
 
 _LONGEST = 24  # characters of a dimension; formulas of sizes are longer
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
@@ -38,6 +38,7 @@ class Report:
     blocked: tuple[str, ...]  # weights that an operator without a gradient keeps from training
     features: dict[str, str]  # values that `replace_classifier` can put a layer behind (after=)
     notes: tuple[str, ...]  # what to know before training, in sentences
+    cut_by: tuple[str, ...] = ()  # the operators that end the gradient before what is unreached
 
     @property
     def parameter_count(self) -> int:
@@ -64,7 +65,14 @@ class Report:
         """Say whether the model trains, what stands in the way, and what to do."""
         obstacles = "; ".join(self.without_gradient)
         if self.can_train and not self.blocked:
-            more = f"; {len(self.unreached)} others do not lead there" if self.unreached else ""
+            more = ""
+            if self.unreached and self.cut_by:
+                return (
+                    f"trains in part: {len(self.weights)} weights receive a gradient, and "
+                    f"{len(self.unreached)} do not: {', '.join(self.cut_by)} ends it"
+                )
+            if self.unreached:
+                more = f"; {len(self.unreached)} others do not lead there"
             return f"trains wholly: all {len(self.weights)} weights receive a gradient{more}"
         if self.can_train:
             free = [n for n in self.weights if n not in self.blocked]
@@ -77,20 +85,8 @@ class Report:
                 f"does not train: no weight is behind {obstacles}. Put a new layer behind that "
                 f"operator (classes=..., after=...), or differentiate another output (of=...)"
             )
-        return f"does not train: {self._why_nothing()}"
-
-    def _why_nothing(self) -> str:
-        if any(f.kind.startswith("quantized weight") for f in self.tensors.values()):
-            return "its weights are integers. Take the float model that it was quantized from"
-        if self.unreached:
-            return (
-                f"no gradient comes from {self.outputs[0]!r} to {some_of(self.unreached, 3)}. Say "
-                "which output the loss reads (of=...), or put a new layer before integers and "
-                "ArgMax (classes=..., after=...)"
-            )
-        if any(f.advice for f in self.tensors.values()):
-            return "no tensor has the place of a weight. Name what is to train (train=[...])"
-        return "the output depends on no weight. Add a layer (classes=..., after=...)"
+        why = why_nothing_trains(self.tensors.values(), self.unreached, self.cut_by)
+        return f"does not train: {why}"
 
     def __str__(self) -> str:
         """Return the report as a few lines of text."""

@@ -7,6 +7,7 @@ trains among them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,11 +23,12 @@ from onnxtrain.offline.autodiff.registry import refusal
 from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
 from onnxtrain.offline.frontend.torch_notes import TorchNotes, module_of
 from onnxtrain.offline.graph.names import label_of
+from onnxtrain.offline.graph.op_facts import READS_SHAPE
 from onnxtrain.offline.graph.shapes import is_float
-from onnxtrain.offline.graph.subgraphs import subgraphs_of
+from onnxtrain.offline.graph.subgraphs import captured_values, subgraphs_of
 from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use, is_quantized
 
-_INTEGERS = "integers"
+_INTEGERS, _QUANTIZED = "integers", "quantized weight of "
 
 
 class Role(StrEnum):
@@ -122,6 +124,24 @@ class Survey:
         )
 
     @cached_property
+    def cut_by(self) -> tuple[str, ...]:
+        """The operators that end the gradient before weights, or inputs if there are none."""
+        graph, opset = self.model.graph, self.model.opset_imports[""]
+        sources = [graph.initializers[n] for n in self.unreached] or list(graph.inputs)
+        path = ActivePath(list(graph), sources, [self.output], opset)
+        leads, found = {self.output}, list[str]()
+        for node in reversed(graph):
+            if any(v in leads for v in node.outputs):
+                given = {v for v in (*node.inputs, *captured_values(node)) if v is not None}
+                leads |= given
+                is_end = not path.depends.isdisjoint(given) and path.depends.isdisjoint(
+                    node.outputs
+                )
+                if node in path.without_rule() or (is_end and node.op_type not in READS_SHAPE):
+                    found.append(operator_name(node))
+        return tuple(dict.fromkeys(reversed(found)))
+
+    @cached_property
     def blocked(self) -> frozenset[str]:
         """The weights that reach the output through an operator without a gradient."""
         path, nodes = self._expanded
@@ -132,6 +152,43 @@ class Survey:
             if any(v in before for v in node.outputs):
                 before.update(path.edges[node])
         return frozenset(v.name or "" for v in before) & set(self.names(Role.WEIGHT))
+
+
+def why_nothing_trains(
+    findings: Collection[Finding], unreached: Sequence[str], cut_by: Sequence[str]
+) -> str:
+    """Say why no weight of a model trains, and what to do."""
+    cut = f" ({', '.join(cut_by)} ends it)" if cut_by else ""
+    left_out = [f.name for f in findings if f.advice]
+    or_by_name = f", or name {some_of(left_out, 4)} in train=[...]" if left_out else ""
+    if holders := holders_of_integers(findings):
+        return (
+            f"its weights are integers, of {', '.join(holders)}. Take the float model that it was "
+            f"quantized from{or_by_name}"
+        )
+    if unreached and cut_by:
+        return (
+            f"no gradient comes to {some_of(unreached, 3)}{cut}. Say which output the loss reads "
+            f"(of=...), or put a new layer before that (classes=..., after=...){or_by_name}"
+        )
+    if unreached:
+        return (
+            f"the output depends on no weight, such as {some_of(unreached, 3)}. Say which output "
+            f"the loss reads (of=...){or_by_name}"
+        )
+    if left_out:
+        names = some_of(left_out, 4)
+        return f"no tensor has the place of a weight. To train {names}, name it in train=[...]"
+    return (
+        f"the output depends on no weight that has a gradient{cut}. Add a layer (classes=..., "
+        "after=...)"
+    )
+
+
+def holders_of_integers(findings: Iterable[Finding]) -> dict[str, int]:
+    """Count the quantized weights of each operator."""
+    kinds = (f.kind for f in findings if f.kind.startswith(_QUANTIZED))
+    return dict(Counter(kind.removeprefix(_QUANTIZED) for kind in kinds))
 
 
 def survey(model: ir.Model, output: ir.Value | str, brought: Collection[str] = ()) -> Survey:
@@ -257,7 +314,7 @@ def _name_matrices(findings: dict[str, Finding]) -> dict[str, Finding]:
 def _kind_of_integers(value: ir.Value) -> str:
     users = [node for node, _ in value.uses()]
     if users and is_quantized(value):
-        return f"quantized weight of {operator_name(users[0])}"
+        return f"{_QUANTIZED}{operator_name(users[0])}"
     return f"{_INTEGERS} ({str(value.dtype).lower()})"
 
 

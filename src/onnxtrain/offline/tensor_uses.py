@@ -206,7 +206,9 @@ class TensorUses:
     def _belongs(
         self, layer: Layer, what: str, size: int | None, node: ir.Node, source: ir.Value
     ) -> bool:
-        is_first_bias = what == "bias" and layer.direct
+        # What comes behind a product of integers makes floats of them.
+        is_direct = layer.direct or layer.node.op_type in ("ConvInteger", "MatMulInteger")
+        is_first_bias = what == "bias" and is_direct
         if size == 1 and not (is_first_bias and 1 in layer.widths):
             return self._is_state(source) and self._is_followed(node)
         if size not in layer.widths:

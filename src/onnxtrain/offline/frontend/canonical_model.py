@@ -17,6 +17,7 @@ from onnxtrain.offline.frontend.canonicalize import (
     check_enum_attributes,
     fix_batch_of_states,
     make_range_scalar,
+    make_step_number_scalar,
     release_initializers,
     settle_shapes,
     sort_nodes,
@@ -61,6 +62,7 @@ def canonical_model(model: ModelLike) -> ir.Model:
         split_shared_initializers(loaded.graph)
         unwrap_optionals(loaded)
         make_range_scalar(loaded)
+        make_step_number_scalar(loaded)
         upgrade_to_floor(loaded)
         state_defaults(loaded)
         expand_fused(loaded)

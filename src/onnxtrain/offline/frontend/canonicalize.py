@@ -124,6 +124,27 @@ def make_range_scalar(model: ir.Model) -> None:
                     node.replace_input_with(index, scalar.outputs[0])
 
 
+def make_step_number_scalar(model: ir.Model) -> None:
+    """Let bodies of Loop take the number of the step as a scalar, where they declare a vector.
+
+    onnxruntime gives what is declared; the standard says a scalar, and gradients count on it.
+    """
+    op = Ops(model.graph, model.opset_imports[""])
+    for node in model.graph.all_nodes():
+        if node.op_type != "Loop" or node.domain:
+            continue
+        body = node.attributes["body"].as_graph()
+        number = body.inputs[0]
+        if number.shape is not None and len(number.shape) == 1:
+            number.shape = ir.Shape([])
+            vector = ir.node("Reshape", [number, op.int64([1])])
+            vector.outputs[0].name = op.names.fresh(f"{number.name}_vector")
+            for user, index in tuple(number.uses()):
+                if user is not vector:
+                    user.replace_input_with(index, vector.outputs[0])
+            body.insert_before(body[0], vector)
+
+
 def _typed(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     yield from (*graph.input, *graph.value_info, *graph.output)
     for tensor in graph.initializer:

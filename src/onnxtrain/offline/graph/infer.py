@@ -87,23 +87,30 @@ def infer_shapes(model: ir.Model) -> None:
     bodies = (*model.graph.subgraphs(), model.graph)
     if any([learn_ranks_from_use(body) for body in bodies]):
         _infer_forwards(model)
-    while not all(map(_is_ranked, bodies)) and (
-        fold_integers(model.graph, model.opset_imports[""], sizes=True)
-        or any([learn_ranks(body) for body in bodies])
-        or any([learn_ranks_from_use(body) for body in bodies])
-    ):
-        _infer_forwards(model)
+    missing = sum(map(_count_unranked, bodies))
+    while missing:
+        if fold_integers(model.graph, model.opset_imports[""], sizes=True):
+            _infer_forwards(model)
+        elif any([learn_ranks(b) for b in bodies]) or any(
+            [learn_ranks_from_use(b) for b in bodies]
+        ):
+            _infer_forwards(model)
+            if sum(map(_count_unranked, bodies)) >= missing:
+                return  # what was learnt contradicts what is declared, and was dropped
+        else:
+            return
+        missing = sum(map(_count_unranked, bodies))
 
 
-def _is_ranked(graph: ir.Graph) -> bool:
-    """Tell whether the ranks of all results of ai.onnx are known."""
-    return all(
-        v.shape is not None or v.dtype is None for n in graph if n.domain == "" for v in n.outputs
-    )
+def _count_unranked(graph: ir.Graph) -> int:
+    """Count the results of ai.onnx whose ranks are not known."""
+    results = (v for n in graph if n.domain == "" for v in n.outputs)
+    return sum(v.shape is None and v.dtype is not None for v in results)
 
 
 def _infer_forwards(model: ir.Model) -> None:
-    _adopt(model.graph, infer_proto(skeleton(model)).graph)
+    inferred, is_declared_true = _infer_skeleton(skeleton(model), shape_arithmetic=True)
+    _adopt(model.graph, inferred.graph, forget=not is_declared_true)
 
 
 def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:
@@ -112,6 +119,11 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
     Pass `shape_arithmetic=False` for a graph that computes no shapes: onnx takes each vector for a
     possible shape, at a hundred bytes for each of its elements.
     """
+    return _infer_skeleton(proto, shape_arithmetic)[0]
+
+
+def _infer_skeleton(proto: onnx.ModelProto, shape_arithmetic: bool) -> tuple[onnx.ModelProto, bool]:
+    """Return the result, and whether the declared shapes agree with it."""
     attempts = [
         (proto, True),
         # Declared shapes may be wrong, and runtimes only warn: what operators compute counts.
@@ -125,7 +137,7 @@ def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onn
             inferred = infer_with_loops(attempt, data_prop)
             while _type_scaled_features(inferred.graph):
                 inferred = infer_with_loops(inferred, data_prop)
-            return inferred
+            return inferred, attempt is proto
         except Exception as error:  # InferenceError mostly; not all C++ code raises that
             failure = failure or error
     raise ShapeInferenceError(
@@ -176,10 +188,13 @@ def _drop_shapes(graph: onnx.GraphProto) -> None:
                     _drop_shapes(body)
 
 
-def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+def _adopt(graph: ir.Graph, inferred: onnx.GraphProto, forget: bool) -> None:
+    """Take over types and shapes; declared ones stay where none is inferred, unless some lied."""
     found = {info.name: info for info in (*inferred.value_info, *inferred.output)}
     for node, node_proto in zip(graph, inferred.node, strict=True):
         for value in node.outputs:
+            if forget and node.domain == "":
+                value.shape = None
             if value.name in found:
                 _take_type(value, found[value.name].type)
         for attribute_proto in node_proto.attribute:
@@ -188,7 +203,7 @@ def _adopt(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
                 for value, info in zip(body.inputs, attribute_proto.g.input, strict=True):
                     value.shape = None  # a state may have lost the one that was declared
                     _take_type(value, info.type)
-                _adopt(body, attribute_proto.g)
+                _adopt(body, attribute_proto.g, forget)
 
 
 def _take_type(value: ir.Value, proto: onnx.TypeProto) -> None:

@@ -72,7 +72,9 @@ def _infer(proto: onnx.ModelProto, infer: Infer, keep_ranks: bool) -> onnx.Model
         new = {key: shape for key, shape in new.items() if not _has_own(shape)} or new
         # Only when all that can be assumed has been, a step shows whether it holds.
         learnt: dict[_Key, Shape | None] = dict(new) or {
-            key: _confirmed(*found[key], shape) for key, shape in assumed.items() if shape
+            key: _confirmed(*found[key], shape)
+            for key, shape in assumed.items()
+            if shape is not None
         }
         if all(assumed.get(key, ()) == shape for key, shape in learnt.items()):
             return inferred
