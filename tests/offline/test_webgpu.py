@@ -36,6 +36,7 @@ CASES: list[tuple[str, dict[str, Any], list[Any], dict[int, Any]]] = [
     ("Softsign", {}, [X], {}),
     ("Mish", {}, [X], {}),
     ("Selu", {}, [X], {}),
+    ("IsNaN", {}, [np.array([-np.inf, 0, np.nan], np.float32)], {}),
     ("Round", {}, [TIES], {}),
     ("Or", {}, [X > 0, X > 1], {}),
     ("Xor", {}, [X > 0, X > 1], {}),

@@ -23,6 +23,7 @@ def dequantized(id: str, *inputs: Any, opset: int = 18, **attrs: int) -> Spec:
     )  # fmt: skip
 
 
+ALSO_TESTED = ("DynamicQuantizeLinear",)  # by whole models, not by Specs
 SPECS = [
     dequantized("", INT8, (), ZERO),
     dequantized("no-zero-point", INT8, ()),

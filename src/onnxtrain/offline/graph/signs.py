@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.op_facts import KEEPS_SIGN, NOT_NEGATIVE
-from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.shapes import constant_array, is_float
 
 _DEPTH = 12  # nodes to look back
 
@@ -43,11 +43,17 @@ def _result_is(node: ir.Node, strict: bool, depth: int) -> bool:
     inputs, op_type = node.inputs, node.op_type
     if op_type in KEEPS_SIGN:
         return _at_least(inputs[0], 0.0, strict, depth)
+    if op_type == "Cast":  # to an integer, a fraction becomes zero
+        source = inputs[0]
+        truncates = source is not None and is_float(source) and not is_float(node.outputs[0])
+        return _at_least(source, 0.0, strict, depth) and not (strict and truncates)
     if op_type in ("Shape", "Size"):  # where a size is zero, there is nothing to compute with it
         return True
     if op_type in ("Sqrt", "Reciprocal") and is_positive(inputs[0], depth):
         return True
     if op_type in ("Mul", "Div") and all(is_positive(v, depth) for v in inputs):
+        return True
+    if op_type == "Pow" and is_positive(inputs[0], depth):  # √d as exporters write it
         return True
     if op_type in ("Add", "Sum"):
         certain = all(is_not_negative(v, depth) for v in inputs)

@@ -213,6 +213,7 @@ _OF_BOOLS = frozenset({"Or", "Xor"})
 _RULES: dict[str, Rule] = {
     "ConstantOfShape": _constant_of_shape,
     "Dropout": _dropout,
+    "IsNaN": lambda op, _, x: [op.Not(op.Equal(x, x))],
     "LogSoftmax": _log_softmax,
     "Mean": _mean,
     "Mish": lambda op, _, x: [op.Mul(x, op.Tanh(op.Softplus(x)))],
