@@ -65,7 +65,7 @@ def trains(model: onnx.ModelProto, folder: Path, loss: str = "mse", **feeds: Any
     session = onnxtrain.TrainingSession.from_folder(folder)
     session.set_learning_rate(0.1)
     first = model.graph.input[0].type.tensor_type.shape.dim[0]
-    for size in [first.dim_value] if first.dim_value else [1, 2, 5]:
+    for size in [first.dim_value] if first.dim_value > 0 else [1, 2, 5]:
         x = RNG.standard_normal((size, 4)).astype(np.float32)
         given = {"x": x, **feeds}
         options = ort.SessionOptions()
@@ -101,6 +101,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "question-marks": {"declared": ["?", "?"], "x": ["?", 4]},
     "tf2onnx": {"declared": ["unk__9", 3], "x": ["unk__7", 4]},
     "unknown-input": {"declared": ["batch", 3], "x": [None, 4]},
+    "a-traced-batch-everywhere": {"declared": [1, 3], "middle": [1, 5], "x": ["None", 4]},
+    "minus-one-everywhere": {"declared": [-1, -1], "x": [-1, 4]},
     "stale-middle": {"declared": ["batch_size", 3], "middle": [2, 5]},
     "wrong-middle": {"declared": ["batch_size", 3], "middle": ["batch_size", 9]},
     "wrong-rank-in-the-middle": {"declared": [], "middle": [5]},

@@ -27,7 +27,7 @@ from onnxtrain.offline.blocks.values import (
     unknown,
     without_weights,
 )
-from onnxtrain.offline.graph.declared import settled, state
+from onnxtrain.offline.graph.declared import name_open_dims, settled, state
 from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.versions import FLOOR_IR_VERSION, FLOOR_OPSET
@@ -124,6 +124,7 @@ class ModelAccessor:
         if check:
             check_proto(onnx.ModelProto.FromString(content))
         if self._inferred is None or self._inferred[0] != content:
+            name_open_dims(bare)
             if shape_arithmetic:
                 state(bare, settled(bare))
             self._inferred = content, infer_proto(bare, shape_arithmetic=shape_arithmetic)

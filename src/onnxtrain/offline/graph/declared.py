@@ -35,7 +35,7 @@ def settled(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
         if info.type.tensor_type.HasField("shape") and info.name not in own
     }
     found = _inferred(proto) if declared else {}
-    names = {dim for info in graph.input for dim in _dims(info) if isinstance(dim, str)}
+    names = {dim for info in graph.input for dim in _named(info) if isinstance(dim, str)}
     outputs = {info.name for info in graph.output}
     varies = any(not isinstance(dim, int) for info in graph.input for dim in _dims(info))
     pairs = {name: (_dims(info), found.get(name)) for name, info in declared.items()}
@@ -64,9 +64,22 @@ def state(proto: onnx.ModelProto, infos: Iterable[onnx.ValueInfoProto]) -> None:
             info.type.MergeFrom(shapes[info.name].type)
 
 
+def name_open_dims(proto: onnx.ModelProto) -> None:
+    """Give each open dimension of the inputs a name, in place, so that inference follows it.
+
+    -1 for an open dimension would be computed with.
+    """
+    for info in proto.graph.input:
+        if info.type.tensor_type.HasField("shape"):
+            dims = _named(info)
+            info.type.tensor_type.ClearField("shape")
+            _set(info, dims)
+
+
 def _inferred(proto: onnx.ModelProto) -> dict[str, _Dims]:
     """Return the shapes that follow from the inputs; inference stops where it meets an error."""
     bare = without_declared_shapes(proto)
+    name_open_dims(bare)
     for shape_arithmetic in (True, False):
         try:
             result = onnx.shape_inference.infer_shapes(bare, data_prop=shape_arithmetic)
@@ -110,6 +123,12 @@ def _dims(info: onnx.ValueInfoProto) -> _Dims:
         for dim in info.type.tensor_type.shape.dim
     )
     return [None if says_nothing(dim) else dim for dim in dims]
+
+
+def _named(info: onnx.ValueInfoProto) -> _Dims:
+    """Return the dimensions of an input, with a name for each that is open."""
+    dims = enumerate(_dims(info))
+    return [f"{info.name}_dim_{i}" if dim is None else dim for i, dim in dims]
 
 
 def _set(info: onnx.ValueInfoProto, dims: _Dims) -> None:
