@@ -108,6 +108,18 @@ def test_a_copy_that_the_loss_does_not_reach_follows(tmp_path: Path) -> None:
     np.testing.assert_allclose(z, table @ table.T, rtol=1e-4, atol=1e-5)
 
 
+def test_the_copy_that_receives_a_gradient_is_kept() -> None:
+    made = language()
+    first = numpy_helper.from_array(np.ascontiguousarray(TABLE.T), "first")
+    made.graph.node.insert(1, helper.make_node("MatMul", ["rows", "first"], ["z"], "other"))
+    made.graph.output.append(value("z", ["n", 7]))
+    made.graph.initializer.insert(0, first)
+    report = onnxtrain.inspect(made, of="y")
+    assert "first" not in report.weights
+    assert "table" in report.weights
+    assert any(line.startswith("table = ") for line in report.tied)
+
+
 @pytest.mark.parametrize("name", ["table", "head"])
 def test_either_name_selects_all_uses(name: str, tmp_path: Path) -> None:
     assert list(prepare(language(), tmp_path, **TYPES, train=name).trainable) == ["table"]

@@ -57,9 +57,10 @@ def inspect(
     found = survey(canonical, output)
     counts = {role: found.counts(found.names(role)) for role in Role}
     tied = find_tied(found) if tie_weights else ()
-    for group in tied:
-        for name in group.copies:
-            counts[Role.WEIGHT].pop(name, None)
+    copies = {name for group in tied for name in group.copies}
+    for name in copies:
+        counts[Role.WEIGHT].pop(name, None)
+    unreached = tuple(name for name in found.unreached if name not in copies)
     weights = [graph.initializers[n] for n in counts[Role.WEIGHT]]
     trains = [v for v in weights if v.name not in found.blocked]
     known = {name for node in proto.graph.node for name in node.output}
@@ -71,7 +72,7 @@ def inspect(
         tied=tuple(map(str, tied)),
         statistics=counts[Role.STATISTIC],
         constants=counts[Role.CONSTANT],
-        unreached=found.unreached,
+        unreached=unreached,
         without_gradient=found.without_gradient(),
         parameter_bytes=sum(v.const_value.nbytes for v in weights if v.const_value is not None),
         opset=canonical.opset_imports[""],
@@ -84,7 +85,7 @@ def inspect(
         blocked=tuple(n for n in counts[Role.WEIGHT] if n in found.blocked),
         features=features,
         notes=tuple(notes_on(graph, output, found)),
-        cut_by=found.cut_by if found.unreached or not weights else (),
+        cut_by=found.cut_by if unreached or not weights else (),
         activations=_activations(canonical, of, trains, bn, sizes) if trains else None,
     )
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.frontend.torch_notes import folded_from, module_of
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.selection import Finding, Survey
+from onnxtrain.offline.selection import Finding, Role, Survey
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _CHUNK = 1 << 20  # elements that are compared at a time
@@ -112,6 +112,7 @@ class _Matrix:
         self.name = str(value.name)
         self.sizes = tuple(size for size in value.shape.numpy() if size != 1)
         self.transposed = False  # relative to the first of its group
+        self.trains = finding.role is Role.WEIGHT
         self._value = value
         self.parameter = _parameter(value, finding)
         user = next((module_of(node) for node, _ in value.uses()), "")
@@ -249,8 +250,8 @@ def _layers(a: _Matrix, b: _Matrix) -> frozenset[str]:
 
 
 def _named(group: Sequence[_Matrix]) -> Tied:
-    """Keep the matrix that has the name of a parameter, or else the first."""
-    kept = min(group, key=lambda matrix: bool(_GENERATED.search(matrix.name)))
+    """Keep one that receives a gradient, with the name of a parameter if there is one."""
+    kept = min(group, key=lambda m: (not m.trains, bool(_GENERATED.search(m.name))))
     return Tied(
         kept.name, {m.name: m.transposed != kept.transposed for m in group if m is not kept}
     )
