@@ -11,6 +11,8 @@ import pytest
 from onnxtrain.cli import main
 from onnxtrain.device.state import CheckpointState
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 

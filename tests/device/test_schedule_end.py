@@ -146,6 +146,7 @@ def run_of(schedule, how, epochs=3, checkpoint=None, callbacks=(), rate=0.1, **o
     return session, history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("schedule", [*NAMED, own_cosine, own_plateau, None], ids=label)
 def test_resuming_is_exact(schedule, how, tmp_path) -> None:

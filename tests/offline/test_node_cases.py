@@ -24,7 +24,7 @@ from finite_differences import Array, Engine, Feeds, engine, miss, rng_of, wide
 from onnxtrain.errors import NotDifferentiableError, OnnxTrainError
 
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
-SAMPLE = 12  # one case in so many runs in the quick tests
+SAMPLE = 30  # one case in so many runs in the quick tests
 
 # By case and input: why there is no derivative, although the output changes with the input.
 REFUSED = {

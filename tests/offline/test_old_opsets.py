@@ -230,6 +230,7 @@ def trained(model: onnx.ModelProto, folder: Path, loss: str) -> list[float]:
     return [float(session.step(x, target)[0]) for _ in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
 def test_every_opset_trains_alike(loss: str, tmp_path: Path) -> None:
     opsets = (1, 2, 4, 5, 6, 7, 9, 11, 13)
