@@ -37,9 +37,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in slow]
 
 
+# Files whose many short tests take long together.
+_LONG = {
+    f"test_{name}"
+    for name in (
+        "checkpoint_store", "counter_rng", "declared_shapes", "expand", "fit_resume", "grid",
+        "loop", "proximal", "resize", "roi", "scan", "second_derivatives",
+    )
+}  # fmt: skip
+
+
 def _elsewhere(item: pytest.Item) -> bool:
-    """Whether a test needs another environment (interop), or trains whole networks (models)."""
-    return item.path.parent.name in ("interop", "models")
+    """Whether a test needs another environment, trains whole networks, or is one of very many."""
+    return item.path.parent.name in ("interop", "models") or item.path.stem in _LONG
 
 
 class _WithoutTorch(MetaPathFinder, Loader):
