@@ -136,6 +136,11 @@ def test_no_file_is_too_long() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
+def test_the_path_of_prepare_fits_on_one_page() -> None:
+    """In the order in which things happen; what they consist of is elsewhere."""
+    assert len(FILES["onnxtrain.offline.prepare"].read_text().splitlines()) <= 200
+
+
 @pytest.mark.parametrize("name", [n for n in onnxtrain.__all__ if n != "__version__"])
 def test_public_names_have_a_docstring(name: str) -> None:
     assert (getattr(onnxtrain, name).__doc__ or "").strip()

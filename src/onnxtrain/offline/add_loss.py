@@ -20,7 +20,7 @@ from onnxtrain.offline.blocks.values import defined_names, locate
 from onnxtrain.offline.graph.op_facts import REORDERS
 from onnxtrain.offline.losses.loss import with_sample_weights
 from onnxtrain.offline.named import make_named
-from onnxtrain.offline.selection import list_of_names
+from onnxtrain.offline.selection import list_of_names, listed
 
 Loss = Block | Callable[..., Any] | onnx.ModelProto | str | os.PathLike[str]
 # What turns scores into probabilities, where a loss does that itself.
@@ -106,11 +106,6 @@ def add_loss(
     activation = _ACTIVATIONS.get(type(block), "identity") if is_built_in else None
     about = {} if activation is None else {names[0]: activation}
     return WithLoss(model, list(dict.fromkeys([*returned, *beside])), brought, notes, about)
-
-
-def listed(names: str | Iterable[str] | None) -> Iterable[str] | None:
-    """Return one name as a list of one; None stays None."""
-    return [names] if isinstance(names, str) else names
 
 
 def _make_block(loss: Loss | None) -> Block:

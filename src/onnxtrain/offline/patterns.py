@@ -20,7 +20,7 @@ from onnxtrain.errors import (
 )
 from onnxtrain.offline.autodiff.engine import operator_name
 from onnxtrain.offline.passes.tie_weights import Tied, with_tied
-from onnxtrain.offline.selection import Role, Survey, some_of
+from onnxtrain.offline.selection import Role, Survey, some_of, why_nothing_trains
 
 # Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
 _STORED_ONCE = 1 << 16  # bytes
@@ -62,6 +62,18 @@ def choose(
             kept.add(name)
     chosen = set(trains)
     return trains, [n for n in roles if n in kept and n not in chosen]
+
+
+def nothing_trains(found: Survey, train: object, freeze: object) -> OnnxTrainError:
+    """Return the error for a choice that leaves nothing to train."""
+    if train is not None:
+        why = "train (requires_grad) is empty"
+    elif freeze:
+        why = "every weight is frozen"
+    else:
+        why = why_nothing_trains(found.findings.values(), found.unreached, found.cut_by)
+        return OnnxTrainError(f"nothing trains: {why}")
+    return OnnxTrainError(f"there is an optimizer but nothing trains: {why}")
 
 
 def notes_on_blocked(found: Survey, trains: Sequence[str], asked: object) -> Iterator[str]:

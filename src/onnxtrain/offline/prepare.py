@@ -7,34 +7,29 @@ checkpoint, all of them or none.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
-from onnxtrain.errors import ArgumentError, ArgumentTypeError, OnnxTrainError
-from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
-from onnxtrain.offline.add_loss import Loss, add_loss, listed
+from onnxtrain.errors import ArgumentError, ArgumentTypeError
+from onnxtrain.format.model_metadata import ModelMetadata
+from onnxtrain.offline.add_loss import Loss, add_loss
 from onnxtrain.offline.artifacts import Artifacts
+from onnxtrain.offline.forward_model import forward_model
 from onnxtrain.offline.frontend.canonical_model import canonical_model
-from onnxtrain.offline.frontend.load import ModelLike, read_model
+from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.sweep import collector_paused
-from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.inspect_notes import notes_on_integers
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
-from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
-from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.patterns import choose, notes_on_blocked
-from onnxtrain.offline.selection import Survey, survey, why_nothing_trains
+from onnxtrain.offline.patterns import choose, notes_on_blocked, nothing_trains
+from onnxtrain.offline.selection import listed, survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -51,7 +46,6 @@ from onnxtrain.offline.writer.verify import verify as verify_graphs
 
 StrPath = str | bytes | os.PathLike[Any]
 Names = str | Iterable[str]
-_log = logging.getLogger(__name__)
 
 
 @collector_paused()
@@ -81,7 +75,7 @@ def prepare(
     custom_op_library: StrPath | None = None,
     verify: bool = True,
 ) -> Artifacts:
-    """Write the files that a device trains from.
+    """Write the files that a device trains from, and return a description of them.
 
     Args:
         model: the forward model, or the path to its file; it is not changed.
@@ -113,18 +107,13 @@ def prepare(
             far as possible; `Artifacts.on_cpu` lists the rest. They run elsewhere too, more slowly.
         proximal: let updates pull the weights back to those of a reference, by a strength that is
             set on the device (FedProx); see `TrainingSession.set_proximal`.
-        sample_weight: let graphs take a weight for each sample, in a further input of that name,
-            so that `fit(class_weight=..., sample_weight=...)` works. It multiplies the loss of the
-            sample; what the sum is divided by stays, so weights of 1 change nothing.
+        sample_weight: add an input of a weight for each sample, for `fit(class_weight=...,
+            sample_weight=...)`. It multiplies the loss of the sample; the divisor stays as it is.
         prefix: put before each file name.
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
         custom_op_library: the library of the model's own operators.
-        verify: load each graph in onnxruntime before anything is written; one that it refuses is an
-            error.
-
-    Returns:
-        A description of what was written.
+        verify: load each graph in onnxruntime before the folder appears; a refusal is an error.
 
     Examples:
         >>> onnxtrain.prepare("mobilenet.onnx", "artifacts", train="fc*", optimizer="sgd")
@@ -138,40 +127,23 @@ def prepare(
         raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
 
     # 1. The model, and the loss behind it.
-    about = ModelMetadata()
-    if dynamic_batch:
-        model = with_dynamic_batch(model)
-    if classes is not None:
-        first, *more = listed(of) or (None,)
-        if more:
-            raise ArgumentError("a new layer replaces that of one output: give one name as of")
-        if not isinstance(classes, int):
-            about, classes = _named(classes), len(classes)
-        replaced = replace_classifier(model, classes, of=first, after=after)
-        model, of, train = replaced.model, replaced.output, train or replaced.parameters
-    elif after is not None:
-        raise ArgumentError("after says where a new layer goes: give classes too")
-    forward, path = read_model(model)
-    inputs = frozenset(info.name for info in forward.graph.input)
+    forward = forward_model(model, of, train, classes, after, dynamic_batch)
     with_loss, names, brought, notes, activation = add_loss(
-        forward, path, loss, of, outputs, sample_weight=sample_weight
+        forward.proto, forward.path, loss, forward.of, outputs, sample_weight=sample_weight
     )
-    properties = {entry.key: entry.value for entry in forward.metadata_props}
-    if classes is not None:
-        properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
-    properties |= replace(about, activation=activation).properties()
-    notes = (*_note_on_opset(forward), *notes)
+    properties = forward.properties | ModelMetadata(activation=activation).properties()
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss)
     found = survey(canonical, names[0], brought)
     tied = find_tied(found) if tie_weights else ()
-    trains, frozen = choose(found, listed(train), listed(freeze), tied)
-    if not trains and (chosen is not None or (train is None and not freeze)):
-        raise OnnxTrainError(_nothing_trains(found, train, freeze))
-    notes = (*notes, *notes_on_blocked(found, trains, train), *notes_on_integers(found))
+    trains, frozen = choose(found, forward.train, listed(freeze), tied)
+    if not trains and (chosen is not None or (forward.train is None and not freeze)):
+        raise nothing_trains(found, forward.train, freeze)
     weights, without_gradient = found.weight_forms(), found.without_gradient()
     mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
+    blocked, integers = notes_on_blocked(found, trains, forward.train), notes_on_integers(found)
+    notes = (*forward.notes, *notes, *blocked, *integers, *at_rest)
     trains, tied = tie_trained(canonical, trains, tied)
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
@@ -188,7 +160,7 @@ def prepare(
         source, memory = gradients(), None
         models = build(source, last=True)
     else:
-        source, models, memory = fit_into(memory_budget, gradients, build, sizes, inputs)
+        source, models, memory = fit_into(memory_budget, gradients, build, sizes, forward.inputs)
 
     # 4. The files.
     parameters = Parameters.of(source, trains)
@@ -210,7 +182,6 @@ def prepare(
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
-    _log.info("wrote %d files to %s", len(files), folder.directory)
     return Artifacts(
         directory=folder.directory,
         files=files,
@@ -222,30 +193,7 @@ def prepare(
         outputs=tuple(names[1:]),
         memory=memory,
         on_cpu=tuple(item for items in on_cpu.values() for item in items),
-        notes=(*notes, *at_rest),
+        notes=notes,
         _graph=graph,
-        _inputs=inputs,
+        _inputs=forward.inputs,
     )
-
-
-def _named(classes: Sequence[str]) -> ModelMetadata:
-    try:
-        return ModelMetadata(classes=[classes] if isinstance(classes, str) else list(classes))
-    except ValueError as error:
-        raise ArgumentError(f"{error}; a number of classes will do") from None
-
-
-def _note_on_opset(model: onnx.ModelProto) -> tuple[str, ...]:
-    opset = min((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
-    if opset >= NOTED_OPSET:
-        return ()
-    return (f"The model has opset {opset}: it was converted to opset {FLOOR_OPSET}.",)
-
-
-def _nothing_trains(found: Survey, train: Names | None, freeze: Names | None) -> str:
-    if train is not None:
-        return "there is an optimizer but nothing trains: train (requires_grad) is empty"
-    if freeze:
-        return "there is an optimizer but nothing trains: every weight is frozen"
-    why = why_nothing_trains(found.findings.values(), found.unreached, found.cut_by)
-    return f"nothing trains: {why}"

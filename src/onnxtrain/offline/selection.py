@@ -372,6 +372,11 @@ def elements_of(value: ir.Value) -> int:
     return 0 if value.const_value is None else value.const_value.size
 
 
+def listed(names: str | Iterable[str] | None) -> Iterable[str] | None:
+    """Return one name as a list of one; None stays None."""
+    return [names] if isinstance(names, str) else names
+
+
 def list_of_names(names: Iterable[str] | None, argument: str) -> list[str] | None:
     """Return an argument that lists names as a list; a single name is no list."""
     if names is None:

@@ -6,6 +6,7 @@ there, on disk, are the files renamed into place; should a rename fail, those be
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -15,6 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from onnxtrain.errors import ArgumentTypeError, OnnxTrainError
+
+_log = logging.getLogger(__name__)
 
 
 class Folder:
@@ -88,6 +91,7 @@ class Folder:
             if isinstance(error, OSError):
                 raise self._cannot_write(error) from None
             raise
+        _log.info("wrote %d files to %s", len(present), self.directory)
         return {name: (self.directory / name).stat().st_size for name in present}
 
     def _undo(self, present: list[str], done: list[str], backup: Path, made: list[Path]) -> None:
