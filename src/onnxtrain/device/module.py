@@ -125,6 +125,11 @@ class Module(ParameterBuffers):
                 "With batch_size='auto' the sessions are rebuilt for another size"
             )
 
+    @property
+    def skipped_batches(self) -> int:
+        """How many batches were left out, because their loss or gradients were not finite."""
+        return self.training_state.skipped_batches
+
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
         self.training_executor.reset = True

@@ -165,7 +165,8 @@ class TrainingSession:
         """Return the loss (and further outputs) and update the parameters, in one run.
 
         Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do for one batch. Gradients
-        that training steps have accumulated are neither used nor lost.
+        that training steps have accumulated are neither used nor lost. If the loss or a gradient is
+        not finite, nothing changes, and `skipped_steps` counts the step.
         """
         with self.module.training_state.lock:
             if self._fused is not None:
@@ -175,6 +176,16 @@ class TrainingSession:
                 result = self.train_step(*inputs, **named)
                 optimizer.step()
             return result
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps changed nothing, because their loss or gradients were not finite."""
+        return self._optimizer.skipped_steps
+
+    @property
+    def skipped_batches(self) -> int:
+        """How many batches were left out, because their loss or gradients were not finite."""
+        return self.module.skipped_batches
 
     @property
     def fused_model(self) -> ModelFile | None:

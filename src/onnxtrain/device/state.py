@@ -131,6 +131,8 @@ class TrainingState:
         self.groups = dict(content.optimizer_groups)
         self.optimizer: Optimizer | None = None
         self.random = RandomState(saved.get("random"))
+        self.skipped_batches = 0  # whose loss or gradients were not finite
+        self.has_stale_gradients = False  # all batches since the last reset were skipped
         self.private: dict[str, Any] = saved.get("private", {})
         self.saved_learning_rate: float | None = saved.get("learning_rate")
         self.saved_scheduler: dict[str, Any] | None = saved.get("scheduler")
@@ -230,6 +232,7 @@ class TrainingState:
             if gradient is None:
                 raise StateError(f"the parameter {name!r} has no gradient, or there is no Module")
             gradient.assign(checked(f"{name}_grad", value, gradient.shape, gradient.dtype))
+            self.has_stale_gradients = False
 
     # ---- what Module and Optimizer ask ---------------------------------------------------------
 
