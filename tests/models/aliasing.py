@@ -116,7 +116,9 @@ def branches_in_place(node: onnx.NodeProto, memory: set[str], updated: str) -> I
     for attribute in node.attribute:
         body = attribute.g
         names = {n for inner in body.node for n in read_by(inner)}.intersection(memory)
-        yield len(names) <= 1 and not any(unsafe(body, [(n, body.output[place].name)]) for n in names)
+        yield len(names) <= 1 and not any(
+            unsafe(body, [(n, body.output[place].name)]) for n in names
+        )
 
 
 def scans_in_place(node: onnx.NodeProto, memory: set[str], updated: str) -> bool:

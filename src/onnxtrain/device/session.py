@@ -188,6 +188,12 @@ class TrainingSession:
         return self.module.skipped_batches
 
     @property
+    def checks_finite(self) -> bool:
+        """Whether steps that are not finite change nothing; not in graphs of earlier versions."""
+        executors = (self.module.training_executor, self._fused)
+        return all(executor.signature.check for executor in executors if executor is not None)
+
+    @property
     def fused_model(self) -> ModelFile | None:
         """The graph of a whole step, if there is one."""
         return None if self._fused is None else self._fused.graph.model
@@ -324,10 +330,19 @@ class TrainingSession:
         return names_of(chosen, "outputs")
 
     def save_checkpoint(
-        self, path: str | os.PathLike[str], include_optimizer_state: bool = True
+        self,
+        path: str | os.PathLike[str],
+        include_optimizer_state: bool = True,
+        *,
+        allow_nonfinite: bool = False,
     ) -> None:
-        """Write the state to a file, which is replaced as a whole or not at all."""
-        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state)
+        """Write the state to a file, which is replaced as a whole or not at all.
+
+        Infinite numbers and NaN are refused, unless `allow_nonfinite` is set.
+        """
+        CheckpointState.save_checkpoint(
+            self.state, path, include_optimizer_state, allow_nonfinite=allow_nonfinite
+        )
 
     def export_model_for_inferencing(
         self,
@@ -336,10 +351,15 @@ class TrainingSession:
         *,
         optimize: bool = False,
         format: Literal["onnx", "ort"] = "onnx",
+        allow_nonfinite: bool = False,
     ) -> bytes | None:
         """Write a model for inference, with the parameters as they are now; see `Module`."""
         return self.module.export_model_for_inferencing(
-            inference_model_uri, graph_output_names, optimize=optimize, format=format
+            inference_model_uri,
+            graph_output_names,
+            optimize=optimize,
+            format=format,
+            allow_nonfinite=allow_nonfinite,
         )
 
 

@@ -197,6 +197,7 @@ class Client:
                 **self._fit_options,
             )
             seconds = time.perf_counter() - began
+            shared.state.require_finite("the update was not sent")
             trained = {name: np.array(shared.state.value_of(name)) for name in received}
             if settings.clip_norm is not None:
                 clip(trained, received, settings.clip_norm)

@@ -52,6 +52,7 @@ class History:
     `losses` has the loss of each step of the optimizer, `epochs` a record of each epoch that was
     finished. `stopped` says why the run ended early, if it did; `interrupted` is true after Ctrl-C.
     `best_epoch` is the number of the best epoch, if early stopping or checkpoints looked for one.
+    `skipped` counts the batches that were left out, as their loss or gradients were not finite.
     `history["accuracy"]` is the list of that value over the epochs.
     """
 
@@ -60,6 +61,7 @@ class History:
     stopped: str = ""
     interrupted: bool = False
     best_epoch: int | None = None
+    skipped: int = 0
 
     def __getitem__(self, name: str) -> list[Any]:
         return [record[name] for record in self.epochs]
@@ -70,6 +72,8 @@ class History:
             last = self.epochs[-1]
             shown = {"loss": last.loss, **last.values}
             parts += [f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, int | float)]
+        if self.skipped:
+            parts.append(f"{self.skipped} skipped")
         if self.stopped:
             parts.append(self.stopped)
         return f"History({', '.join(parts)})"
@@ -97,6 +101,7 @@ class History:
             stopped=str(content["stopped"]),
             interrupted=bool(content["interrupted"]),
             best_epoch=None if content["best_epoch"] is None else int(content["best_epoch"]),
+            skipped=int(content.get("skipped", 0)),
         )
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:

@@ -89,7 +89,7 @@ class ResumeState:
                 history=History.from_plain(history),
             )
             saved_step = int(saved["step"])
-            if min(counts.values()) < 0 or bool(state.batch) != bool(state.samples):
+            if min(counts.values()) < 0 or state.samples > 0 == state.batch:
                 raise ValueError("its counts make no sense")
             if not math.isfinite(sum(sums.values())):
                 raise ValueError("its sums are not finite")

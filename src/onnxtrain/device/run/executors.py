@@ -55,8 +55,18 @@ class Executor:
             made = self._binding.run(values)
         if not self._binding.passed:
             self.state.skipped_batches += 1
+            self.state.not_finite = self._not_finite()
             self.state.random.draws -= self.signature.has_seed
         return made
+
+    def _not_finite(self) -> tuple[str, ...]:
+        """The parameters whose gradients were not finite in the last run."""
+        sums = None if self._binding is None else self._binding.sums
+        signature = self.signature
+        updated = (n for n in signature.updated if self.state.is_trainable(n))
+        names = signature.trained or tuple(updated)
+        found = () if sums is None else np.isfinite(sums).tolist()
+        return tuple(n for n, is_finite in zip(names, found, strict=False) if not is_finite)
 
     @property
     def passed(self) -> bool:

@@ -37,6 +37,7 @@ from onnxtrain.offline.graph.versions import FLOOR_OPSET
 from onnxtrain.offline.optimizers.clip import ClipGradNorm, GradientClip, sum_of_squares
 from onnxtrain.offline.optimizers.finite_guard import (
     FiniteCheck,
+    Sum,
     check_finite,
     fast_sum_of_squares,
     plain_sum,
@@ -160,7 +161,7 @@ class Optimizer(ForwardBlock):
         statistics: Sequence[ir.Value] = (),
     ) -> FiniteCheck:
         """Write the check whether a step is finite; see `check_finite`."""
-        sum_of = plain_sum
+        sum_of: Sum = plain_sum
         if isinstance(self.clip_grad, ClipGradNorm):
             sum_of = sum_of_squares
         elif self.squares and self.clip_grad is None:
