@@ -32,7 +32,7 @@ from onnxtrain.format.checkpoint.layout import CheckpointLayout
 from onnxtrain.format.element_types import ELEMENT_TYPES
 
 if TYPE_CHECKING:
-    from onnxtrain.device.optimizer import Optimizer
+    from onnxtrain.device.optimizer import OptimizerMemory
 
 GROUP = "group0"
 _TRAINING = "training"  # the reserved property that holds what the format has no field for
@@ -129,7 +129,7 @@ class TrainingState:
         self.device = CPU
         self.frozen = Frozen(dict(content.frozen))
         self.groups = dict(content.optimizer_groups)
-        self.optimizer: Optimizer | None = None
+        self.optimizer: OptimizerMemory | None = None
         self.random = RandomState(saved.get("random"))
         self.private: dict[str, Any] = saved.get("private", {})
         self.saved_learning_rate: float | None = saved.get("learning_rate")
@@ -144,7 +144,9 @@ class TrainingState:
         reserved = dict(self._reserved)
         groups: dict[str, OptimizerGroup] = {}
         if include_optimizer_state and not self.nominal:
-            groups = self.groups if self.optimizer is None else {GROUP: self.optimizer.group()}
+            groups = self.groups
+            if self.optimizer is not None and self.optimizer.moments:
+                groups = {GROUP: self.optimizer.group()}
             reserved[_TRAINING] = strict_json.dumps(self._training())
         return CheckpointContent(
             trainable={name: self.held(name) for name in self._trainable},
@@ -160,7 +162,7 @@ class TrainingState:
         saved |= {"learning_rate": self.saved_learning_rate, "scheduler": self.saved_scheduler}
         if self.optimizer is not None:
             saved["learning_rate"] = self.optimizer.lasting_rate
-            saved["scheduler"] = self.optimizer.scheduler_state()
+            saved["scheduler"] = self.optimizer.scheduler_state(self.saved_scheduler)
         return {key: value for key, value in saved.items() if value not in (None, {})}
 
     def held(self, name: str) -> Tensor:
