@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-from onnxtrain.errors import ArgumentError, OnnxTrainError, UnknownNameError
+from onnxtrain.errors import ArgumentError, UnknownNameError
 from onnxtrain.format import strict_json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FORMAT = 1
 _COUNTS, _FLOATS = ("epoch", "steps", "samples"), ("loss", "learning_rate", "seconds")
@@ -105,7 +103,8 @@ class History:
         The ending of the path says in which format: `.png`, `.svg`, `.pdf`. Returns the figure of
         matplotlib, which comes with `pip install 'onnxtrain[cli]'`.
         """
-        return plot_history(self, path)
+        # Drawing is no part of the device half, which must run without that file.
+        return import_module("onnxtrain.cli.plot").plot(self, path)
 
 
 def _count(number: int, noun: str) -> str:
@@ -123,45 +122,3 @@ def _to_record(content: Mapping[str, Any]) -> EpochRecord:
     numbers = {name: kind(content[name]) for name, kind in NUMBERS.items()}
     values = {str(name): _readable(value) for name, value in content["values"].items()}
     return EpochRecord(**numbers, values=values)
-
-
-def plot_history(history: History, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Draw losses and metrics over the steps; write the picture if a path is given."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise OnnxTrainError(
-            "history.plot() needs matplotlib: pip install 'onnxtrain[cli]'"
-        ) from None
-    epochs = history.epochs
-    drawn: list[str] = [
-        name
-        for record in epochs[-1:]
-        for name in record.values
-        if all(isinstance(each.values.get(name), int | float) for each in epochs)
-    ]
-    losses: list[str] = [n for n in ("loss", "eval_loss") if epochs and n in ("loss", *drawn)]
-    metrics = [name for name in drawn if name != "eval_loss"]
-    size = (6.4, 3.6 + 2.4 * bool(metrics))
-    if path is None:
-        # pyplot knows how to show a figure in a window or a notebook.
-        from matplotlib import pyplot
-
-        figure: Figure = pyplot.figure(figsize=size, layout="constrained")
-    else:
-        figure = Figure(figsize=size, layout="constrained")
-    groups: list[list[str]] = [losses, metrics] if metrics else [losses]
-    panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
-    steps = range(1, len(history.losses) + 1)
-    panels[0].plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
-    panels[0].set_ylabel("loss")
-    for number, names in enumerate(groups):
-        for name in names:
-            label = name.replace("_", " ") if names is losses else name
-            values = history[name]
-            panels[number].plot(history["steps"], values, marker="o", markersize=3, label=label)
-        panels[number].legend(frameon=False)
-    panels[-1].set_xlabel("step")
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure

@@ -111,7 +111,9 @@ def write_checkpoint(
         content, sort=sort, threshold=external_data_threshold, bond=(_DATA_ID, identifier)
     )
     write_data = layout.write_data if layout.external else None
-    disk.store(target, layout.write_main, write_data, identifier, _live_identifier(target))
+    disk.store(
+        target, layout.write_main, write_data, identifier, lambda: _live_identifier(target)
+    )
     beside = disk.data_path(target)
     locations = {
         name: TensorLocation(beside if is_external else target, bulk.offset, bulk.length)
