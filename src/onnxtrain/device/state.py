@@ -14,7 +14,7 @@ from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.errors import CheckpointError, StateError
+from onnxtrain.errors import ArgumentError, CheckpointError, StateError
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
     Array,
@@ -30,6 +30,7 @@ from onnxtrain.format.checkpoint.content import (
 from onnxtrain.format.checkpoint.file import Source, read_checkpoint, write_checkpoint
 from onnxtrain.format.checkpoint.layout import CheckpointLayout
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.generation import PROPERTY, Generation
 
 if TYPE_CHECKING:
     from onnxtrain.device.optimizer import OptimizerMemory
@@ -98,6 +99,22 @@ class CheckpointState:
         return Properties(self._training.properties)
 
     @property
+    def generation(self) -> str | None:
+        """The identifier of the artifacts that the state belongs to, if they have one.
+
+        Graphs of other artifacts are refused, and graphs that were changed. Set it to None to use
+        the state with such graphs, on your own responsibility.
+        """
+        held = self._training.generation
+        return None if held is None else held.identifier
+
+    @generation.setter
+    def generation(self, value: None) -> None:
+        if value is not None:
+            raise ArgumentError(f"the generation of a state can be set to None, not to {value!r}")
+        self._training.generation = None
+
+    @property
     def nominal(self) -> bool:
         """Whether the checkpoint has names of parameters, and no values."""
         return self._training.nominal
@@ -124,6 +141,7 @@ class TrainingState:
     def __init__(self, content: CheckpointContent) -> None:
         self.properties, self._reserved = split_properties(content.properties)
         saved = _training_of(self._reserved.pop(_TRAINING, None))
+        self.generation = Generation.from_property(self._reserved.get(PROPERTY))
         self.lock = threading.RLock()
         self.nominal = content.nominal
         self.device = CPU
@@ -142,6 +160,8 @@ class TrainingState:
     def content(self, include_optimizer_state: bool) -> CheckpointContent:
         """Return the state as plain data; arrays are the memory that training works with."""
         reserved = dict(self._reserved)
+        if self.generation is None:
+            reserved.pop(PROPERTY, None)
         groups: dict[str, OptimizerGroup] = {}
         if include_optimizer_state and not self.nominal:
             groups = self.groups

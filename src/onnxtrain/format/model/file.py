@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxtrain.errors import ModelError
+from onnxtrain.format.folder_lock import settle
 from onnxtrain.format.mapped_file import mapped
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
@@ -111,6 +112,7 @@ def _one_graph(reader: Reader, parts: dict[int, list[Field]]) -> memoryview:
 
 def map_file(path: Path) -> memoryview:
     """Return the bytes of a model file; see `mapped`."""
+    settle(path.parent)
     try:
         return mapped(path)
     except FileNotFoundError:
