@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 GOLDEN = TESTS / "golden"
 CORPUS = HERE / "corpus"
-sys.path[:0] = [str(TESTS / "device")]
+sys.path[:0] = [str(TESTS.parent / "src"), str(TESTS / "device")]
 
 from small_runs import open_session, samples  # noqa: E402
 

@@ -47,7 +47,7 @@ class Program:
         command = [sys.executable, str(HERE / "readers.py"), name]
         if reader.program:
             command = ["node", str(HERE / reader.program), name]
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0
         )

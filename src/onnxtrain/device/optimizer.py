@@ -18,7 +18,7 @@ from onnxtrain.device.state import GROUP, TrainingState
 from onnxtrain.errors import CheckpointError, ModelError, StateError, UnknownNameError
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
-from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.names import LEARNING_RATE, PROXIMAL_MU, REFERENCE, STEP, UPDATED
 
 DEFAULT_LEARNING_RATE = 0.001
@@ -231,9 +231,7 @@ class Optimizer:
         for name in self._names:
             wanted = momentums_of(self._graph.model, name)
             shape = self._state.type_of(name)[0]
-            types: list[tuple[tuple[int, ...], Any]] = [
-                (shape, ELEMENT_TYPES[value.element_type].dtype) for value in wanted
-            ]
+            types = [(shape, self._moment_type(value)) for value in wanted]
             made[name] = [
                 Variable.zeros(*kind, self._state.device)
                 if array is None
@@ -243,6 +241,17 @@ class Optimizer:
         self._memory.moments.update(made)
         # They are in memory that changes now; those of the file are out of date.
         self._state.groups.pop(GROUP, None)
+
+    def _moment_type(self, value: ValueType) -> np.dtype[Any]:
+        """Return the type of a moment, which has to be one of floats that numpy has."""
+        element = ELEMENT_TYPES.get(value.element_type)
+        if element is None or element.dtype is None or element.dtype.kind != "f":
+            kind = f"type {value.element_type}" if element is None else element.name.lower()
+            raise ModelError(
+                f"{self._graph.name} keeps {value.name!r} as {kind}: the state of an optimizer is "
+                "float, double or float16 on this device. Generate the artifacts anew"
+            )
+        return element.dtype
 
     def group(self) -> OptimizerGroup:
         """Return the state of the optimizer as a checkpoint holds it."""
@@ -339,8 +348,6 @@ def _saved_moments(
     group: OptimizerGroup | None, name: str, types: Sequence[tuple[tuple[int, ...], Any]]
 ) -> Sequence[Array | None]:
     """Return the moments of a parameter that were saved; None for each without a saved group."""
-    if any(dtype is None for _, dtype in types):
-        raise StateError(f"the moments of {name!r} are of a type that numpy does not have")
     if group is None:
         return [None] * len(types)
     held = group.states.get(name)

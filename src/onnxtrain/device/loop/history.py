@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxtrain.errors import ArgumentError, UnknownNameError
 from onnxtrain.format import strict_json
+from onnxtrain.format.strict_json import entry, mapping, number, shortened, whole
 
 _FORMAT = 1
 _COUNTS, _FLOATS = ("epoch", "steps", "samples"), ("loss", "learning_rate", "seconds")
@@ -80,21 +81,28 @@ class History:
     def from_json(cls, text: str | bytes) -> History:
         """Return the history that `to_json` wrote."""
         try:
-            return cls.from_plain(strict_json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
+            return cls.from_plain(strict_json.mapping(strict_json.loads(text), "it"))
+        except (ValueError, TypeError) as wrong:  # TypeError: of an argument that is no text
             raise ArgumentError(f"this is not the JSON of a history: {wrong}") from wrong
 
     @classmethod
     def from_plain(cls, content: Mapping[str, Any]) -> History:
-        """Return the history from the content of its JSON."""
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+        """Return the history from the content of its JSON; a ValueError says what is wrong."""
+        if entry(content, "format") != _FORMAT:
+            raise ValueError(f"its format is {shortened(content['format'])}, not {_FORMAT}")
+        losses, epochs = entry(content, "losses"), entry(content, "epochs")
+        if not isinstance(losses, list) or not all(type(n) in (int, float) for n in losses):
+            raise ValueError("'losses' is not a list of numbers")
+        if not isinstance(epochs, list):
+            raise ValueError("'epochs' is not a list")
         return cls(
-            losses=[float(loss) for loss in content["losses"]],
-            epochs=[_to_record(record) for record in content["epochs"]],
-            stopped=str(content["stopped"]),
-            interrupted=bool(content["interrupted"]),
-            best_epoch=None if content["best_epoch"] is None else int(content["best_epoch"]),
+            losses=[float(loss) for loss in losses],
+            epochs=[_to_record(mapping(record, "an epoch")) for record in epochs],
+            stopped=str(entry(content, "stopped")),
+            interrupted=bool(entry(content, "interrupted")),
+            best_epoch=None
+            if entry(content, "best_epoch") is None
+            else whole(content, "best_epoch"),
         )
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -115,10 +123,13 @@ def _readable(value: Any) -> Any:
     """Return the value of a metric; earlier versions wrote "nan" and "inf" as texts."""
     if isinstance(value, list):
         return [_readable(item) for item in value]
+    if isinstance(value, dict):
+        raise ValueError(f"the value of a metric is {shortened(value)}")
     return float(value) if isinstance(value, str) else value
 
 
 def _to_record(content: Mapping[str, Any]) -> EpochRecord:
-    numbers = {name: kind(content[name]) for name, kind in NUMBERS.items()}
-    values = {str(name): _readable(value) for name, value in content["values"].items()}
-    return EpochRecord(**numbers, values=values)
+    counts: dict[str, Any] = {name: whole(content, name) for name in _COUNTS}
+    floats: dict[str, Any] = {name: number(content, name, finite=False) for name in _FLOATS}
+    values = mapping(entry(content, "values"), "'values'")
+    return EpochRecord(**counts, **floats, values={n: _readable(v) for n, v in values.items()})
