@@ -69,7 +69,7 @@ def test_only_large_parameters_are_external(tmp_path) -> None:
     written = write_checkpoint(tmp_path / "c", content, external_data_threshold=0)
     assert written.locations["large"].path.name == "c.data"
     assert written.locations["small"].path.name == "c"
-    assert (tmp_path / "c.data").stat().st_size == 64 + 24
+    assert (tmp_path / "c.data").stat().st_size == 64 + 4 + 24 + 24
 
 
 def test_the_threshold_counts_whole_mebibytes(tmp_path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxtrain.errors import ModelError
-from onnxtrain.format.mapped_file import mapped
+from onnxtrain.format.file_bytes import read_file
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
 from onnxtrain.format.model.tensor import read_entry, read_initializer
@@ -110,9 +110,9 @@ def _one_graph(reader: Reader, parts: dict[int, list[Field]]) -> memoryview:
 
 
 def map_file(path: Path) -> memoryview:
-    """Return the bytes of a model file; see `mapped`."""
+    """Return the bytes of a model file; in memory of our own."""
     try:
-        return mapped(path)
+        return read_file(path)
     except FileNotFoundError:
         raise ModelError(f"there is no model at {path}") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
