@@ -72,6 +72,16 @@ class OpenFile:
         self.read_into(memoryview(memory), offset)
         return bytes(memory)
 
+    def read_part(self, offset: int, size: int) -> memoryview:
+        """Return many bytes, in memory that nobody else uses."""
+        memory = allocate(size).data
+        self.read_into(memory, offset)
+        return memory
+
+    def read_all(self) -> memoryview:
+        """Return all bytes, in memory that nobody else uses."""
+        return self.read_part(0, self.size)
+
 
 def allocate(size: int) -> npt.NDArray[np.uint8]:
     """Return memory that begins at a multiple of 64 bytes; its content is arbitrary."""
@@ -81,14 +91,6 @@ def allocate(size: int) -> npt.NDArray[np.uint8]:
         raise OSError(errno.ENOMEM, f"it needs {size:,} bytes of memory") from None
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]
-
-
-def read_file(path: Path) -> memoryview:
-    """Return the bytes of a file, in memory that nobody else uses."""
-    with OpenFile(path) as file:
-        memory = allocate(file.size).data
-        file.read_into(memory, 0)
-        return memory
 
 
 def _require_regular(mode: int) -> None:

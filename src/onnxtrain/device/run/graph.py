@@ -23,8 +23,6 @@ from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
 from onnxtrain.format.model.wire import Reader
 
-# A larger file is given to onnxruntime by its path, which spares a copy.
-_LARGE = 1 << 26
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
 
 
@@ -251,9 +249,7 @@ class Graph:
     def _source(self, changes: Mapping[str, Tensor]) -> str | bytes:
         if changes:
             return with_initializers(self.model, changes)
-        if self.model.path is not None and len(self.model.data) > _LARGE:
-            return str(self.model.path)
-        return bytes(self.model.data)
+        return self.model.content.loadable()
 
 
 # The passes of onnxruntime's optimiser that look for quantized operators, by its names for them;

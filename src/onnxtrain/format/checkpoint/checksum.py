@@ -157,10 +157,9 @@ def read_blocks(
 
     Raises `DamagedBlock` for the first block that its checksum does not match.
     """
-    memory = allocate(size).data
     if sums is None:
-        file.read_into(memory, 0)
-        return memory
+        return file.read_part(0, size)
+    memory = allocate(size).data
     lock, left, damaged = threading.Lock(), iter(range(len(sums))), list[int]()
 
     def work() -> None:

@@ -10,7 +10,7 @@ from onnxtrain.errors import CheckpointError
 from onnxtrain.format.checkpoint import checksum
 from onnxtrain.format.checkpoint import store as disk
 from onnxtrain.format.checkpoint.flat_file import FlatTable
-from onnxtrain.format.file_bytes import OpenFile, require_beside
+from onnxtrain.format.file_bytes import require_beside
 
 ALIGNMENT = 64  # for vector instructions
 _UPSTREAM_ALIGNMENT = 4
@@ -52,7 +52,11 @@ def require_apart(entries: Iterable[TensorEntry]) -> int:
 
 
 def read_external(
-    path: Path, identifier: str | None, entries: Sequence[TensorEntry], announced: bool, verify: bool
+    path: Path,
+    identifier: str | None,
+    entries: Sequence[TensorEntry],
+    announced: bool,
+    verify: bool,
 ) -> memoryview:
     """Return the external data of the checkpoint `path`, after all checks.
 

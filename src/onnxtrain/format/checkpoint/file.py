@@ -187,9 +187,7 @@ class _CheckpointReader:
         self._fill(content, identifier, announced, verify)
         return content
 
-    def _put(
-        self, entry: TensorEntry, holder: dict[str, Tensor] | list[Tensor], key: Any
-    ) -> None:
+    def _put(self, entry: TensorEntry, holder: dict[str, Tensor] | list[Tensor], key: Any) -> None:
         """Note where a tensor belongs, and keep the place."""
         holder[key] = _NOTHING
         self._found.append((entry, holder, key))

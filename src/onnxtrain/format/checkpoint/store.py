@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
 from onnxtrain.errors import CheckpointDataError, CheckpointError
-from onnxtrain.format.file_bytes import OpenFile, read_file
+from onnxtrain.format.file_bytes import OpenFile
 
 FOOTER_MARK = b"ODTCDATA"
 FOOTER_SIZE = len(FOOTER_MARK) + 16
@@ -74,8 +74,8 @@ def reason_of(error: OSError) -> str:
 def open_bytes(path: Path) -> memoryview:
     """Return the bytes of a checkpoint file."""
     require_file(path)
-    with translated("read", path):
-        return read_file(path)
+    with translated("read", path), OpenFile(path) as file:
+        return file.read_all()
 
 
 def require_file(path: Path) -> None:
