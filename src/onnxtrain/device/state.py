@@ -14,7 +14,7 @@ from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.errors import CheckpointError, StateError
+from onnxtrain.errors import ArgumentError, CheckpointError, StateError
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
     Array,
@@ -30,9 +30,10 @@ from onnxtrain.format.checkpoint.content import (
 from onnxtrain.format.checkpoint.file import Source, read_checkpoint, write_checkpoint
 from onnxtrain.format.checkpoint.layout import CheckpointLayout
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.generation import PROPERTY, Generation
 
 if TYPE_CHECKING:
-    from onnxtrain.device.optimizer import Optimizer
+    from onnxtrain.device.optimizer import OptimizerMemory
 
 GROUP = "group0"
 _TRAINING = "training"  # the reserved property that holds what the format has no field for
@@ -104,6 +105,22 @@ class CheckpointState:
         return Properties(self._training.properties)
 
     @property
+    def generation(self) -> str | None:
+        """The identifier of the artifacts that the state belongs to, if they have one.
+
+        Graphs of other artifacts are refused, and graphs that were changed. Set it to None to use
+        the state with such graphs, on your own responsibility.
+        """
+        held = self._training.generation
+        return None if held is None else held.identifier
+
+    @generation.setter
+    def generation(self, value: None) -> None:
+        if value is not None:
+            raise ArgumentError(f"the generation of a state can be set to None, not to {value!r}")
+        self._training.generation = None
+
+    @property
     def nominal(self) -> bool:
         """Whether the checkpoint has names of parameters, and no values."""
         return self._training.nominal
@@ -130,13 +147,14 @@ class TrainingState:
     def __init__(self, content: CheckpointContent) -> None:
         self.properties, self._reserved = split_properties(content.properties)
         saved = _training_of(self._reserved.pop(_TRAINING, None))
+        self.generation = Generation.from_property(self._reserved.get(PROPERTY))
         self.lock = threading.RLock()
         self.nominal = content.nominal
         self.owns_memory = False  # whether training may write into the arrays of the content
         self.device = CPU
         self.frozen = Frozen(dict(content.frozen))
         self.groups = dict(content.optimizer_groups)
-        self.optimizer: Optimizer | None = None
+        self.optimizer: OptimizerMemory | None = None
         self.random = RandomState(saved.get("random"))
         self.private: dict[str, Any] = saved.get("private", {})
         self.saved_learning_rate: float | None = saved.get("learning_rate")
@@ -149,9 +167,13 @@ class TrainingState:
     def content(self, include_optimizer_state: bool) -> CheckpointContent:
         """Return the state as plain data; arrays are the memory that training works with."""
         reserved = dict(self._reserved)
+        if self.generation is None:
+            reserved.pop(PROPERTY, None)
         groups: dict[str, OptimizerGroup] = {}
         if include_optimizer_state and not self.nominal:
-            groups = self.groups if self.optimizer is None else {GROUP: self.optimizer.group()}
+            groups = self.groups
+            if self.optimizer is not None and self.optimizer.moments:
+                groups = {GROUP: self.optimizer.group()}
             reserved[_TRAINING] = strict_json.dumps(self._training())
         return CheckpointContent(
             trainable={name: self.held(name) for name in self._trainable},
@@ -167,7 +189,7 @@ class TrainingState:
         saved |= {"learning_rate": self.saved_learning_rate, "scheduler": self.saved_scheduler}
         if self.optimizer is not None:
             saved["learning_rate"] = self.optimizer.lasting_rate
-            saved["scheduler"] = self.optimizer.scheduler_state()
+            saved["scheduler"] = self.optimizer.scheduler_state(self.saved_scheduler)
         return {key: value for key, value in saved.items() if value not in (None, {})}
 
     def held(self, name: str) -> Tensor:

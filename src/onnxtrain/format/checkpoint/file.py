@@ -43,7 +43,6 @@ from onnxtrain.format.checkpoint.layout import (
     CheckpointLayout,
 )
 from onnxtrain.format.element_types import BOOL, ELEMENT_TYPES, STRING, data_size
-from onnxtrain.format.file_bytes import OpenFile
 
 _READABLE_VERSIONS = (1, VERSION)
 # A reader may come between the two renames of a writer.
@@ -90,7 +89,9 @@ def read_checkpoint(source: Source, *, verify: bool = True) -> CheckpointContent
     path, attempts = Path(source), 1
     while True:
         try:
-            return _CheckpointReader(disk.open_bytes(path), path).read(verify)
+            with disk.open_file(path) as file, disk.translated("read", path):
+                data = file.read_all()
+            return _CheckpointReader(data, path).read(verify)
         except CheckpointDataError:
             if attempts == _ATTEMPTS:
                 raise
@@ -111,21 +112,31 @@ def write_checkpoint(
     and more go to `<path>.data`. `sort` orders everything by name, as in a saved training state;
     otherwise the order is that of the mappings, as in the checkpoint of an artifact folder.
     """
-    target = Path(path)
+    target, identifier = Path(path), os.urandom(8).hex()
     if not target.name:
         raise CheckpointError(f"{str(path)!r} does not name a file")
-    identifier = os.urandom(8).hex()
     layout = CheckpointLayout(
         content, sort=sort, threshold=external_data_threshold, bond=(_DATA_ID, identifier)
     )
     write_data = layout.write_data if layout.external else None
-    disk.store(target, layout.write_main, write_data, identifier, _live_identifier(target))
-    beside = disk.data_path(target)
+    disk.store(target, layout.write_main, write_data, identifier, lambda: _live_identifier(target))
+    return _written(target, layout)
+
+
+def plan_checkpoint(path: Path, content: CheckpointContent) -> WrittenCheckpoint:
+    """Return what `write_checkpoint` would with `sort=False`, without writing anything."""
+    bond = _DATA_ID, "0" * 16
+    layout = CheckpointLayout(content, sort=False, threshold=EXTERNAL_DATA_THRESHOLD, bond=bond)
+    return _written(path, layout)
+
+
+def _written(path: Path, layout: CheckpointLayout) -> WrittenCheckpoint:
+    beside = disk.data_path(path)
     locations = {
-        name: TensorLocation(beside if is_external else target, bulk.offset, bulk.length)
+        name: TensorLocation(beside if is_external else path, bulk.offset, bulk.length)
         for name, (bulk, is_external) in layout.parameters.items()
     }
-    return WrittenCheckpoint(target, beside if layout.external else None, locations)
+    return WrittenCheckpoint(path, beside if layout.external else None, locations)
 
 
 def _live_identifier(path: Path) -> str | None:
@@ -139,8 +150,7 @@ def _live_identifier(path: Path) -> str | None:
 
 def _structure(path: Path) -> memoryview:
     """Return all of a file but its tensors, if its front says where they begin."""
-    disk.require_file(path)
-    with disk.translated("read", path), OpenFile(path) as file:
+    with disk.open_file(path) as file, disk.translated("read", path):
         size = checksum.structure_size(file.read(0, min(file.size, checksum.START_SIZE)))
         return memoryview(file.read(0, min(file.size, file.size if size is None else size)))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxtrain.errors import ModelError
 from onnxtrain.format.file_bytes import OpenFile, require_beside
+from onnxtrain.format.folder_lock import settle
 from onnxtrain.format.model.tensor import ExternalTensor
 
 # The bytes of a larger file are not kept, and onnxruntime reads it by its path.
@@ -18,6 +19,7 @@ _LARGE = 1 << 26
 
 @contextmanager
 def _opened(path: Path) -> Iterator[OpenFile]:
+    settle(path.parent)
     try:
         with OpenFile(path) as file:
             yield file
