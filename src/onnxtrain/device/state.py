@@ -55,9 +55,15 @@ class CheckpointState:
         self._training = TrainingState(state)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
-        """Load a checkpoint, complete or nominal, from a file or from its bytes."""
-        return cls(read_checkpoint(checkpoint_uri))
+    def load_checkpoint(cls, checkpoint_uri: Source, *, verify: bool = True) -> CheckpointState:
+        """Load a checkpoint, complete or nominal, from a file or from its bytes.
+
+        Without `verify`, checksums are not computed; see `read_checkpoint`.
+        """
+        made = cls(read_checkpoint(checkpoint_uri, verify=verify))
+        # Nobody else has what was read from a file.
+        made._training.owns_memory = isinstance(checkpoint_uri, str | os.PathLike)
+        return made
 
     @classmethod
     def save_checkpoint(
@@ -144,6 +150,7 @@ class TrainingState:
         self.generation = Generation.from_property(self._reserved.get(PROPERTY))
         self.lock = threading.RLock()
         self.nominal = content.nominal
+        self.owns_memory = False  # whether training may write into the arrays of the content
         self.device = CPU
         self.frozen = Frozen(dict(content.frozen))
         self.groups = dict(content.optimizer_groups)
@@ -276,7 +283,7 @@ class TrainingState:
                     f"the parameter {name!r} is of type {ELEMENT_TYPES[tensor.code].name}, which "
                     "numpy does not have: it cannot change in training on this device"
                 )
-            self._variables[name] = made = Variable(tensor, self.device)
+            self._variables[name] = made = Variable(tensor, self.device, take=self.owns_memory)
             if made.device.is_cpu:
                 # The values of the file are not needed any more; these are the only ones.
                 self._set_tensor(name, made.array)
@@ -301,6 +308,7 @@ class TrainingState:
     def complete(self, values: Mapping[str, Array]) -> None:
         """Give a nominal state its values."""
         self.require_changeable(values)
+        self.owns_memory = False  # these are the caller's
         for name, array in values.items():
             self._set_tensor(name, array)
         self.nominal = False
