@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli.batch_size import Batches
-from onnxtrain.cli.console import Console, megabytes
+from onnxtrain.cli.console import Console, megabytes, one_line
 from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
 from onnxtrain.cli.reading import remembered
@@ -201,15 +201,16 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
     trained = set(state.trainable_names())
     parameters = [_describe(name, state.held(name), name in trained) for name in state.names()]
     groups = state.groups.values()
-    run = state.private.get("fit", {})
-    content = {
+    run = state.private.get("fit")
+    epochs = run.get("epoch") if isinstance(run, dict) else None
+    content: dict[str, Any] = {
         "checkpoint": str(path),
         "bytes": _size(path),
         "nominal": state.nominal,
         "steps": max((group.step for group in groups), default=0),
         "learning_rate": state.saved_learning_rate,
         "scheduler": state.saved_scheduler,
-        "epochs": run.get("epoch"),
+        "epochs": epochs if isinstance(epochs, int) else None,
         "properties": dict(checkpoint.properties),
         "parameters": parameters,
     }
@@ -219,7 +220,10 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         + (", nominal: names without values" if state.nominal else ""),
         f"trains         {len(trained)} tensors, {count:,} parameters",
         f"optimizer      {_optimizer_line(content)}",
-        *(f"property       {name} = {value}" for name, value in content["properties"].items()),
+        *(
+            f"property       {one_line(name)} = {one_line(value)}"
+            for name, value in content["properties"].items()
+        ),
     ]
     console.result(content, "\n".join(lines))
     console.table(

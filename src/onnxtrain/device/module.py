@@ -129,6 +129,22 @@ class Module(ParameterBuffers):
                 "With batch_size='auto' the sessions are rebuilt for another size"
             )
 
+    def close(self) -> None:
+        """Free the graphs and their memory now; a module that is not used any more does so itself.
+
+        A call is an error then. The state can still be read and saved.
+        """
+        with self.training_state.lock:
+            self.training_executor.close()
+            if self.evaluation_executor is not None:
+                self.evaluation_executor.close()
+
+    def __enter__(self) -> Module:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
         self.training_executor.reset = True
@@ -180,6 +196,7 @@ class Module(ParameterBuffers):
         with self.training_state.lock:
             if self.evaluation_executor is None:
                 raise StateError("there is no evaluation graph to export: pass eval_model_uri")
+            self.evaluation_executor.graph.require_open()
             require_values(self.training_state)
             return export_model(
                 self.evaluation_executor.graph.model,

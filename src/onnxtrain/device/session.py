@@ -113,6 +113,24 @@ class TrainingSession:
         with _files_of(directory, prefix, checkpoint) as (found, graphs):
             return cls(found, *graphs, **options)
 
+    def close(self) -> None:
+        """Free the graphs and their memory now; a session that is not used any more does so itself.
+
+        Steps, predictions and exports are errors then. The state can still be read and saved. A
+        session is a context manager that closes itself.
+        """
+        with self.module.training_state.lock:
+            self.module.close()
+            for part in (self.optimizer, self._fused, *self._predictors.values()):
+                if part is not None:
+                    part.close()
+
+    def __enter__(self) -> TrainingSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def _step_executor(self, step_model: Model) -> StepExecutor:
         graph = self.module.graph(step_model)
         return StepExecutor(graph, self.module.training_state, self._optimizer)

@@ -33,7 +33,7 @@ from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.generation import PROPERTY, Generation
 
 if TYPE_CHECKING:
-    from onnxtrain.device.optimizer import Optimizer
+    from onnxtrain.device.optimizer import OptimizerMemory
 
 GROUP = "group0"
 _TRAINING = "training"  # the reserved property that holds what the format has no field for
@@ -55,9 +55,15 @@ class CheckpointState:
         self._training = TrainingState(state)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
-        """Load a checkpoint, complete or nominal, from a file or from its bytes."""
-        return cls(read_checkpoint(checkpoint_uri))
+    def load_checkpoint(cls, checkpoint_uri: Source, *, verify: bool = True) -> CheckpointState:
+        """Load a checkpoint, complete or nominal, from a file or from its bytes.
+
+        Without `verify`, checksums are not computed; see `read_checkpoint`.
+        """
+        made = cls(read_checkpoint(checkpoint_uri, verify=verify))
+        # Nobody else has what was read from a file.
+        made._training.owns_memory = isinstance(checkpoint_uri, str | os.PathLike)
+        return made
 
     @classmethod
     def save_checkpoint(
@@ -144,10 +150,11 @@ class TrainingState:
         self.generation = Generation.from_property(self._reserved.get(PROPERTY))
         self.lock = threading.RLock()
         self.nominal = content.nominal
+        self.owns_memory = False  # whether training may write into the arrays of the content
         self.device = CPU
         self.frozen = Frozen(dict(content.frozen))
         self.groups = dict(content.optimizer_groups)
-        self.optimizer: Optimizer | None = None
+        self.optimizer: OptimizerMemory | None = None
         self.random = RandomState(saved.get("random"))
         self.private: dict[str, Any] = saved.get("private", {})
         self.saved_learning_rate: float | None = saved.get("learning_rate")
@@ -164,7 +171,9 @@ class TrainingState:
             reserved.pop(PROPERTY, None)
         groups: dict[str, OptimizerGroup] = {}
         if include_optimizer_state and not self.nominal:
-            groups = self.groups if self.optimizer is None else {GROUP: self.optimizer.group()}
+            groups = self.groups
+            if self.optimizer is not None and self.optimizer.moments:
+                groups = {GROUP: self.optimizer.group()}
             reserved[_TRAINING] = strict_json.dumps(self._training())
         return CheckpointContent(
             trainable={name: self.held(name) for name in self._trainable},
@@ -180,7 +189,7 @@ class TrainingState:
         saved |= {"learning_rate": self.saved_learning_rate, "scheduler": self.saved_scheduler}
         if self.optimizer is not None:
             saved["learning_rate"] = self.optimizer.lasting_rate
-            saved["scheduler"] = self.optimizer.scheduler_state()
+            saved["scheduler"] = self.optimizer.scheduler_state(self.saved_scheduler)
         return {key: value for key, value in saved.items() if value not in (None, {})}
 
     def held(self, name: str) -> Tensor:
@@ -274,7 +283,7 @@ class TrainingState:
                     f"the parameter {name!r} is of type {ELEMENT_TYPES[tensor.code].name}, which "
                     "numpy does not have: it cannot change in training on this device"
                 )
-            self._variables[name] = made = Variable(tensor, self.device)
+            self._variables[name] = made = Variable(tensor, self.device, take=self.owns_memory)
             if made.device.is_cpu:
                 # The values of the file are not needed any more; these are the only ones.
                 self._set_tensor(name, made.array)
@@ -299,6 +308,7 @@ class TrainingState:
     def complete(self, values: Mapping[str, Array]) -> None:
         """Give a nominal state its values."""
         self.require_changeable(values)
+        self.owns_memory = False  # these are the caller's
         for name, array in values.items():
             self._set_tensor(name, array)
         self.nominal = False

@@ -23,7 +23,8 @@ from onnxtrain.device.export.model_parts import ModelParts, take_apart
 from onnxtrain.device.export.prune import Cut, Values, quiet_options
 from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError, UnknownNameError
 from onnxtrain.format.checkpoint.layout import EXTERNAL_DATA_THRESHOLD
-from onnxtrain.format.model.file import ModelFile, map_file
+from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.model.source import read_bytes
 from onnxtrain.format.replace_file import ScratchFolder
 
 Target = str | os.PathLike[str]
@@ -137,7 +138,7 @@ def _write_ort(plain: Path, path: Path | None, optimize: bool) -> bytes | None:
     _write_by_session(plain, options, made, action)
     # Nothing but loading it tells whether all of it was written.
     _load(made, quiet_options(level.ORT_DISABLE_ALL), action)
-    content = Chunks([map_file(made)])
+    content = Chunks([read_bytes(made)])
     if path is None:
         return content.join()
     export_store.store(path, content)

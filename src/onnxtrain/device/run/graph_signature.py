@@ -75,7 +75,8 @@ def signature_of(model: ModelFile, state: TrainingState, *, fused: bool = False)
 
 def _parameter_of_momentum(name: str) -> str | None:
     parameter, found, number = name.rpartition(MOMENTUM)
-    return parameter if found and number.isdecimal() else None
+    is_number = number.isascii() and number.isdecimal() and len(number) < 5
+    return parameter if found and is_number else None
 
 
 def proximal_of(model: ModelFile, parameters: Iterable[str]) -> set[str]:
