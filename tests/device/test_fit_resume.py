@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import assert_same, open_session, parameters, samples
+from small_runs import StopAt, assert_same, open_session, parameters, samples
 
 from onnxtrain.device import random_state, schedules
 from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
@@ -26,15 +26,6 @@ COMMON = {"epochs": 3, "batch_size": 4, "progress": False}
 def own_seed(monkeypatch) -> None:
     """What a test sets as seed of the process ends with it."""
     monkeypatch.setattr(random_state, "_process_seed", None)
-
-
-class StopAt:
-    def __init__(self, step) -> None:
-        self.step = step
-
-    def on_step_end(self, run) -> None:
-        if run.step == self.step:
-            run.stop()
 
 
 def without_times(history):

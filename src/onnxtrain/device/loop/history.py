@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-from onnxtrain.errors import ArgumentError, OnnxTrainError, UnknownNameError
+from onnxtrain.errors import ArgumentError, UnknownNameError
 from onnxtrain.format import strict_json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from onnxtrain.format.strict_json import entry, mapping, number, shortened, whole
 
 _FORMAT = 1
 _COUNTS, _FLOATS = ("epoch", "steps", "samples"), ("loss", "learning_rate", "seconds")
@@ -82,21 +81,28 @@ class History:
     def from_json(cls, text: str | bytes) -> History:
         """Return the history that `to_json` wrote."""
         try:
-            return cls.from_plain(strict_json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
+            return cls.from_plain(strict_json.mapping(strict_json.loads(text), "it"))
+        except (ValueError, TypeError) as wrong:  # TypeError: of an argument that is no text
             raise ArgumentError(f"this is not the JSON of a history: {wrong}") from wrong
 
     @classmethod
     def from_plain(cls, content: Mapping[str, Any]) -> History:
-        """Return the history from the content of its JSON."""
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+        """Return the history from the content of its JSON; a ValueError says what is wrong."""
+        if entry(content, "format") != _FORMAT:
+            raise ValueError(f"its format is {shortened(content['format'])}, not {_FORMAT}")
+        losses, epochs = entry(content, "losses"), entry(content, "epochs")
+        if not isinstance(losses, list) or not all(type(n) in (int, float) for n in losses):
+            raise ValueError("'losses' is not a list of numbers")
+        if not isinstance(epochs, list):
+            raise ValueError("'epochs' is not a list")
         return cls(
-            losses=[float(loss) for loss in content["losses"]],
-            epochs=[_to_record(record) for record in content["epochs"]],
-            stopped=str(content["stopped"]),
-            interrupted=bool(content["interrupted"]),
-            best_epoch=None if content["best_epoch"] is None else int(content["best_epoch"]),
+            losses=[float(loss) for loss in losses],
+            epochs=[_to_record(mapping(record, "an epoch")) for record in epochs],
+            stopped=str(entry(content, "stopped")),
+            interrupted=bool(entry(content, "interrupted")),
+            best_epoch=None
+            if entry(content, "best_epoch") is None
+            else whole(content, "best_epoch"),
         )
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -105,7 +111,8 @@ class History:
         The ending of the path says in which format: `.png`, `.svg`, `.pdf`. Returns the figure of
         matplotlib, which comes with `pip install 'onnxtrain[cli]'`.
         """
-        return plot_history(self, path)
+        # Drawing is no part of the device half, which must run without that file.
+        return import_module("onnxtrain.cli.plot").plot(self, path)
 
 
 def _count(number: int, noun: str) -> str:
@@ -116,52 +123,13 @@ def _readable(value: Any) -> Any:
     """Return the value of a metric; earlier versions wrote "nan" and "inf" as texts."""
     if isinstance(value, list):
         return [_readable(item) for item in value]
+    if isinstance(value, dict):
+        raise ValueError(f"the value of a metric is {shortened(value)}")
     return float(value) if isinstance(value, str) else value
 
 
 def _to_record(content: Mapping[str, Any]) -> EpochRecord:
-    numbers = {name: kind(content[name]) for name, kind in NUMBERS.items()}
-    values = {str(name): _readable(value) for name, value in content["values"].items()}
-    return EpochRecord(**numbers, values=values)
-
-
-def plot_history(history: History, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Draw losses and metrics over the steps; write the picture if a path is given."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise OnnxTrainError(
-            "history.plot() needs matplotlib: pip install 'onnxtrain[cli]'"
-        ) from None
-    epochs = history.epochs
-    drawn: list[str] = [
-        name
-        for record in epochs[-1:]
-        for name in record.values
-        if all(isinstance(each.values.get(name), int | float) for each in epochs)
-    ]
-    losses: list[str] = [n for n in ("loss", "eval_loss") if epochs and n in ("loss", *drawn)]
-    metrics = [name for name in drawn if name != "eval_loss"]
-    size = (6.4, 3.6 + 2.4 * bool(metrics))
-    if path is None:
-        # pyplot knows how to show a figure in a window or a notebook.
-        from matplotlib import pyplot
-
-        figure: Figure = pyplot.figure(figsize=size, layout="constrained")
-    else:
-        figure = Figure(figsize=size, layout="constrained")
-    groups: list[list[str]] = [losses, metrics] if metrics else [losses]
-    panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
-    steps = range(1, len(history.losses) + 1)
-    panels[0].plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
-    panels[0].set_ylabel("loss")
-    for number, names in enumerate(groups):
-        for name in names:
-            label = name.replace("_", " ") if names is losses else name
-            values = history[name]
-            panels[number].plot(history["steps"], values, marker="o", markersize=3, label=label)
-        panels[number].legend(frameon=False)
-    panels[-1].set_xlabel("step")
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
+    counts: dict[str, Any] = {name: whole(content, name) for name in _COUNTS}
+    floats: dict[str, Any] = {name: number(content, name, finite=False) for name in _FLOATS}
+    values = mapping(entry(content, "values"), "'values'")
+    return EpochRecord(**counts, **floats, values={n: _readable(v) for n, v in values.items()})
