@@ -1,10 +1,10 @@
-"""A step that is not finite changes nothing: training goes on as if its batch had not been there."""
+"""A step that is not finite changes nothing: training goes on as if its batch were not there."""
 
 import io
 
 import numpy as np
 import pytest
-from small_runs import open_session, samples
+from small_runs import assert_same, open_session, samples
 
 from onnxtrain.api import CheckpointState
 from onnxtrain.device.loop import SaveCheckpoint, evaluate, fit
@@ -283,14 +283,14 @@ def test_earlier_artifacts_train_as_ever() -> None:
             each.lazy_reset_grad()
             each.train_step(*batch)
             each.optimizer_step()
-    assert everything(session) == everything(other)
+    assert_same(session, other)
     with pytest.raises(NonFiniteError, match="the loss is nan, because the input"):
         fit(session, [spoiled(batches(1)[0])], progress=False)
     with pytest.raises(ArgumentError, match="generate them anew"):
         fit(session, batches(1), progress=False, nonfinite="skip")
 
 
-# ---- saving ----------------------------------------------------------------------------------------
+# ---- saving --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["conv.weight", "bn.mean", "moment"])
@@ -308,7 +308,7 @@ def test_saving_needs_a_word(name, tmp_path) -> None:
     else:
         broken = session.state.parameters[name].data
     broken.flat[0] = np.inf
-    with pytest.raises(NonFiniteError, match="1 of .* nothing was saved") as caught:
+    with pytest.raises(NonFiniteError, match=r"1 of .* nothing was saved") as caught:
         session.save_checkpoint(path)
     assert len(caught.value.parameters) == 1
     with pytest.raises(NonFiniteError):
