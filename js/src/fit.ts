@@ -16,6 +16,7 @@ import {
 } from "./resume-state.js";
 import { numberOf } from "./module.js";
 import type { Json } from "./json.js";
+import type { Parameter } from "./parameters.js";
 import { startingSeed } from "./random.js";
 import type { TypedArray } from "./runtime.js";
 import {
@@ -42,6 +43,7 @@ export type ProgressEvent =
       readonly learningRate: number;
     }
   | { readonly type: "epoch"; readonly epochs: number; readonly record: EpochRecord }
+  | { readonly type: "skipped"; readonly epoch: number; readonly batch: number; readonly why: string }
   | { readonly type: "saved"; readonly step: number; readonly bytes: number };
 
 export interface EarlyStopping {
@@ -88,6 +90,11 @@ export interface FitOptions extends EvaluationOptions {
   /** Resume the run of the session's checkpoint, if there is one. */
   readonly resume?: boolean | undefined;
   readonly onProgress?: ((event: ProgressEvent) => void) | undefined;
+  /**
+   * What to do with a batch whose loss or gradients are infinite or NaN, which never changes
+   * anything: "stop" with an error, or "skip" it, up to ten in a row, or as many as given here.
+   */
+  readonly nonfinite?: "stop" | "skip" | number | undefined;
   /** Ends the run after the current step; the result is kept and saved. */
   readonly signal?: AbortSignal | undefined;
 }
@@ -118,6 +125,9 @@ export async function evaluate(
   return new Evaluation(session, data, options).run(0);
 }
 
+/** Batches in a row; more are a sign that training itself has failed. */
+const SKIPS = 10;
+
 /** The longest time without yielding to other work of the thread, if steps are shorter. */
 const TURN = 20; // milliseconds
 
@@ -139,6 +149,8 @@ class Run {
   private _began = 0;
   private _paused = performance.now();
   private _savedAt = "";
+  private readonly _mostSkips: number;
+  private _skipsInARow = 0;
 
   constructor(
     private readonly _session: TrainingSession,
@@ -148,6 +160,7 @@ class Run {
     const optimizer = _session.requireOptimizer();
     this._epochs = whole("epochs", _options.epochs ?? 1, 0);
     this._accumulate = whole("accumulate", _options.accumulate ?? 1, 1);
+    this._mostSkips = this._skips();
     if (typeof _options.saveEvery === "number") whole("saveEvery", _options.saveEvery, 1);
     this._evaluation = _options.evaluate ? new Evaluation(_session, _options.evaluate, _options) : null;
     if (!this._evaluation && _options.metrics) {
@@ -216,8 +229,9 @@ class Run {
     for await (const batch of this._source.epoch(position.epoch, position.batch)) {
       try {
         if (this._accumulate === 1) {
-          const { loss } = await this._session.step(batch.feeds);
-          await this._endStep(this._checked(loss), 1, batch.samples);
+          const loss = await this._lossOf(async () => (await this._session.step(batch.feeds)).loss);
+          if (loss === null) position.batch += 1;
+          else await this._endStep(loss, 1, batch.samples);
         } else await this._addBatch(batch);
       } catch (error) {
         if (error instanceof OnnxTrainError && !(error instanceof NonFiniteError)) {
@@ -234,45 +248,86 @@ class Run {
   /** Accumulate the gradients of a batch, so that their mean is over samples. */
   private async _addBatch(batch: Batch): Promise<void> {
     if (!this._pending) this._session.module.lazyResetGrad();
-    else if (this._pending.unit !== batch.samples) {
-      await this._scaleGradients(this._pending.unit / batch.samples);
+    const pending = (this._pending ??= { batches: 0, samples: 0, lossSum: 0, unit: 0 });
+    const isScaled = pending.samples > 0 && pending.unit !== batch.samples;
+    const before = isScaled ? await this._scaleGradients(pending.unit / batch.samples) : [];
+    const loss = await this._lossOf(async () => {
+      const made = await this._session.runTrainStep(batch.feeds);
+      return numberOf(made[this._session.lossName]!);
+    });
+    pending.batches += 1;
+    if (loss === null) {
+      for (const [parameter, gradient] of before) parameter.grad = gradient;
+    } else {
+      pending.unit = batch.samples;
+      pending.samples += batch.samples;
+      pending.lossSum += loss * batch.samples;
     }
-    const made = await this._session.runTrainStep(batch.feeds);
-    const loss = this._checked(numberOf(made[this._session.lossName]!));
-    this._pending ??= { batches: 0, samples: 0, lossSum: 0, unit: 0 };
-    this._pending.unit = batch.samples;
-    this._pending.batches += 1;
-    this._pending.samples += batch.samples;
-    this._pending.lossSum += loss * batch.samples;
-    if (this._pending.batches === this._accumulate) await this._update();
+    if (pending.batches === this._accumulate) await this._update();
   }
 
   private async _update(): Promise<void> {
     const { batches, samples, lossSum, unit } = this._pending!;
     this._pending = null;
+    if (!samples) {
+      this._resumeState.batch += batches; // all were skipped
+      return;
+    }
     if (unit !== samples) await this._scaleGradients(unit / samples);
+    const before = this._session.skippedSteps;
     await this._session.runOptimizerStep();
     this._session.module.lazyResetGrad();
-    await this._endStep(lossSum / samples, batches, samples);
+    if (this._session.skippedSteps > before) {
+      this._skip("the accumulated gradients are not finite, or too large", batches);
+      this._resumeState.batch += batches;
+    } else await this._endStep(lossSum / samples, batches, samples);
   }
 
-  private async _scaleGradients(factor: number): Promise<void> {
+  /** Scale the accumulated gradients; returns what they were. */
+  private async _scaleGradients(factor: number): Promise<[Parameter, TypedArray][]> {
     await this._session.state.download();
     const scale = Math.fround(factor);
+    const before: [Parameter, TypedArray][] = [];
     for (const [, parameter] of this._session.state.parameters) {
       const gradient = parameter.requiresGrad ? (parameter.grad as Float32Array | null) : null;
-      if (gradient) parameter.grad = gradient.map((value) => value * scale);
+      if (!gradient) continue;
+      before.push([parameter, gradient]);
+      parameter.grad = gradient.map((value) => value * scale);
     }
+    return before;
   }
 
-  private _checked(loss: number): number {
-    if (!Number.isFinite(loss)) {
+  /** Run a batch, and return its loss; null if it was not finite, and skipped. */
+  private async _lossOf(run: () => Promise<number>): Promise<number | null> {
+    const before = this._session.skippedBatches;
+    const loss = await run();
+    const isSkipped = this._session.skippedBatches > before;
+    if (Number.isFinite(loss) && !isSkipped) {
+      this._skipsInARow = 0;
+      return loss;
+    }
+    const names = this._session.state.notFinite.slice(0, 5).map(quoted).join(", ");
+    const what = names ? `the gradient of ${names}` : "a running statistic";
+    this._skip(
+      Number.isFinite(loss) ? `${what} is not finite, or too large` : `the loss is ${loss}`,
+      1,
+    );
+    return null;
+  }
+
+  /** Count batches that are left out; throws if there are too many in a row. */
+  private _skip(why: string, batches: number): void {
+    const { epoch, batch } = this._resumeState;
+    this._skipsInARow += batches;
+    if (this._skipsInARow > this._mostSkips) {
+      const kept = this._session.checksFinite ? "the parameters are those of before, and " : "";
       throw new NonFiniteError(
-        `epoch ${this._resumeState.epoch + 1}, step ${stepsOf(this._history) + 1} of the run: the loss ` +
-          `is ${loss}. A lower learning rate usually helps; what was saved before is not touched`,
+        `epoch ${epoch + 1}, step ${stepsOf(this._history) + 1} of the run: ${why}. A lower learning ` +
+          `rate usually helps; ${kept}what was saved before is not touched`,
       );
     }
-    return loss;
+    this._history.skipped += batches;
+    this._options.onProgress?.({ type: "skipped", epoch: epoch + 1, batch: batch + 1, why });
   }
 
   private async _endStep(loss: number, batches: number, samples: number): Promise<void> {
@@ -315,7 +370,7 @@ class Run {
       epoch: position.epoch + 1,
       steps: stepsOf(history),
       samples: position.samples,
-      loss: position.lossSum / position.samples,
+      loss: position.samples ? position.lossSum / position.samples : NaN,
       learningRate: this._session.getLearningRate(),
       seconds: (performance.now() - this._began) / 1000,
       values,
@@ -335,7 +390,8 @@ class Run {
     const best = this._best!;
     const { mode, minDelta, restoreBest } = this._early!;
     const sign = mode === "min" ? 1 : -1;
-    if (best.value === null || sign * value < sign * best.value - minDelta) {
+    const isBetter = best.value === null || sign * value < sign * best.value - minDelta;
+    if (isBetter && !Number.isNaN(value)) {
       Object.assign(best, { value, epoch, waited: 0 });
       this._history.bestEpoch = epoch;
       if (restoreBest) {
@@ -384,6 +440,18 @@ class Run {
   }
 
   // ---- arguments ---------------------------------------------------------------------------------
+
+  private _skips(): number {
+    const { nonfinite = "stop" } = this._options;
+    if (nonfinite === "stop") return 0;
+    const most = nonfinite === "skip" ? SKIPS : whole("nonfinite", nonfinite, 0);
+    if (most && !this._session.checksFinite) {
+      throw new ArgumentError(
+        "nonfinite: 'skip' needs artifacts of this version of onnxtrain: generate them anew",
+      );
+    }
+    return most;
+  }
 
   private _earlyStopping(): Early | null {
     const given = this._options.earlyStopping;

@@ -12,6 +12,8 @@ export const STEP = "step";
 export const BUFFER = "_grad.accumulation.buffer";
 export const ACCUMULATED = "_grad.accumulation.out";
 export const UPDATED = ".updated";
+export const UPDATED_FLAG = "updated_flag";
+export const FINITE_CHECK = "finite_check";
 /** The format version in the metadata of the graphs. */
 const FORMAT = 1;
 const MOMENTUM = /^(.*)\.momentum(\d+)$/s;
@@ -20,7 +22,8 @@ const MOMENTUM = /^(.*)\.momentum(\d+)$/s;
  * The inputs and outputs of a graph by purpose.
  *
  * `parameters` are inputs that are in the checkpoint; `trained` are names whose gradient the graph
- * accumulates; `updated` are names that it returns a new value for.
+ * accumulates; `updated` are names that it returns a new value for. `check` are the outputs that
+ * tell whether a step was finite; graphs of earlier versions have none.
  */
 export interface GraphSignature {
   readonly inputs: readonly ValueType[];
@@ -29,6 +32,7 @@ export interface GraphSignature {
   readonly trained: readonly string[];
   readonly updated: readonly string[];
   readonly hasSeed: boolean;
+  readonly check: readonly string[];
 }
 
 /** The signature of a training or evaluation graph, or of a `fused` step. */
@@ -53,7 +57,12 @@ export function signatureOf(model: ModelFile, state: CheckpointState, fused = fa
     .filter(({ name }) => name.endsWith(UPDATED))
     .map(({ name }) => name.slice(0, -UPDATED.length))
     .filter((name) => known.has(name));
+  const outputs = new Set(model.outputs.map(({ name }) => name));
+  const check = [UPDATED_FLAG, FINITE_CHECK].filter(
+    (_, __, both) => both.every((name) => outputs.has(name)),
+  );
   const results = new Set([
+    ...check,
     ...updated.map((name) => name + UPDATED),
     ...trained.map((name) => name + ACCUMULATED),
   ]);
@@ -64,6 +73,7 @@ export function signatureOf(model: ModelFile, state: CheckpointState, fused = fa
     trained,
     updated,
     hasSeed: names.has(RANDOM_SEED),
+    check,
   };
 }
 

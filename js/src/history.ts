@@ -26,6 +26,8 @@ export interface History {
   /** Whether the signal aborted it. */
   aborted: boolean;
   bestEpoch: number | null;
+  /** The number of batches that were left out, as their loss or gradients were not finite. */
+  skipped: number;
 }
 
 /** The number of optimizer steps of a run. */

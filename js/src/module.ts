@@ -21,7 +21,7 @@ import {
 } from "./graph-signature.js";
 import type { Ort, OrtTensor, RunOptions, SessionOptions, TypedArray } from "./runtime.js";
 import type { CheckpointState } from "./state.js";
-import { elementsOfTensor, ortType } from "./variables.js";
+import { elementsOfTensor, isOnCpu, ortType } from "./variables.js";
 
 /** The arguments of a module. */
 export interface ModuleOptions {
@@ -155,6 +155,11 @@ export class Module {
     }
   }
 
+  /** The number of batches that were left out, as their loss or gradients were not finite. */
+  get skippedBatches(): number {
+    return this.state.skippedBatches;
+  }
+
   /** Let the next training run start the gradients from zero. */
   lazyResetGrad(): void {
     this.trainPass.reset = true;
@@ -207,8 +212,12 @@ export class Module {
    * whose names begin with "onnxtrain." are added to it.
    *
    * @param outputNames any values of the evaluation graph.
+   * @param options.allowNonfinite export parameters that training has made infinite or NaN, too.
    */
-  exportModelForInferencing(outputNames: readonly string[]): Promise<Uint8Array> {
+  exportModelForInferencing(
+    outputNames: readonly string[],
+    options: { readonly allowNonfinite?: boolean } = {},
+  ): Promise<Uint8Array> {
     return this.state.lock.run(async () => {
       if (!this.evalPass) {
         throw new StateError("there is no evaluation graph to export: give evalModel");
@@ -219,6 +228,7 @@ export class Module {
         await this.state.variableIfThere(name)?.download();
         values.set(name, this.state.held(name));
       }
+      if (!options.allowNonfinite) this.state.requireFinite("nothing was exported");
       const properties = new Map<string, string>();
       for (const [name, value] of this.state.properties) {
         if (name.startsWith("onnxtrain.") && typeof value === "string") properties.set(name, value);
@@ -260,7 +270,7 @@ export abstract class Pass {
     settings.generation = checkGeneration(model, state.boundTo, settings.generation);
     this.signature = signatureOf(model, state, fused);
     checkBelongs(model, state, this.signature);
-    const own = new Set(this.signature.outputs.map(({ name }) => name));
+    const own = new Set(this.signature.outputs.map(({ name }) => name).concat(this.signature.check));
     const kept = model.outputs.map(({ name }) => name).filter((name) => !own.has(name));
     this.graph = new Graph(model, settings, state.frozen, new Set(kept));
   }
@@ -293,6 +303,30 @@ export abstract class Pass {
       this.state.variableIfThere(name)?.replace(made[name + UPDATED]!);
     }
   }
+
+  /** Whether a run was finite. One that was not is undone: nothing of it is taken over. */
+  protected passed(made: Tensors, results: readonly string[]): boolean {
+    const { check, trained, updated, hasSeed } = this.signature;
+    if (!check.length || isTrue(made[check[0]!]!)) return true;
+    discard(made, results);
+    const { state } = this;
+    const sums = elementsOfTensor(made[check[1]!]!) as ArrayLike<number>;
+    const names = trained.length ? trained : updated.filter((name) => state.isTrainable(name));
+    state.notFinite = names.filter((_, index) => !Number.isFinite(sums[index]));
+    state.skippedBatches += 1;
+    if (hasSeed) state.random.undo();
+    return false;
+  }
+}
+
+/** Whether a flag is set. */
+export function isTrue(flag: OrtTensor): boolean {
+  return Boolean((flag.data as Uint8Array)[0]);
+}
+
+/** Free outputs on the GPU that nobody takes over. */
+export function discard(made: Tensors, names: readonly string[]): void {
+  for (const name of names) if (!isOnCpu(made[name]!)) made[name]!.dispose?.();
 }
 
 /** The requested outputs. */
@@ -342,8 +376,14 @@ export class TrainPass extends Pass {
       ...this.signature.trained.map((name) => name + ACCUMULATED),
       ...this.signature.updated.map((name) => name + UPDATED),
     ];
-    const made = await this.graph.run(feeds, [...fetches, ...results], options);
-    this.reset = false;
+    const { check } = this.signature;
+    const made = await this.graph.run(feeds, [...fetches, ...results, ...check], options);
+    if (!this.passed(made, results)) {
+      // Gradients of before the reset are still there, and no step may use them.
+      this.state.hasStaleGradients ||= this.reset;
+      return picked(made, fetches);
+    }
+    this.reset = this.state.hasStaleGradients = false;
     for (const name of this._trained) this.state.gradient(name).replace(made[name + ACCUMULATED]!);
     for (const name of this._differentiatedInputs) {
       this.inputGradients.set(name, made[name + ACCUMULATED]!);

@@ -7,9 +7,16 @@ import { checkGeneration } from "./generation.js";
 import { Graph, type Tensors } from "./graph.js";
 import { loadBytes, type Source } from "./load.js";
 import { readModel } from "./model-file.js";
-import { type Module, nameOf } from "./module.js";
+import { discard, isTrue, type Module, nameOf } from "./module.js";
 import type { JsonObject } from "./json.js";
-import { checkUpdates, LEARNING_RATE, momentumsOf, STEP, UPDATED } from "./graph-signature.js";
+import {
+  checkUpdates,
+  LEARNING_RATE,
+  momentumsOf,
+  STEP,
+  UPDATED,
+  UPDATED_FLAG,
+} from "./graph-signature.js";
 import type { RunOptions } from "./runtime.js";
 import type { LRScheduler } from "./scheduler-base.js";
 import { type CheckpointState, GROUP } from "./state.js";
@@ -31,6 +38,7 @@ export class Optimizer {
   private _moments: Map<string, Variable[]> | null = null;
   private _rate = Math.fround(DEFAULT_LEARNING_RATE);
   private _count = 0;
+  private _skipped = 0;
   private _attached: LRScheduler | null = null;
   /** While a run's own schedule sets the rate: rate and scheduler of before, which last. */
   private _lasting: [number, JsonObject | null] | null = null;
@@ -71,7 +79,12 @@ export class Optimizer {
 
   // ---- steps -------------------------------------------------------------------------------------
 
-  /** Update all trainable parameters once. */
+  /**
+   * Update all trainable parameters once.
+   *
+   * Nothing changes if a gradient is infinite or NaN, or if all batches since the last reset were
+   * skipped; `skippedSteps` counts such steps.
+   */
   step(options?: RunOptions): Promise<void> {
     return this._state.lock.run(() => this.stepNow(options));
   }
@@ -79,6 +92,10 @@ export class Optimizer {
   /** @internal The same, while the lock of the state is held. */
   async stepNow(options?: RunOptions): Promise<void> {
     this._state.requireValues();
+    if (this._state.hasStaleGradients) {
+      this.skip();
+      return;
+    }
     const { ort } = this._module.settings;
     const feeds = this.feeds();
     for (const name of this._names) {
@@ -86,7 +103,16 @@ export class Optimizer {
       feeds[name] = variable.feed(ort);
       feeds[`${name}_grad`] = this._state.gradient(name).feed(ort);
     }
-    const made = await this._graph.run(feeds, this.results(), options);
+    const results = this.results();
+    const flags = this._graph.model.outputs
+      .map(({ name }) => name)
+      .filter((name) => name.includes(UPDATED_FLAG));
+    const made = await this._graph.run(feeds, [...results, ...flags], options);
+    if (!flags.every((name) => isTrue(made[name]!))) {
+      discard(made, results);
+      this.skip();
+      return;
+    }
     for (const name of this._names) this._state.variable(name).replace(made[name + UPDATED]!);
     this.finish(made);
   }
@@ -118,6 +144,16 @@ export class Optimizer {
       moments.forEach((moment, k) => moment.replace(made[`${name}.momentum${k}${UPDATED}`]!));
     }
     this._count += 1;
+  }
+
+  /** @internal Count a step that has changed nothing. */
+  skip(): void {
+    this._skipped += 1;
+  }
+
+  /** The number of steps that changed nothing, as their loss or gradients were not finite. */
+  get skippedSteps(): number {
+    return this._skipped;
   }
 
   /** The number of completed steps. */

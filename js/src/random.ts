@@ -48,6 +48,11 @@ export class RandomState {
     return Uint32Array.of(Number(mixed & 0xffffffffn), Number(mixed >> 32n));
   }
 
+  /** Take back the last draw: the run that it was for has changed nothing. */
+  undo(): void {
+    this._draws -= 1n;
+  }
+
   saved(): JsonObject {
     this._heedSetSeed();
     return new Map([

@@ -53,6 +53,7 @@ export function newResumeState(seed: bigint, firstStep: number): ResumeState {
       stopped: "",
       aborted: false,
       bestEpoch: null,
+      skipped: 0,
     },
   };
 }
@@ -100,6 +101,7 @@ export function writeResumeState(
         ["stopped", ""],
         ["interrupted", false],
         ["best_epoch", history.bestEpoch === null ? null : int(history.bestEpoch)],
+        ["skipped", int(history.skipped)],
         ...(isWhole ? [] : [["kept_steps", lossSteps.map(int)] as const]),
       ]),
     ],
@@ -170,9 +172,10 @@ function parse(record: JsonObject): ReturnType<typeof readResumeState> & { step:
       stopped: "",
       aborted: false,
       bestEpoch: (history.get("best_epoch") ?? null) === null ? null : count(history, "best_epoch"),
+      skipped: history.has("skipped") ? count(history, "skipped") : 0,
     },
   };
-  if (typeof position.seed !== "bigint" || Boolean(position.batch) !== Boolean(position.samples)) {
+  if (typeof position.seed !== "bigint" || (position.samples && !position.batch)) {
     throw new Error("its counts make no sense");
   }
   return {

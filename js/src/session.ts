@@ -187,7 +187,8 @@ export class TrainingSession {
    * Update the parameters with a batch, in one run; the result has the loss and the outputs.
    *
    * Does what `runTrainStep`, `runOptimizerStep` and `lazyResetGrad` do, without accumulating:
-   * gradients of earlier training steps are not used.
+   * gradients of earlier training steps are not used. If the loss or a gradient is not finite,
+   * nothing changes, and `skippedSteps` counts the step.
    */
   step(feeds: Feeds): Promise<StepResult> {
     return this.state.lock.run(async () => {
@@ -207,6 +208,21 @@ export class TrainingSession {
 
   private _result(outputs: Tensors): StepResult {
     return { loss: numberOf(outputs[this.lossName]!), outputs };
+  }
+
+  /** The number of steps that changed nothing, as their loss or gradients were not finite. */
+  get skippedSteps(): number {
+    return this.requireOptimizer().skippedSteps;
+  }
+
+  /** The number of batches that were left out, as their loss or gradients were not finite. */
+  get skippedBatches(): number {
+    return this.module.skippedBatches;
+  }
+
+  /** Whether steps that are not finite change nothing; not in graphs of earlier versions. */
+  get checksFinite(): boolean {
+    return [this.module.trainPass, this._fused].every((pass) => !pass || pass.signature.check.length);
   }
 
   /** The name of the output that is the loss. */
@@ -324,14 +340,24 @@ export class TrainingSession {
     return this.outputNames(false);
   }
 
-  /** The bytes of a checkpoint, from which training resumes exactly. */
-  saveCheckpoint(includeOptimizerState = true): Promise<Uint8Array> {
-    return this.state.toBytes(includeOptimizerState);
+  /**
+   * The bytes of a checkpoint, from which training resumes exactly.
+   *
+   * Infinite numbers and NaN are refused, unless `allowNonfinite` is set.
+   */
+  saveCheckpoint(
+    includeOptimizerState = true,
+    options: { readonly allowNonfinite?: boolean } = {},
+  ): Promise<Uint8Array> {
+    return this.state.toBytes(includeOptimizerState, options);
   }
 
-  /** The bytes of an ONNX model for inference, with the present parameters. */
-  exportModelForInferencing(outputNames: readonly string[]): Promise<Uint8Array> {
-    return this.module.exportModelForInferencing(outputNames);
+  /** The bytes of an ONNX model for inference, with the present parameters; see `Module`. */
+  exportModelForInferencing(
+    outputNames: readonly string[],
+    options: { readonly allowNonfinite?: boolean } = {},
+  ): Promise<Uint8Array> {
+    return this.module.exportModelForInferencing(outputNames, options);
   }
 
   /** Free the sessions; nothing can run afterwards. */
@@ -378,9 +404,12 @@ class FusedPass extends Pass {
   ): Promise<Tensors> {
     const feeds = { ...this.feeds(values), ...this._optimizer.feeds() };
     const results = this.signature.updated.map((name) => name + UPDATED);
-    const made = await this.graph.run(feeds, [...fetches, ...results], options);
-    this.takeUpdates(made);
-    this._optimizer.finish(made);
+    const { check } = this.signature;
+    const made = await this.graph.run(feeds, [...fetches, ...results, ...check], options);
+    if (this.passed(made, results)) {
+      this.takeUpdates(made);
+      this._optimizer.finish(made);
+    } else this._optimizer.skip();
     return picked(made, fetches);
   }
 }

@@ -11,7 +11,7 @@ import {
   writeCheckpoint,
 } from "./checkpoint-file.js";
 import { bytesOf, ELEMENT_TYPES, typeName, zerosOf } from "./elements.js";
-import { ArgumentError, CheckpointError, quoted, StateError } from "./errors.js";
+import { ArgumentError, CheckpointError, NonFiniteError, quoted, StateError } from "./errors.js";
 import { GENERATION, type Generation, readGeneration } from "./generation.js";
 import { loadBytes, type Source } from "./load.js";
 import { fromJson, type Json, type JsonObject, toJson } from "./json.js";
@@ -51,6 +51,10 @@ export class CheckpointState {
   /** @internal */ readonly groups: Map<string, OptimizerGroup>;
   /** @internal */ optimizer: SavedOptimizer | null = null;
   /** @internal */ readonly random: RandomState;
+  /** @internal Batches whose loss or gradients were not finite. */ skippedBatches = 0;
+  /** @internal The gradients because of which the last one was skipped. */
+  notFinite: readonly string[] = [];
+  /** @internal Whether all batches since the last reset were skipped. */ hasStaleGradients = false;
   /** @internal */ readonly privateRecord: JsonObject;
   /** @internal */ savedLearningRate: number | null;
   /** @internal */ savedScheduler: JsonObject | null;
@@ -118,20 +122,46 @@ export class CheckpointState {
   static saveCheckpoint(
     state: CheckpointState,
     includeOptimizerState = false,
+    options: { readonly allowNonfinite?: boolean } = {},
   ): Promise<Uint8Array> {
-    return state.toBytes(includeOptimizerState);
+    return state.toBytes(includeOptimizerState, options);
   }
 
   /**
    * The bytes of a checkpoint file with the present state.
    *
-   * With the optimizer state, training resumes from them exactly.
+   * With the optimizer state, training resumes from them exactly. A state in which training has
+   * made something infinite or NaN is refused, unless `allowNonfinite` is set.
    */
-  toBytes(includeOptimizerState = false): Promise<Uint8Array> {
+  toBytes(
+    includeOptimizerState = false,
+    options: { readonly allowNonfinite?: boolean } = {},
+  ): Promise<Uint8Array> {
     return this.lock.run(async () => {
       await this._downloadAll();
+      if (!options.allowNonfinite) this.requireFinite("nothing was saved", includeOptimizerState);
       return writeCheckpoint(this._content(includeOptimizerState));
     });
+  }
+
+  /** @internal Refuse to go on where training has made something infinite or NaN. */
+  requireFinite(what: string, includeOptimizerState = false): void {
+    const held = new Map(
+      [...this._trainable.keys(), ...this._variables.keys()].map((name) => [name, this.held(name)]),
+    );
+    if (includeOptimizerState) {
+      for (const [name, states] of this.optimizer?.group().states ?? []) {
+        states.forEach((state, k) => held.set(`${name}.momentum${k}`, state));
+      }
+    }
+    for (const [name, tensor] of held) {
+      if (!isAllFinite(tensor)) {
+        throw new NonFiniteError(
+          `${quoted(name)} has elements that are infinite or not a number: ${what}. Go on from an ` +
+            "earlier checkpoint, or pass { allowNonfinite: true }",
+        );
+      }
+    }
   }
 
   /** Fetch values from the GPU, so that `parameters` can be read. */
@@ -284,6 +314,7 @@ export class CheckpointState {
       );
     }
     gradient.assign(checked(`${name}_grad`, value, gradient.code, gradient.dims));
+    this.hasStaleGradients = false;
   }
 
   /** @internal What a parameter is kept in; from then on graphs read and write it. */
@@ -391,3 +422,18 @@ const TRAINING_RECORD: Record<string, (value: Json) => boolean> = {
     Number.isFinite(Math.fround(Number(value))),
   scheduler: (value) => value instanceof Map,
 };
+
+const FLOAT16 = 10;
+
+/** Whether no element of a tensor of floats is infinite or NaN. */
+function isAllFinite(tensor: Stored): boolean {
+  const elements = ELEMENT_TYPES.get(tensor.code)?.array && elementsOf(tensor);
+  if (elements instanceof Float32Array || elements instanceof Float64Array) {
+    return elements.every((value) => Number.isFinite(value));
+  }
+  // In half floats, all bits of the exponent are set.
+  return (
+    tensor.code !== FLOAT16 ||
+    (elements as Uint16Array).every((bits) => (bits & 0x7c00) !== 0x7c00)
+  );
+}

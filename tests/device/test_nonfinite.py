@@ -304,7 +304,7 @@ def test_saving_needs_a_word(name, tmp_path) -> None:
     files = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     is_moment = name == "moment"
     if is_moment:
-        broken = next(iter(session.optimizer._moments.values()))[0].array
+        broken = next(iter(session.optimizer.group().states.values()))[0]
     else:
         broken = session.state.parameters[name].data
     broken.flat[0] = np.inf
