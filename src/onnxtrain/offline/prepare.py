@@ -150,10 +150,14 @@ def prepare(
     def gradients(lean: bool = False) -> LossGradients:
         return differentiate_loss(canonical, names, trains, frozen, bn=mode, lean=lean)
 
-    def build(source: LossGradients, last: bool = False) -> dict[str, ir.Model]:
-        made = {"training_model": training_graph(source, target)}
+    def build(
+        source: LossGradients, early: bool = False, last: bool = False
+    ) -> dict[str, ir.Model]:
+        made = {"training_model": training_graph(source, target, early=early)}
         if chosen is not None:
-            made["step_model"] = step_graph(source, chosen, target, proximal=proximal, last=last)
+            made["step_model"] = step_graph(
+                source, chosen, target, proximal=proximal, early=early, last=last
+            )
         return made
 
     if memory_budget is None:

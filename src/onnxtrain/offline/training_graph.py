@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import onnx
@@ -31,7 +32,7 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
-from onnxtrain.offline.optimizers.finite_guard import check_finite, update_if
+from onnxtrain.offline.optimizers.finite_guard import check_finite, early_check, update_if
 from onnxtrain.offline.optimizers.in_place import after_readers
 from onnxtrain.offline.passes.batch_norm import (
     BatchNormMode,
@@ -280,8 +281,14 @@ class _Copy:
         return {p: self.gradients[p] for p in sorted(when, key=lambda p: -when[p])}
 
 
-def training_graph(source: LossGradients, target: Target = "cpu") -> ir.Model:
-    """Return the graph that adds the gradients to buffers, or overwrites them on lazy reset."""
+def training_graph(
+    source: LossGradients, target: Target = "cpu", *, early: bool = False
+) -> ir.Model:
+    """Return the graph that adds the gradients to buffers, or overwrites them on lazy reset.
+
+    Nothing changes if the loss or a gradient is not finite. With `early`, gradients do not wait for
+    each other: one is added if the loss and the gradient itself are finite.
+    """
     own = _Copy.of(source)
     op, graph = own.op, own.model.graph
     op.scope = "accumulation"
@@ -292,22 +299,35 @@ def training_graph(source: LossGradients, target: Target = "cpu") -> ir.Model:
     reset.dtype, reset.shape = ir.DataType.BOOL, ir.Shape([1])
     graph.inputs.extend([*buffers.values(), reset])
     loss, statistics = graph.outputs[0], list(own.updates.values())
-    check = check_finite(op, own.in_order(), list(own.gradients), loss, statistics)
+    order = own.in_order()
+    check = check_finite(op, order, list(own.gradients), loss, statistics)
 
-    def write() -> list[ir.Value]:
-        overwrite = op.squeeze(reset, [0])
-        totals = []
-        for v, gradient in own.gradients.items():
-            total = op.Where(overwrite, gradient, op.Add(buffers[v], gradient))
-            total.name = f"{v.name}{ACCUMULATED}"
-            totals.append(op.type_as(total, v))
-        return [*totals, *statistics]
+    def total(v: ir.Value) -> ir.Value:
+        added = op.Add(buffers[v], own.gradients[v])
+        made = op.Where(op.squeeze(reset, [0]), own.gradients[v], added)
+        made.name = f"{v.name}{ACCUMULATED}"
+        return op.type_as(made, v)
 
-    if target == "cpu":
-        passed = after_readers(op, graph, check.passed, list(own.updates))
-        made = update_if(op, passed, [*buffers.values(), *own.updates], write)
+    def write(*parameters: ir.Value) -> list[ir.Value]:
+        return [total(v) for v in parameters]
+
+    def write_all() -> list[ir.Value]:
+        return [*write(*own.gradients), *statistics]
+
+    if target != "cpu":
+        made = write_all()
+    elif early:
+        statistics_passed = early_check(op, check)
+        passed = after_readers(op, graph, statistics_passed, list(own.updates), [check.sums])
+        totals = {
+            v: update_if(op, early_check(op, check, v), [buffers[v]], partial(write, v))[0]
+            for v in order
+        }
+        kept = update_if(op, passed, list(own.updates), lambda: statistics) if statistics else []
+        made = [*(totals[v] for v in own.gradients), *kept]
     else:
-        made = write()
+        passed = after_readers(op, graph, check.passed, list(own.updates))
+        made = update_if(op, passed, [*buffers.values(), *own.updates], write_all)
     graph.outputs.extend([*made, *check.outputs(op)])
     return _complete(own.model, target)
 
@@ -318,11 +338,13 @@ def step_graph(
     target: Target = "cpu",
     *,
     proximal: bool = False,
+    early: bool = False,
     last: bool = False,
 ) -> ir.Model:
     """Return the graph that computes the updated parameters from the gradients.
 
-    Where this is the last use of the gradients, their model becomes that graph.
+    With `early`, updates do not wait for all gradients, as a memory budget asks for. Where this is
+    the last use of the gradients, their model becomes that graph.
     """
     own = _Copy.of(source, last=last)
     op, graph = own.op, own.model.graph
@@ -335,7 +357,7 @@ def step_graph(
     on_cpu = target == "cpu"
     updated = write_update(
         op, graph, optimizer, parameters, gradients,
-        check=check, statistics=own.updates, chunked=on_cpu, in_place=on_cpu,
+        check=check, statistics=own.updates, chunked=on_cpu, in_place=on_cpu, early=early,
     )  # fmt: skip
     graph.outputs.extend([*updated, *check.outputs(op)])
     return _complete(own.model, target)

@@ -41,6 +41,8 @@ class FiniteCheck:
     passed: ir.Value  # BOOL[1]
     sums: ir.Value  # a vector: of each gradient, of the loss, of the running statistics
     of_gradients: ir.Value  # those of the gradients alone
+    by_parameter: Mapping[ir.Value, ir.Value]
+    others: Sequence[ir.Value]  # those of the loss and of the running statistics
 
     def outputs(self, op: Ops) -> list[ir.Value]:
         """Return the flag and the sums as outputs of a graph, under their names."""
@@ -92,10 +94,20 @@ def check_finite(
         rest.append(op.ReduceSum(op.concat(flat, axis=0), keepdims=1))
     of_gradients = op.concat([made[p] for p in order], axis=0)
     sums = op.Concat(of_gradients, *rest, axis=0) if rest else of_gradients
-    # 0 times a number that is not finite is NaN.
-    passed = op.Equal(op.ReduceSum(op.Mul(sums, 0.0), keepdims=1), 0.0)
+    passed = _are_finite(op, sums)
     op.scope = scope
-    return FiniteCheck(passed, sums, of_gradients)
+    return FiniteCheck(passed, sums, of_gradients, made, rest)
+
+
+def early_check(op: Ops, check: FiniteCheck, parameter: ir.Value | None = None) -> ir.Value:
+    """Return whether the loss, the statistics and the gradient of one parameter are finite."""
+    own = [] if parameter is None else [check.by_parameter[parameter]]
+    return _are_finite(op, op.concat([*own, *check.others], axis=0))
+
+
+def _are_finite(op: Ops, sums: ir.Value) -> ir.Value:
+    """Return a vector of one flag. 0 times a number that is not finite is NaN."""
+    return op.Equal(op.ReduceSum(op.Mul(sums, 0.0), keepdims=1), 0.0)
 
 
 def update_if(

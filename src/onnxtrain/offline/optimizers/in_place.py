@@ -13,7 +13,11 @@ from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of
 
 
 def after_readers(
-    op: Ops, graph: ir.Graph, passed: ir.Value, overwritten: Sequence[ir.Value]
+    op: Ops,
+    graph: ir.Graph,
+    passed: ir.Value,
+    overwritten: Sequence[ir.Value],
+    needed: Sequence[ir.Value] = (),
 ) -> ir.Value:
     """Return a condition as a value that is computed when all readers of some inputs have run.
 
@@ -21,18 +25,22 @@ def after_readers(
     are on the way to a gradient, which the condition depends on anyway. Others are those whose
     result is only an output of the graph: the condition is made to depend on one element of each
     such result. No runtime can know that the element does not matter, and no data is copied.
+    `needed` is what will be computed beside the outputs that the graph has so far.
     """
     check = passed.producer()
     assert check is not None
     owners, before = _owners(graph), ancestors([check])
-    live = ancestors([p for v in graph.outputs if (p := v.producer()) is not None])
+    live = ancestors([p for v in (*graph.outputs, *needed) if (p := v.producer()) is not None])
     readers = dict.fromkeys(
         node for v in overwritten for node in _ends((n for n, _ in v.uses()), owners)
     )
-    flags = [flag_of(op, n.outputs[0]) for n in readers if n in live and n not in before]
-    if not flags:
+    late = {n for n in readers if n in live and n not in before}
+    if not late:
         return passed
-    flag = flags[0] if len(flags) == 1 else op.Max(*flags)
+    in_order = [node for node in graph if node in late]
+    with written_behind(op, in_order[-1]):
+        flags = [flag_of(op, node.outputs[0]) for node in in_order]
+        flag = flags[0] if len(flags) == 1 else op.Max(*flags)
     return op.And(passed, op.GreaterOrEqual(flag, op.int64([0])))
 
 

@@ -39,6 +39,7 @@ from onnxtrain.offline.optimizers.finite_guard import (
     FiniteCheck,
     Sum,
     check_finite,
+    early_check,
     fast_sum_of_squares,
     plain_sum,
     update_if,
@@ -290,6 +291,7 @@ def write_update(
     statistics: Mapping[ir.Value, ir.Value] | None = None,
     chunked: bool = False,
     in_place: bool = True,
+    early: bool = False,
 ) -> list[ir.Value]:
     """Write the updates behind the gradients that they use, into the same graph.
 
@@ -297,7 +299,8 @@ def write_update(
     for each parameter `<p>.updated` and `<p>.momentum<k>.updated`, then the new running statistics.
     With `in_place` they are the old values where the check has not passed, and they may be written
     over the values that they replace, in whatever order nodes run. Without a check, the gradients
-    are checked.
+    are checked. An `early` update does not wait for other gradients, which takes less memory: it is
+    made if the loss and its own gradient are finite.
     """
     slots = [Slot(p, gradients[p], _states(op, optimizer, p)) for p in parameters]
     learning_rate = _input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
@@ -311,8 +314,42 @@ def write_update(
 
     if not in_place:
         return write()
+    if early and not isinstance(optimizer.clip_grad, ClipGradNorm):
+        places = {p: place for place, p in enumerate(gradients)}
+        slots.sort(key=lambda slot: places[slot.parameter])
+        made = _early_updates(op, graph, optimizer, slots, learning_rate, step, chunked, known)
+        kept = after_readers(op, graph, early_check(op, known), list(new), [known.sums])
+        later = update_if(op, kept, list(new), lambda: list(new.values())) if new else []
+        return [*(value for p in parameters for value in made[p]), *later]
     passed = after_readers(op, graph, known.passed, [*parameters, *new])
     return update_if(op, passed, [*_values(slots), *new], write)
+
+
+def _early_updates(
+    op: Ops,
+    graph: ir.Graph,
+    optimizer: Optimizer,
+    slots: Sequence[Slot],
+    learning_rate: ir.Value,
+    step: ir.Value,
+    chunked: bool,
+    check: FiniteCheck,
+) -> dict[ir.Value, list[ir.Value]]:
+    """Write each update in an If of its own; return the new values by parameter."""
+    scope, op.scope = op.scope, "optimizer"
+    made = {}
+    with op.arithmetic():
+        for update in optimizer._updates(op, slots, learning_rate, step, check):
+            slot = update.slot
+            passed = early_check(op, check, slot.parameter)
+            passed = after_readers(op, graph, passed, [slot.parameter], [check.sums])
+
+            def write(update: Update = update) -> list[ir.Value]:
+                return _values(UpdateWriter(op, chunked).write([update]))
+
+            made[slot.parameter] = update_if(op, passed, _values([slot]), write)
+    op.scope = scope
+    return made
 
 
 def _values(slots: Iterable[Slot | Updated]) -> list[ir.Value]:

@@ -93,32 +93,37 @@ def parse_budget(budget: object) -> int | float:
 def fit_into(
     budget: MemoryBudget,
     differentiate: Callable[[bool], LossGradients],
-    build: Callable[[LossGradients], Models],
+    build: Callable[[LossGradients, bool], Models],
     sizes: Mapping[str, int] | None = None,
     inputs: Collection[str] | None = None,
 ) -> tuple[LossGradients, Models, StepMemory]:
     """Return gradients and graphs whose activations fit into a budget, and what they take.
 
     `differentiate(True)` returns gradients that take less memory and more time; `build` makes the
-    graphs of gradients. `sizes` has numbers for symbolic dimensions, which can be chosen for
-    `inputs`.
+    graphs of gradients, with True for updates that do not wait for each other. `sizes` has numbers
+    for symbolic dimensions, which can be chosen for `inputs`.
     """
     wanted = parse_budget(budget)
     source = differentiate(False)
-    models = build(source)
+    models = build(source, False)
     numbers, assumed = _numbers(models["training_model"].graph, wanted, sizes, inputs)
     scale = _Scale(models, numbers)
     without = scale.weigh(models)
     limit = wanted if isinstance(wanted, int) else int(wanted * without)
     if without <= limit:
         return source, models, StepMemory(limit, without, without, numbers, assumed)
-    found = _search(source, models, scale, build, limit)
+
+    def build_early(gradients: LossGradients) -> Models:
+        return build(gradients, True)
+
+    models = build_early(source)
+    found = _search(source, models, _Scale(models, numbers), build_early, limit)
     if found.peak > limit:
         # Only now: so far the numbers are the same to the bit, lean gradients differ by rounding.
         lean = differentiate(True)
         if _node_count(lean) != _node_count(source):
-            models = build(lean)
-            found = _search(lean, models, _Scale(models, numbers), build, limit)
+            models = build_early(lean)
+            found = _search(lean, models, _Scale(models, numbers), build_early, limit)
     if found.peak > limit:
         raise MemoryBudgetError(_out_of_reach(limit, found.peak, without, numbers))
     memory = StepMemory(
