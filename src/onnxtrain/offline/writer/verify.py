@@ -50,8 +50,6 @@ def verify(
         made = default_options()
         made.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         made.log_severity_level = 4  # what it would say is in the error
-        # Nothing runs, and to plan the memory of a chain takes the square of its length.
-        made.enable_mem_reuse = made.enable_mem_pattern = False
         made.add_session_config_entry("session.disable_prepacking", "1")
         if custom_op_library is not None:
             try:
