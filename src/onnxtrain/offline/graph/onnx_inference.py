@@ -65,14 +65,34 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    graph = onnx.AttributeProto.GRAPH
-    return [a.g for a in node.attribute if a.type == graph]
+    return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
 
 
 def _nodes_to_hide(model: onnx.ModelProto) -> frozenset[int]:
     """Return the places of nodes that compute with shapes and may read a long vector."""
-    found = _Bits(model.graph)
-    return frozenset(found.hidden)
+    if not _may_have_long_vectors(model.graph):
+        return frozenset()
+    return frozenset(_Bits(model.graph).hidden)
+
+
+def _may_have_long_vectors(graph: onnx.GraphProto) -> bool:
+    """Tell whether any value is a long vector, or may be one as far as is known."""
+    typed = set()
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        kind = info.type.tensor_type
+        if kind.HasField("shape"):
+            typed.add(info.name)
+            dims = kind.shape.dim
+            if len(dims) == 1 and not 0 < dims[0].dim_value < 1 << _LONG:
+                return True
+    if any(len(t.dims) == 1 and t.dims[0] >= 1 << _LONG for t in graph.initializer):
+        return True
+    for node in graph.node:
+        if not typed.issuperset(filter(None, node.output)) and node.op_type != "Constant":
+            return True
+        if any(map(_may_have_long_vectors, _bodies(node))):
+            return True
+    return False
 
 
 class _Bits:
