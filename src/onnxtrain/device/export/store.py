@@ -55,13 +55,22 @@ def check_target(path: Path) -> None:
 
 def store(path: Path, model: Chunks) -> None:
     """Write a model that is one file."""
-    temporary = temporary_for(path)
+    temporary, mark = temporary_for(path), _mark_of(path)
     with translated(path), _new_files(path) as new:
         new.write(temporary, model.write, path)
         with new.committing():
             replaced = _data_names(path)
-            _rename(temporary, path)
-            _remove(path, replaced)
+            try:
+                if replaced:
+                    mark.touch()
+                    sync_folder(path.parent)
+                _rename(temporary, path)
+            except BaseException:
+                mark.unlink(missing_ok=True)
+                raise
+            with contextlib.suppress(OSError):
+                _remove(path, replaced)
+                mark.unlink(missing_ok=True)
 
 
 def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) -> None:
@@ -89,8 +98,8 @@ def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) ->
                 if first.exists():
                     staged.unlink(missing_ok=True)
                 raise
-            _remove(path, replaced)
             with contextlib.suppress(OSError):
+                _remove(path, replaced)
                 if has_copy:
                     _rename(copy, final)
                     _rename(second, path)
@@ -107,36 +116,43 @@ def _staged_names(path: Path) -> str:
     return rf"{re.escape(path.name)}\.data\.[0-9a-f]{{16}}"
 
 
+def _mark_of(path: Path) -> Path:
+    """Return the file that shows, after a crash, that data which nothing refers to were ours."""
+    return path.with_name(f".{path.name}.data.obsolete")
+
+
 def _data_names(path: Path) -> set[str]:
     """Return the names of the data files of ours that the present model refers to."""
     try:
         locations = {tensor.location for tensor in ModelFile.read(path).external.values()}
-    except ModelError:
+    except ModelError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
         return set()
-    ours = re.compile(rf"{_staged_names(path)}|{re.escape(path.name)}\.data")
-    return {name for name in locations if ours.fullmatch(name)}
+    staged, final = re.compile(_staged_names(path)), f"{path.name}.data"
+    return {name for name in locations if name == final or staged.fullmatch(name)}
 
 
 def _in_use(path: Path) -> set[str]:
     """Return the names of data files that are no leftovers.
 
-    Earlier versions left two names (hard links) of a file if they were killed. Loaders refuse such
-    a file, so that the name that the model does not use is removed.
+    If the model goes on with another name of its data, `P.data` is a leftover itself. It may even
+    be the same file: earlier versions, killed, left two names (hard links), which loaders refuse.
     """
-    used = _data_names(path)
+    used, mark = _data_names(path), _mark_of(path)
     final = path.with_name(f"{path.name}.data")
-    for name in used - {final.name}:
-        with contextlib.suppress(OSError):
-            if final.samefile(path.with_name(name)):
-                final.unlink()
+    if final.name not in used and (mark.exists() or used):
+        final.unlink(missing_ok=True)
+    mark.unlink(missing_ok=True)
     return used
 
 
 def _remove(path: Path, names: set[str]) -> None:
     """Remove data that no model refers to any more."""
     for name in names:
-        with contextlib.suppress(OSError):
-            path.with_name(name).unlink()
+        path.with_name(name).unlink(missing_ok=True)
+    if names:
+        sync_folder(path.parent)
 
 
 def _rename(source: Path, target: Path) -> None:
