@@ -22,12 +22,14 @@ import numpy as np
 from onnxtrain.device.run.graph import default_options
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState, TrainingState
-from onnxtrain.errors import ArgumentError, ModelError
+from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
 from onnxtrain.federated.files import replace_file
 from onnxtrain.federated.selection import is_float
 from onnxtrain.format.checkpoint.content import Array
 
 FORMAT = 1
+# A larger file is not read; Flower's bundles have 10 MB at most.
+MOST_PACKED_BYTES = 1 << 31
 _GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
 Source = str | os.PathLike[str]
 
@@ -138,17 +140,23 @@ def _from_folder(folder: Path, prefix: str) -> Bundle:
 
 def _from_file(path: Path) -> Bundle:
     try:
+        size = path.stat().st_size
+        if size > MOST_PACKED_BYTES:
+            raise ValueError(f"it has {size:,} bytes")
         content = json.loads(path.read_bytes())
         if content["onnxtrain-artifacts"] != FORMAT:
             found = f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}"
             raise ModelError(f"{found}, and onnxtrain knows format {FORMAT}: use a newer version")
-        files = content["files"].items()
-        parts = {name: base64.b64decode(text, validate=True) for name, text in files}
+        files = content["files"]
+        known = [n for n in (*_GRAPHS, "checkpoint", "nominal_checkpoint") if n in files]
+        parts = {name: base64.b64decode(files.pop(name), validate=True) for name in known}
         checkpoint = parts.pop("checkpoint", None) or parts.pop("nominal_checkpoint")
         bundle = Bundle(str(path), parts, checkpoint)
         if bundle.version != content["version"] or "training_model" not in parts:
             raise ValueError("its content does not match its version")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OnnxTrainError:
+        raise
+    except Exception as error:  # json raises RecursionError too, for one
         raise ModelError(
             f"{str(path)!r} is not a file of packed artifacts, or it is damaged ({error}): write "
             "it with onnxtrain.federated.pack"

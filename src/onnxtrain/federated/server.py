@@ -25,6 +25,7 @@ from onnxtrain.federated.arguments import check_export, checked_outputs, made_by
 from onnxtrain.federated.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.federated.bundle import Bundle, Source, open_artifacts
 from onnxtrain.federated.compression import Compression
+from onnxtrain.federated.files import explained_damage
 from onnxtrain.federated.guard import Guarded, Settings, least_nodes, setting_of
 from onnxtrain.federated.local import LocalGrid
 from onnxtrain.federated.progress import (
@@ -211,7 +212,8 @@ class Server:
         _log.info("resuming after round %d, from %s", saved.round, self._folder)
         if self._has_weights:
             _log.warning("weights=... is ignored: the federation continues with its own")
-        restore(self.strategy, saved.strategy)
+        with explained_damage(f"the federation in {str(self._folder)!r}"):
+            restore(self.strategy, saved.strategy)
         return saved
 
     def run(
