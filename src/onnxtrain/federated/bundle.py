@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -175,6 +176,7 @@ class SharedSession:
     session: TrainingSession
     initial: dict[str, Array]
     nominal: bool  # whether the artifacts have no weights of their own
+    learning_rate: float  # the artifacts' own
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -186,6 +188,13 @@ class SharedSession:
     def changing(self) -> list[str]:
         """The names of trainable parameters and running statistics."""
         return [*self.state.trainable_names(), *self.session.module.statistics]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all parameters."""
+        module, state = self.session.module, self.state
+        sizes = ((module.shape_of(name), state.type_of(name)[1]) for name in state.names())
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
 
     def has(self, name: str, array: Array) -> bool:
         """Whether the artifacts hold this value for a frozen parameter."""
@@ -224,7 +233,9 @@ def borrowed(source: Source | Bundle, prefix: str, threads: int | None) -> Itera
         if key not in _sessions:
             bundle = source if isinstance(source, Bundle) else open_artifacts(source, prefix)
             session = bundle.session(threads)
-            shared = SharedSession(bundle, session, {}, session.module.training_state.nominal)
+            optimizer, nominal = session.optimizer, session.module.training_state.nominal
+            rate = 0.0 if optimizer is None else optimizer.get_learning_rate()
+            shared = SharedSession(bundle, session, {}, nominal, rate)
             if not shared.nominal:
                 names = [name for name in shared.changing if is_float(shared.state, name)]
                 shared.initial = {name: np.array(shared.state.value_of(name)) for name in names}
