@@ -23,7 +23,8 @@ from onnxtrain.format.checkpoint.content import Array
 
 # The square of a larger number is no float32: norms, distances and second moments overflow.
 MOST = math.sqrt(float(np.finfo(np.float32).max))
-_FEWEST = 3  # of fewer updates, none is the exception
+_FEWEST = 3  # of fewer replies, none is the exception
+_MOST_EXAMPLES, _MOST_EXAMPLES_FACTOR = 10**9, 100
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,16 @@ class Checks:
     """What a server checks in replies besides their form.
 
     Args:
-        norm_factor: the most that the norm of an update may be, in medians of the round's norms.
-            Running statistics are compared by their values. None for no such bound.
+        norm_factor: the most that the norm of an update may be, in medians of the round's norms;
+            more in proportion for a client with more samples, which takes more steps. Running
+            statistics are compared by their values. None for no such bound.
         excess: what happens to an update whose norm is larger, or larger than `clip-norm`: it is
             left out ("leave-out") or scaled down to the bound ("scale"). By default it is scaled
             to `clip-norm`, and left out for the median's sake.
-        examples_factor: the most samples that count, in medians of the round's numbers. A client
-            that says it has more counts as the median. None for no such bound.
-        max_examples: a client that says it has more samples is left out.
+        examples_factor: the most samples of a client that count, in medians of the round's numbers.
+            None for no such bound.
+        max_examples: the most samples that a client is believed to have; one that claims more is
+            left out. By default 100 times the median of the round, and 10⁹ in any case.
         reply_token: whether a reply must repeat the token of its message, which differs from round
             to round and from node to node. False for clients of other frameworks that do not.
 
@@ -46,15 +49,15 @@ class Checks:
 
     norm_factor: float | None = 10.0
     excess: Literal["leave-out", "scale"] | None = None
-    examples_factor: float | None = 10.0
-    max_examples: int = 10**9
+    examples_factor: float | None = 5.0
+    max_examples: int | None = None
     reply_token: bool = True
 
     def __post_init__(self) -> None:
         for name in ("norm_factor", "examples_factor", "max_examples"):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (is_number and value >= 1) and (value is not None or name == "max_examples"):
+            if value is not None and not (is_number and value >= 1):
                 raise ArgumentError(f"{name} is a number of at least 1, not {value!r}")
         if self.excess not in (None, "leave-out", "scale"):
             raise ArgumentError(f"excess is 'leave-out' or 'scale', not {self.excess!r}")
@@ -140,8 +143,9 @@ def check_metrics(reply: Message, weight: str, checks: Checks) -> None:
     amount = metrics[weight]
     if isinstance(amount, list | bool) or amount <= 0:
         raise ArgumentError(f"its {weight!r} is {amount}: it has no data")
-    if amount > checks.max_examples:
-        raise ArgumentError(f"its {weight!r} is {amount}, more than {checks.max_examples}")
+    most = checks.max_examples or _MOST_EXAMPLES
+    if amount > most:
+        raise ArgumentError(f"its {weight!r} is {amount}, more than {most}")
 
 
 def as_sent(reply: Message, keys: Mapping[type, str]) -> None:
@@ -166,29 +170,42 @@ def norm_of(values: Mapping[str, Array], origin: Mapping[str, Array] | None = No
     return math.sqrt(total)
 
 
-def too_large(replies: Sequence[Message], expected: Expected, checks: Checks) -> dict[int, str]:
+def too_large(
+    replies: Sequence[Message], expected: Expected, weight: str, checks: Checks
+) -> dict[int, str]:
     """Return the indices of updates that are out of proportion, and why; or scale them down."""
     if checks.norm_factor is None or len(replies) < _FEWEST:
         return {}
-    fixed = set(expected.statistics)
-    found: dict[int, str] = {}
-    parts: tuple[list[float], list[float]] = ([], [])
+    fixed, found = set(expected.statistics), {}
+    counts = [record[weight] for record in _metrics_of(replies)]
+    usual = median(counts)
+    norms: list[float] = []
+    sizes: list[float] = []
     for reply in replies:
         values = read_record(one_record(reply.content.array_records, "arrays"))
         steps = {name: array for name, array in values.items() if name not in fixed}
-        parts[0].append(norm_of(steps, expected.arrays))
-        parts[1].append(norm_of({n: a for n, a in values.items() if n in fixed}))
-    for norms, what in zip(parts, ("its update", "its running statistics"), strict=True):
-        bound = checks.norm_factor * median([norm for norm in norms if norm > 0])
-        for place, norm in enumerate(norms):
-            if norm <= bound or bound == 0:
-                continue
-            if checks.excess == "scale" and what == "its update":
-                _scale(replies[place], expected, bound)
-            else:
-                found.setdefault(place, f"{what} has the norm {norm:.3g}, more than {bound:.3g}, "
-                                        f"{checks.norm_factor:g} times the median")  # fmt: skip
+        norms.append(norm_of(steps, expected.arrays))
+        sizes.append(norm_of({n: a for n, a in values.items() if n in fixed}))
+    most = checks.norm_factor * _median_above_zero(norms)
+    most_size = checks.norm_factor * _median_above_zero(sizes)
+    for place, reply in enumerate(replies):
+        bound = most * max(1.0, counts[place] / usual)
+        if sizes[place] > most_size:
+            found[place] = _excess("its running statistics have", sizes[place], most_size)
+        elif norms[place] > bound and checks.excess == "scale":
+            _scale(reply, expected, bound)
+        elif norms[place] > bound:
+            found[place] = _excess("its update has", norms[place], bound)
     return found
+
+
+def _excess(what: str, norm: float, bound: float) -> str:
+    return f"{what} the norm {norm:.3g}; the others of the round allow {bound:.3g}"
+
+
+def _median_above_zero(numbers: Sequence[float]) -> float:
+    """Return the median of what is above zero, or infinity: some clients may not move at all."""
+    return float(median([number for number in numbers if number > 0]) or math.inf)
 
 
 def _scale(reply: Message, expected: Expected, bound: float) -> None:
@@ -199,20 +216,35 @@ def _scale(reply: Message, expected: Expected, bound: float) -> None:
     reply.content[key] = to_record({name: steps.get(name, a) for name, a in values.items()})
 
 
-def bound_examples(replies: Sequence[Message], weight: str, checks: Checks) -> dict[int, Any]:
-    """Let clients that say they have far more samples than others count as the median.
+def not_believed(replies: Sequence[Message], weight: str, checks: Checks) -> dict[int, str]:
+    """Return the indices of clients that claim too many samples to be believed, and why."""
+    if checks.max_examples is not None or len(replies) < _FEWEST:
+        return {}
+    counts = [record[weight] for record in _metrics_of(replies)]
+    most = _MOST_EXAMPLES_FACTOR * median(counts)
+    return {
+        place: f"its {weight!r} is {count}, more than {_MOST_EXAMPLES_FACTOR} times the median"
+        for place, count in enumerate(counts)
+        if count > most
+    }
 
-    Returns the indices of these, and what they said.
-    """
+
+def bound_examples(replies: Sequence[Message], weight: str, checks: Checks) -> dict[int, Any]:
+    """Let no client count far more than the others; return the claims beyond that, by index."""
     if checks.examples_factor is None or len(replies) < 2:
         return {}
-    records = [next(iter(reply.content.metric_records.values())) for reply in replies]
-    usual = median([record[weight] for record in records])
+    records = _metrics_of(replies)
+    most = checks.examples_factor * median([record[weight] for record in records])
     found = {}
     for place, record in enumerate(records):
-        if record[weight] > checks.examples_factor * usual:
-            found[place], record[weight] = record[weight], usual
+        if record[weight] > most:
+            found[place] = record[weight]
+            record[weight] = type(record[weight])(most)
     return found
+
+
+def _metrics_of(replies: Sequence[Message]) -> list[Any]:
+    return [one_record(reply.content.metric_records, "metrics") for reply in replies]
 
 
 def median(numbers: Sequence[Any]) -> Any:

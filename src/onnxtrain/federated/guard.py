@@ -30,6 +30,7 @@ from onnxtrain.federated.checks import (
     check_arrays,
     check_metrics,
     check_token,
+    not_believed,
     too_large,
 )
 from onnxtrain.federated.files import pack_arrays
@@ -304,14 +305,18 @@ class Guarded(Strategy):
                 leave_out(reply, f"it cannot be read: {type(error).__name__}: {error}")
             else:
                 good.append(reply)
-        if is_train:
-            found = too_large(good, expected, self._checks)
+
+        def without(found: Mapping[int, str]) -> list[Message]:
             for place, reason in found.items():
                 leave_out(good[place], reason)
-            good = [reply for place, reply in enumerate(good) if place not in found]
-        for place, said in bound_examples(good, self._weight, self._checks).items():
-            _log.warning("round %d: node %d says that its %r is %s; it counts as the median",
-                         number, good[place].metadata.src_node_id, self._weight, said)  # fmt: skip
+            return [reply for place, reply in enumerate(good) if place not in found]
+
+        good = without(not_believed(good, self._weight, self._checks))
+        for place, claim in bound_examples(good, self._weight, self._checks).items():
+            _log.warning("round %d: node %d claims %r = %s, far above the others; not all count",
+                         number, good[place].metadata.src_node_id, self._weight, claim)  # fmt: skip
+        if is_train:
+            good = without(too_large(good, expected, self._weight, self._checks))
         _keep_common_metrics(good)
         # A sum of floats depends on the order of its terms, so they are not added as they arrive.
         return sorted(good, key=_place), bad
