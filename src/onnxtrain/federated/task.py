@@ -86,7 +86,7 @@ def set_parameters(
         if not isinstance(packed, bytes):
             raise ArgumentError(f"the initial values from the server are {type(packed).__name__}")
         task.limits.check_size(packed, shared.size)
-        sent = unpack_arrays(packed, "the initial values from the server")
+        sent = unpack_arrays(packed, "the server's message with initial values")
         _take_initial(shared, state, fitting(session, sent))
     task.stage.at("client state")
     with explained_state(task.store):
