@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
     from onnxtrain.format.model.file import ValueType
 
+# An archive may become this many bytes, or times its size; more is made to fill the memory.
+_BOMB, _MOST_COMPRESSED = 2**28, 200
 _LOOKED_AT = 10**7  # elements; larger arrays are checked batch by batch
 # Common names of features and labels, for arrays that are not named after the inputs.
 _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"), ("arr_0", "arr_1"),
@@ -130,16 +132,11 @@ def _read_npy(
         raise InputError(f"{option}: the inputs of the model are {', '.join(names)}")
     found = {}
     for position, (name, path) in enumerate(files):
-        try:
+        with _numpy_reads(path, option, "a .npy file: write it with numpy.save"):
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except PermissionError:
-            raise
-        except (ValueError, OSError, EOFError):
-            array = None
-        if not isinstance(array, np.ndarray):
-            raise InputError(
-                f"{option}: {str(path)!r} is not a .npy file: write it with numpy.save"
-            )
+            if not isinstance(array, np.ndarray):
+                array.close()
+                raise ValueError("it has several arrays")
         found[name if name is not None else names[position]] = array
     return found
 
@@ -147,25 +144,19 @@ def _read_npy(
 def _read_npz(
     path: Path, inputs: Sequence[ValueType], given: Mapping[str, str], option: str
 ) -> dict[str, Array]:
-    try:
-        # numpy does not close a file that it opened and could not read.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except PermissionError:
-        raise
-    except (
-        ValueError,
-        OSError,
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        AttributeError,
-        TypeError,
-    ):
-        raise InputError(
-            f"{option}: {str(path)!r} is not an .npz file of plain arrays: write it with "
-            "numpy.savez"
-        ) from None
+    kind = "an .npz file of plain arrays: write it with numpy.savez"
+    # numpy does not close a file that it opened and could not read.
+    with _numpy_reads(path, option, kind), path.open("rb") as file:
+        with zipfile.ZipFile(file) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > max(_BOMB, _MOST_COMPRESSED * path.stat().st_size):
+            raise InputError(
+                f"{option}: {str(path)!r} says that its {path.stat().st_size:,} bytes become "
+                f"{size:,}: if that is meant, write it with numpy.savez, not savez_compressed"
+            )
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in loaded.files}
     names = [value.name for value in inputs]
     unknown = next((name for name in given if name not in names), None)
     if unknown is not None:
@@ -180,6 +171,18 @@ def _read_npz(
             f"it has {', '.join(arrays) or 'none'}: name it with --map {missing}=ARRAY"
         )
     return {name: arrays[chosen[name]] for name in names}
+
+
+@contextmanager
+def _numpy_reads(path: Path, option: str, kind: str) -> Iterator[None]:
+    """Turn what numpy, zipfile and zlib raise about a damaged file into our error."""
+    try:
+        yield
+    except (InputError, PermissionError):
+        raise
+    except Exception as error:  # the three have no common class
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise InputError(f"{option}: {str(path)!r} is not {kind} ({reason})") from None
 
 
 def _usual(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, str] | None:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli.batch_size import Batches
-from onnxtrain.cli.console import Console, megabytes
+from onnxtrain.cli.console import Console, megabytes, one_line
 from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
 from onnxtrain.cli.reading import remembered
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.folder_lock import settle
 
 TRAINED = "trained"
 _LEARNING_RATE = 1e-3
@@ -200,15 +201,16 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
     trained = set(state.trainable_names())
     parameters = [_describe(name, state.held(name), name in trained) for name in state.names()]
     groups = state.groups.values()
-    run = state.private.get("fit", {})
-    content = {
+    run = state.private.get("fit")
+    epochs = run.get("epoch") if isinstance(run, dict) else None
+    content: dict[str, Any] = {
         "checkpoint": str(path),
         "bytes": _size(path),
         "nominal": state.nominal,
         "steps": max((group.step for group in groups), default=0),
         "learning_rate": state.saved_learning_rate,
         "scheduler": state.saved_scheduler,
-        "epochs": run.get("epoch"),
+        "epochs": epochs if isinstance(epochs, int) else None,
         "properties": dict(checkpoint.properties),
         "parameters": parameters,
     }
@@ -218,7 +220,10 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         + (", nominal: names without values" if state.nominal else ""),
         f"trains         {len(trained)} tensors, {count:,} parameters",
         f"optimizer      {_optimizer_line(content)}",
-        *(f"property       {name} = {value}" for name, value in content["properties"].items()),
+        *(
+            f"property       {one_line(name)} = {one_line(value)}"
+            for name, value in content["properties"].items()
+        ),
     ]
     console.result(content, "\n".join(lines))
     console.table(
@@ -264,6 +269,7 @@ def _optimizer_line(content: dict[str, Any]) -> str:
 def artifact_folder(name: str) -> Path:
     """Return a folder that training reads."""
     folder = Path(name)
+    settle(folder)
     if not (folder / "training_model.onnx").is_file() and not any(folder.glob("*training_model*")):
         raise ModelError(
             f"{name!r} is no folder of training artifacts: make one with onnxtrain prepare"
@@ -279,6 +285,7 @@ def _existing(checkpoint: str | Path) -> Path:
 
 def chosen_checkpoint(folder: Path, given: str | None) -> Path:
     """Return the checkpoint that is meant: the one given, the trained one, or the first one."""
+    settle(folder)
     trained = folder / TRAINED
     return _existing(given or (trained if trained.exists() else folder / "checkpoint"))
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from onnxtrain import __version__
 from onnxtrain.cli.interrupt import ends_at_once
+from onnxtrain.errors import printable
 
 
 class Named(tuple[str, ...]):
@@ -70,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, printable(f"{self.prog}: {message}; see {self.prog} --help\n"))
 
 
 def make_parser() -> Parser:

@@ -17,6 +17,7 @@ from onnxtrain.device.run.executors import (
     require_values,
 )
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
+from onnxtrain.device.run.graph_signature import check_generation
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, InputError, ModelError, StateError
@@ -63,6 +64,7 @@ class Module(ParameterBuffers):
         self.training = True
         self.state = state
         self.training_state = state._training  # what graphs are bound to
+        self._generation = ""
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
         self.settings = Settings(providers, session_options, fixed, automatic)
@@ -82,7 +84,9 @@ class Module(ParameterBuffers):
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
-        return Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
+        graph = Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
+        self._generation = check_generation(graph.model, self.training_state, self._generation)
+        return graph
 
     def __call__(self, *user_inputs: Any, **named: Any) -> Any:
         """Run the training or evaluation graph, whichever the mode is.
@@ -124,6 +128,22 @@ class Module(ParameterBuffers):
                 f"the batch has {size} samples, and batch_size={self.settings.batch} fixed it. "
                 "With batch_size='auto' the sessions are rebuilt for another size"
             )
+
+    def close(self) -> None:
+        """Free the graphs and their memory now; a module that is not used any more does so itself.
+
+        A call is an error then. The state can still be read and saved.
+        """
+        with self.training_state.lock:
+            self.training_executor.close()
+            if self.evaluation_executor is not None:
+                self.evaluation_executor.close()
+
+    def __enter__(self) -> Module:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
@@ -176,6 +196,7 @@ class Module(ParameterBuffers):
         with self.training_state.lock:
             if self.evaluation_executor is None:
                 raise StateError("there is no evaluation graph to export: pass eval_model_uri")
+            self.evaluation_executor.graph.require_open()
             require_values(self.training_state)
             return export_model(
                 self.evaluation_executor.graph.model,

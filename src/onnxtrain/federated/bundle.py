@@ -27,11 +27,12 @@ from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
 from onnxtrain.federated.files import replace_file
 from onnxtrain.federated.selection import is_float
 from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.committed_folder import GRAPHS
+from onnxtrain.format.folder_lock import reading
 
 FORMAT = 1
 # A larger file is not read; Flower's bundles have 10 MB at most.
 MOST_PACKED_BYTES = 1 << 31
-_GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
 Source = str | os.PathLike[str]
 
 
@@ -50,7 +51,7 @@ class Bundle:
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256()
-        for name in _GRAPHS:
+        for name in GRAPHS:
             digest.update(name.encode() + hashlib.sha256(self.graphs.get(name, b"")).digest())
         self.version = digest.hexdigest()[:16]
 
@@ -64,7 +65,7 @@ class Bundle:
 
         if threads is not None:
             options.setdefault("session_options", with_threads)
-        graphs = [self.graphs.get(name) for name in _GRAPHS]
+        graphs = [self.graphs.get(name) for name in GRAPHS]
         assert graphs[0] is not None
         return TrainingSession(self.checkpoint, graphs[0], *graphs[1:], **options)
 
@@ -126,8 +127,13 @@ def pack(
 
 
 def _from_folder(folder: Path, prefix: str) -> Bundle:
+    with reading((folder / f"{prefix}checkpoint").parent):
+        return _read_folder(folder, prefix)
+
+
+def _read_folder(folder: Path, prefix: str) -> Bundle:
     graphs = {}
-    for name in _GRAPHS:
+    for name in GRAPHS:
         for file in (folder / f"{prefix}{name}.onnx", folder / f"{prefix}{name}.ort"):
             if name not in graphs and file.is_file():
                 graphs[name] = file.read_bytes()
@@ -149,7 +155,7 @@ def _from_file(path: Path) -> Bundle:
             found = f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}"
             raise ModelError(f"{found}, and onnxtrain knows format {FORMAT}: use a newer version")
         files = content["files"]
-        known = [n for n in (*_GRAPHS, "checkpoint", "nominal_checkpoint") if n in files]
+        known = [n for n in (*GRAPHS, "checkpoint", "nominal_checkpoint") if n in files]
         parts = {name: base64.b64decode(files.pop(name), validate=True) for name in known}
         checkpoint = parts.pop("checkpoint", None) or parts.pop("nominal_checkpoint")
         bundle = Bundle(str(path), parts, checkpoint)

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import re
-import secrets
 import struct
 import zipfile
 import zlib
@@ -23,22 +20,15 @@ import numpy as np
 
 from onnxtrain.errors import OnnxTrainError, StateError
 from onnxtrain.format.checkpoint.content import Array
-from onnxtrain.format.checkpoint.store import remove_stale, sync_folder, translated, write_synced
+from onnxtrain.format.checkpoint.store import translated
+from onnxtrain.format.replace_file import replace_file as write_anew
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with translated("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_synced(temporary, lambda file: file.write(data), path)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-    remove_stale(path.parent, rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+        write_anew(path, lambda file: file.write(data))
 
 
 def pack_arrays(arrays: Mapping[str, Array]) -> bytes:

@@ -1,15 +1,18 @@
 """Put an exported model on disk so that a crash at any moment leaves the old model or the new.
 
 A model alone is replaced by a rename, which is atomic. A model with external data is two files,
-`P` and `P.data`, and a new `P.data` must not be read with the old `P`. Where there is a `P.data`
-already, the model is replaced twice:
+`P` and `P.data`, and a new `P.data` must not be read with the old `P`. So the model is replaced
+twice:
 
-1. write the new data to `P.data.<identifier>` and a model that refers to this name; sync both and
-   rename the model to `P`: from here on the new model is in force;
-2. link `P.data` to the new data, write the model that refers to `P.data`, and rename it to `P`;
-3. delete `P.data.<identifier>`.
+1. write the new data to `P.data.<identifier>` and to a temporary file, and two models that refer to
+   `P.data.<identifier>` and to `P.data`; sync all four;
+2. rename the first model to `P`: from here on the new model is in force;
+3. delete the old `P.data`, which nothing refers to any more;
+4. rename the temporary data to `P.data`, and then the second model to `P`;
+5. delete `P.data.<identifier>`.
 
-At any moment, `P` is a whole model and the file that it refers to is the right one.
+At any moment, `P` is a whole model and the file that it refers to is the right one. The data are
+written twice, since two names of one file (hard links) are refused by loaders of models.
 """
 
 from __future__ import annotations
@@ -17,16 +20,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from onnxtrain.device.export.layout import Chunks
-from onnxtrain.errors import OnnxTrainError
-from onnxtrain.format.checkpoint.store import reason_of, sync_folder, write_synced
-
-# What a killed process left behind is removed by the first export after this time.
-_STALE_SECONDS = 3600
+from onnxtrain.errors import ModelError, OnnxTrainError
+from onnxtrain.format.checkpoint.store import reason_of
+from onnxtrain.format.committed_folder import sync_folder
+from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.replace_file import NewFiles, leftovers_of, temporary_for
 
 
 @contextlib.contextmanager
@@ -53,88 +55,91 @@ def check_target(path: Path) -> None:
 
 def store(path: Path, model: Chunks) -> None:
     """Write a model that is one file."""
-    with translated(path):
-        _replace(path, model)
-    _remove_stale(path)
+    temporary = temporary_for(path)
+    with translated(path), _new_files(path) as new:
+        new.write(temporary, model.write, path)
+        with new.committing():
+            replaced = _data_names(path)
+            _rename(temporary, path)
+            _remove(path, replaced)
 
 
 def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) -> None:
     """Write a model and its external data; `model` takes the name of the data file."""
-    final = path.with_name(path.name + ".data")
-    in_use = final
-    with translated(path):
-        if final.exists():
-            in_use = _replace_pair(path, final, model, data)
-        else:
-            # No model refers to the data yet, so that they may come first.
-            _replace(final, data)
-            try:
-                _replace(path, model(final.name))
-            except BaseException:
-                final.unlink(missing_ok=True)
-                raise
-    _remove_stale(path, in_use.name)
-
-
-def _replace_pair(path: Path, final: Path, model: Callable[[str], Chunks], data: Chunks) -> Path:
-    """Replace both, as described above; return where the data are."""
+    final = path.with_name(f"{path.name}.data")
     staged = final.with_name(f"{final.name}.{os.urandom(8).hex()}")
-    try:
-        write_synced(staged, data.write, final)
-        _replace(path, model(staged.name))
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    try:
-        _link(staged, final)
-        _replace(path, model(final.name))
-    except OSError:
-        # No links on this file system, or the disk is full: the new model is in force and goes on
-        # with the other name of its data.
-        return staged
-    with contextlib.suppress(OSError):
-        staged.unlink()
-    return final
+    first, second, copy = temporary_for(path), temporary_for(path), temporary_for(final)
+    with translated(path), _new_files(path) as new:
+        new.write(staged, data.write, final)
+        new.write(first, model(staged.name).write, path)
+        has_copy = True
+        try:
+            new.write(copy, data.write, final)
+            new.write(second, model(final.name).write, path)
+        except OSError:
+            # The disk is full: the new model goes on with the other name of its data.
+            has_copy = False
+        with new.committing():
+            replaced = _data_names(path)
+            sync_folder(path.parent)  # the data have their name before the model that refers to it
+            new.keep(staged)  # from the next rename on, it is in use
+            try:
+                _rename(first, path)
+            except BaseException:
+                if first.exists():
+                    staged.unlink(missing_ok=True)
+                raise
+            _remove(path, replaced)
+            with contextlib.suppress(OSError):
+                if has_copy:
+                    _rename(copy, final)
+                    _rename(second, path)
+                    staged.unlink()
 
 
-def _link(staged: Path, final: Path) -> None:
-    link = final.with_name(f".{staged.name}.tmp")
-    try:
-        os.link(staged, link)
-    except OSError:
-        final.unlink()  # nothing refers to the old data any more
-        raise
-    os.replace(link, final)
-    _sync(final.parent)
-
-
-def _replace(path: Path, content: Chunks) -> None:
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
-    try:
-        write_synced(temporary, content.write, path)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename durable; it has been made, so that no error may speak against it."""
-    with contextlib.suppress(OSError):
-        sync_folder(folder)
-
-
-def _remove_stale(path: Path, in_use: str = "") -> None:
-    """Remove what processes that were killed while they exported to `path` have left behind."""
+def _new_files(path: Path) -> NewFiles:
     name = re.escape(path.name)
-    leftover = re.compile(rf"\.{name}(\.data)?\.[0-9a-f]{{16}}\.tmp|{name}\.data\.[0-9a-f]{{16}}")
-    now = time.time()
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        for entry in entries:
-            if (
-                leftover.fullmatch(entry.name)
-                and entry.name != in_use
-                and now - entry.stat().st_mtime > _STALE_SECONDS
-            ):
-                os.unlink(entry.path)
+    pattern = leftovers_of(path, rf"\.{name}\.data\.[0-9a-f]{{16}}\.tmp", _staged_names(path))
+    return NewFiles(path.parent, pattern, lambda: _in_use(path))
+
+
+def _staged_names(path: Path) -> str:
+    return rf"{re.escape(path.name)}\.data\.[0-9a-f]{{16}}"
+
+
+def _data_names(path: Path) -> set[str]:
+    """Return the names of the data files of ours that the present model refers to."""
+    try:
+        locations = {tensor.location for tensor in ModelFile.read(path).external.values()}
+    except ModelError:
+        return set()
+    ours = re.compile(rf"{_staged_names(path)}|{re.escape(path.name)}\.data")
+    return {name for name in locations if ours.fullmatch(name)}
+
+
+def _in_use(path: Path) -> set[str]:
+    """Return the names of data files that are no leftovers.
+
+    Earlier versions left two names (hard links) of a file if they were killed. Loaders refuse such
+    a file, so that the name that the model does not use is removed.
+    """
+    used = _data_names(path)
+    final = path.with_name(f"{path.name}.data")
+    for name in used - {final.name}:
+        with contextlib.suppress(OSError):
+            if final.samefile(path.with_name(name)):
+                final.unlink()
+    return used
+
+
+def _remove(path: Path, names: set[str]) -> None:
+    """Remove data that no model refers to any more."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            path.with_name(name).unlink()
+
+
+def _rename(source: Path, target: Path) -> None:
+    os.replace(source, target)
+    with contextlib.suppress(OSError):  # it has been made, so that no error may speak against it
+        sync_folder(target.parent)

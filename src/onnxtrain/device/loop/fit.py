@@ -177,9 +177,9 @@ def fit(
         if saved is not None:
             now = order | settings | {"learning_rate": optimizer.lasting_rate}
             check_settings(saved, now, state.batch)
-            if best is not None and saved.get("best") is not None:
+            if best is not None and isinstance(saved.get("best"), dict):
                 best.restore(saved["best"], session, checkpoint)
-            if "rate" in saved:
+            if saved.get("rate") is not None:
                 optimizer.set_learning_rate(saved["rate"])
         elif schedule is None and optimizer.get_learning_rate() == 0:
             shown.say("note: the learning rate is 0: nothing trains")

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from onnxtrain.device.loop.nan_guard import Moment, NanGuard
 from onnxtrain.device.loop.progress import ProgressDisplay
 from onnxtrain.device.loop.resume_state import KEY, ResumeState
 from onnxtrain.device.loop.schedule import RunSchedule
-from onnxtrain.errors import OnnxTrainError
+from onnxtrain.errors import OnnxTrainError, StateError
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
@@ -58,7 +59,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._history = self.state.history
         self._interrupts = Interrupts()
-        self._run = Run(self.session, self.epochs, self._history, self._save)
+        self._run = Run(self.session, self.epochs, self._history, _weakly(self._save))
         self._began = 0.0
         self._steps_of_epoch = 0
         self._told = 0
@@ -306,6 +307,19 @@ class Loop:
             settings=self.settings | {"learning_rate": optimizer.lasting_rate},
             best=None if self.best is None else self.best.saved(),
         )
+
+
+def _weakly(save: Callable[[str | os.PathLike[str]], None]) -> Callable[..., None]:
+    """Return a method that does not keep its loop: a loop and its run would keep the session."""
+    method = weakref.WeakMethod(save)
+
+    def save_if_running(path: str | os.PathLike[str]) -> None:
+        found = method()
+        if found is None:
+            raise StateError("the run is over: save with session.save_checkpoint(path)")
+        found(path)
+
+    return save_if_running
 
 
 class Accumulation:

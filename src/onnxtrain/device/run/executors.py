@@ -49,10 +49,16 @@ class Executor:
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """Run the graph; return its outputs for the user."""
+        self.graph.require_open()
         if self._binding is None:
             self._binding = self._bind()
         with self.state.random.drawn(self._seed.array if self.signature.has_seed else None):
             return self._binding.run(values)
+
+    def close(self) -> None:
+        """Free the graph and what is bound to it."""
+        self._binding = None
+        self.graph.close()
 
     def _parameters(self) -> dict[str, Variable]:
         """The parameters, and the seed of random numbers where the graph has one."""

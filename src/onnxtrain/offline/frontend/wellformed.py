@@ -143,12 +143,17 @@ def _check_node(node: onnx.NodeProto, origin: str) -> None:
             f"{where} has {len(node.attribute)} attributes; a constant has one, its value"
         )
     seen = set()
+    is_split = node.op_type == "Split" and node.domain in ("", "ai.onnx")
     for attribute in node.attribute:
         if not attribute.name:
             raise ModelError(f"{where} has an attribute without a name")
         if attribute.name in seen:
             raise ModelError(f"{where} has the attribute {attribute.name!r} twice")
         seen.add(attribute.name)
+        if attribute.name == "num_outputs" and attribute.i != len(node.output) and is_split:
+            raise ModelError(
+                f"{where} has num_outputs {attribute.i}, but {len(node.output)} output(s)"
+            )
         if attribute.type == onnx.AttributeProto.UNDEFINED and not attribute.ref_attr_name:
             raise ModelError(f"{where}: its attribute {attribute.name!r} has no type")
         if attribute.type in _SPARSE:

@@ -1,0 +1,121 @@
+/** The readers of the JavaScript package, for `run.py`; see `readers.py` for what is said. */
+
+import { readFileSync } from "node:fs";
+import { createInterface } from "node:readline";
+
+const dist = new URL("../../js/dist/", import.meta.url);
+const golden = new URL("../golden/mlp/", import.meta.url);
+const load = (file) => import(new URL(file, dist));
+
+const { OnnxTrainError } = await load("errors.js");
+const { CheckpointState } = await load("state.js");
+const { readCheckpoint, writeCheckpoint } = await load("checkpoint-file.js");
+const { readResumeState, checkOrder, savedScheduler, KEY } = await load("resume-state.js");
+const { TrainingSession } = await load("session.js");
+const { SCHEDULERS } = await load("schedulers.js").catch(() => ({}));
+
+const bytes = (path) => new Uint8Array(readFileSync(path));
+const graph = (name) => bytes(new URL(`${name}_model.onnx`, golden));
+const good = Object.fromEntries(
+  ["training", "eval", "optimizer", "step"].map((name) => [name, graph(name)]),
+);
+
+/** A runtime that is never asked to run anything. */
+const ort = {
+  Tensor: class {
+    constructor(type, data, dims) {
+      Object.assign(this, { type, data, dims, location: "cpu" });
+    }
+    dispose() {}
+  },
+  InferenceSession: {
+    create: () => {
+      throw new OnnxTrainError("this runtime runs nothing");
+    },
+  },
+};
+
+const open = (checkpoint, graphs = good) =>
+  TrainingSession.create(
+    {
+      checkpoint,
+      trainModel: graphs.training,
+      evalModel: graphs.eval,
+      optimizerModel: graphs.optimizer,
+      stepModel: graphs.step,
+    },
+    { ort },
+  );
+
+async function use(bytes, externalData) {
+  const state = await CheckpointState.load(bytes, { externalData });
+  for (const parameter of state.parameters) void parameter;
+  for (const property of state.properties) void property;
+  await state.toBytes(true);
+  await resume(state);
+}
+
+/** Go on with the run that a state holds, as far as nothing is computed. */
+async function resume(state) {
+  const record = state.privateRecord.get(KEY);
+  if (record !== undefined) {
+    const { position, order } = readResumeState(record, 4);
+    checkOrder(order, new Map([["batches", 2n]]), position);
+    savedScheduler(position, state.savedScheduler);
+  }
+  const session = await open(await state.toBytes(true));
+  for (const [kind, settings] of [
+    ["LinearLRScheduler", { warmupStepCount: 1, totalStepCount: 9 }],
+    ["PlateauLRScheduler", {}],
+  ]) {
+    const { [kind]: Scheduler } = await load("index.js");
+    if (Scheduler && session.optimizer) new Scheduler(session.optimizer, settings);
+  }
+  await session.release();
+}
+
+const saved = process.env.ONNXTRAIN_FUZZ_RUN;
+const TRAINING = "__onnxtrain__.training";
+
+const READERS = {
+  js_checkpoint: async (data) => use(data),
+  js_external_data: async (blob) => {
+    const size = new DataView(blob.buffer, blob.byteOffset).getUint32(0, true);
+    await use(blob.slice(4, 4 + size), blob.slice(4 + size));
+  },
+  js_records: async (data) => {
+    const content = readCheckpoint(bytes(saved), undefined, "checkpoint");
+    const text = new TextDecoder().decode(data);
+    const properties = new Map([...content.properties, [TRAINING, text]]);
+    await use(writeCheckpoint({ ...content, properties }));
+  },
+  js_graphs: async (data) => {
+    const errors = [];
+    for (const place of Object.keys(good)) {
+      try {
+        const session = await open(bytes(new URL("checkpoint", golden)), { ...good, [place]: data });
+        const names = session.module.evalOutputNames?.() ?? [];
+        await session.exportModel?.(names);
+      } catch (error) {
+        if (!(error instanceof OnnxTrainError)) throw error;
+        errors.push(error);
+      }
+    }
+    if (errors.length) throw errors[0];
+  },
+};
+
+const read = READERS[process.argv[2]];
+for await (const path of createInterface({ input: process.stdin })) {
+  let answer = { outcome: "read" };
+  try {
+    await read(bytes(path));
+  } catch (error) {
+    answer =
+      error instanceof OnnxTrainError
+        ? { outcome: "refused" }
+        : { outcome: "foreign", error: String(error?.stack ?? error).slice(0, 4000) };
+    if (process.env.ONNXTRAIN_FUZZ_SHOW) console.error(error);
+  }
+  process.stdout.write(`${JSON.stringify(answer)}\n`);
+}
