@@ -21,13 +21,14 @@ import numpy as np
 from onnxtrain.errors import OnnxTrainError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.checkpoint.store import translated
+from onnxtrain.format.replace_file import make_folder
 from onnxtrain.format.replace_file import replace_file as write_anew
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically."""
     with translated("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_anew(path, lambda file: file.write(data))
 
 

@@ -117,6 +117,14 @@ def replace_file(path: Path, write: Write) -> None:
             sync_folder(path.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it, which are then there after a loss of power too."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+
+
 class ScratchFolder:
     """A hidden folder for files in the making, which is removed at the end or by the next one."""
 
