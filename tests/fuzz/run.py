@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
 import select
 import shutil
@@ -28,7 +29,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
 from mutations import mutated  # noqa: E402
-from readers import READERS, Reader, kept  # noqa: E402
+from readers import READERS, Reader, kept, run_saved  # noqa: E402
 
 FAILURES = ROOT / ".fuzz" / "failures"
 SECONDS = 5.0  # for a file; the first one waits for imports
@@ -47,9 +48,17 @@ class Program:
         command = [sys.executable, str(HERE / "readers.py"), name]
         if reader.program:
             command = ["node", str(HERE / reader.program), name]
+        self._run = tempfile.NamedTemporaryFile()  # noqa: SIM115
+        self._run.write(run_saved())
+        self._run.flush()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            bufsize=0,
+            env={**os.environ, "ONNXTRAIN_FUZZ_RUN": self._run.name},
         )
         self._room = reader.room
         self._buffer = b""
@@ -107,7 +116,7 @@ class Program:
         """End the process."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+        for stream in (self._process.stdin, self._process.stdout, self._stderr, self._run):
             if stream is not None:
                 stream.close()
 

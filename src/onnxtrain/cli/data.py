@@ -68,8 +68,9 @@ def load_samples(
     where = str(first)
     arrays = _read_arrays(files, inputs, reading, "INPUT")
     if arrays is not None:
+        arrays = _fitting(arrays, inputs, where)
         count = len(next(iter(arrays.values())))
-        return [f"{first.name}[{i}]" for i in range(count)], _fitting(arrays, inputs, where)
+        return [f"{first.name}[{i}]" for i in range(count)], arrays
     is_table = len(files) == 1 and first.suffix.lower() in (".csv", ".tsv")
     images = [path for _, path in files if path.is_dir() or is_image(path)]
     if not is_table and len(images) < len(files):
@@ -157,6 +158,9 @@ def _read_npz(
         file.seek(0)
         with np.load(file, allow_pickle=False) as loaded:
             arrays = {name: loaded[name] for name in loaded.files}
+        other = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+        if other:
+            raise ValueError(f"{other[0]!r} in it is not an array")
     names = [value.name for value in inputs]
     unknown = next((name for name in given if name not in names), None)
     if unknown is not None:
