@@ -110,11 +110,11 @@ const READERS = {
   },
 };
 
-const read = READERS[process.argv[2]];
-for await (const path of createInterface({ input: process.stdin })) {
+for await (const line of createInterface({ input: process.stdin })) {
+  const [name, path] = line.split("\t");
   let answer = { outcome: "read" };
   try {
-    await read(bytes(path));
+    await READERS[name](bytes(path));
   } catch (error) {
     answer =
       error instanceof OnnxTrainError

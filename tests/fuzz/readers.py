@@ -2,10 +2,10 @@
 
 A reader is a function of a path. It raises an `OnnxTrainError` for what it cannot take; anything
 else that it raises is a defect. To add one, write a function that returns it, and a line in
-`READERS`. A reader of another language is a program: it is started with the name of the reader,
-gets a path in each line of its input, and answers each with a line of JSON, `{"outcome": "read"}`,
-`{"outcome": "refused"}` or `{"outcome": "foreign", "error": "..."}`. (`javascript.mjs` is one; one
-for C would be another entry in `PROGRAMS`.)
+`READERS`. The readers of another language are a program (`PROGRAMS`): each line of its input is the
+name of a reader, a tab and a path; it answers with a line of JSON, `{"outcome": "read"}`,
+`{"outcome": "refused"}` or `{"outcome": "foreign", "error": "..."}`. This file is the program of
+Python, `javascript.mjs` that of JavaScript; one for C would be another line.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Reader:
 
     `kind` chooses the mutations. `make` returns the function that reads, `seeds` good files.
     `repair` puts in order what a harmful writer would: checksums. `room` is what reading may take
-    in memory beyond twice the file. `program` is that of another language.
+    in memory beyond twice the file. `language` says which program reads; `make` is for Python.
     """
 
     kind: str
@@ -65,8 +65,13 @@ class Reader:
     seeds: Callable[[], list[bytes]]
     repair: Callable[[bytes], bytes] = bytes
     room: int = 64 << 20
-    program: str = ""
-    ending: str = ""
+    language: str = "python"
+
+
+PROGRAMS = {
+    "python": [sys.executable, __file__],
+    "javascript": ["node", str(HERE / "javascript.mjs")],
+}
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
@@ -401,14 +406,12 @@ READERS: dict[str, Reader] = {
     "csv": Reader("table", read_data("csv"), tables),
     "image": Reader("bytes", read_data("png"), images),
     "show": Reader("flatbuffers", read_shown, checkpoints, with_checksum),
-    "js_checkpoint": Reader(
-        "flatbuffers", None, checkpoints, with_checksum, program="javascript.mjs"
-    ),
+    "js_checkpoint": Reader("flatbuffers", None, checkpoints, with_checksum, language="javascript"),
     "js_external_data": Reader(
-        "flatbuffers", None, external, repair_external, program="javascript.mjs"
+        "flatbuffers", None, external, repair_external, language="javascript"
     ),
-    "js_records": Reader("json", None, records, program="javascript.mjs"),
-    "js_graphs": Reader("protobuf", None, graphs, program="javascript.mjs"),
+    "js_records": Reader("json", None, records, language="javascript"),
+    "js_graphs": Reader("protobuf", None, graphs, language="javascript"),
 }
 with contextlib.suppress(ImportError):  # where Flower is installed
     from federated_readers import FEDERATED
@@ -440,11 +443,16 @@ def outcome(read: Read, path: Path) -> dict[str, str]:
     return {"outcome": "read"}
 
 
-if __name__ == "__main__":  # the program that reads, for Python's own readers
-    chosen = READERS[sys.argv[1]]
-    assert chosen.make is not None
-    function = chosen.make()
+def _serve() -> None:
+    made: dict[str, Read] = {}
     for line in sys.stdin:
-        answer = outcome(function, Path(line.rstrip("\n")))
-        sys.__stdout__.write(json.dumps(answer) + "\n")
-        sys.__stdout__.flush()
+        name, _, path = line.rstrip("\n").partition("\t")
+        if name not in made:
+            make = READERS[name].make
+            assert make is not None
+            made[name] = make()
+        print(json.dumps(outcome(made[name], Path(path))), file=sys.__stdout__, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
