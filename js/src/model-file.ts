@@ -55,6 +55,7 @@ export interface Notes {
   readonly statistics?: readonly string[];
   readonly target?: string;
   readonly on_cpu?: readonly string[];
+  readonly generation?: string;
 }
 
 /** A graph file. */
@@ -150,6 +151,7 @@ const NOTES: Record<string, (found: unknown) => boolean> = {
   statistics: areTexts,
   target: isText,
   on_cpu: areTexts,
+  generation: isText,
 };
 
 /** Whether a path leads to a file in the folder of the model, on any system. */

@@ -3,6 +3,7 @@
 import type { OptimizerGroup, Stored } from "./checkpoint-file.js";
 import { FLOAT, INT64, typeName, zerosOf } from "./elements.js";
 import { ArgumentError, CheckpointError, ModelError, quoted } from "./errors.js";
+import { checkGeneration } from "./generation.js";
 import { Graph, type Tensors } from "./graph.js";
 import { loadBytes, type Source } from "./load.js";
 import { readModel } from "./model-file.js";
@@ -59,10 +60,12 @@ export class Optimizer {
   static async create(optimizerModel: Source, module: Module): Promise<Optimizer> {
     const bytes = await loadBytes(optimizerModel, "the optimizer model");
     const model = readModel(bytes, nameOf(optimizerModel, "optimizer model"));
+    const { settings, state } = module;
+    settings.generation = checkGeneration(model, state.boundTo, settings.generation);
     const kept = model.outputs.map(({ name }) => name).filter((name) => name.endsWith(UPDATED));
     return new Optimizer(
       module,
-      new Graph(model, module.settings, module.state.frozen, new Set(kept)),
+      new Graph(model, settings, state.frozen, new Set(kept)),
     );
   }
 

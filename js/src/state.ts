@@ -12,6 +12,7 @@ import {
 } from "./checkpoint-file.js";
 import { bytesOf, ELEMENT_TYPES, typeName, zerosOf } from "./elements.js";
 import { ArgumentError, CheckpointError, quoted, StateError } from "./errors.js";
+import { GENERATION, type Generation, readGeneration } from "./generation.js";
 import { loadBytes, type Source } from "./load.js";
 import { fromJson, type Json, type JsonObject, toJson } from "./json.js";
 import { Parameters, Properties } from "./parameters.js";
@@ -57,6 +58,7 @@ export class CheckpointState {
   private readonly _userProperties = new Map<string, StoredProperty>();
   private readonly _reserved = new Map<string, StoredProperty>();
   private readonly _trainable: Map<string, Stored>;
+  /** @internal */ boundTo: Generation | null;
   private readonly _variables = new Map<string, Variable>();
   private readonly _gradients = new Map<string, Variable>();
 
@@ -69,6 +71,7 @@ export class CheckpointState {
     }
     const saved = trainingOf(this._reserved.get(TRAINING));
     this._reserved.delete(TRAINING);
+    this.boundTo = readGeneration(this._reserved.get(GENERATION));
     this._isNominal = content.nominal;
     this._trainable = new Map(content.trainable);
     this.frozen = { values: new Map(content.frozen), version: 0, file };
@@ -184,6 +187,21 @@ export class CheckpointState {
   /** The user's properties. */
   get properties(): Properties {
     return new Properties(this._userProperties);
+  }
+
+  /**
+   * The identifier of the artifacts that the state belongs to, or null.
+   *
+   * Graphs of other artifacts are refused, and graphs that were changed. Set it to null to use the
+   * state with such graphs, on your own responsibility.
+   */
+  get generation(): string | null {
+    return this.boundTo?.id ?? null;
+  }
+
+  set generation(_: null) {
+    this.boundTo = null;
+    this._reserved.delete(GENERATION);
   }
 
   /** Whether the state has names but no values yet. */

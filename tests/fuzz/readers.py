@@ -41,7 +41,7 @@ import onnxtrain  # noqa: E402
 from onnxtrain.device.session import TrainingSession  # noqa: E402
 from onnxtrain.device.state import CheckpointState  # noqa: E402
 from onnxtrain.errors import OnnxTrainError  # noqa: E402
-from onnxtrain.format.checkpoint import store  # noqa: E402
+from onnxtrain.format.checkpoint import checksum, store  # noqa: E402
 from onnxtrain.format.checkpoint.content import CheckpointContent  # noqa: E402
 from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint  # noqa: E402
 from onnxtrain.format.model.wire import bytes_field, text_field  # noqa: E402
@@ -107,9 +107,11 @@ def checkpoints() -> list[bytes]:
 
 def with_checksum(data: bytes) -> bytes:
     """The same file with a right checksum, where it has one."""
-    rest = data[: -store.CHECKSUM_SIZE]
-    if data[-store.CHECKSUM_SIZE :].startswith(store.CHECKSUM_MARK):
-        return rest + store.checksum(zlib.crc32(rest))
+    rest = data[: -checksum.END_SIZE]
+    if data[len(rest) :].startswith(b"ODTCCRC="):
+        if rest[8:16] == b"ODTCSIZE":
+            rest = rest[:16] + len(data).to_bytes(8, "little") + rest[24:]
+        return rest + checksum.end(zlib.crc32(rest))
     return data
 
 
@@ -175,7 +177,20 @@ def read_external() -> Read:
 
 def repair_external(blob: bytes) -> bytes:
     size = int.from_bytes(blob[:4], "little")
-    return blob[:4] + with_checksum(blob[4 : 4 + size]) + blob[4 + size :]
+    return blob[:4] + with_checksum(blob[4 : 4 + size]) + with_blocks(blob[4 + size :])
+
+
+def with_blocks(data: bytes) -> bytes:
+    """The same external data with right checksums of its blocks, where it has some."""
+    end = len(data) - store.FOOTER_SIZE
+    if end < checksum.TABLE_SIZE or data[end - checksum.TABLE_SIZE :][:8] != b"ODTCBLKS":
+        return data
+    length = int.from_bytes(data[end - checksum.TABLE_SIZE :][8:16], "little")
+    file = io.BytesIO()
+    blocks = checksum.BlockWriter(file)
+    blocks.write(data[: min(length, end)])
+    blocks.finish()
+    return file.getvalue() + data[end:]
 
 
 # ---- records -------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from onnxtrain.cli.reading import remembered
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.folder_lock import settle
 
 TRAINED = "trained"
 _LEARNING_RATE = 1e-3
@@ -268,6 +269,7 @@ def _optimizer_line(content: dict[str, Any]) -> str:
 def artifact_folder(name: str) -> Path:
     """Return a folder that training reads."""
     folder = Path(name)
+    settle(folder)
     if not (folder / "training_model.onnx").is_file() and not any(folder.glob("*training_model*")):
         raise ModelError(
             f"{name!r} is no folder of training artifacts: make one with onnxtrain prepare"
@@ -283,6 +285,7 @@ def _existing(checkpoint: str | Path) -> Path:
 
 def chosen_checkpoint(folder: Path, given: str | None) -> Path:
     """Return the checkpoint that is meant: the one given, the trained one, or the first one."""
+    settle(folder)
     trained = folder / TRAINED
     return _existing(given or (trained if trained.exists() else folder / "checkpoint"))
 

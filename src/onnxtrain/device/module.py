@@ -17,6 +17,7 @@ from onnxtrain.device.run.executors import (
     require_values,
 )
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
+from onnxtrain.device.run.graph_signature import check_generation
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, InputError, ModelError, StateError
@@ -63,6 +64,7 @@ class Module(ParameterBuffers):
         self.training = True
         self.state = state
         self.training_state = state._training  # what graphs are bound to
+        self._generation = ""
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
         self.settings = Settings(providers, session_options, fixed, automatic)
@@ -82,7 +84,9 @@ class Module(ParameterBuffers):
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
-        return Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
+        graph = Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
+        self._generation = check_generation(graph.model, self.training_state, self._generation)
+        return graph
 
     def __call__(self, *user_inputs: Any, **named: Any) -> Any:
         """Run the training or evaluation graph, whichever the mode is.

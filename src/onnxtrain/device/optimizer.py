@@ -235,7 +235,7 @@ class Optimizer:
             made[name] = [
                 Variable.zeros(*kind, self._state.device)
                 if array is None
-                else Variable(array, self._state.device)
+                else Variable(array, self._state.device, take=self._state.owns_memory)
                 for kind, array in zip(types, _saved_moments(group, name, types), strict=True)
             ]
         self._memory.moments.update(made)

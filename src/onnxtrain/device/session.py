@@ -20,13 +20,15 @@ from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.checkpoint.file import Source
+from onnxtrain.format.committed_folder import GRAPHS
+from onnxtrain.format.folder_lock import reading
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model_metadata import ModelMetadata
 
 if TYPE_CHECKING:
     from onnxtrain.device.predict import Predictor
 
-_GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
+Graphs = tuple[Model, Model | None, Model | None, Model | None]
 
 
 class TrainingSession:
@@ -63,15 +65,24 @@ class TrainingSession:
         session_options: Any = None,
         batch_size: Batch = None,
     ) -> None:
-        if train_model is None:
-            if not isinstance(checkpoint, str | os.PathLike):
-                raise ArgumentError("train_model is missing: pass the training graph, or a folder")
-            folder = Path(checkpoint)
-            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder, "")
-            checkpoint = _checkpoint_file(folder, "")
+        options = device, session_options, batch_size
+        if train_model is not None:
+            graphs = train_model, eval_model, optimizer_model, step_model
+            self._open(checkpoint, graphs, options)
+        elif isinstance(checkpoint, str | os.PathLike):
+            with _files_of(checkpoint, "", None) as (found, graphs):
+                self._open(found, graphs, options)
+        else:
+            raise ArgumentError("train_model is missing: pass the training graph, or a folder")
+
+    def _open(
+        self, checkpoint: CheckpointState | Source, graphs: Graphs, options: tuple[Any, Any, Batch]
+    ) -> None:
+        train_model, eval_model, optimizer_model, step_model = graphs
         if not isinstance(checkpoint, CheckpointState):
             checkpoint = CheckpointState.load_checkpoint(checkpoint)
         self.state = checkpoint
+        device, session_options, batch_size = options
         self.module = Module(
             train_model, self.state, eval_model, device, session_options, batch_size=batch_size
         )
@@ -99,11 +110,8 @@ class TrainingSession:
             options: `device`, `session_options`, `batch_size`.
 
         """
-        folder = Path(directory)
-        graphs = _graphs_in(folder, prefix)
-        if checkpoint is None:
-            checkpoint = _checkpoint_file(folder, prefix)
-        return cls(checkpoint, *graphs, **options)
+        with _files_of(directory, prefix, checkpoint) as (found, graphs):
+            return cls(found, *graphs, **options)
 
     def close(self) -> None:
         """Free the graphs and their memory now; a session that is not used any more does so itself.
@@ -350,12 +358,23 @@ class TrainingSession:
         )
 
 
-def _graphs_in(folder: Path, prefix: str) -> tuple[Path, Path | None, Path | None, Path | None]:
-    """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
+@contextmanager
+def _files_of(
+    directory: str | os.PathLike[str], prefix: str, checkpoint: CheckpointState | Source | None
+) -> Iterator[tuple[CheckpointState | Source, Graphs]]:
+    """Find checkpoint and graphs in a folder, which no other process replaces in the meantime."""
+    folder = Path(directory)
     if not folder.is_dir():
         raise ModelError(f"there is no folder {str(folder)!r}")
+    with reading((folder / f"{prefix}checkpoint").parent):
+        graphs = _graphs_in(folder, prefix)
+        yield _checkpoint_file(folder, prefix) if checkpoint is None else checkpoint, graphs
+
+
+def _graphs_in(folder: Path, prefix: str) -> tuple[Path, Path | None, Path | None, Path | None]:
+    """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
     train, eval_, optimizer, step = (
-        _first_file(folder, f"{prefix}{stem}.onnx", f"{prefix}{stem}.ort") for stem in _GRAPHS
+        _first_file(folder, f"{prefix}{stem}.onnx", f"{prefix}{stem}.ort") for stem in GRAPHS
     )
     if train is None:
         raise ModelError(

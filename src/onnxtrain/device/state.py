@@ -14,7 +14,7 @@ from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.errors import CheckpointError, StateError
+from onnxtrain.errors import ArgumentError, CheckpointError, StateError
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
     Array,
@@ -30,6 +30,7 @@ from onnxtrain.format.checkpoint.content import (
 from onnxtrain.format.checkpoint.file import Source, read_checkpoint, write_checkpoint
 from onnxtrain.format.checkpoint.layout import CheckpointLayout
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.generation import PROPERTY, Generation
 
 if TYPE_CHECKING:
     from onnxtrain.device.optimizer import OptimizerMemory
@@ -54,9 +55,15 @@ class CheckpointState:
         self._training = TrainingState(state)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
-        """Load a checkpoint, complete or nominal, from a file or from its bytes."""
-        return cls(read_checkpoint(checkpoint_uri))
+    def load_checkpoint(cls, checkpoint_uri: Source, *, verify: bool = True) -> CheckpointState:
+        """Load a checkpoint, complete or nominal, from a file or from its bytes.
+
+        Without `verify`, checksums are not computed; see `read_checkpoint`.
+        """
+        made = cls(read_checkpoint(checkpoint_uri, verify=verify))
+        # Nobody else has what was read from a file.
+        made._training.owns_memory = isinstance(checkpoint_uri, str | os.PathLike)
+        return made
 
     @classmethod
     def save_checkpoint(
@@ -98,6 +105,22 @@ class CheckpointState:
         return Properties(self._training.properties)
 
     @property
+    def generation(self) -> str | None:
+        """The identifier of the artifacts that the state belongs to, if they have one.
+
+        Graphs of other artifacts are refused, and graphs that were changed. Set it to None to use
+        the state with such graphs, on your own responsibility.
+        """
+        held = self._training.generation
+        return None if held is None else held.identifier
+
+    @generation.setter
+    def generation(self, value: None) -> None:
+        if value is not None:
+            raise ArgumentError(f"the generation of a state can be set to None, not to {value!r}")
+        self._training.generation = None
+
+    @property
     def nominal(self) -> bool:
         """Whether the checkpoint has names of parameters, and no values."""
         return self._training.nominal
@@ -124,8 +147,10 @@ class TrainingState:
     def __init__(self, content: CheckpointContent) -> None:
         self.properties, self._reserved = split_properties(content.properties)
         saved = _training_of(self._reserved.pop(_TRAINING, None))
+        self.generation = Generation.from_property(self._reserved.get(PROPERTY))
         self.lock = threading.RLock()
         self.nominal = content.nominal
+        self.owns_memory = False  # whether training may write into the arrays of the content
         self.device = CPU
         self.frozen = Frozen(dict(content.frozen))
         self.groups = dict(content.optimizer_groups)
@@ -142,6 +167,8 @@ class TrainingState:
     def content(self, include_optimizer_state: bool) -> CheckpointContent:
         """Return the state as plain data; arrays are the memory that training works with."""
         reserved = dict(self._reserved)
+        if self.generation is None:
+            reserved.pop(PROPERTY, None)
         groups: dict[str, OptimizerGroup] = {}
         if include_optimizer_state and not self.nominal:
             groups = self.groups
@@ -256,7 +283,7 @@ class TrainingState:
                     f"the parameter {name!r} is of type {ELEMENT_TYPES[tensor.code].name}, which "
                     "numpy does not have: it cannot change in training on this device"
                 )
-            self._variables[name] = made = Variable(tensor, self.device)
+            self._variables[name] = made = Variable(tensor, self.device, take=self.owns_memory)
             if made.device.is_cpu:
                 # The values of the file are not needed any more; these are the only ones.
                 self._set_tensor(name, made.array)
@@ -281,6 +308,7 @@ class TrainingState:
     def complete(self, values: Mapping[str, Array]) -> None:
         """Give a nominal state its values."""
         self.require_changeable(values)
+        self.owns_memory = False  # these are the caller's
         for name, array in values.items():
             self._set_tensor(name, array)
         self.nominal = False

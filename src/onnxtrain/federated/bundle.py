@@ -26,9 +26,10 @@ from onnxtrain.errors import ArgumentError, ModelError
 from onnxtrain.federated.files import replace_file
 from onnxtrain.federated.selection import is_float
 from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.committed_folder import GRAPHS
+from onnxtrain.format.folder_lock import reading
 
 FORMAT = 1
-_GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
 Source = str | os.PathLike[str]
 
 
@@ -47,7 +48,7 @@ class Bundle:
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256()
-        for name in _GRAPHS:
+        for name in GRAPHS:
             digest.update(name.encode() + hashlib.sha256(self.graphs.get(name, b"")).digest())
         self.version = digest.hexdigest()[:16]
 
@@ -61,7 +62,7 @@ class Bundle:
 
         if threads is not None:
             options.setdefault("session_options", with_threads)
-        graphs = [self.graphs.get(name) for name in _GRAPHS]
+        graphs = [self.graphs.get(name) for name in GRAPHS]
         assert graphs[0] is not None
         return TrainingSession(self.checkpoint, graphs[0], *graphs[1:], **options)
 
@@ -123,8 +124,13 @@ def pack(
 
 
 def _from_folder(folder: Path, prefix: str) -> Bundle:
+    with reading((folder / f"{prefix}checkpoint").parent):
+        return _read_folder(folder, prefix)
+
+
+def _read_folder(folder: Path, prefix: str) -> Bundle:
     graphs = {}
-    for name in _GRAPHS:
+    for name in GRAPHS:
         for file in (folder / f"{prefix}{name}.onnx", folder / f"{prefix}{name}.ort"):
             if name not in graphs and file.is_file():
                 graphs[name] = file.read_bytes()

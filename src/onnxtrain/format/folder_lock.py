@@ -107,7 +107,7 @@ def reading(folder: Path) -> Iterator[None]:
     """Let no other process replace files while several that belong together are opened."""
     settle(folder)
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(OSError):
             # Without it, files of two generations may be opened, which are refused.
             stack.enter_context(_locked(folder, shared=True))
         yield

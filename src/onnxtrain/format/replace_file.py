@@ -127,12 +127,12 @@ class ScratchFolder:
         with changing(self.path.parent) as has_locks:
             remove_scratch(self.path.parent, has_locks)
             self.path.mkdir(0o700)
-            self._owner = open(self.path / _OWNER, "xb")  # noqa: SIM115  (`release` closes it)
+            self._owner = open(self.path / _OWNER, "xb")
             hold(self._owner)
         return self
 
     def release(self) -> None:
-        """Give up the folder, which may then be renamed; the caller holds the lock of its parent."""
+        """Give up the folder, so that it can be renamed; the caller holds its parent's lock."""
         if self._owner is not None:
             self._owner.close()
             (self.path / _OWNER).unlink(missing_ok=True)

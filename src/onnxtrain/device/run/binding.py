@@ -40,11 +40,16 @@ class Variable:
     what is written into it. On another device it is a copy.
     """
 
-    def __init__(self, initial: Array, device: Device = CPU) -> None:
+    def __init__(self, initial: Array, device: Device = CPU, *, take: bool = False) -> None:
+        """Copy the initial values; with `take`, use their memory if graphs can be bound to it."""
         self.device = device
         if device.is_cpu:
-            self._array = _aligned(initial.shape, initial.dtype)
-            np.copyto(self._array, initial)
+            if take and initial.ctypes.data % _ALIGNMENT == 0 and initial.flags.c_contiguous:
+                self._array = initial
+                self._array.flags.writeable = True
+            else:
+                self._array = _aligned(initial.shape, initial.dtype)
+                np.copyto(self._array, initial)
             self.value: Any = ort.OrtValue.ortvalue_from_numpy(self._array)
         else:
             contiguous = np.ascontiguousarray(initial).reshape(initial.shape)

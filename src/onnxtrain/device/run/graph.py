@@ -21,10 +21,9 @@ from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
+from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.wire import Reader
 
-# A larger file is given to onnxruntime by its path, which spares a copy.
-_LARGE = 1 << 26
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
 
 
@@ -203,7 +202,7 @@ class Graph:
         """Free the session and the file; the graph cannot run any more."""
         self._is_closed = True
         self._session = None
-        self.model = replace(self.model, data=memoryview(b""), path=None)
+        self.model = replace(self.model, content=ModelBytes(memoryview(b"")), path=None)
 
     def require_open(self) -> None:
         """Refuse to use a graph that was closed."""
@@ -267,9 +266,7 @@ class Graph:
     def _source(self, changes: Mapping[str, Tensor]) -> str | bytes:
         if changes:
             return with_initializers(self.model, changes)
-        if self.model.path is not None and len(self.model.data) > _LARGE:
-            return str(self.model.path)
-        return bytes(self.model.data)
+        return self.model.content.loadable()
 
 
 # The passes of onnxruntime's optimiser that look for quantized operators, by its names for them;

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import CheckpointError, ModelError
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.generation import digest_of
 from onnxtrain.format.metadata import FORMAT
 from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType
 from onnxtrain.format.names import (
@@ -91,6 +92,33 @@ def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
     prefix = f"{parameter}{MOMENTUM}"
     found = [v for v in model.inputs if _parameter_of_momentum(v.name) == parameter]
     return sorted(found, key=lambda value: int(value.name.removeprefix(prefix)))
+
+
+def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> str:
+    """Refuse a graph that was written with other files; return the generation of the graphs.
+
+    `earlier` is the generation of the graphs so far, or "". Graphs and checkpoints of earlier
+    versions, of ONNX Runtime or of `onnxblock` have none, and are taken with any.
+    """
+    own, held = model.metadata.generation, state.generation
+    expected = held.identifier if held is not None else earlier
+    if not own or not expected:
+        return own or earlier
+    if own != expected:
+        other = "the checkpoint is" if held is not None else "the other graphs are"
+        raise CheckpointError(
+            f"{model.source_name} is of generation {own[:8]}, and {other} of {expected[:8]}: they "
+            "were written by different runs of prepare.",
+            advice="Use the files of one run. A checkpoint can be taken to other graphs with "
+            "`state.generation = None`.",
+        )
+    if held is not None and held.files and digest_of(model.data) not in held.files.values():
+        raise ModelError(
+            f"{model.source_name} is damaged: its size or checksum is not the one that the "
+            "checkpoint has for it.",
+            advice="Copy it anew. If you changed it on purpose, set `state.generation = None`.",
+        )
+    return own
 
 
 def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:

@@ -169,10 +169,9 @@ class FlatTable:
             self.fail(f"{name} has {count} entries, where at most {at_most} are allowed")
         return struct.unpack_from(f"<{count}q", self._reader.data, start)
 
-    def data(self, slot: int, name: str) -> memoryview:
-        """A vector of bytes."""
-        start, count = self._vector(slot, 1, name)
-        return self._reader.data[start : start + count]
+    def span(self, slot: int, name: str) -> tuple[int, int]:
+        """Where the bytes of a vector begin in the file, and their number."""
+        return self._vector(slot, 1, name)
 
     def _field(self, slot: int, size: int, name: str) -> int | None:
         """Return the position of a field, or None if it is absent."""
@@ -238,8 +237,8 @@ Node = Table | list[Any] | tuple[int, ...] | bytes | Bulk
 class _Front:
     """The part of the file that is built in memory."""
 
-    def __init__(self, identifier: bytes) -> None:
-        self.bytes = bytearray(4) + identifier
+    def __init__(self, head: bytes) -> None:
+        self.bytes = bytearray(4) + head
         # Positions of offsets that are not known yet, and what they refer to.
         self.open: deque[tuple[int, Node]] = deque()
         self._vtables: dict[bytes, int] = {}
@@ -296,12 +295,14 @@ class _Front:
         self.bytes += bytes(-(len(self.bytes) + ahead) % alignment)
 
 
-def lay_out(root: Table, identifier: bytes) -> tuple[bytes, list[Bulk]]:
+def lay_out(root: Table, head: bytes) -> tuple[bytearray, list[Bulk], int]:
     """Assign offsets to all objects of the tree; an object always follows its owner.
 
-    Returns the front of the file, and the bulk data in the order in which they follow.
+    `head` follows the first four bytes: the identifier of the file, and what no table refers to.
+    Returns the front of the file, the bulk data in the order in which they follow, and the size of
+    all.
     """
-    front = _Front(identifier)
+    front = _Front(head)
     front.open.append((0, root))
     waiting: list[tuple[int, Bulk]] = []
     while front.open:
@@ -317,7 +318,7 @@ def lay_out(root: Table, identifier: bytes) -> tuple[bytes, list[Bulk]]:
         _refer(front.bytes, reference, bulk.offset - 4)
         end = bulk.offset + bulk.length
     _check_size(end)
-    return bytes(front.bytes), [bulk for _, bulk in waiting]
+    return front.bytes, [bulk for _, bulk in waiting], end
 
 
 def _refer(front: bytearray, reference: int, position: int) -> None:

@@ -28,15 +28,12 @@ from typing import TypeGuard
 
 from onnxtrain.errors import CheckpointDataError, CheckpointError
 from onnxtrain.format.committed_folder import sync_folder
+from onnxtrain.format.file_bytes import OpenFile
 from onnxtrain.format.folder_lock import settle
-from onnxtrain.format.mapped_file import mapped
 from onnxtrain.format.replace_file import NewFiles, Write, leftovers_of, temporary_for
 
 FOOTER_MARK = b"ODTCDATA"
 FOOTER_SIZE = len(FOOTER_MARK) + 16
-# A checkpoint file ends with this and eight hexadecimal digits, the CRC-32 of the rest.
-CHECKSUM_MARK = b"ODTCCRC="
-CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
 
 
 def is_identifier(found: object) -> TypeGuard[str]:
@@ -47,11 +44,6 @@ def is_identifier(found: object) -> TypeGuard[str]:
 def footer(identifier: str) -> bytes:
     """Return the last bytes of the data file."""
     return FOOTER_MARK + identifier.encode("ascii")
-
-
-def checksum(number: int) -> bytes:
-    """Return the last bytes of the checkpoint file, from the CRC-32 of the rest."""
-    return CHECKSUM_MARK + b"%08x" % number
 
 
 def data_path(path: Path, suffix: str = "") -> Path:
@@ -76,8 +68,8 @@ def reason_of(error: OSError) -> str:
     return reason
 
 
-def open_bytes(path: Path) -> memoryview:
-    """Return the bytes of a checkpoint file; see `mapped`."""
+def open_file(path: Path) -> OpenFile:
+    """Open a checkpoint file."""
     if path.is_dir():
         raise CheckpointError(
             f"{path} is a directory; checkpoints of ONNX Runtime before 1.16, "
@@ -85,32 +77,38 @@ def open_bytes(path: Path) -> memoryview:
         )
     settle(path.parent)
     with translated("read", path):
-        return mapped(path)
+        return OpenFile(path)
 
 
-def open_data(path: Path, identifier: str | None) -> memoryview:
-    """Return the external data of the checkpoint `path`.
+def open_data(path: Path, identifier: str | None, may_be_unmarked: bool) -> OpenFile:
+    """Open the external data of the checkpoint `path`.
 
-    Without an identifier, or if ONNX Runtime has rewritten the data, the name decides. Data with
+    Without an identifier, or if ONNX Runtime has rewritten both files, the name decides. Data with
     the identifier of another checkpoint are never returned.
     """
-    final, unmarked = data_path(path), None
+    final = data_path(path)
     staged = [] if identifier is None else [data_path(path, f".{identifier}")]
-    candidates = [final, *staged, data_path(path, ".old")]
-    for candidate in candidates:
-        try:
-            data = open_bytes(candidate)
-        except CheckpointError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+    unmarked: OpenFile | None = None
+    for candidate in [final, *staged, data_path(path, ".old")]:
+        with contextlib.ExitStack() as files, translated("read", candidate):
+            try:
+                file = files.enter_context(OpenFile(candidate))
+            except FileNotFoundError:
                 continue
-            raise
-        mark = bytes(data[-FOOTER_SIZE:])
-        if not mark.startswith(FOOTER_MARK):
-            unmarked = data if unmarked is None else unmarked
-        elif identifier is not None and mark == footer(identifier):
-            return data
-    if unmarked is not None:
+            mark = file.last_bytes(FOOTER_SIZE)
+            if identifier is not None and mark == footer(identifier):
+                files.pop_all()
+                if unmarked is not None:
+                    unmarked.close()
+                return file
+            if unmarked is None and not mark.startswith(FOOTER_MARK):
+                files.pop_all()
+                unmarked = file
+    if unmarked is not None and may_be_unmarked:
         return unmarked
+    if unmarked is not None:
+        unmarked.close()
+        raise CheckpointDataError(f"{unmarked.path} is damaged: it has lost its end")
     if final.exists():
         raise CheckpointDataError(f"{final} belongs to another checkpoint than {path}")
     raise CheckpointDataError(f"{path} has external data, but {final} does not exist")

@@ -1,6 +1,6 @@
 """What the device needs to know of a graph file: interface, metadata, external tensors.
 
-The file is mapped and read once at the level of the graph; nodes and weights are skipped. Only
+The file is read once, and parsed at the level of the graph; nodes and weights are skipped. Only
 `export` parses more.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxtrain.errors import ModelError
-from onnxtrain.format.mapped_file import mapped
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
+from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
 from onnxtrain.format.model.tensor import read_entry, read_initializer
 from onnxtrain.format.model.wire import MAX_RANK, Field, Reader
@@ -49,14 +49,14 @@ class ValueType:
 
 @dataclass(eq=False)
 class ModelFile:
-    """A graph file, mapped into memory or given as bytes. `read` makes one.
+    """A graph file, or its bytes. `read` makes one.
 
     A file in the ORT format has `is_ort` set, default metadata, and empty lists: its interface is
     known to the session that onnxruntime makes of it.
     """
 
     source_name: str
-    data: memoryview
+    content: ModelBytes
     path: Path | None = None
     is_ort: bool = False
     ir_version: int = 0
@@ -75,23 +75,29 @@ class ModelFile:
 
     @classmethod
     def read(cls, source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> ModelFile:
-        """Read a model from a path, which is mapped, or from memory."""
+        """Read a model from a path, or from memory."""
         path = None
         if isinstance(source, bytes | bytearray | memoryview):
             name, view = "model in memory", memoryview(source)
             # The bytes must not change while the model is in use.
             is_fixed = view.readonly and view.contiguous
-            data = view.cast("B") if is_fixed else memoryview(bytes(view))
+            content = ModelBytes(view.cast("B") if is_fixed else memoryview(bytes(view)))
         elif isinstance(source, str | os.PathLike):
             path = Path(os.fsdecode(source))
-            name, data = str(path), map_file(path)
+            name, content = str(path), ModelBytes(path)
         else:
             raise ModelError(
                 f"a model is a path or the bytes of a file, not {type(source).__name__}"
             )
+        data = content.data()
         if _has_ort_identifier(data):
-            return cls(name, data, path, is_ort=True)
-        return _read_model(cls(name, data, path))
+            return cls(name, content, path, is_ort=True)
+        return _read_model(cls(name, content, path), data)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the file, which must not be kept: they may be many."""
+        return self.content.data()
 
 
 def graph_of(model: ModelFile, reader: Reader) -> memoryview:
@@ -109,16 +115,6 @@ def _one_graph(reader: Reader, parts: dict[int, list[Field]]) -> memoryview:
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-def map_file(path: Path) -> memoryview:
-    """Return the bytes of a model file; see `mapped`."""
-    try:
-        return mapped(path)
-    except FileNotFoundError:
-        raise ModelError(f"there is no model at {path}") from None
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise ModelError(f"cannot read the model {path}: {error}") from error
-
-
 def _has_ort_identifier(data: memoryview) -> bool:
     """Whether the file is FlatBuffers with the identifier of the ORT format.
 
@@ -133,13 +129,13 @@ def _has_ort_identifier(data: memoryview) -> bool:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def _read_model(model: ModelFile) -> ModelFile:
+def _read_model(model: ModelFile, data: memoryview) -> ModelFile:
     reader = Reader(model.source_name)
-    if len(model.data) == 0:
+    if len(data) == 0:
         reader.fail("the file is empty", "model")
     field = ModelField
     numbers = (field.GRAPH, field.IR_VERSION, field.OPSET_IMPORT, field.METADATA)
-    parts = reader.pick(model.data, "model", *numbers)
+    parts = reader.pick(data, "model", *numbers)
     graph = _one_graph(reader, parts)
     model.ir_version = reader.last_int64(parts[field.IR_VERSION], "model")
     imports = reader.messages(parts[field.OPSET_IMPORT], "opset_import")
