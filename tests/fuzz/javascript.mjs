@@ -84,7 +84,13 @@ async function resume(state) {
 }
 
 const saved = process.env.ONNXTRAIN_FUZZ_RUN;
-const TRAINING = "__onnxtrain__.training";
+
+/** Read the checkpoint of a run with another text for one of its records. */
+const record = (name) => async (data) => {
+  const content = readCheckpoint(bytes(saved), undefined, "checkpoint");
+  const properties = new Map([...content.properties, [name, new TextDecoder().decode(data)]]);
+  await resume(await CheckpointState.load(writeCheckpoint({ ...content, properties })));
+};
 
 const READERS = {
   js_checkpoint: async (data) => use(data),
@@ -92,18 +98,15 @@ const READERS = {
     const size = new DataView(blob.buffer, blob.byteOffset).getUint32(0, true);
     await use(blob.slice(4, 4 + size), blob.slice(4 + size));
   },
-  js_records: async (data) => {
-    const content = readCheckpoint(bytes(saved), undefined, "checkpoint");
-    const text = new TextDecoder().decode(data);
-    const properties = new Map([...content.properties, [TRAINING, text]]);
-    const state = await CheckpointState.load(writeCheckpoint({ ...content, properties }));
-    await resume(state);
-  },
+  js_records: record("__onnxtrain__.training"),
+  js_generation: record("__onnxtrain__.generation"),
   js_graphs: async (data) => {
     readModel(data, "model");
     for (const place of Object.keys(good)) {
       await allowed(async () => {
-        const session = await open(bytes(new URL("checkpoint", golden)), { ...good, [place]: data });
+        const state = await CheckpointState.load(bytes(new URL("checkpoint", golden)));
+        state.generation = null; // that it is not the file which was written is known
+        const session = await open(state, { ...good, [place]: data });
         await session.exportModelForInferencing(session.evalOutputNames.slice(1));
       });
     }

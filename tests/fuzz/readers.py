@@ -47,7 +47,7 @@ from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint  
 from onnxtrain.format.model.wire import bytes_field, text_field  # noqa: E402
 
 Read = Callable[[Path], None]
-TRAINING = "__onnxtrain__.training"
+TRAINING, GENERATION = "__onnxtrain__.training", "__onnxtrain__.generation"
 MLP = GOLDEN / "mlp"
 
 
@@ -209,13 +209,19 @@ def records() -> list[bytes]:
     ]
 
 
-def read_records() -> Read:
+def read_records(name: str) -> Callable[[], Read]:
+    """Read a checkpoint with another text for one of its records."""
+
     def read(path: Path) -> None:
         held = read_checkpoint(run_saved())
-        held.properties[TRAINING] = path.read_bytes().decode("utf-8", "replace")
+        held.properties[name] = path.read_bytes().decode("utf-8", "replace")
         resume(held)
 
-    return read
+    return lambda: read
+
+
+def generations() -> list[bytes]:
+    return [str(read_checkpoint(run_saved()).properties[GENERATION]).encode()]
 
 
 def histories() -> list[bytes]:
@@ -289,8 +295,10 @@ def read_graphs() -> Read:
         for place in ("training", "eval", "optimizer", "step"):
             files = good | {place: path}
             graphs = [files[name] for name in ("training", "eval", "optimizer", "step")]
+            state = CheckpointState.load_checkpoint(MLP / "checkpoint")
+            state.generation = None  # that it is not the file which was written is known
             with contextlib.suppress(OnnxTrainError):  # that it is another graph, mostly
-                session = TrainingSession(MLP / "checkpoint", *graphs)
+                session = TrainingSession(state, *graphs)
                 names = session.output_names(training=False)
                 with contextlib.suppress(OnnxTrainError):
                     session.metadata  # noqa: B018
@@ -411,7 +419,8 @@ def read_shown() -> Read:
 READERS: dict[str, Reader] = {
     "checkpoint": Reader("flatbuffers", read_checkpoints, checkpoints, with_checksum),
     "external_data": Reader("flatbuffers", read_external, external, repair_external),
-    "records": Reader("json", read_records, records),
+    "records": Reader("json", read_records(TRAINING), records),
+    "generation": Reader("json", read_records(GENERATION), generations),
     "history": Reader("json", read_histories, histories),
     "metadata": Reader("json", read_metadata, metadata),
     "graphs": Reader("protobuf", read_graphs, graphs),
@@ -425,6 +434,7 @@ READERS: dict[str, Reader] = {
     "js_external_data": Reader(
         "flatbuffers", None, external, repair_external, language="javascript"
     ),
+    "js_generation": Reader("json", None, generations, language="javascript"),
     "js_records": Reader("json", None, records, language="javascript"),
     "js_graphs": Reader("protobuf", None, graphs, language="javascript"),
 }
