@@ -95,7 +95,7 @@ const record = (name) => async (data) => {
 const READERS = {
   js_checkpoint: async (data) => use(data),
   js_external_data: async (blob) => {
-    const size = new DataView(blob.buffer, blob.byteOffset).getUint32(0, true);
+    const size = blob.subarray(0, 4).reduceRight((sum, byte) => sum * 256 + byte, 0);
     await use(blob.slice(4, 4 + size), blob.slice(4 + size));
   },
   js_records: record("__onnxtrain__.training"),

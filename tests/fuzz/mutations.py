@@ -302,7 +302,8 @@ VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**53, 2**63, -(2**63), 2**64, 10**400, -(10**400),
     0.5, -0.0, 1e308, 5e-324, math.nan, math.inf, -math.inf, "", "NaN", "Infinity", "-Infinity",
     "x", "0", "1e999", "\ud800", "\x1b[2J", "__proto__", "<f4", "<f8", "group0", "linear",
-    "plateau", "cosine", [], {}, [[]], [None], {"": None}, {"__proto__": 1}, {"constructor": {"prototype": 1}},
+    "plateau", "cosine", [], {}, [[]], [None], {"": None}, {"__proto__": 1},
+    {"constructor": {"prototype": 1}},
     [1e308] * 3, "x" * 3000, {"name": "linear"}, {"kind": "plateau", "state": {}},
 )  # fmt: skip
 KEYS = (

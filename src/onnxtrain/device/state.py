@@ -14,7 +14,7 @@ from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.errors import ArgumentError, CheckpointError, StateError
+from onnxtrain.errors import ArgumentError, ArgumentTypeError, CheckpointError, StateError
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
     Array,
@@ -48,7 +48,7 @@ class CheckpointState:
 
     def __init__(self, state: CheckpointContent) -> None:
         if not isinstance(state, CheckpointContent):
-            raise TypeError(
+            raise ArgumentTypeError(
                 "a CheckpointState is made with CheckpointState.load_checkpoint, not from "
                 f"{type(state).__name__}"
             )
@@ -78,7 +78,7 @@ class CheckpointState:
         stopped. Without it the file is smaller, a third with AdamW.
         """
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"a CheckpointState is saved, not {type(state).__name__}")
+            raise ArgumentTypeError(f"a CheckpointState is saved, not {type(state).__name__}")
         with state._training.lock:
             write_checkpoint(checkpoint_uri, state._training.content(include_optimizer_state))
 
