@@ -4,34 +4,12 @@
  */
 
 import { ArgumentError, CheckpointError, messageOf } from "./errors.js";
+import { type EpochRecord, type History, stepsOf, thinned } from "./history.js";
 import type { Json, JsonObject } from "./json.js";
 
 /** The entry of `fit` in a checkpoint's private record. */
 export const KEY = "fit";
 const FORMAT = 1n;
-
-/** One epoch: `steps` counts from the start of the run, `values` are the metrics. */
-export interface EpochRecord {
-  readonly epoch: number;
-  readonly steps: number;
-  readonly samples: number;
-  readonly loss: number;
-  readonly learningRate: number;
-  readonly seconds: number;
-  readonly values: Readonly<Record<string, number>>;
-}
-
-/** The course of a run. */
-export interface History {
-  /** The loss of each optimizer step. */
-  readonly losses: number[];
-  readonly epochs: EpochRecord[];
-  /** Why the run ended early, if it did. */
-  stopped: string;
-  /** Whether the signal aborted it. */
-  aborted: boolean;
-  bestEpoch: number | null;
-}
 
 /** The best epoch, its value, and the number of epochs since. */
 export interface Best {
@@ -68,7 +46,14 @@ export function newResumeState(seed: bigint, firstStep: number): ResumeState {
     firstStep,
     scheduler: null,
     rate: null,
-    history: { losses: [], epochs: [], stopped: "", aborted: false, bestEpoch: null },
+    history: {
+      losses: [],
+      lossSteps: [],
+      epochs: [],
+      stopped: "",
+      aborted: false,
+      bestEpoch: null,
+    },
   };
 }
 
@@ -81,6 +66,8 @@ export function writeResumeState(
 ): JsonObject {
   const int = (value: number): bigint => BigInt(value);
   const { history } = position;
+  const { losses, lossSteps, epochs } = thinned(history);
+  const isWhole = losses.length === stepsOf(history);
   return new Map<string, Json>([
     ["format", FORMAT],
     ["step", int(step)],
@@ -108,11 +95,12 @@ export function writeResumeState(
       "history",
       new Map<string, Json>([
         ["format", FORMAT],
-        ["losses", pack(history.losses)],
-        ["epochs", history.epochs.map(recordJson)],
+        ["losses", pack(losses)],
+        ["epochs", epochs.map(recordJson)],
         ["stopped", ""],
         ["interrupted", false],
         ["best_epoch", history.bestEpoch === null ? null : int(history.bestEpoch)],
+        ...(isWhole ? [] : [["kept_steps", lossSteps.map(int)] as const]),
       ]),
     ],
   ]);
@@ -165,6 +153,7 @@ function parse(record: JsonObject): ReturnType<typeof readResumeState> & { step:
     throw new Error(`its format is ${String(record.get("format"))}`);
   const history = object(record.get("history"), "history");
   const best = record.get("best") ?? null;
+  const losses = unpack(object(history.get("losses"), "losses"));
   const position: ResumeState = {
     seed: record.get("seed") as bigint,
     epoch: count(record, "epoch"),
@@ -176,7 +165,8 @@ function parse(record: JsonObject): ReturnType<typeof readResumeState> & { step:
     scheduler: readScheduler(record.get("scheduler") ?? null),
     rate: (record.get("rate") ?? null) === null ? null : finite(record, "rate"),
     history: {
-      losses: unpack(object(history.get("losses"), "losses")),
+      losses,
+      lossSteps: readSteps(history.get("kept_steps") ?? [], losses.length),
       epochs: list(history.get("epochs"), "epochs").map((item) => readRecord(object(item, "epoch"))),
       stopped: "",
       aborted: false,
@@ -207,6 +197,15 @@ function readScheduler(saved: Json): JsonObject | null {
   }
   if ((scheduler.get("state") ?? null) !== null) object(scheduler.get("state"), "state");
   return scheduler;
+}
+
+/** The steps of the losses: each step from 1, after those that were kept. */
+function readSteps(saved: Json, count: number): number[] {
+  const steps = Array.isArray(saved) ? saved.map(Number) : [NaN];
+  const isRising = steps.every((step, i) => Number.isSafeInteger(step) && step > (steps[i - 1] ?? 0));
+  if (!isRising || steps.length > count) throw new Error("kept_steps are not those of the losses");
+  while (steps.length < count) steps.push((steps.at(-1) ?? 0) + 1);
+  return steps;
 }
 
 function readBest(saved: JsonObject): Best {

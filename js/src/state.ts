@@ -89,10 +89,11 @@ export class CheckpointState {
    * Load a checkpoint, complete or nominal, from bytes, a URL or, in Node, a path.
    *
    * @param options.externalData the second file of a checkpoint that has one (`checkpoint.data`).
+   * @param options.verify whether to compute checksums; without them damage goes unnoticed.
    */
   static async load(
     source: Source,
-    options: { externalData?: Source } = {},
+    options: { externalData?: Source; verify?: boolean } = {},
   ): Promise<CheckpointState> {
     const what =
       typeof source === "string" || source instanceof URL ? String(source) : "checkpoint";
@@ -101,13 +102,14 @@ export class CheckpointState {
       options.externalData === undefined
         ? undefined
         : await loadBytes(options.externalData, "the external data of the checkpoint");
-    return new CheckpointState(readCheckpoint(bytes, external, what), bytes);
+    const content = readCheckpoint(bytes, external, what, options.verify ?? true);
+    return new CheckpointState(content, bytes);
   }
 
   /** The same as `load`, by the name that Python has. */
   static loadCheckpoint(
     source: Source,
-    options: { externalData?: Source } = {},
+    options: { externalData?: Source; verify?: boolean } = {},
   ): Promise<CheckpointState> {
     return CheckpointState.load(source, options);
   }

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from onnxtrain.offline import losses
     from onnxtrain.offline import optimizers as optim
     from onnxtrain.offline.gradient import gradient
+    from onnxtrain.offline.graph.limits import Limits
     from onnxtrain.offline.inspect import inspect
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
@@ -41,6 +42,7 @@ __all__ = [
     "CheckFinite",
     "EarlyStopping",
     "History",
+    "Limits",
     "OnnxTrainError",
     "SaveCheckpoint",
     "TensorBoard",
@@ -66,6 +68,7 @@ __all__ = [
 # The names that are not modules of this package, by where they are defined.
 _LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
+    "Limits": "onnxtrain.offline.graph.limits",
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",

@@ -95,7 +95,7 @@ def fail_during(
         may_be = {number} if returned else allowed
         found = check(operation, tree, may_be, number + 1, wanted, report)
         if nested and k % step == step - 1 and found != "wrong":
-            fail_during(operation, tree, {found}, number + 1, 30, 0, report, wanted)
+            fail_during(operation, tree, {found}, number + 1, min(limit, 30), 0, report, wanted)
 
 
 def check(

@@ -550,6 +550,30 @@ def test_killing_the_process_at_any_moment(tmp_path) -> None:
     assert records[0]["history"]["losses"] == records[1]["history"]["losses"]
 
 
+def test_the_record_of_a_long_run_does_not_grow(tmp_path) -> None:
+    """It is the same whether the run was interrupted or not, and so is what was trained."""
+
+    def run(name: str, stops: tuple[int, ...]):
+        session = open_session("head", learning_rate=0.01)
+        for stop in (*stops, 2600):
+            history = fit(
+                session, samples(16, "head"), 1300, batch_size=8, seed=3, progress=False,
+                callbacks=[SaveCheckpoint(tmp_path / name, every=10**6), StopAt(stop)], resume=True,
+            )  # fmt: skip
+            session = open_session("head", tmp_path / name)
+        return session, history
+
+    (whole, all_losses), (broken, some_losses) = run("whole", ()), run("broken", (700, 1500, 1501))
+    assert_same(whole, broken)
+    assert len(all_losses.losses) == all_losses.steps == some_losses.steps == 2600
+    assert len(some_losses.losses) < 2000
+    records = [session.state._training.private["fit"]["history"] for session in (whole, broken)]
+    for record in records:
+        record["epochs"] = [{**epoch, "seconds": 0} for epoch in record["epochs"]]
+    assert records[0] == records[1]
+    assert len(records[0]["kept_steps"]) <= 1002 and len(records[0]["epochs"]) <= 1002
+
+
 def test_a_state_that_cannot_be_saved_is_an_error(tmp_path) -> None:
     path = tmp_path / "run"
     path.mkdir()

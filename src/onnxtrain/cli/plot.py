@@ -42,8 +42,9 @@ def plot(history: History, path: str | os.PathLike[str] | None = None) -> Figure
         figure = Figure(figsize=size, layout="constrained")
     groups: list[list[str]] = [losses, metrics] if metrics else [losses]
     panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
-    steps = range(1, len(history.losses) + 1)
-    panels[0].plot(steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step")
+    panels[0].plot(
+        history.loss_steps, history.losses, color="0.8", linewidth=0.8, label="loss of a step"
+    )
     panels[0].set_ylabel("loss")
     for number, names in enumerate(groups):
         for name in names:

@@ -13,6 +13,8 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
+import shutil
 import sys
 import tempfile
 import time
@@ -28,6 +30,9 @@ WAIT_SECONDS = 30.0
 _PAUSE = 0.005
 # Without locks, what is older than this has no owner.
 _STALE_SECONDS = 3600
+# Hidden folders for files in the making. While the file in them is open, the owner lives.
+SCRATCH, OWNER = ".onnxtrain-", "owner"
+_SCRATCH_NAME = re.compile(rf"{re.escape(SCRATCH)}([0-9a-f]{{16}}|[0-9a-z_]{{8}})")
 
 if sys.platform == "win32":
     import msvcrt
@@ -106,6 +111,9 @@ def changing(folder: Path) -> Iterator[bool]:
 def reading(folder: Path) -> Iterator[None]:
     """Let no other process replace files while several that belong together are opened."""
     settle(folder)
+    if any(_scratch_folders(folder)):
+        with contextlib.suppress(OSError), changing(folder) as has_locks:
+            remove_scratch(folder, has_locks)
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             # Without it, files of two generations may be opened, which are refused.
@@ -126,6 +134,34 @@ def settle(folder: Path) -> None:
             f"be done now ({error.strerror or error}): open the folder once with a program that "
             "may write there"
         ) from None
+
+
+def remove_scratch(folder: Path, has_locks: bool) -> None:
+    """Remove the scratch folders of dead processes; the caller holds the lock of the folder."""
+    for path in _scratch_folders(folder):
+        owner = os.path.join(path, OWNER)
+        with contextlib.suppress(OSError):
+            if is_abandoned(owner) if has_locks else is_old(path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(owner)  # Windows refuses this while it is open
+                shutil.rmtree(path)
+
+
+def _scratch_folders(folder: Path) -> list[str]:
+    return [
+        entry.path
+        for entry in entries_of(folder)
+        if _SCRATCH_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+    ]
+
+
+def entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder; nothing where that cannot be known."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
 
 
 @contextlib.contextmanager

@@ -18,11 +18,18 @@ from types import TracebackType
 from typing import BinaryIO
 
 from onnxtrain.format.committed_folder import sync_folder
-from onnxtrain.format.folder_lock import changing, hold, is_abandoned, is_old
+from onnxtrain.format.folder_lock import (
+    OWNER,
+    SCRATCH,
+    changing,
+    entries_of,
+    hold,
+    is_abandoned,
+    is_old,
+    remove_scratch,
+)
 
 Write = Callable[[BinaryIO], object]
-_SCRATCH = re.compile(r"\.onnxtrain-([0-9a-f]{16}|[0-9a-z_]{8})")
-_OWNER = "owner"  # the file that shows whether the owner of a scratch folder lives
 
 
 def temporary_for(path: Path, identifier: str | None = None) -> Path:
@@ -40,13 +47,7 @@ class NewFiles:
 
     `leftovers` is the pattern of names that dead processes may have left there; `before_writing` is
     called first, and returns names that are in use in spite of that.
-
-    Examples:
-        >>> with NewFiles(path.parent, leftovers_of(path)) as new:
-        ...     new.write(temporary, write, path)
-        ...     with new.committing():
-        ...         os.replace(temporary, path)
-
+    Write all, then rename them within `committing`; `replace_file` is an example.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class NewFiles:
         with changing(self._folder) as has_locks:
             in_use = self._before_writing()
             remove_scratch(self._folder, has_locks)
-            for entry in _entries(self._folder):
+            for entry in entries_of(self._folder):
                 if self._leftovers.fullmatch(entry.name) and entry.name not in in_use:
                     _remove_abandoned(entry, has_locks)
         return self
@@ -116,18 +117,30 @@ def replace_file(path: Path, write: Write) -> None:
             sync_folder(path.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it, which are then there after a loss of power too."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+
+
 class ScratchFolder:
     """A hidden folder for files in the making, which is removed at the end or by the next one."""
 
     def __init__(self, parent: Path) -> None:
-        self.path = parent / f".onnxtrain-{os.urandom(8).hex()}"
+        self.path = parent / f"{SCRATCH}{os.urandom(8).hex()}"
         self._owner: BinaryIO | None = None
 
     def __enter__(self) -> ScratchFolder:
         with changing(self.path.parent) as has_locks:
             remove_scratch(self.path.parent, has_locks)
             self.path.mkdir(0o700)
-            self._owner = open(self.path / _OWNER, "xb")
+            try:
+                self._owner = open(self.path / OWNER, "xb")
+            except BaseException:
+                self.path.rmdir()
+                raise
             hold(self._owner)
         return self
 
@@ -135,7 +148,7 @@ class ScratchFolder:
         """Give up the folder, so that it can be renamed; the caller holds its parent's lock."""
         if self._owner is not None:
             self._owner.close()
-            (self.path / _OWNER).unlink(missing_ok=True)
+            (self.path / OWNER).unlink(missing_ok=True)
         self._owner = None
 
     def __exit__(
@@ -147,30 +160,6 @@ class ScratchFolder:
         if self._owner is not None:
             self._owner.close()
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def remove_scratch(folder: Path, has_locks: bool) -> None:
-    """Remove the scratch folders of dead processes; the caller holds the lock of the folder."""
-    for entry in _entries(folder):
-        if _SCRATCH.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            owner = os.path.join(entry.path, _OWNER)
-            if is_abandoned(owner) if has_locks else is_old(entry.path):
-                if os.name == "nt":
-                    try:
-                        os.unlink(owner)
-                    except FileNotFoundError:
-                        pass
-                    except OSError:
-                        continue  # it is open
-                shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:  # a folder that may be written and not be listed
-        return []
 
 
 def _remove_abandoned(entry: os.DirEntry[str], has_locks: bool) -> None:

@@ -13,6 +13,7 @@ from onnxtrain.offline.add_loss import Loss
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.blocks.block import Block
 from onnxtrain.offline.frontend.load import ModelLike
+from onnxtrain.offline.graph.limits import Limits
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice
 from onnxtrain.offline.passes.remat.budget import MemoryBudget
 from onnxtrain.offline.prepare import prepare
@@ -57,6 +58,7 @@ def generate_artifacts(
     target: Target = "cpu",
     proximal: bool = False,
     verify: bool = True,
+    limits: Limits | None = None,
 ) -> Artifacts:
     """Write the files that a device trains from; `onnxtrain.prepare` with upstream's arguments.
 
@@ -81,6 +83,7 @@ def generate_artifacts(
         target: "cpu" or "webgpu".
         proximal: whether updates have a proximal term.
         verify: whether each graph is loaded in onnxruntime before anything is written.
+        limits: how much the model may ask for, where the defaults of `Limits` are too low.
 
     Returns:
         A description of what was written.
@@ -115,4 +118,5 @@ def generate_artifacts(
         ort_format=ort_format,
         custom_op_library=custom_op_library,
         verify=verify,
+        limits=limits,
     )

@@ -15,7 +15,7 @@ from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.external_data import restore_locations
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.error_context import model_error_context
+from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
@@ -28,6 +28,7 @@ from onnxtrain.offline.writer.opset_stamp import stamp
 _PROTO_LIMIT = 2**31 - 2**26  # 2 GB, less what the graph itself may take
 
 
+@limited("differentiating")
 def gradient(
     model: ModelLike,
     wrt: str | Iterable[str],
@@ -35,6 +36,7 @@ def gradient(
     *,
     straight_through: Iterable[str] = (),
     bn: Literal["batch", "frozen"] | None = None,
+    limits: Limits | None = None,
 ) -> onnx.ModelProto:
     """Return the model extended by the gradient of one of its outputs.
 
@@ -49,6 +51,7 @@ def gradient(
             `["Round"]`.
         bn: "batch" makes every BatchNormalization use the statistics of the batch, "frozen" the
             stored ones; by default each does what the model says.
+        limits: how much the model may ask for, where the defaults of `Limits` are too low.
 
     Returns:
         A model of ordinary ONNX operators: the outputs of the given model, followed by one output
@@ -73,8 +76,7 @@ def gradient(
     operators = _names_in(straight_through, "straight_through")
     if not (of is None or isinstance(of, str)):
         raise ArgumentError(f"of is the name of an output, or None, not {type(of).__name__}")
-    with model_error_context("differentiating"):
-        return _gradient(model, names, of, operators, bn)
+    return _gradient(model, names, of, operators, bn)
 
 
 def _gradient(

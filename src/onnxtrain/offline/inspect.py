@@ -14,6 +14,7 @@ from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.graph.infer import skeleton
+from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.inspect_notes import notes_on
@@ -26,6 +27,7 @@ from onnxtrain.offline.report import Report, type_of
 from onnxtrain.offline.selection import Role, output_named, survey
 
 
+@limited("inspecting")
 def inspect(
     model: ModelLike,
     of: str | None = None,
@@ -33,6 +35,7 @@ def inspect(
     bn: BatchNormMode | None = None,
     tie_weights: bool = True,
     sizes: Mapping[str, int] | None = None,
+    limits: Limits | None = None,
 ) -> Report:
     """Tell what of a model would train, and what stands in the way.
 
@@ -43,6 +46,7 @@ def inspect(
         tie_weights: whether matrices of equal values train as one parameter, as for training.
         sizes: numbers for symbolic dimensions, by name, for the estimate of memory. The report
             says what was assumed for others.
+        limits: how much the model may ask for, where the defaults of `Limits` are too low.
 
     Examples:
         >>> print(onnxtrain.inspect("mobilenet.onnx"))

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import UnknownNameError
 from onnxtrain.offline.graph.folding import fold_constants
+from onnxtrain.offline.graph.onnx_inference import infer_shapes
 from onnxtrain.offline.passes.remat.flow import Flow
 
 # What is assumed for symbolic dimensions that nobody gave a size for: sides of images, and others.
@@ -146,7 +147,7 @@ def _inferred(proto: onnx.ModelProto, numbers: Mapping[str, int]) -> onnx.ModelP
                 dim.dim_value = numbers[dim.dim_param]
             elif not dim.HasField("dim_value"):
                 dim.Clear()
-    return onnx.shape_inference.infer_shapes(fixed, data_prop=True)
+    return infer_shapes(fixed, data_prop=True)
 
 
 def _following(given: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, int]:

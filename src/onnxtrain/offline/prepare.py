@@ -1,8 +1,7 @@
 """`prepare`: from a model to the folder that a device trains from, in the order of events.
 
-Load the model and add the loss; bring it into canonical form, once; decide what trains;
-differentiate, once; fit the result into a memory budget, if there is one; write the graphs and the
-checkpoint, all of them or none.
+Load the model, add the loss; bring it into canonical form, once; decide what trains; differentiate,
+once; fit the result into a memory budget; write the graphs and the checkpoint, all or none.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.forward_model import forward_model
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
-from onnxtrain.offline.graph.sweep import collector_paused
+from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.inspect_notes import notes_on_integers
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
@@ -48,7 +47,7 @@ StrPath = str | bytes | os.PathLike[Any]
 Names = str | Iterable[str]
 
 
-@collector_paused()
+@limited("preparing")
 def prepare(
     model: ModelLike,
     output: StrPath | None = "artifacts",
@@ -74,6 +73,7 @@ def prepare(
     ort_format: bool = False,
     custom_op_library: StrPath | None = None,
     verify: bool = True,
+    limits: Limits | None = None,
 ) -> Artifacts:
     """Write the files that a device trains from, and return a description of them.
 
@@ -114,6 +114,7 @@ def prepare(
         ort_format: write each graph in the ORT format too.
         custom_op_library: the library of the model's own operators.
         verify: load each graph in onnxruntime before the folder appears; a refusal is an error.
+        limits: how much the model may ask for, where the defaults of `Limits` are too low.
 
     Examples:
         >>> onnxtrain.prepare("mobilenet.onnx", "artifacts", train="fc*", optimizer="sgd")
@@ -121,8 +122,7 @@ def prepare(
     """
     if target not in ("cpu", "webgpu"):
         raise ArgumentTypeError(f"target is 'cpu' or 'webgpu', not {target!r}")
-    library = find_library(custom_op_library)
-    chosen = make_optimizer(optimizer)
+    library, chosen = find_library(custom_op_library), make_optimizer(optimizer)
     if proximal and chosen is None:
         raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
 
@@ -134,7 +134,7 @@ def prepare(
     properties = forward.properties | ModelMetadata(activation=activation).properties()
 
     # 2. One canonical model, and what of it trains.
-    canonical = canonical_model(with_loss)
+    canonical = canonical_model(with_loss, located=True)
     found = survey(canonical, names[0], brought)
     tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, forward.train, listed(freeze), tied)

@@ -15,7 +15,6 @@ import numpy as np
 from onnxtrain.device.loop.history import History
 from onnxtrain.device.random_state import RandomState, process_seed
 from onnxtrain.errors import ArgumentError, CheckpointError
-from onnxtrain.format import strict_json
 from onnxtrain.format.strict_json import entry, mapping, number, shortened, whole
 
 if TYPE_CHECKING:
@@ -68,8 +67,9 @@ class ResumeState:
 
     def to_record(self, **others: Any) -> dict[str, Any]:
         """Return the position, and others of the record's entries, as plain data."""
-        history = strict_json.loads(self.history.to_json())
-        history |= {"losses": _pack(self.history.losses), "stopped": "", "interrupted": False}
+        kept = self.history.thinned()
+        history = kept.plain() | {"stopped": "", "interrupted": False}
+        history["losses"] = _pack(kept.losses)
         own = {name: getattr(self, name) for name in (*_COUNTS, *_SUMS, "scheduler", "rates")}
         return {"format": _FORMAT, **own, **others, "history": history}
 
@@ -107,7 +107,7 @@ def _read(saved: Mapping[str, Any]) -> tuple[ResumeState, int]:
     losses = _unpack(mapping(entry(history, "losses"), "'losses'"))
     counts = {name: whole(saved, name) for name in _COUNTS}
     sums: dict[str, Any] = {name: number(saved, name) for name in _SUMS}
-    if bool(counts["batch"]) != bool(counts["samples"]):
+    if counts["samples"] and not counts["batch"]:
         raise ValueError(f"{counts['batch']} batches cannot have {counts['samples']} samples")
     if max(counts["epoch"], counts["batch"], counts["samples"]) >= _MOST:
         raise ValueError("its counts are too large")

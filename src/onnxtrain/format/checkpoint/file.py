@@ -143,7 +143,11 @@ def _live_identifier(path: Path) -> str | None:
     """Return the identifier that links the checkpoint at `path` to its external data."""
     try:
         return _CheckpointReader(_structure(path), path).properties()[1]
-    except CheckpointError:
+    except CheckpointError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(
+            error.__cause__, FileNotFoundError
+        ):
+            raise  # it may be whole, and its data no leftovers
         # Missing or damaged: nothing to preserve.
         return None
 

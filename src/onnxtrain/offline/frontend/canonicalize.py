@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.graph.declared import settled
 from onnxtrain.offline.graph.infer import skeleton
+from onnxtrain.offline.graph.onnx_inference import infer_shapes
 from onnxtrain.offline.graph.op_facts import SHAPE_INPUTS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of
@@ -109,7 +110,7 @@ def make_range_scalar(model: ir.Model) -> None:
     if not any(n.op_type == "Range" and n.domain == "" for n in model.graph.all_nodes()):
         return
     try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True)
+        inferred = infer_shapes(skeleton(model), data_prop=True)
     except Exception:  # the strict inference that follows tells what is wrong
         return
     vectors = {info.name for info in _typed(inferred.graph) if _rank(info) == 1}

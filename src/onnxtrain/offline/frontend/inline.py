@@ -7,16 +7,14 @@ it. A result that is just handed through gets a node of its own, so that inputs 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.graph.initializers import rename_initializer
+from onnxtrain.offline.graph.limits import DEEPEST, require
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.subgraphs import subgraphs_of, take_out
-
-_MOST = 1_000_000  # nodes; functions that call others twice, twenty levels deep, would be more
 
 
 def inline_functions(model: ir.Model) -> None:
@@ -38,18 +36,55 @@ def inline_functions(model: ir.Model) -> None:
 
 
 def _require_moderate_size(model: ir.Model) -> None:
-    @cache
-    def size_of(called: ir.OperatorIdentifier) -> int:
-        if called not in model.functions:
-            return 1
-        return sum(size_of(node.op_identifier()) for node in model.functions[called].all_nodes())
-
-    total = sum(size_of(node.op_identifier()) for node in model.graph.all_nodes())
-    if total > _MOST:
+    """Refuse functions that call themselves, or that would be too many nodes, or too deep ones."""
+    sizes: dict[ir.OperatorIdentifier, tuple[int, int]] = {}  # nodes, and how deep they lie
+    for called in _callees_first(model):
+        sizes[called] = _extent(model.functions[called].graph, sizes)
+    total, depth = _extent(model.graph, sizes)
+    require("inlined_nodes", total, "once its functions are inlined, the model has nodes:")
+    if depth > DEEPEST:
         raise ModelError(
-            f"the model has {total} nodes once its functions are inlined; onnxtrain supports up to "
-            f"{_MOST}"
+            f"once its functions are inlined, the model has {depth} subgraphs in each other; a "
+            f"file can hold {DEEPEST}"
         )
+
+
+def _extent(
+    graph: ir.Graph, sizes: Mapping[ir.OperatorIdentifier, tuple[int, int]]
+) -> tuple[int, int]:
+    """Return the number of nodes of a graph when all calls are inlined, and how deep they lie."""
+    total, deepest, waiting = 0, 0, [(graph, 0)]
+    while waiting:
+        body, depth = waiting.pop()
+        for node in body:
+            count, levels = sizes.get(node.op_identifier(), (1, 0))
+            total, deepest = total + count, max(deepest, depth + levels)
+            waiting.extend((inner, depth + 1) for inner in subgraphs_of(node))
+    return total, deepest
+
+
+def _callees_first(model: ir.Model) -> list[ir.OperatorIdentifier]:
+    """Return the functions in an order in which each comes after those that it calls."""
+    calls = {
+        called: {n.op_identifier() for n in function.all_nodes()} & model.functions.keys()
+        for called, function in model.functions.items()
+    }
+    callers: dict[ir.OperatorIdentifier, list[ir.OperatorIdentifier]] = {c: [] for c in calls}
+    for caller, called_ones in calls.items():
+        for called in called_ones:
+            callers[called].append(caller)
+    missing = {caller: len(called_ones) for caller, called_ones in calls.items()}
+    order = [caller for caller, count in missing.items() if not count]
+    for called in order:
+        for caller in callers[called]:
+            missing[caller] -= 1
+            if not missing[caller]:
+                order.append(caller)
+    stuck = [called for called, count in missing.items() if count]
+    if stuck:
+        names = ", ".join(repr(name) for _, name, _ in stuck[:4])
+        raise ModelError(f"functions of the model call themselves, or each other in turn: {names}")
+    return order
 
 
 def _write_body(node: ir.Node, function: ir.Function, names: Names) -> list[ir.Node]:

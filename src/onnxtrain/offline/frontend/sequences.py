@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain.offline.frontend.loop_sequences import collect_appended
 from onnxtrain.offline.frontend.upgrade.rewrite import Rewriter
 from onnxtrain.offline.graph.initializers import replace_by_initializer
+from onnxtrain.offline.graph.limits import require
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
 from onnxtrain.offline.graph.subgraphs import take_out
@@ -98,6 +99,8 @@ class _Known:
         if first is None or any(v is None for v in given):
             return
         rows = []
+        inside = sum(1 for _ in node.attributes["body"].as_graph().all_nodes())
+        _require_few(node, len(first) * inside)
         for index in range(len(first)):
             row = [v if isinstance(v, ir.Value) else v[index] for v in given if v is not None]
             rows.append(self._body(node, row))
@@ -148,15 +151,24 @@ class _Known:
             width, whole = np.array(1) if sizes is None else constant_array(sizes), dims[axis]
             if width is None or not isinstance(whole, int):
                 return None
+            if int(width) < 1:
+                return None
+            _require_few(node, whole // int(width))
             given = [min(int(width), whole - start) for start in range(0, whole, int(width))]
             sizes, count = self.write.constant(node, "split", np.array(given, np.int64)), len(given)
         if not isinstance(count, int) or count == 0:
             return None
+        _require_few(node, count)
         split = self.write.insert_many(node, "Split", [x, sizes], count, axis=axis)
         if not _drops_axis(node):
             return split
         axes = self.write.constant(node, "axes", np.array([axis], np.int64))
         return [self.write.insert(node, "Squeeze", [part, axes]) for part in split]
+
+
+def _require_few(node: ir.Node, count: int) -> None:
+    what = f"{node.op_type} (node {node.name!r}) would be written out as a number of nodes of"
+    require("inlined_nodes", count, what)
 
 
 def _drops_axis(node: ir.Node) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import onnx
 
 from onnxtrain.offline.graph.infer import without_declared_shapes
+from onnxtrain.offline.graph.onnx_inference import infer_shapes
 
 _Dim = int | str | None
 _Dims = list[_Dim]
@@ -82,7 +83,7 @@ def _inferred(proto: onnx.ModelProto) -> dict[str, _Dims]:
     name_open_dims(bare)
     for shape_arithmetic in (True, False):
         try:
-            result = onnx.shape_inference.infer_shapes(bare, data_prop=shape_arithmetic)
+            result = infer_shapes(bare, data_prop=shape_arithmetic)
         except Exception:  # the strict inference that follows tells what is wrong
             continue
         infos = (*result.graph.value_info, *result.graph.output)

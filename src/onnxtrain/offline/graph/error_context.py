@@ -37,7 +37,7 @@ def model_error_context(doing: str) -> Iterator[None]:
     """Raise an unexpected error that belongs to no single node as an error of onnxtrain."""
     try:
         yield
-    except OnnxTrainError:
+    except (OnnxTrainError, OSError, Warning):  # a full disk and the like are not the model's fault
         raise
     except Exception as error:
         raise ModelError(

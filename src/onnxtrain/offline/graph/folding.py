@@ -8,6 +8,7 @@ simpler gradients for constant axes, so these few numbers are folded here.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,14 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.offline.graph.initializers import replace_by_initializer
-from onnxtrain.offline.graph.op_facts import FOLDS_INTEGERS, RANDOM
+from onnxtrain.offline.graph.onnx_inference import infer_shapes
+from onnxtrain.offline.graph.op_facts import (
+    BROADCASTS,
+    FOLDS_INTEGERS,
+    KEEPS_SHAPE,
+    RANDOM,
+    REDUCTIONS,
+)
 from onnxtrain.offline.graph.shapes import constant_array, dims_read, integers
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 from onnxtrain.offline.graph.sweep import sweep
@@ -45,15 +53,11 @@ def fold_integers(graph: ir.Graph, opset: int, *, sizes: bool = False) -> bool:
 
 
 def _folds(node: ir.Node) -> bool:
-    """Tell whether all that a node reads are small integer constants, and its result is small."""
-    sized_by_input = node.op_type in ("ConstantOfShape", "Expand")
-    if node.domain != "" or not (sized_by_input or node.op_type in FOLDS_INTEGERS):
+    """Tell whether all that a node reads are small integer constants."""
+    if node.domain != "" or node.op_type not in FOLDS_INTEGERS | {"ConstantOfShape", "Expand"}:
         return False
     given = [v for v in node.inputs if v is not None]
-    known = [array for array in map(_small_integers, given) if array is not None]
-    if not known or len(known) < len(given):
-        return False
-    return not sized_by_input or bool(np.prod(known[-1], dtype=np.float64) <= _MOST)
+    return bool(given) and all(_small_integers(v) is not None for v in given)
 
 
 def _small_integers(value: ir.Value) -> Array | None:
@@ -69,7 +73,7 @@ def _small_integers(value: ir.Value) -> Array | None:
 def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace nodes with a constant result by Constant nodes, and drop what is then unused."""
     while True:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = infer_shapes(proto, data_prop=True)
         model = ir.from_proto(inferred)
         folded = [
             place for place, node in enumerate(model.graph) if _fold(node, model.opset_imports[""])
@@ -112,17 +116,24 @@ def _value_of(node: ir.Node, opset: int) -> Array | None:
 
 
 def _evaluate(node: ir.Node, opset: int) -> Array | None:
-    """Compute a node of known inputs; None where they are not, or the evaluator fails."""
-    known = {v.name or "": constant_array(v) for v in node.inputs if v is not None}
-    if any(array is None for array in known.values()):
+    """Compute a node of known inputs with a small result; None where it is not, or that fails."""
+    if node.op_type not in _CHEAP:
         return None
+    arrays = [constant_array(v) for v in node.inputs if v is not None]
+    known = [array for array in arrays if array is not None]
     try:
+        if len(known) < len(arrays) or not _count(node.op_type, known) <= _MOST:
+            return None
+        names = [v.name or "" for v in node.inputs if v is not None]
         graph = onnx.helper.make_graph(
             [ir.serde.serialize_node(node)],
             "one",
             [],
             [onnx.helper.make_empty_tensor_value_info(node.outputs[0].name or "")],
-            [onnx.numpy_helper.from_array(a, name) for name, a in known.items() if a is not None],
+            [
+                onnx.numpy_helper.from_array(array, name)
+                for name, array in dict(zip(names, known, strict=True)).items()
+            ],
         )
         imports = [onnx.helper.make_opsetid("", opset)]
         whole = onnx.helper.make_model(graph, opset_imports=imports)
@@ -130,3 +141,34 @@ def _evaluate(node: ir.Node, opset: int) -> Array | None:
         return np.asarray(result)
     except Exception:  # it fails, or the evaluator lacks it: the node is left to the runtime
         return None
+
+
+# What takes no more time than its inputs and its result have elements. Others may be cheap, too,
+# but a convolution with pads of 2**40 has a small result as well.
+_CHEAP = FOLDS_INTEGERS | BROADCASTS | KEEPS_SHAPE | REDUCTIONS | frozenset(
+    "ArgMax ArgMin CastLike Compress ConstantOfShape Expand GatherElements GatherND NonZero Range "
+    "Tile".split()
+)  # fmt: skip
+
+
+def _count(op: str, given: Sequence[Array]) -> float:
+    """Return how many elements the result of an operator has, or a bound, before it is computed."""
+    if any(array.dtype.kind not in "iubf" for array in given):
+        return math.inf  # texts grow in themselves
+    if op == "Range":
+        start, limit, step = (float(array.reshape(-1)[0]) for array in given)
+        return abs(limit - start) / abs(step)
+    if op == "ConstantOfShape":
+        return float(math.prod(given[0].reshape(-1).tolist()))
+    if op == "Tile":
+        return float(given[0].size * math.prod(given[1].reshape(-1).tolist()))
+    if op == "Gather":
+        return given[0].size * given[1].size
+    if op == "Expand":
+        target = [abs(n) or 1 for n in given[1].reshape(-1).tolist()]
+        return float(given[0].size * math.prod(target))
+    if op in BROADCASTS:
+        return math.prod(np.broadcast_shapes(*(array.shape for array in given)))
+    if op == "Concat":
+        return sum(array.size for array in given)
+    return 0.0  # no more than is read

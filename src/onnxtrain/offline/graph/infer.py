@@ -13,8 +13,10 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
 from onnxtrain.offline.graph.folding import fold_integers
+from onnxtrain.offline.graph.limits import require_moderate_shapes
 from onnxtrain.offline.graph.loop_shapes import infer_with_loops
 from onnxtrain.offline.graph.ranks import learn_ranks, learn_ranks_from_use
+from onnxtrain.offline.graph.subgraphs import values_of
 
 SMALL = 1024  # bytes; what shape arithmetic reads (axes, shapes, scales) is no larger
 
@@ -111,6 +113,8 @@ def _count_unranked(graph: ir.Graph) -> int:
 def _infer_forwards(model: ir.Model) -> None:
     inferred, is_declared_true = _infer_skeleton(skeleton(model), shape_arithmetic=True)
     _adopt(model.graph, inferred.graph, forget=not is_declared_true)
+    for graph in (model.graph, *model.graph.subgraphs()):
+        require_moderate_shapes(values_of(graph))
 
 
 def infer_proto(proto: onnx.ModelProto, *, shape_arithmetic: bool = True) -> onnx.ModelProto:

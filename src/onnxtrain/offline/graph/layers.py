@@ -8,7 +8,7 @@ up to the next layer, such as views, activations and arithmetic with constants, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -49,7 +49,10 @@ class DataFlow:
     def __init__(self, graph: ir.Graph) -> None:
         self.bodies: dict[ir.Graph | ir.Function | None, ir.Node] = {}
         self._varying = {v for v in graph.inputs if not v.is_initializer()}
-        self._layers: dict[ir.Value, Layer | None] = {}
+        self._graph = graph
+        self._layers: dict[ir.Value, Layer | None] | None = None
+        self._found: dict[ir.Value, Layer | None] = {}  # before the widths of groups are added
+        self._reductions: dict[tuple[ir.Value, bool, bool], ir.Node | None] = {}
         self._mark(graph)
 
     def varies(self, value: ir.Value | None) -> bool:
@@ -112,46 +115,49 @@ class DataFlow:
 
     def layer_behind(self, value: ir.Value) -> Layer | None:
         """Return the layer that made a value, or None where the value is still that of an input."""
-        if value not in self._layers:
-            self._layers[value] = None  # a loop ends here
-            found = self._find(value)
-            if found is not None and found.is_norm:  # groups of channels have another shape
-                sizes = _static_sizes(value)
-                found = replace(found, widths=found.widths | {*sizes[1:2], *sizes[-1:]})
-            self._layers[value] = found
-        return self._layers[value]
+        if self._layers is None:
+            # One walk in the order of the nodes: walking back from each value would visit the
+            # nodes of a chain again and again.
+            self._layers, self._found = {}, {}
+            for node in self._graph.all_nodes():
+                for made in node.outputs:
+                    found = self._found[made] = self._find(made, node)
+                    if found is not None and found.is_norm:  # groups have another shape
+                        sizes = _static_sizes(made)
+                        found = _widened(found, {*sizes[1:2], *sizes[-1:]})
+                    self._layers[made] = found
+        return self._layers.get(value)
 
-    def _find(self, value: ir.Value) -> Layer | None:
-        direct, cut = True, set[int]()
-        while (node := value.producer()) is not None:
-            op = node.op_type if node.domain == "" else ""
-            made = self._as_layer(node, op)
-            if made is not None:
-                return replace(made, widths=made.widths | cut, direct=made.direct and direct)
-            data = [v for v in node.inputs if v is not None and self.varies(v)]
-            if op in KEEPS_CHANNELS and data and data[0] is node.inputs[0]:
-                direct = direct and (op in REORDERS or op in TAKES_PARTS)
-                if op in TAKES_PARTS:
-                    cut.update(_static_sizes(value))
-            elif op in ARITHMETIC and len(data) == 1:
-                direct = False
-            else:
-                found = self._of_several(node, op, data)
-                return found and replace(found, widths=found.widths | cut, direct=False)
-            value = data[0]
-        return None
+    def _find(self, value: ir.Value, node: ir.Node) -> Layer | None:
+        """Return the layer behind a value, where those behind what its node reads are known."""
+        op = node.op_type if node.domain == "" else ""
+        made = self._as_layer(node, op)
+        if made is not None:
+            return made
+        data = [v for v in node.inputs if v is not None and self.varies(v)]
+        if op in KEEPS_CHANNELS and data and data[0] is node.inputs[0]:
+            found = self._found.get(data[0])
+            if found is not None and op in TAKES_PARTS:
+                return _widened(found, _static_sizes(value))
+            return found if op in REORDERS else _indirect(found)
+        if op in ARITHMETIC and len(data) == 1:
+            return _indirect(self._found.get(data[0]))
+        return _indirect(self._of_several(op, data))
 
-    def _of_several(self, node: ir.Node, op: str, data: list[ir.Value]) -> Layer | None:
+    def _of_several(self, op: str, data: list[ir.Value]) -> Layer | None:
         """Return the layer behind the operands of a residual connection, a gate or a Concat."""
         if op not in JOINS:
             return None
-        found = [layer for v in data if (layer := self.layer_behind(v)) is not None]
+        assert self._layers is not None
+        found = [layer for v in data if (layer := self._layers.get(v)) is not None]
         if not found:
             return None
-        widths = frozenset().union(*(layer.widths for layer in found))
+        widths = set().union(*(layer.widths for layer in found[1:]))
         if op == "Concat":
-            widths |= {sum(max(layer.widths, default=0) for layer in found)}
-        return replace(found[0], widths=widths, is_norm=all(layer.is_norm for layer in found))
+            widths.add(sum(max(layer.widths, default=0) for layer in found))
+        joined = _widened(found[0], widths)
+        is_norm = all(layer.is_norm for layer in found)
+        return joined if joined.is_norm == is_norm else replace(joined, is_norm=is_norm)
 
     def _as_layer(self, node: ir.Node, op: str) -> Layer | None:
         x = node.inputs[0] if node.inputs else None
@@ -185,11 +191,19 @@ class DataFlow:
 
     def _reduction(self, value: ir.Value | None, inverse: bool) -> ir.Node | None:
         """Return the reduction that a deviation, or the inverse of one, is the root of."""
+        found: ir.Node | None = None
         rooted = False
+        passed: list[tuple[ir.Value, bool, bool]] = []
         while value is not None and (node := value.producer()) is not None:
+            state = value, inverse, rooted
+            if state in self._reductions:
+                found = self._reductions[state]
+                break
+            passed.append(state)
             op = node.op_type if node.domain == "" else ""
             if op in REDUCTIONS:
-                return node if not inverse and (rooted or op == "ReduceL2") else None
+                found = node if not inverse and (rooted or op == "ReduceL2") else None
+                break
             if op == "Reciprocal" or (op == "Div" and not self.varies(node.inputs[0])):
                 inverse = not inverse
             elif op == "Pow" and self.varies(node.inputs[0]):
@@ -197,9 +211,24 @@ class DataFlow:
             elif op == "Sqrt":
                 rooted = True
             elif op not in (*REORDERS, *ARITHMETIC, "Clip", "Max"):
-                return None
+                break
             value = next((v for v in node.inputs if self.varies(v)), None)
-        return None
+        self._reductions.update(dict.fromkeys(passed, found))
+        return found
+
+
+_MOST_WIDTHS = 64  # more come from a chain of parts, each of another size
+
+
+def _widened(layer: Layer, widths: Iterable[int]) -> Layer:
+    more = layer.widths.union(widths)
+    if len(more) == len(layer.widths) or len(more) > _MOST_WIDTHS:
+        return layer
+    return replace(layer, widths=more)
+
+
+def _indirect(layer: Layer | None) -> Layer | None:
+    return replace(layer, direct=False) if layer is not None and layer.direct else layer
 
 
 def _widths(node: ir.Node, weight: ir.Value) -> Iterator[int]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnxtrain.offline.graph.onnx_inference import infer_shapes
+
 Dim = int | str | None  # None is open
 Shape = list[Dim]
 Infer = Callable[[onnx.ModelProto], onnx.ModelProto]
@@ -27,7 +29,7 @@ def infer_with_loops(proto: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto
     """Infer strictly; the shapes of the states of Loops are part of the result."""
 
     def infer(model: onnx.ModelProto) -> onnx.ModelProto:
-        return onnx.shape_inference.infer_shapes(model, True, True, data_prop)
+        return infer_shapes(model, strict=True, data_prop=data_prop)
 
     if not any(isinstance(place, _Loop) for place in _places(proto.graph, {})):
         return infer(proto)

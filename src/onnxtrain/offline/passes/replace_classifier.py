@@ -20,6 +20,7 @@ from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
 from onnxtrain.offline.graph.folding import fold_constants
 from onnxtrain.offline.graph.infer import skeleton, without_declared_shapes
 from onnxtrain.offline.graph.initializers import initializer
+from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.shapes import (
     Dims,
@@ -65,6 +66,7 @@ class ReplacedClassifier:
         return [self.weight, self.bias]
 
 
+@limited("replacing the last layer of")
 def replace_classifier(
     model: ModelLike,
     classes: int,
@@ -72,6 +74,7 @@ def replace_classifier(
     of: str | None = None,
     after: str | None = None,
     seed: int = 0,
+    limits: Limits | None = None,
 ) -> ReplacedClassifier:
     """Replace the last Gemm, MatMul or Conv of a model by a new one with `classes` outputs.
 
@@ -87,6 +90,7 @@ def replace_classifier(
         after: the value that the new layer reads, instead of the input of the old layer. Earlier
             features often suit a task better that differs from the original one.
         seed: the seed of the new weight.
+        limits: how much the model may ask for, where the defaults of `Limits` are too low.
 
     Raises:
         ModelError: the output does not come from such a layer; `after` is the way out.

@@ -1,0 +1,183 @@
+"""onnx's shape inference, kept from taking the machine down.
+
+Its shape arithmetic (`data_prop`) takes each vector whose length it knows for a possible shape, at
+a hundred bytes for each element, wherever an operator that can compute with shapes reads it. So a
+model of 200 bytes with a Range over 2**40 would take more memory than there is. Here shapes are
+inferred without arithmetic first, which is cheap, and nodes that read a vector that is long, or
+that could become long, are hidden from the second run: they keep what the first one found.
+
+A vector that has no length yet could become long if numbers that large can be computed from the
+constants and sizes in the model. `_Bits` bounds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+
+_LONG = 16  # bits of the length of a vector; shapes have up to 8 elements, tables of sizes hundreds
+_HIDDEN = "onnxtrain.hidden"
+# The operators that onnx computes shapes with, of any opset.
+_ARITHMETIC = frozenset(
+    "Abs Add Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater Identity Less "
+    "Max Min Mod Mul Neg Not Pow Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Shape Size "
+    "Slice Split Sqrt Squeeze Sub Sum Tile Transpose Trilu Unsqueeze Where CastLike Flatten "
+    "Clip Round And Or GatherND GatherElements ScatterND ScatterElements OneHot Sign".split()
+)
+_PRODUCTS = frozenset("Mul Div MatMul Gemm Einsum Tile Size Pow Resize Upsample".split())
+_SUMS = frozenset("Add Sub Sum Concat Pad CumSum Range ConcatFromSequence".split())
+_STEEP = frozenset("BitShift Exp Pow ReduceProd MatMulInteger".split())
+Infos = dict[str, onnx.TypeProto]
+
+
+def infer_shapes(
+    proto: onnx.ModelProto, *, strict: bool = False, data_prop: bool = False
+) -> onnx.ModelProto:
+    """Return a model with inferred shapes, as `onnx.shape_inference.infer_shapes`."""
+    if not data_prop:
+        return onnx.shape_inference.infer_shapes(proto, strict, strict, False)
+    first = onnx.shape_inference.infer_shapes(proto, strict, strict, False)
+    hidden = _nodes_to_hide(first)
+    if not hidden:
+        return onnx.shape_inference.infer_shapes(proto, strict, strict, True)
+    operators = {}
+    for place, node in enumerate(_nodes(first.graph)):
+        if place in hidden:
+            operators[place] = node.op_type, node.domain
+            node.op_type, node.domain = "Hidden", _HIDDEN
+    first.opset_import.add(domain=_HIDDEN, version=1)
+    inferred = onnx.shape_inference.infer_shapes(first, strict, strict, True)
+    for place, node in enumerate(_nodes(inferred.graph)):
+        if place in hidden:
+            node.op_type, node.domain = operators[place]
+    del inferred.opset_import[-1]
+    return inferred
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in _bodies(node):
+            yield from _nodes(body)
+
+
+def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    graph = onnx.AttributeProto.GRAPH
+    return [a.g for a in node.attribute if a.type == graph]
+
+
+def _nodes_to_hide(model: onnx.ModelProto) -> frozenset[int]:
+    """Return the places of nodes that compute with shapes and may read a long vector."""
+    found = _Bits(model.graph)
+    return frozenset(found.hidden)
+
+
+class _Bits:
+    """Bounds, in bits, the numbers that values hold, and their dimensions."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.hidden: list[int] = []
+        self._place = -1
+        self._numbers: dict[str, float] = {}
+        self._dims: dict[str, float] = {}
+        self._infos: Infos = {}
+        self._walk(graph)
+
+    def _walk(self, graph: onnx.GraphProto) -> None:
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            self._infos[info.name] = info.type
+        for info in graph.input:
+            self._dims[info.name] = self._known_dims(info.name) or 0
+        for tensor in graph.initializer:
+            self._numbers[tensor.name] = _bits_of(tensor)
+            self._dims[tensor.name] = max((_log2(d) for d in tensor.dims), default=0)
+            if len(tensor.dims) == 1:
+                self._infos[tensor.name] = onnx.TypeProto()
+                shape = self._infos[tensor.name].tensor_type.shape
+                shape.dim.add(dim_value=tensor.dims[0])
+        for node in graph.node:
+            self._place += 1
+            place = self._place
+            for body in _bodies(node):
+                self._walk(body)
+            self._bound(node)
+            computes = node.op_type in _ARITHMETIC and not node.domain
+            if computes and any(self._is_long(name) for name in node.input if name):
+                self.hidden.append(place)
+
+    def _is_long(self, name: str) -> bool:
+        """Whether a value is a vector, as far as is known, that is long or could become so."""
+        known = self._infos.get(name)
+        if known is not None and known.tensor_type.HasField("shape"):
+            dims = known.tensor_type.shape.dim
+            if len(dims) != 1:
+                return False
+            if dims[0].HasField("dim_value"):
+                return _log2(dims[0].dim_value) > _LONG
+        return self._dims.get(name, 0) > _LONG
+
+    def _known_dims(self, name: str) -> float | None:
+        """Return the bits of the largest dimension, or None where one has neither size nor name."""
+        known = self._infos.get(name)
+        if known is None or not known.tensor_type.HasField("shape"):
+            return None
+        largest = 0.0
+        for dim in known.tensor_type.shape.dim:
+            if dim.HasField("dim_value"):
+                largest = max(largest, _log2(dim.dim_value))
+            elif not dim.dim_param or dim.dim_param.startswith("unk__"):
+                return None
+        return largest
+
+    def _bound(self, node: onnx.NodeProto) -> None:
+        given = [name for name in node.input if name]
+        numbers = [self._numbers.get(name, 0.0) for name in given]
+        dims = [self._dims.get(name, 0.0) for name in given]
+        op, own = node.op_type, 0.0
+        for attribute in node.attribute:
+            own = max(own, _log2(attribute.i), *(map(_log2, attribute.ints)))
+            if op == "Constant" and attribute.type == onnx.AttributeProto.TENSOR:
+                own = max(own, _bits_of(attribute.t), *(_log2(d) for d in attribute.t.dims))
+            for body in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else ():
+                results = [info.name for info in body.output]
+                numbers.extend(self._numbers.get(name, 0.0) for name in results)
+                dims.extend(self._dims.get(name, 0.0) for name in results)
+        number, dim = max(numbers, default=0.0), max(dims, default=0.0)
+        if op in _PRODUCTS:
+            number, dim = sum(numbers), sum(dims) + sum(numbers)
+        elif op in _SUMS:
+            number, dim = number + 1, max(dim, number) + 1
+        elif op == "Shape":
+            number = dim
+        elif op == "Loop":  # as many steps as are asked for, each like the first
+            number, dim = number + 32, dim + 32
+        if op in _STEEP:
+            number += 64
+        if op == "Size":
+            number = 3 * dim
+        if op in ("Reshape", "Flatten"):
+            dim = max(number, 3 * dim)
+        dim = max(dim, number, own)
+        for name in node.output:
+            known = self._known_dims(name)
+            self._numbers[name] = max(number, own)
+            self._dims[name] = dim if known is None else known
+
+
+def _log2(number: float) -> float:
+    return math.log2(abs(number)) if number else 0.0
+
+
+def _bits_of(tensor: onnx.TensorProto) -> float:
+    """Return the bits of the largest number of a small tensor, or of the inverse of the least."""
+    if tensor.data_type == onnx.TensorProto.STRING or math.prod(tensor.dims) > 1024:
+        return 0.0
+    try:
+        array = np.abs(onnx.numpy_helper.to_array(tensor).astype(np.float64))
+    except Exception:  # a type that has no numbers, or data that are elsewhere
+        return 0.0
+    array = array[np.isfinite(array) & (array > 0)]
+    return float(np.abs(np.log2(array)).max()) if array.size else 0.0
