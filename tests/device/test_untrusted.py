@@ -230,3 +230,24 @@ def test_headers_that_do_not_fit_the_file(old, new, tmp_path) -> None:
     (tmp_path / "x.npy").write_bytes(data.replace(old.encode(), new.encode()))
     with pytest.raises(OnnxTrainError, match=r"is not a \.npy file"):
         npy.map_npy(tmp_path / "x.npy")
+
+
+def test_an_archive_whose_directory_would_fill_the_memory(tmp_path, monkeypatch) -> None:
+    np.savez(tmp_path / "x.npz", **{f"a{i}": np.zeros(1) for i in range(50)})
+    assert len(npy.read_npz(tmp_path / "x.npz")) == 50
+    monkeypatch.setattr(npy, "_MOST_DIRECTORY", 2000)
+    with pytest.raises(OnnxTrainError, match="too many arrays"):
+        npy.read_npz(tmp_path / "x.npz")
+    # A record for archives of more than 4 GB may say something else, and is what counts.
+    data = (tmp_path / "x.npz").read_bytes()
+    end = data.rfind(b"PK\5\6")
+    start, size = data.find(b"PK\1\2"), len(data[data.find(b"PK\1\2") : end])
+    large = b"PK\6\6" + (44).to_bytes(8, "little") + bytes(12) + (50).to_bytes(8, "little") * 2
+    large += size.to_bytes(8, "little") + start.to_bytes(8, "little")
+    locator = b"PK\6\7" + bytes(4) + end.to_bytes(8, "little") + (1).to_bytes(4, "little")
+    small = data[end : end + 12] + bytes(4) + data[end + 16 :]
+    (tmp_path / "y.npz").write_bytes(data[:end] + large + locator + small)
+    with pytest.raises(OnnxTrainError, match="too many arrays"):
+        npy.read_npz(tmp_path / "y.npz")
+    monkeypatch.undo()
+    assert len(npy.read_npz(tmp_path / "y.npz")) == 50

@@ -428,7 +428,7 @@ READERS: dict[str, Reader] = {
     "npz": Reader("zip", read_data("npz"), lambda: arrays("npz")),
     "npy": Reader("npy", read_data("npy"), lambda: arrays("npy")),
     "csv": Reader("table", read_data("csv"), tables),
-    "image": Reader("bytes", read_data("png"), images),
+    "image": Reader("bytes", read_data("png"), images, room=256 << 20),  # of 16 million pixels
     "show": Reader("flatbuffers", read_shown, checkpoints, with_checksum),
     "js_checkpoint": Reader("flatbuffers", None, checkpoints, with_checksum, language="javascript"),
     "js_external_data": Reader(

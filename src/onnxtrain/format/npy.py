@@ -80,11 +80,23 @@ def _archive(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     with open(path, "rb") as file:
         file.seek(-min(_MOST_COMMENT + 22, os.path.getsize(path)), os.SEEK_END)
         end = file.read()
-        place = end.rfind(b"PK\5\6")
-        if place < 0 or int.from_bytes(end[place + 12 : place + 16], "little") > _MOST_DIRECTORY:
-            raise ValueError("it is no archive, or one of too many arrays")
+        if _directory_size(end) > _MOST_DIRECTORY:
+            raise ValueError("it is an archive of too many arrays")
         with zipfile.ZipFile(file) as archive:
             yield archive
+
+
+def _directory_size(end: bytes) -> int:
+    """Return the size of an archive's directory, from its last bytes."""
+    place = end.rfind(b"PK\5\6")
+    if place < 0:
+        raise ValueError("it is no archive")
+    large = end[max(0, place - 76) : place]  # of an archive of more than 4 GB
+    if b"PK\6\7" in large:
+        if len(large) < 76 or large[:4] != b"PK\6\6" or large[56:60] != b"PK\6\7":
+            raise ValueError("the end of the archive is damaged")
+        return int.from_bytes(large[40:48], "little")
+    return int.from_bytes(end[place + 12 : place + 16], "little")
 
 
 def _read_array(file: Any, size: int) -> Array:
