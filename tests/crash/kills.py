@@ -3,7 +3,7 @@
     python tests/crash/kills.py [operation ...] [--kills 1000] [--writers 1]
 
 Each operation is first killed before every call that changes its folder, in turn. Then processes
-write without end and are killed at random moments. What is found must be the last state that a
+write without end and are killed at random moments, one or several at once. What is found must be the last state that a
 process reported as written, or the one after it; the next write must leave the files of a write
 without a kill.
 """
@@ -155,7 +155,8 @@ def main() -> int:
     wrong = 0
     for name in options.operations:
         began = time.monotonic()
-        report = kill_operation(OPERATIONS[name], options.kills, options.writers)
+        kills = -(-options.kills // len(options.operations))
+        report = kill_operation(OPERATIONS[name], kills, options.writers)
         print(f"{name:18} {report} ({time.monotonic() - began:.0f} s)", flush=True)
         for line in (report.wrong + report.litter)[:12]:
             print("   ", line)
