@@ -79,6 +79,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         cache_features=options.cache_features,
         max_steps=options.max_steps,
         class_weight=_class_weight(options.class_weight),
+        nonfinite=options.nonfinite,
     )
     if _steps(session) == steps and not history.interrupted:
         console.note(
@@ -176,7 +177,11 @@ def export_command(options: argparse.Namespace, console: Console) -> int:
     target = Path(options.output)
     check_target(target, "--output", of_artifacts(folder))
     session.export_model_for_inferencing(
-        target, names, optimize=options.optimize, format=options.format
+        target,
+        names,
+        optimize=options.optimize,
+        format=options.format,
+        allow_nonfinite=options.allow_nonfinite,
     )
     content = {
         "output": str(target), "bytes": _size(target), "outputs": names,

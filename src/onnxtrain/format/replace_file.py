@@ -47,13 +47,7 @@ class NewFiles:
 
     `leftovers` is the pattern of names that dead processes may have left there; `before_writing` is
     called first, and returns names that are in use in spite of that.
-
-    Examples:
-        >>> with NewFiles(path.parent, leftovers_of(path)) as new:
-        ...     new.write(temporary, write, path)
-        ...     with new.committing():
-        ...         os.replace(temporary, path)
-
+    Write all, then rename them within `committing`; `replace_file` is an example.
     """
 
     def __init__(
