@@ -3,9 +3,9 @@
     python tests/crash/kills.py [operation ...] [--kills 1000] [--writers 1]
 
 Each operation is first killed before every call that changes its folder, in turn. Then processes
-write without end and are killed at random moments, one or several at once. What is found must be the last state that a
-process reported as written, or the one after it; the next write must leave the files of a write
-without a kill.
+write without end and are killed at random moments, one or several at once. What is found must be
+the last state that a process reported as written, or the one after it; the next write must leave
+the files of a write without a kill.
 """
 
 from __future__ import annotations
