@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import os
 import random
 import shutil
 import sys
@@ -26,8 +27,12 @@ from operations import OPERATIONS, Operation
 from power_loss import NEW, OLD, Report, Write, files_in, scratch
 
 STATES = 8  # how many numbers there are; after the last comes the first
-# Children of a process that has all modules but no thread of onnxruntime.
+# Children of a process that has all modules but no thread of onnxruntime. It has no other path.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+)
 _CHILDREN = multiprocessing.get_context("forkserver")
+_CHILDREN.set_forkserver_preload(["operations", "onnxtrain.offline.prepare"])
 
 
 def following(number: int) -> int:
@@ -49,7 +54,6 @@ def _write_without_end(name: str, folder: Path, number: int, written: Any) -> No
 
 def start(target: Any, *arguments: Any) -> BaseProcess:
     """Start a child with this file's modules."""
-    _CHILDREN.set_forkserver_preload(["operations", "onnxtrain.offline.prepare"])
     process = _CHILDREN.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
