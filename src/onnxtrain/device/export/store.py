@@ -55,22 +55,12 @@ def check_target(path: Path) -> None:
 
 def store(path: Path, model: Chunks) -> None:
     """Write a model that is one file."""
-    temporary, mark = temporary_for(path), _mark_of(path)
+    temporary = temporary_for(path)
     with translated(path), _new_files(path) as new:
         new.write(temporary, model.write, path)
-        with new.committing():
-            replaced = _data_names(path)
-            try:
-                if replaced:
-                    mark.touch()
-                    sync_folder(path.parent)
-                _rename(temporary, path)
-            except BaseException:
-                mark.unlink(missing_ok=True)
-                raise
-            with contextlib.suppress(OSError):
-                _remove(path, replaced)
-                mark.unlink(missing_ok=True)
+        with new.committing(), _replacing(path) as replaced:
+            _rename(temporary, path)
+            _remove(path, replaced)
 
 
 def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) -> None:
@@ -88,8 +78,7 @@ def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) ->
         except OSError:
             # The disk is full: the new model goes on with the other name of its data.
             has_copy = False
-        with new.committing():
-            replaced = _data_names(path)
+        with new.committing(), _replacing(path) as replaced:
             sync_folder(path.parent)  # the data have their name before the model that refers to it
             new.keep(staged)  # from the next rename on, it is in use
             try:
@@ -116,11 +105,6 @@ def _staged_names(path: Path) -> str:
     return rf"{re.escape(path.name)}\.data\.[0-9a-f]{{16}}"
 
 
-def _mark_of(path: Path) -> Path:
-    """Return the file that shows, after a crash, that data which nothing refers to were ours."""
-    return path.with_name(f".{path.name}.data.obsolete")
-
-
 def _data_names(path: Path) -> set[str]:
     """Return the names of the data files of ours that the present model refers to."""
     try:
@@ -139,20 +123,41 @@ def _in_use(path: Path) -> set[str]:
     If the model goes on with another name of its data, `P.data` is a leftover itself. It may even
     be the same file: earlier versions, killed, left two names (hard links), which loaders refuse.
     """
-    used, mark = _data_names(path), _mark_of(path)
-    final = path.with_name(f"{path.name}.data")
-    if final.name not in used and (mark.exists() or used):
-        final.unlink(missing_ok=True)
-    mark.unlink(missing_ok=True)
+    used, final = _data_names(path), f"{path.name}.data"
+    if used or _announcement(path).exists():
+        _remove(path, {final} - used)
     return used
+
+
+def _announcement(path: Path) -> Path:
+    """Return the file that is there while data of ours lose their model.
+
+    If the process dies before it has removed them, the next one knows by it whose they are.
+    """
+    return path.with_name(f".{path.name}.replaced")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[set[str]]:
+    """Return the names of data that the new model will replace, and announce it."""
+    replaced = _data_names(path)
+    with contextlib.suppress(OSError):  # on a full disk, data may stay behind
+        if replaced:
+            _announcement(path).touch()
+            sync_folder(path.parent)
+    try:
+        yield replaced
+    except BaseException:
+        _remove(path, set())
+        raise
 
 
 def _remove(path: Path, names: set[str]) -> None:
     """Remove data that no model refers to any more."""
-    for name in names:
-        path.with_name(name).unlink(missing_ok=True)
-    if names:
-        sync_folder(path.parent)
+    for name in (*names, _announcement(path).name):
+        with contextlib.suppress(OSError):
+            path.with_name(name).unlink()
+            sync_folder(path.parent)
 
 
 def _rename(source: Path, target: Path) -> None:

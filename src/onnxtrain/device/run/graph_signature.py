@@ -14,6 +14,7 @@ from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType
 from onnxtrain.format.names import (
     ACCUMULATED,
     BUFFER,
+    FINITE_CHECK,
     LAZY_RESET,
     LEARNING_RATE,
     MOMENTUM,
@@ -22,6 +23,7 @@ from onnxtrain.format.names import (
     REFERENCE,
     STEP,
     UPDATED,
+    UPDATED_FLAG,
 )
 
 
@@ -30,7 +32,8 @@ class GraphSignature:
     """The inputs and outputs of a graph by what they are for.
 
     `parameters` are inputs that the checkpoint has; `trained` are names whose gradient the graph
-    accumulates, or which it updates; `updated` are names of what it gives a new value to.
+    accumulates, or which it updates; `updated` are names of what it gives a new value to. `check`
+    are the outputs that tell whether a step was finite; earlier versions wrote graphs without.
     """
 
     inputs: tuple[ValueType, ...]
@@ -39,6 +42,7 @@ class GraphSignature:
     trained: tuple[str, ...]
     updated: tuple[str, ...]
     has_seed: bool
+    check: tuple[ValueType, ...] = ()
 
 
 def signature_of(model: ModelFile, state: TrainingState, *, fused: bool = False) -> GraphSignature:
@@ -63,13 +67,16 @@ def signature_of(model: ModelFile, state: TrainingState, *, fused: bool = False)
         if v.name.endswith(UPDATED) and v.name.removesuffix(UPDATED) in known
     )
     results = {f"{n}{UPDATED}" for n in updated} | {f"{n}{ACCUMULATED}" for n in trained}
+    made = {value.name: value for value in model.outputs}
+    check = (UPDATED_FLAG, FINITE_CHECK) if {UPDATED_FLAG, FINITE_CHECK} <= made.keys() else ()
     return GraphSignature(
         inputs=tuple(v for v in model.inputs if v.name not in known),
-        outputs=tuple(v for v in model.outputs if v.name not in results),
+        outputs=tuple(v for v in model.outputs if v.name not in results.union(check)),
         parameters=parameters,
         trained=trained,
         updated=updated,
         has_seed=RANDOM_SEED in names,
+        check=tuple(made[name] for name in check),
     )
 
 
