@@ -199,6 +199,10 @@ def _train(commands: Any) -> None:
         "--class-weight", metavar="X", help="'balanced', or a weight for each class, such as "
         "1,2.5,1; needs prepare --sample-weight",
     )  # fmt: skip
+    add(
+        "--nonfinite", choices=("stop", "skip"), default="stop",
+        help="what to do with batches whose loss or gradients are infinite or NaN",
+    )  # fmt: skip
     add("--tensorboard", type=_file, metavar="FOLDER", help="write event files for TensorBoard")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
     add(
@@ -238,6 +242,7 @@ def _export(commands: Any) -> None:
     add("--outputs", action="append", metavar="NAME", help="values that the model is to give out")
     add("--format", choices=("onnx", "ort"), default="onnx")
     add("--optimize", action="store_true", help="save what onnxruntime's optimisations make of it")
+    add("--allow-nonfinite", action="store_true", help="write infinite and NaN parameters too")
     _which_checkpoint(parser)
 
 

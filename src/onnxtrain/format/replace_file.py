@@ -47,13 +47,7 @@ class NewFiles:
 
     `leftovers` is the pattern of names that dead processes may have left there; `before_writing` is
     called first, and returns names that are in use in spite of that.
-
-    Examples:
-        >>> with NewFiles(path.parent, leftovers_of(path)) as new:
-        ...     new.write(temporary, write, path)
-        ...     with new.committing():
-        ...         os.replace(temporary, path)
-
+    Write all, then rename them within `committing`; `replace_file` is an example.
     """
 
     def __init__(
@@ -121,6 +115,14 @@ def replace_file(path: Path, write: Write) -> None:
         with new.committing():
             os.replace(temporary, path)
             sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it, which are then there after a loss of power too."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
 
 
 class ScratchFolder:

@@ -58,8 +58,7 @@ def store(path: Path, model: Chunks) -> None:
     temporary = temporary_for(path)
     with translated(path), _new_files(path) as new:
         new.write(temporary, model.write, path)
-        with new.committing():
-            replaced = _data_names(path)
+        with new.committing(), _replacing(path) as replaced:
             _rename(temporary, path)
             _remove(path, replaced)
 
@@ -79,8 +78,7 @@ def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) ->
         except OSError:
             # The disk is full: the new model goes on with the other name of its data.
             has_copy = False
-        with new.committing():
-            replaced = _data_names(path)
+        with new.committing(), _replacing(path) as replaced:
             sync_folder(path.parent)  # the data have their name before the model that refers to it
             new.keep(staged)  # from the next rename on, it is in use
             try:
@@ -125,6 +123,8 @@ def _in_use(path: Path) -> set[str]:
     """
     used = _data_names(path)
     final = path.with_name(f"{path.name}.data")
+    if _announcement(path).exists():
+        _remove(path, {final.name} - used)
     for name in used - {final.name}:
         with contextlib.suppress(OSError):
             if final.samefile(path.with_name(name)):
@@ -132,11 +132,35 @@ def _in_use(path: Path) -> set[str]:
     return used
 
 
+def _announcement(path: Path) -> Path:
+    """Return the file that is there while data of ours lose their model.
+
+    If the process dies before it has removed them, the next one knows by it whose they are.
+    """
+    return path.with_name(f".{path.name}.replaced")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[set[str]]:
+    """Return the names of data that the new model will replace, and announce it."""
+    replaced = _data_names(path)
+    with contextlib.suppress(OSError):  # on a full disk, data may stay behind
+        if replaced:
+            _announcement(path).touch()
+            sync_folder(path.parent)
+    try:
+        yield replaced
+    except BaseException:
+        _remove(path, set())
+        raise
+
+
 def _remove(path: Path, names: set[str]) -> None:
     """Remove data that no model refers to any more."""
-    for name in names:
+    for name in (*names, _announcement(path).name):
         with contextlib.suppress(OSError):
             path.with_name(name).unlink()
+            sync_folder(path.parent)
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.frontend.external_data import settle_tensors
+from onnxtrain.offline.frontend.external_data import require_own_files, settle_tensors
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.declared import says_nothing
 from onnxtrain.offline.graph.infer import root_cause
@@ -21,9 +21,12 @@ STATES_OPSETS = 3  # the first IR version that does; before, there was opset 1
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
 
 
-def load(model: ModelLike) -> ir.Model:
-    """Load a model from a proto or a path, without reading external weights into memory."""
-    proto, path = read_model(model)
+def load(model: ModelLike, *, located: bool = False) -> ir.Model:
+    """Load a model from a proto or a path, without reading external weights into memory.
+
+    In one that is `located`, onnxtrain itself has written full paths to files that it has checked.
+    """
+    proto, path = read_model(model, located=located)
     origin = "the given ModelProto" if path is None else repr(str(path))
     loaded = _from_proto(proto, origin)
     if path is not None:
@@ -43,16 +46,19 @@ _REMEDY_FOR = {
 }
 
 
-def read_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
+def read_model(model: ModelLike, *, located: bool = False) -> tuple[onnx.ModelProto, Path | None]:
     """Return a model as a proto, and its path if it was given by one; external data stay there."""
     if isinstance(model, onnx.ModelProto):
+        _check_extent(model)
         try:
             size = model.ByteSize()
         except Exception as error:  # names of bytes that are no text, or graphs in graphs in graphs
             raise ModelError(f"the given ModelProto cannot be written down: {error}") from None
+        if not located:
+            require_own_files(model)
         if size > USE_PATH_THRESHOLD:
             raise ModelError("the model is larger than 2 GB: give the path of its file instead")
-        return _checked(model), None
+        return _without_maps(model), None
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             "a model is an onnx.ModelProto or a path to a file, not "
@@ -72,12 +78,12 @@ def read_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
             f"{str(path)!r} is not an ONNX model, or it is truncated ({path.stat().st_size} "
             f"bytes){_resembles(path)}"
         ) from None
-    return _checked(read), path
+    _check_extent(read)
+    return _without_maps(read), path
 
 
-def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Refuse a model that is too large, or of dictionaries, as scikit-learn's converters write."""
-    _check_extent(model)
+def _without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Refuse a model of dictionaries, as converters of scikit-learn write it by default."""
     zipped = [name for node in model.graph.node if node.op_type == "ZipMap" for name in node.output]
     if zipped:
         raise ModelError(
