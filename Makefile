@@ -273,7 +273,7 @@ $(MATRIX)-oldest/ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(MATRIX)-oldest
 	$(MATRIX)-oldest/bin/python -m pip install --quiet --upgrade pip
 	$(MATRIX)-oldest/bin/python -m pip install --quiet --editable '.[demo]' pytest pytest-timeout pytest-xdist \
-	    onnxruntime==1.19.2 onnx==1.18.0 'numpy==1.26.*' onnx_ir==1.1.0 \
+	    onnxruntime==1.19.2 onnx==1.21.0 'numpy==1.26.*' onnx_ir==1.1.0 \
 	    'matplotlib==3.9.*' 'pyparsing<3.2' 'pillow==10.3.*' 'rich==13.7.*' 'scikit-learn==1.5.*'
 	@touch $@
 
