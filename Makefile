@@ -28,7 +28,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated lock web check fuzz test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -38,6 +38,8 @@ help:
 	@echo "make test-python          the same without JavaScript"
 	@echo "make test-js              test the JavaScript package, in Node and Chromium"
 	@echo "make web                  serve the page that learns your handwriting"
+	@echo "make crash                let power fail and kill processes while files are written (KILLS=1000)"
+	@echo "make soak                 work under faults for ten minutes (HOURS=8)"
 	@echo "make test-matrix          run the tests with the oldest and the newest packages"
 	@echo "make test-wheel           install the wheel in empty environments and train there"
 	@echo "make test-transformers    compare the gradients of thirty architectures with torch"
@@ -95,6 +97,18 @@ test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVIC
 	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	$(MAKE) test-flower
+
+# Power fails and processes are killed while files are written; at least KILLS kills in all.
+KILLS ?= 1000
+crash: $(VENV)/dev
+	$(BIN)/python tests/crash/power_loss.py
+	$(BIN)/python tests/crash/kills.py --kills $(KILLS)
+	$(BIN)/python tests/crash/kills.py --kills 100 --writers 2 save export artifacts
+
+# Trains, saves, exports and federates under faults, for minutes, or HOURS=8.
+MINUTES ?= $(if $(HOURS),$(shell expr 60 '*' $(HOURS)),10)
+soak: $(FLOWER)/ready
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python tests/crash/soak.py --minutes $(MINUTES)
 
 # The tests that need Flower, Ray and torch, in a separate environment.
 test-flower: $(FLOWER)/ready

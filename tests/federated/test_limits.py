@@ -160,9 +160,11 @@ def crowded() -> bytes:
 
 
 BOMBS = {
-    "deflated": lambda: npz({"names.npy": names("fc1.weight"), "a0.npy": npy((3 * 10**7,), data=bytes(12 * 10**7))},
+    "deflated": lambda: npz({"names.npy": names("fc1.weight"),
+                             "a0.npy": npy((3 * 10**7,), data=bytes(12 * 10**7))},
                             zipfile.ZIP_DEFLATED),
-    "bzip2": lambda: npz({"names.npy": names("fc1.weight"), "a0.npy": npy((10**7,), data=bytes(4 * 10**7))},
+    "bzip2": lambda: npz({"names.npy": names("fc1.weight"),
+                          "a0.npy": npy((10**7,), data=bytes(4 * 10**7))},
                          zipfile.ZIP_BZIP2),
     "a shape": lambda: npz({"names.npy": names("fc1.weight"), "a0.npy": npy((10**12,))}),
     "shapes": lambda: npz({"names.npy": names("fc1.weight"), "a0.npy": npy((2**31, 2**31, 2**31))}),
@@ -232,7 +234,7 @@ ARRAYS = {
     "cut": Array("float32", (3,), "numpy.ndarray", npy((3,), data=b"  ")),
     "more": Array("float32", (3,), "numpy.ndarray", npy((3,), data=b" " * 16)),
     "objects": Array("float32", (3,), "numpy.ndarray", npy((3,), "|O", b"cos\nsystem\n.")),
-    "version": Array("float32", (3,), "numpy.ndarray", npy((3,), data=b" " * 12, version=b"\x09\0")),
+    "version": Array("float32", (3,), "numpy.ndarray", npy((3,), data=b" " * 12, version=b"\t\0")),
     "pickle": Array("float32", (3,), "pickle", b"cos\nsystem\n(S'true'\ntR."),
     "empty": Array("float32", (3,), "numpy.ndarray", b""),
     "text": Array(np.array(["a", "b", "c"])),
@@ -295,8 +297,11 @@ def test_a_bundle_names_no_files(tmp_path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("content", [b"[" * 10**6, b'{"a":' * 10**5, b"\xff\xfe", b'{"onnxtrain-artifacts": 1}',
-                                     b'{"onnxtrain-artifacts": 1, "files": [1], "version": "x"}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 10**6, b'{"a":' * 10**5, b"\xff\xfe", b'{"onnxtrain-artifacts": 1}',
+     b'{"onnxtrain-artifacts": 1, "files": [1], "version": "x"}'],
+)  # fmt: skip
 def test_a_bundle_that_is_none(content, tmp_path) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ModelError, match="packed artifacts"):
