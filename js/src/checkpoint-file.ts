@@ -5,7 +5,7 @@
  * version 2.
  */
 
-import { CHECKSUM_SIZE, isChecksumRight, writeChecksum } from "./checksum.js";
+import { checkedBlocks, checkFile, END_SIZE, FRONT_SIZE, seal } from "./checksum.js";
 import { arrayOf, BOOL, bytesOf, countOf, dataSize, ELEMENT_TYPES, STRING } from "./elements.js";
 import { CheckpointError, quoted } from "./errors.js";
 import { FlatTable } from "./flat-reader.js";
@@ -24,7 +24,7 @@ import {
   vector,
 } from "./flat-writer.js";
 import type { TypedArray } from "./runtime.js";
-import { byCodePoints, decoded, encoded } from "./text.js";
+import { ascii, byCodePoints, encoded } from "./text.js";
 
 /** A stored tensor: little-endian bytes in row-major order, or strings. */
 export interface Stored {
@@ -62,6 +62,8 @@ const DATA_ID = `${RESERVED_PREFIX}external_data`;
 const FOOTER = /^ODTCDATA[0-9a-f]{16}$/;
 const FOOTER_SIZE = 24;
 const ALIGNMENT = 64;
+/** What ONNX Runtime aligns external data to. */
+const UPSTREAM_ALIGNMENT = 4n;
 
 export function stored(code: number, dims: readonly number[], array: TypedArray): Stored {
   return { code, dims: [...dims], data: bytesOf(array) };
@@ -78,23 +80,30 @@ export function elementsOf(tensor: Stored): TypedArray {
  * Read a checkpoint. Tensors are views of the bytes, which must not change afterwards.
  *
  * @param externalData the second file (`checkpoint.data`) of a checkpoint that has one.
+ * @param verify whether to compute checksums.
  */
 export function readCheckpoint(
   bytes: Uint8Array,
   externalData?: Uint8Array,
   source = "checkpoint",
+  verify = true,
 ): CheckpointContent {
-  return new CheckpointReader(bytes, externalData, source).read();
+  return new CheckpointReader(bytes, externalData, source, verify).read();
 }
 
 class CheckpointReader {
   private readonly _root: FlatTable;
   private _external: Uint8Array | null = null;
+  private _announced = false;
+  /** The tensors with elements, in the file itself and in external data. */
+  private readonly _inside: Uint8Array[] = [];
+  private readonly _outside: Uint8Array[] = [];
 
   constructor(
     private readonly _data: Uint8Array,
     private readonly _given: Uint8Array | undefined,
     private readonly _source: string,
+    private readonly _verify: boolean,
   ) {
     this._root = FlatTable.root(_data, _source, IDENTIFIER, "checkpoint");
     const version = this._root.i32(0);
@@ -104,9 +113,9 @@ class CheckpointReader {
   }
 
   read(): CheckpointContent {
-    if (!isChecksumRight(this._data)) {
-      this._root.fail("the checksum does not match: the file is damaged");
-    }
+    const { announced, wrong } = checkFile(this._data, this._verify);
+    if (wrong) this._root.fail(wrong);
+    this._announced = announced;
     const properties = this._properties();
     const bond = properties.get(DATA_ID);
     properties.delete(DATA_ID);
@@ -128,6 +137,14 @@ class CheckpointReader {
     for (const table of this._root.tables(2, "optimizer_groups")) {
       groups.set(named(table, groups), this._group(table));
     }
+    requireApart(this._root, this._inside);
+    const last = requireApart(this._root, this._outside);
+    const end = last ? last.byteOffset + last.length - this._external!.byteOffset : 0;
+    if (this._announced && this._external && end !== this._external.length) {
+      throw new CheckpointError(
+        `the external data of ${this._source} have ${this._external.length} bytes instead of ${end}`,
+      );
+    }
     return { trainable, frozen, nominal, groups, properties };
   }
 
@@ -139,14 +156,18 @@ class CheckpointReader {
           "its bytes as externalData",
       );
     }
-    const end = decoded(data.subarray(Math.max(0, data.length - FOOTER_SIZE))) ?? "";
-    if (!FOOTER.test(end)) return data;
-    if (end.slice(8) !== bond) {
-      throw new CheckpointError(
-        `the external data given with ${this._source} are of another checkpoint`,
-      );
+    const whose = `the external data given with ${this._source} are`;
+    const end = ascii(data.subarray(Math.max(0, data.length - FOOTER_SIZE)));
+    if (!FOOTER.test(end)) {
+      if (this._announced) throw new CheckpointError(`${whose} damaged: they have lost their end`);
+      return data;
     }
-    return data.subarray(0, -FOOTER_SIZE);
+    if (end.slice(8) !== bond) throw new CheckpointError(`${whose} of another checkpoint`);
+    const rest = data.subarray(0, -FOOTER_SIZE);
+    if (!this._announced) return rest;
+    const checked = checkedBlocks(rest, this._verify);
+    if (typeof checked === "string") throw new CheckpointError(`${whose} damaged: ${checked}`);
+    return checked;
   }
 
   private _properties(): Map<string, StoredProperty> {
@@ -217,18 +238,35 @@ class CheckpointReader {
       if (data.length !== size) {
         table.fail(`the dimensions need ${size} bytes of data, but there are ${data.length}`);
       }
+      if (size) this._inside.push(data);
       return data;
     }
     const { _external: external } = this;
     const end = offset + BigInt(size);
+    const alignment = this._announced ? BigInt(ALIGNMENT) : UPSTREAM_ALIGNMENT;
+    if (offset % alignment) {
+      table.fail(`the offset in the external data is ${offset}, not a multiple of ${alignment}`);
+    }
     if (!external || offset < 0n || end > BigInt(external.length)) {
       return table.fail(
         `bytes ${offset} to ${end} of the external data are needed, which have ` +
           `${external?.length ?? 0} bytes`,
       );
     }
-    return external.subarray(Number(offset), Number(end));
+    const data = external.subarray(Number(offset), Number(end));
+    if (size) this._outside.push(data);
+    return data;
   }
+}
+
+/** Refuse tensors that share bytes, and return the last one. */
+function requireApart(root: FlatTable, parts: Uint8Array[]): Uint8Array | undefined {
+  let end = 0;
+  for (const part of parts.sort((a, b) => a.byteOffset - b.byteOffset)) {
+    if (part.byteOffset < end) root.fail("the elements of two tensors overlap");
+    end = part.byteOffset + part.length;
+  }
+  return parts.at(-1);
 }
 
 /** The name of a table, which must be unique. */
@@ -274,7 +312,7 @@ export function writeCheckpoint(content: CheckpointContent): Uint8Array {
     reference(2, listed(groups, groupTable)),
     properties.size ? reference(3, propertyBag(properties)) : null,
   );
-  return writeChecksum(layOut(root, IDENTIFIER, CHECKSUM_SIZE));
+  return seal(...layOut(root, IDENTIFIER, FRONT_SIZE, END_SIZE));
 }
 
 function sorted<T>(entries: ReadonlyMap<string, T>): [string, T][] {

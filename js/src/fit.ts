@@ -3,11 +3,10 @@
 import { ArgumentError, NonFiniteError, OnnxTrainError, quoted } from "./errors.js";
 import { type Batch, type BatchSource, type FitData, makeSource } from "./fit-data.js";
 import { Evaluation, type EvaluationOptions, whole } from "./fit-evaluation.js";
+import { type EpochRecord, type History, stepsOf } from "./history.js";
 import {
   type Best,
   checkOrder,
-  type EpochRecord,
-  type History,
   KEY,
   newResumeState,
   type ResumeState,
@@ -269,7 +268,7 @@ class Run {
   private _checked(loss: number): number {
     if (!Number.isFinite(loss)) {
       throw new NonFiniteError(
-        `epoch ${this._resumeState.epoch + 1}, step ${this._history.losses.length + 1} of the run: the loss ` +
+        `epoch ${this._resumeState.epoch + 1}, step ${stepsOf(this._history) + 1} of the run: the loss ` +
           `is ${loss}. A lower learning rate usually helps; what was saved before is not touched`,
       );
     }
@@ -281,16 +280,18 @@ class Run {
     position.batch += batches;
     position.samples += samples;
     position.lossSum += loss * samples;
+    const step = stepsOf(history) + 1;
     history.losses.push(loss);
+    history.lossSteps.push(step);
     if (this._scheduler && !(this._scheduler instanceof PlateauLRScheduler)) this._scheduler.step();
-    if (typeof options.saveEvery === "number" && history.losses.length % options.saveEvery === 0) {
+    if (typeof options.saveEvery === "number" && step % options.saveEvery === 0) {
       await this._save();
     }
     options.onProgress?.({
       type: "step",
       epoch: position.epoch + 1,
       epochs: this._epochs,
-      step: history.losses.length,
+      step,
       batch: position.batch,
       batches: this._source.batches,
       loss,
@@ -312,7 +313,7 @@ class Run {
     const values = this._evaluation ? await this._evaluation.run(position.epoch) : {};
     const record: EpochRecord = {
       epoch: position.epoch + 1,
-      steps: history.losses.length,
+      steps: stepsOf(history),
       samples: position.samples,
       loss: position.lossSum / position.samples,
       learningRate: this._session.getLearningRate(),
@@ -352,7 +353,7 @@ class Run {
   // ---- saving ------------------------------------------------------------------------------------
 
   private _position(): string {
-    return `${this._resumeState.epoch}/${this._history.losses.length}`;
+    return `${this._resumeState.epoch}/${stepsOf(this._history)}`;
   }
 
   private _remember(): void {
@@ -377,7 +378,7 @@ class Run {
     this._savedAt = this._position();
     this._options.onProgress?.({
       type: "saved",
-      step: this._history.losses.length,
+      step: stepsOf(this._history),
       bytes: bytes.length,
     });
   }
@@ -423,7 +424,7 @@ class Run {
     const { name, ...settings } = (typeof given === "string" ? { name: given } : given) as {
       name: string;
     } & Record<string, unknown>;
-    if (!(name in SCHEDULERS)) {
+    if (!Object.hasOwn(SCHEDULERS, name)) {
       throw new ArgumentError(
         `there is no scheduler ${quoted(name)}: there are ${schedulerNames()}`,
       );

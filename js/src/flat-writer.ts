@@ -136,12 +136,20 @@ class Front {
 /**
  * Assign offsets to all objects of the tree; an object always follows its owner.
  *
+ * @param gap the number of zero bytes behind the identifier.
  * @param tail the number of zero bytes at the end.
+ * @returns the file, and the length of the part before bulk data.
  */
-export function layOut(root: Node, identifier: string, tail: number): Uint8Array {
+export function layOut(
+  root: Node,
+  identifier: string,
+  gap: number,
+  tail: number,
+): [file: Uint8Array, structure: number] {
   const front = new Front();
   front.extend(4);
   front.append(Uint8Array.from(identifier, (letter) => letter.charCodeAt(0)));
+  front.extend(gap);
   const waiting: [reference: number, bulk: Bulk][] = [];
   front.open.push([0, root]);
   for (const [at, node] of front.open) {
@@ -171,5 +179,5 @@ export function layOut(root: Node, identifier: string, tail: number): Uint8Array
     view.setUint32(offset - 4, data.length, true);
     file.set(data, offset);
   }
-  return file;
+  return [file, front.length];
 }

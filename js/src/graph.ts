@@ -17,6 +17,8 @@ export interface Settings {
   readonly ort: Ort;
   readonly options: SessionOptions;
   batch: number | null;
+  /** That of the graphs so far, or "". */
+  generation: string;
 }
 
 export type Tensors = Record<string, OrtTensor>;

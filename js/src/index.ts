@@ -12,7 +12,7 @@ export {
 } from "./fit.js";
 export type { EvaluationOptions, Metric } from "./fit-evaluation.js";
 export type { Batches, FitData } from "./fit-data.js";
-export type { EpochRecord, History } from "./resume-state.js";
+export type { EpochRecord, History } from "./history.js";
 export { CheckpointStore, type StoredCheckpoint } from "./store.js";
 export {
   connect,

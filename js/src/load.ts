@@ -20,8 +20,15 @@ export async function loadBytes(source: Source, what: string): Promise<Uint8Arra
   return files ? readFile(files, source, what) : fetchBytes(source, what);
 }
 
-/** Load bytes, or null if there is no such file. */
-export async function loadIfThere(source: Source, what: string): Promise<Uint8Array | null> {
+/** Load a file of an artifact folder, or null if there is none. */
+export async function loadIfThere(source: string, what: string): Promise<Uint8Array | null> {
+  // A program that ended while it replaced the files has left the new ones in here.
+  const unfinished = source.replace(/[^/]*$/, ".onnxtrain-generation/$&");
+  const isFolder = !isWebAddress(source) && nodeFiles() !== null;
+  return (isFolder && (await loadOrNull(unfinished, what))) || loadOrNull(source, what);
+}
+
+async function loadOrNull(source: string, what: string): Promise<Uint8Array | null> {
   try {
     return await loadBytes(source, what);
   } catch (error) {

@@ -3,6 +3,7 @@
 import { Buffers } from "./buffers.js";
 import { BOOL, FLOAT, UINT32, zerosOf } from "./elements.js";
 import { ArgumentError, InputError, StateError } from "./errors.js";
+import { checkGeneration } from "./generation.js";
 import { batchSymbol, Graph, type Settings, type Tensors } from "./graph.js";
 import { type Feeds, prepared } from "./inputs.js";
 import { loadBytes, type Source } from "./load.js";
@@ -82,6 +83,7 @@ export class Module {
       ort,
       options: options.sessionOptions ?? {},
       batch: typeof batchSize === "number" ? batchSize : null,
+      generation: "",
     };
     const [train, evaluation] = await Promise.all([
       loadBytes(options.trainModel, "the training model"),
@@ -255,6 +257,7 @@ export abstract class Pass {
     fused = false,
   ) {
     const model = readModel(bytes, source);
+    settings.generation = checkGeneration(model, state.boundTo, settings.generation);
     this.signature = signatureOf(model, state, fused);
     checkBelongs(model, state, this.signature);
     const own = new Set(this.signature.outputs.map(({ name }) => name));

@@ -12,6 +12,7 @@ import {
 } from "./checkpoint-file.js";
 import { bytesOf, ELEMENT_TYPES, typeName, zerosOf } from "./elements.js";
 import { ArgumentError, CheckpointError, quoted, StateError } from "./errors.js";
+import { GENERATION, type Generation, readGeneration } from "./generation.js";
 import { loadBytes, type Source } from "./load.js";
 import { fromJson, type Json, type JsonObject, toJson } from "./json.js";
 import { Parameters, Properties } from "./parameters.js";
@@ -57,6 +58,7 @@ export class CheckpointState {
   private readonly _userProperties = new Map<string, StoredProperty>();
   private readonly _reserved = new Map<string, StoredProperty>();
   private readonly _trainable: Map<string, Stored>;
+  /** @internal */ boundTo: Generation | null;
   private readonly _variables = new Map<string, Variable>();
   private readonly _gradients = new Map<string, Variable>();
 
@@ -69,6 +71,7 @@ export class CheckpointState {
     }
     const saved = trainingOf(this._reserved.get(TRAINING));
     this._reserved.delete(TRAINING);
+    this.boundTo = readGeneration(this._reserved.get(GENERATION));
     this._isNominal = content.nominal;
     this._trainable = new Map(content.trainable);
     this.frozen = { values: new Map(content.frozen), version: 0, file };
@@ -86,10 +89,11 @@ export class CheckpointState {
    * Load a checkpoint, complete or nominal, from bytes, a URL or, in Node, a path.
    *
    * @param options.externalData the second file of a checkpoint that has one (`checkpoint.data`).
+   * @param options.verify whether to compute checksums; without them damage goes unnoticed.
    */
   static async load(
     source: Source,
-    options: { externalData?: Source } = {},
+    options: { externalData?: Source; verify?: boolean } = {},
   ): Promise<CheckpointState> {
     const what =
       typeof source === "string" || source instanceof URL ? String(source) : "checkpoint";
@@ -98,13 +102,14 @@ export class CheckpointState {
       options.externalData === undefined
         ? undefined
         : await loadBytes(options.externalData, "the external data of the checkpoint");
-    return new CheckpointState(readCheckpoint(bytes, external, what), bytes);
+    const content = readCheckpoint(bytes, external, what, options.verify ?? true);
+    return new CheckpointState(content, bytes);
   }
 
   /** The same as `load`, by the name that Python has. */
   static loadCheckpoint(
     source: Source,
-    options: { externalData?: Source } = {},
+    options: { externalData?: Source; verify?: boolean } = {},
   ): Promise<CheckpointState> {
     return CheckpointState.load(source, options);
   }
@@ -184,6 +189,21 @@ export class CheckpointState {
   /** The user's properties. */
   get properties(): Properties {
     return new Properties(this._userProperties);
+  }
+
+  /**
+   * The identifier of the artifacts that the state belongs to, or null.
+   *
+   * Graphs of other artifacts are refused, and graphs that were changed. Set it to null to use the
+   * state with such graphs, on your own responsibility.
+   */
+  get generation(): string | null {
+    return this.boundTo?.id ?? null;
+  }
+
+  set generation(_: null) {
+    this.boundTo = null;
+    this._reserved.delete(GENERATION);
   }
 
   /** Whether the state has names but no values yet. */
@@ -348,7 +368,8 @@ function trainingOf(text: StoredProperty | undefined): JsonObject {
     // Reported below.
   }
   const record = saved instanceof Map ? saved : null;
-  const isRight = ([key, value]: [string, Json]): boolean => TRAINING_RECORD[key]?.(value) ?? true;
+  const isRight = ([key, value]: [string, Json]): boolean =>
+    TRAINING_RECORD.get(key)?.(value) ?? true;
   if (!record || ![...record].every(isRight)) {
     throw new CheckpointError(
       "the checkpoint holds a damaged record of the learning rate, the scheduler or the random " +
@@ -358,16 +379,25 @@ function trainingOf(text: StoredProperty | undefined): JsonObject {
   return record;
 }
 
-const TRAINING_RECORD: Record<string, (value: Json) => boolean> = {
-  random: (value) =>
-    value instanceof Map &&
-    ["seed", "draws"].every((key) => {
-      const count = value.get(key);
-      return typeof count === "bigint" && count >= 0n;
-    }),
-  private: (value) => value instanceof Map,
-  learning_rate: (value) =>
-    (typeof value === "number" || typeof value === "bigint") &&
-    Number.isFinite(Math.fround(Number(value))),
-  scheduler: (value) => value instanceof Map,
-};
+const isObject = (value: Json): boolean => value instanceof Map;
+
+// By names out of a file: a map, as any object has a "constructor".
+const TRAINING_RECORD = new Map<string, (value: Json) => boolean>([
+  [
+    "random",
+    (value) =>
+      value instanceof Map &&
+      ["seed", "draws"].every((key) => {
+        const count = value.get(key);
+        return typeof count === "bigint" && count >= 0n;
+      }),
+  ],
+  ["private", isObject],
+  [
+    "learning_rate",
+    (value) =>
+      (typeof value === "number" || typeof value === "bigint") &&
+      Number.isFinite(Math.fround(Number(value))),
+  ],
+  ["scheduler", isObject],
+]);

@@ -14,6 +14,11 @@ export function decoded(bytes: Uint8Array): string | null {
   }
 }
 
+/** A few bytes as characters, one each. */
+export function ascii(bytes: Uint8Array): string {
+  return String.fromCharCode(...bytes);
+}
+
 function isShared(bytes: Uint8Array): boolean {
   return typeof SharedArrayBuffer !== "undefined" && bytes.buffer instanceof SharedArrayBuffer;
 }

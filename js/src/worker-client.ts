@@ -3,7 +3,7 @@
 import { ArgumentError, revived, WorkerError } from "./errors.js";
 import type { FitOptions, ProgressEvent } from "./fit.js";
 import type { FitData } from "./fit-data.js";
-import type { History } from "./resume-state.js";
+import type { History } from "./history.js";
 import type { Feeds } from "./inputs.js";
 import type { Tensors } from "./graph.js";
 import type { OrtTensor } from "./runtime.js";

@@ -121,16 +121,16 @@ test("damaged files are refused with words, whatever is damaged", async () => {
       return false;
     }
   };
-  // All but the checksum: a file of ONNX Runtime has none, so that its end is not missed.
-  for (let length = 0; length < good.length - 16; length += 61) {
+  for (let length = 0; length < good.length; length += 61) {
     assert.equal(await tryToLoad(good.slice(0, length)), false, `${length} bytes`);
+    assert.equal(await tryToLoad(good.slice().fill(0, length)), false, `${length} bytes, zeros`);
   }
   const random = numbers(1);
   for (let round = 0; round < 1500; round++) {
     const damaged = good.slice();
     for (let k = 0; k < 1 + (round % 4); k++) {
       // Most of what can break is in the first part of the file.
-      const at = Math.floor(random() * (round % 2 ? good.length - 16 : 1500));
+      const at = Math.floor(random() * (round % 2 ? good.length : 1500));
       damaged[at] = Math.floor(random() * 256);
     }
     if (round % 3 === 0) assert.equal(await tryToLoad(damaged), String(damaged) === String(good));
@@ -142,4 +142,32 @@ test("damaged files are refused with words, whatever is damaged", async () => {
   );
   await assert.rejects(CheckpointState.load("nowhere/checkpoint"), /cannot read/);
   await assert.rejects(CheckpointState.load(3), /bytes of a file or its address/);
+});
+
+test("every flipped bit is found, and older files are read", async () => {
+  const good = await bytes(golden("mlp"), "at10");
+  const isRefused = async (data, options) => {
+    try {
+      await CheckpointState.load(data, options);
+      return false;
+    } catch (error) {
+      assert.ok(error instanceof CheckpointError, `${error.stack}`);
+      return true;
+    }
+  };
+  for (let bit = 0; bit < 8 * good.length; bit += bit < 4000 || bit > 8 * good.length - 400 ? 1 : 97) {
+    const damaged = good.slice();
+    damaged[bit >> 3] ^= 1 << (bit & 7);
+    assert.equal(await isRefused(damaged), true, `bit ${bit}`);
+  }
+  // What others verify need not be verified here.
+  const unverified = good.slice();
+  unverified[good.length - 100] ^= 1;
+  assert.equal(await isRefused(unverified, { verify: false }), false);
+  // A version before wrote the checksum alone, ONNX Runtime none.
+  const older = writeChecksum(good.slice().fill(0, 8, 32));
+  assert.equal(await isRefused(older), false);
+  older[older.length - 100] ^= 1;
+  assert.equal(await isRefused(older), true);
+  assert.equal(await isRefused(good.slice(0, -16).fill(0, 8, 32)), false);
 });

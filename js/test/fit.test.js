@@ -151,3 +151,48 @@ test("a loss that is not a number ends the run", async () => {
     /the loss is NaN/,
   );
 });
+
+test("the record of a long run does not grow, and does not depend on interruptions", async () => {
+  const { thinned, stepsOf } = await import("../dist/history.js");
+  const loss = (step) => (step === 700 ? 0 : 1 / step);
+  const grown = (history, end) => {
+    const steps = [...history.lossSteps];
+    for (let step = (steps.at(-1) ?? 0) + 1; step <= end; step++) steps.push(step);
+    const known = new Map(history.lossSteps.map((step, i) => [step, history.losses[i]]));
+    return {
+      losses: steps.map((step) => known.get(step) ?? loss(step)),
+      lossSteps: steps,
+      epochs: [],
+      bestEpoch: null,
+    };
+  };
+  const none = { losses: [], lossSteps: [] };
+  const whole = thinned(grown(none, 20_000));
+  let broken = none;
+  for (const stop of [3, 900, 1001, 1005, 9999, 20_000]) broken = thinned(grown(broken, stop));
+  assert.deepEqual(broken, whole);
+  assert.ok(whole.losses.length <= 1002);
+  assert.equal(Math.min(...whole.losses), 0);
+  assert.equal(stepsOf(whole), 20_000);
+  assert.equal(thinned(grown(none, 1000)).losses.length, 1000);
+});
+
+test("a run of more than a thousand steps is resumed", async () => {
+  const few = { arrays: { input: input.slice(0, 16), labels: labels.slice(0, 2) } };
+  const options = { epochs: 1300, batchSize: 2, seed: 1 };
+  const whole = await open();
+  assert.equal((await fit(whole, few, options)).losses.length, 1300);
+  const first = await open();
+  await fit(first, few, { ...options, epochs: 1200 });
+  const second = await open(await first.saveCheckpoint());
+  const resumed = await fit(second, few, { ...options, resume: true });
+  assert.equal(resumed.lossSteps.at(-1), 1300);
+  assert.ok(resumed.losses.length < 750, `${resumed.losses.length}`);
+  assert.deepEqual(
+    second.state.parameters.get("fc1.weight").data,
+    whole.state.parameters.get("fc1.weight").data,
+  );
+  const [a, b] = [whole, second].map(({ state }) => state.privateRecord.get("fit").get("history"));
+  for (const key of ["losses", "kept_steps"]) assert.deepEqual(a.get(key), b.get(key));
+  assert.ok(a.get("kept_steps").length <= 1002 && a.get("epochs").length <= 1002);
+});

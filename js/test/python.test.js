@@ -6,10 +6,10 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, test } from "node:test";
-import { fileURLToPath } from "node:url";
+import { fileURLToPath, pathToFileURL } from "node:url";
 
-import { fit, TrainingSession } from "../dist/index.js";
-import { golden, numbers, python as pythonFolder } from "./folders.js";
+import { CheckpointState, fit, TrainingSession } from "../dist/index.js";
+import { bytes, golden, numbers, python as pythonFolder } from "./folders.js";
 import { batch, difference, NETWORKS } from "./golden.js";
 import { node } from "./runtimes.js";
 
@@ -18,6 +18,14 @@ const skip = python ? false : "ONNXTRAIN_PYTHON is not set to a Python with onnx
 const ort = await node();
 const scratch = mkdtempSync(join(tmpdir(), "onnxtrain-"));
 after(() => rmSync(scratch, { recursive: true }));
+
+/** A folder that a Python program, called with it, has written files into. */
+function written(program) {
+  const folder = mkdtempSync(join(scratch, "written-"));
+  const device = fileURLToPath(new URL("../../tests/device", import.meta.url));
+  execFileSync(python, ["-c", program, folder, device]);
+  return pathToFileURL(`${folder}/`);
+}
 
 function run(action, input, ...paths) {
   const script = fileURLToPath(new URL("continue.py", import.meta.url));
@@ -71,4 +79,60 @@ test("a run of fit changes the language in the middle of an epoch, twice", { ski
   assert.deepEqual(middle.losses, whole.losses.slice(0, 10));
   const last = await fit(await open(second), data, { ...options, seed: undefined, resume: true });
   assert.deepEqual(last.losses, whole.losses);
+});
+
+test("external data of Python are read, and damage to them is found", { skip }, async () => {
+  const folder = written(`
+import sys
+from pathlib import Path
+import numpy as np
+from onnxtrain.format.checkpoint.content import CheckpointContent
+from onnxtrain.format.checkpoint.file import write_checkpoint
+w = np.arange(400_000, dtype=np.float32)
+content = CheckpointContent(trainable={"w": w, "v": w[:50]}, has_external_data=True)
+write_checkpoint(Path(sys.argv[1], "c"), content)
+`);
+  const main = await bytes(folder, "c");
+  const data = await bytes(folder, "c.data");
+  const load = (externalData, options = {}) => CheckpointState.load(main, { externalData, ...options });
+  assert.equal((await load(data)).parameters.get("w").data[399_999], 399_999);
+  const changed = (change) => {
+    const copy = data.slice();
+    return change(copy) ?? copy;
+  };
+  const flipped = (at) => changed((copy) => void (copy[at] ^= 4));
+  for (const at of [0, 999_999, 1_048_576, 1_500_000, data.length - 40, data.length - 60]) {
+    await assert.rejects(load(flipped(at)), /external data given with checkpoint are damaged/);
+  }
+  await load(flipped(0), { verify: false });
+  await assert.rejects(load(flipped(data.length - 3)), /of another checkpoint/);
+  await assert.rejects(load(flipped(data.length - 20)), /lost their end/);
+  await assert.rejects(load(data.subarray(0, 1_600_256)), /lost their end/);
+  await assert.rejects(load(changed((copy) => copy.fill(0, copy.length - 4096))), /lost their end/);
+  const longer = new Uint8Array(data.length + 64);
+  longer.set(data.subarray(0, 64));
+  longer.set(data, 64);
+  await assert.rejects(load(longer), /more or fewer bytes/);
+});
+
+test("tensors that share bytes are refused", { skip }, async () => {
+  const folder = written(`
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from forger import Forger
+def tensors(forger, offsets):
+    forger.builder.ForceDefaults(True)
+    return [forger.tensor(f"w{i}", raw=b"", q6=at) for i, at in enumerate(offsets)]
+for name, offsets in {"apart": (0, 8), "same": (0, 0), "over": (0, 4), "odd": (0, 9)}.items():
+    forger = Forger()
+    data = forger.file(u1=forger.module(*tensors(forger, offsets), b3=True))
+    Path(sys.argv[1], name).write_bytes(data)
+`);
+  const externalData = new Uint8Array(32);
+  const load = async (name) => CheckpointState.load(await bytes(folder, name), { externalData });
+  await load("apart");
+  await assert.rejects(load("same"), /overlap/);
+  await assert.rejects(load("over"), /overlap/);
+  await assert.rejects(load("odd"), /not a multiple of 4/);
 });

@@ -6,8 +6,24 @@ catch that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+# What moves the cursor, rings, or turns the direction of text; and halves of characters.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return a text that is safe to show on a terminal, as parts of it may be from a file."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def one_line(value: object) -> str:
+    """Return a name or a text out of a file as it is shown within a line."""
+    return printable(str(value).replace("\n", "\\n").replace("\t", "\\t"))
 
 
 class OnnxTrainError(RuntimeError):
@@ -18,8 +34,8 @@ class OnnxTrainError(RuntimeError):
     """
 
     def __init__(self, message: str = "", *, advice: str = "") -> None:
-        self.message, self.advice = message, advice
-        super().__init__(f"{message} {advice}" if advice else message)
+        self.message, self.advice = printable(message), advice
+        super().__init__(f"{self.message} {advice}" if advice else self.message)
 
 
 class ModelError(OnnxTrainError):

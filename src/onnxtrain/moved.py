@@ -43,7 +43,7 @@ MOVED = {
     "onnxtrain.inspection": "onnxtrain.offline.inspect",
     "onnxtrain.memory": "onnxtrain.offline.memory",
     "onnxtrain.new_head": "onnxtrain.offline.passes.replace_classifier",
-    "onnxtrain.plots": "onnxtrain.device.loop.history",
+    "onnxtrain.plots": "onnxtrain.cli.plot",
     "onnxtrain.training_graph": "onnxtrain.offline.training_graph",
 }
 _WORKSTATION = ("onnxtrain.offline", "onnxtrain.artifacts", "onnxtrain.onnxblock")

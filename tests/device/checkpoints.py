@@ -1,5 +1,7 @@
 """What the tests of checkpoint files share: contents, and how two of them are compared."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,19 @@ import numpy as np
 from onnxtrain.format.checkpoint.content import CheckpointContent, OptimizerGroup, RawTensor
 from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
 
+CHECKSUM_SIZE = 16  # at the end of a file
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "checkpoints"
+
+
+def without_checksum(data: bytes) -> bytes:
+    """A file of ours as ONNX Runtime would have it: neither its front nor its end is special."""
+    return data[:8] + bytes(24) + data[32:-CHECKSUM_SIZE]
+
+
+def with_checksum(data: bytes) -> bytes:
+    """A file of ours that was changed, with the checksum of what it is now."""
+    rest = data[:16] + struct.pack("<Q", len(data)) + data[24:-CHECKSUM_SIZE]
+    return rest + b"ODTCCRC=%08x" % zlib.crc32(rest)
 
 
 def as_plain_data(content: CheckpointContent):

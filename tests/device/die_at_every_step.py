@@ -3,7 +3,7 @@
     python die_at_every_step.py <module> <folder> <file> <before> <after>
 
 The module has `save(path, scale, threshold)` and `scale_of(path)`. Prints as JSON, for each k: what
-could be read after the crash, what after one more save, and the files that are there then.
+could be read after the crash, what after one more save, and all files that are there then.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-CHANGES = ("replace", "fsync", "chmod", "unlink", "open", "link")
+CHANGES = ("replace", "rename", "fsync", "chmod", "unlink", "open", "link", "mkdir", "rmdir")
 
 
 def die_at_every_step(module: str, folder: Path, file: str, before: int, after: int) -> list:
@@ -64,7 +64,8 @@ def main(module, folder, file, before, after):
         folder.with_name("moved").rename(folder)
         found = tests.scale_of(path)
         tests.save(path, 3.0, int(after))
-        lines.append([found, tests.scale_of(path), sorted(os.listdir(folder))])
+        files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
+        lines.append([found, tests.scale_of(path), files])
     print(json.dumps(lines))
 
 

@@ -63,3 +63,14 @@ def assert_same(one, other):
     assert a.keys() == b.keys()
     for name, value in a.items():
         np.testing.assert_array_equal(b[name], value, err_msg=name)
+
+
+class StopAt:
+    """A callback that ends the run after a step."""
+
+    def __init__(self, step) -> None:
+        self.step = step
+
+    def on_step_end(self, run) -> None:
+        if run.step == self.step:
+            run.stop()

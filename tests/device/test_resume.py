@@ -192,26 +192,27 @@ def peak():
 
 before = peak()
 state = CheckpointState.load_checkpoint(sys.argv[1])
-assert state.parameters["table"].data.shape == (50_000_000,)
+state.parameters["trained"].data[0] = 1  # training works with the memory that was read
+assert state.parameters["table"].data.shape == (25_000_000,)
 print(peak() - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory has other units elsewhere")
-def test_a_large_checkpoint_is_mapped(tmp_path) -> None:
-    """Two hundred megabytes take hardly any memory before they are used."""
+@pytest.mark.parametrize("external", [False, True])
+def test_a_large_checkpoint_is_in_memory_once(tmp_path, external) -> None:
     from onnxtrain.format.checkpoint.content import CheckpointContent
     from onnxtrain.format.checkpoint.file import write_checkpoint
 
-    content = CheckpointContent(frozen={"table": np.zeros(50_000_000, np.float32)})
-    content.has_external_data = True
+    half = np.zeros(25_000_000, np.float32)
+    content = CheckpointContent(trainable={"trained": half}, frozen={"table": half})
+    content.has_external_data = external
     write_checkpoint(tmp_path / "c", content)
-    assert (tmp_path / "c.data").stat().st_size >= 200_000_000
     result = subprocess.run(
         [sys.executable, "-c", LOAD, str(tmp_path / "c")], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) * 1024 < 20_000_000
+    assert 200_000_000 < int(result.stdout) * 1024 < 220_000_000
 
 
 def test_what_is_saved_is_what_the_file_holds(tmp_path) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small_runs import assert_same, open_session, parameters, samples
+from small_runs import StopAt, assert_same, open_session, parameters, samples
 
 from onnxtrain.device import random_state, schedules
 from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
@@ -114,15 +114,6 @@ def test_a_rate_of_zero_is_told(capfd) -> None:
 
 
 # ---- resuming --------------------------------------------------------------------------------
-
-
-class StopAt:
-    def __init__(self, step) -> None:
-        self.step = step
-
-    def on_step_end(self, run) -> None:
-        if run.step == self.step:
-            run.stop()
 
 
 HOW = {

@@ -9,6 +9,7 @@ in one line that says what to do; 130, interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -52,10 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Let what would go to a stream that the caller has closed go nowhere."""
+    """Let what would go to a stream that the caller has closed go nowhere.
+
+    Names that the terminal has no characters for are escaped; they are no error.
+    """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _report(error: Exception, command: str, console: Console) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from onnxtrain.device.loop.progress import ProgressDisplay, make_progress
+from onnxtrain.errors import one_line, printable
 
 Row = Sequence[Any]
 
@@ -28,7 +29,7 @@ class Console:
             plain = json.loads(json.dumps(content, default=_plain), parse_constant=lambda _: None)
             print(json.dumps(plain, indent=2), flush=True)
         elif text and not self.quiet:
-            print(text, flush=True)
+            print(printable(text), flush=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
         """Write a table, unless JSON was asked for. Numbers stand to the right."""
@@ -45,11 +46,11 @@ class Console:
     def note(self, text: str) -> None:
         """Say something on the way."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     def complain(self, text: str) -> None:
         """Say what is wrong, quiet or not."""
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def progress(self) -> ProgressDisplay:
         """How to show training: a bar on a terminal, lines elsewhere, nothing if quiet."""
@@ -85,7 +86,10 @@ def megabytes(size: float) -> str:
 
 def plain_table(columns: Sequence[str], rows: Sequence[Row]) -> str:
     """Return a table as lines of text."""
-    cells = [list(columns), *([_cell(value) for value in row] for row in rows)]
+    cells = [
+        [one_line(name) for name in columns],
+        *([_cell(value) for value in row] for row in rows),
+    ]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     right = [all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
     return "\n".join(
@@ -104,7 +108,7 @@ def _is_number(value: Any) -> bool:
 def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
 
 
 def _rich_table(columns: Sequence[str], rows: Sequence[Row]) -> None:
@@ -116,7 +120,9 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Row]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         right = all(_is_number(row[index]) for row in rows)
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column(
+            Text(one_line(name)), justify="right" if right else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     Terminal().print(table)

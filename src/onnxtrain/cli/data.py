@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from onnxtrain.cli.tables import read_features, read_table
 from onnxtrain.device.loop.weights import without_weights
 from onnxtrain.errors import InputError
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.npy import map_npy, read_npz
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
@@ -66,8 +66,9 @@ def load_samples(
     where = str(first)
     arrays = _read_arrays(files, inputs, reading, "INPUT")
     if arrays is not None:
+        arrays = _fitting(arrays, inputs, where)
         count = len(next(iter(arrays.values())))
-        return [f"{first.name}[{i}]" for i in range(count)], _fitting(arrays, inputs, where)
+        return [f"{first.name}[{i}]" for i in range(count)], arrays
     is_table = len(files) == 1 and first.suffix.lower() in (".csv", ".tsv")
     images = [path for _, path in files if path.is_dir() or is_image(path)]
     if not is_table and len(images) < len(files):
@@ -130,42 +131,16 @@ def _read_npy(
         raise InputError(f"{option}: the inputs of the model are {', '.join(names)}")
     found = {}
     for position, (name, path) in enumerate(files):
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except PermissionError:
-            raise
-        except (ValueError, OSError, EOFError):
-            array = None
-        if not isinstance(array, np.ndarray):
-            raise InputError(
-                f"{option}: {str(path)!r} is not a .npy file: write it with numpy.save"
-            )
-        found[name if name is not None else names[position]] = array
+        with _of_option(option):
+            found[name if name is not None else names[position]] = map_npy(path)
     return found
 
 
 def _read_npz(
     path: Path, inputs: Sequence[ValueType], given: Mapping[str, str], option: str
 ) -> dict[str, Array]:
-    try:
-        # numpy does not close a file that it opened and could not read.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except PermissionError:
-        raise
-    except (
-        ValueError,
-        OSError,
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        AttributeError,
-        TypeError,
-    ):
-        raise InputError(
-            f"{option}: {str(path)!r} is not an .npz file of plain arrays: write it with "
-            "numpy.savez"
-        ) from None
+    with _of_option(option):
+        arrays = read_npz(path)
     names = [value.name for value in inputs]
     unknown = next((name for name in given if name not in names), None)
     if unknown is not None:
@@ -180,6 +155,15 @@ def _read_npz(
             f"it has {', '.join(arrays) or 'none'}: name it with --map {missing}=ARRAY"
         )
     return {name: arrays[chosen[name]] for name in names}
+
+
+@contextmanager
+def _of_option(option: str) -> Iterator[None]:
+    """Say which option gave a file that cannot be read."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
 
 
 def _usual(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, str] | None:

@@ -17,8 +17,9 @@ from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
 from onnxtrain.cli.reading import remembered
 from onnxtrain.device.session import TrainingSession
-from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
+from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, one_line
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.folder_lock import settle
 
 TRAINED = "trained"
 _LEARNING_RATE = 1e-3
@@ -78,6 +79,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         cache_features=options.cache_features,
         max_steps=options.max_steps,
         class_weight=_class_weight(options.class_weight),
+        nonfinite=options.nonfinite,
     )
     if _steps(session) == steps and not history.interrupted:
         console.note(
@@ -175,7 +177,11 @@ def export_command(options: argparse.Namespace, console: Console) -> int:
     target = Path(options.output)
     check_target(target, "--output", of_artifacts(folder))
     session.export_model_for_inferencing(
-        target, names, optimize=options.optimize, format=options.format
+        target,
+        names,
+        optimize=options.optimize,
+        format=options.format,
+        allow_nonfinite=options.allow_nonfinite,
     )
     content = {
         "output": str(target), "bytes": _size(target), "outputs": names,
@@ -200,15 +206,16 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
     trained = set(state.trainable_names())
     parameters = [_describe(name, state.held(name), name in trained) for name in state.names()]
     groups = state.groups.values()
-    run = state.private.get("fit", {})
-    content = {
+    run = state.private.get("fit")
+    epochs = run.get("epoch") if isinstance(run, dict) else None
+    content: dict[str, Any] = {
         "checkpoint": str(path),
         "bytes": _size(path),
         "nominal": state.nominal,
         "steps": max((group.step for group in groups), default=0),
         "learning_rate": state.saved_learning_rate,
         "scheduler": state.saved_scheduler,
-        "epochs": run.get("epoch"),
+        "epochs": epochs if isinstance(epochs, int) else None,
         "properties": dict(checkpoint.properties),
         "parameters": parameters,
     }
@@ -218,7 +225,10 @@ def checkpoint_command(options: argparse.Namespace, console: Console) -> int:
         + (", nominal: names without values" if state.nominal else ""),
         f"trains         {len(trained)} tensors, {count:,} parameters",
         f"optimizer      {_optimizer_line(content)}",
-        *(f"property       {name} = {value}" for name, value in content["properties"].items()),
+        *(
+            f"property       {one_line(name)} = {one_line(value)}"
+            for name, value in content["properties"].items()
+        ),
     ]
     console.result(content, "\n".join(lines))
     console.table(
@@ -264,6 +274,7 @@ def _optimizer_line(content: dict[str, Any]) -> str:
 def artifact_folder(name: str) -> Path:
     """Return a folder that training reads."""
     folder = Path(name)
+    settle(folder)
     if not (folder / "training_model.onnx").is_file() and not any(folder.glob("*training_model*")):
         raise ModelError(
             f"{name!r} is no folder of training artifacts: make one with onnxtrain prepare"
@@ -279,6 +290,7 @@ def _existing(checkpoint: str | Path) -> Path:
 
 def chosen_checkpoint(folder: Path, given: str | None) -> Path:
     """Return the checkpoint that is meant: the one given, the trained one, or the first one."""
+    settle(folder)
     trained = folder / TRAINED
     return _existing(given or (trained if trained.exists() else folder / "checkpoint"))
 

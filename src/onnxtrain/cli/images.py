@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from onnxtrain.format.model.file import ValueType
 
 _ENDINGS = frozenset(".png .jpg .jpeg .bmp .gif .webp .tif .tiff".split())
+_MANY_PIXELS = 2**24  # in one image; a file of any size may have so many
 _IN_MEMORY = 2**28  # bytes; more than that is memory-mapped from a temporary file
 
 
@@ -107,7 +109,7 @@ def decode(paths: Sequence[Path], value: ValueType, about: ModelMetadata, where:
     result = room((len(paths), *layout.shape))
     mean, std = (_per_channel(v, layout, where) for v in (about.mean, about.std))
     for index, path in enumerate(paths):
-        pixels = _pixels(_open(path, where), layout)
+        pixels = _pixels(path, layout, where)
         if mean is not None:
             pixels = pixels - mean
         if std is not None:
@@ -134,24 +136,31 @@ def _per_channel(given: Sequence[float] | None, layout: Layout, where: str) -> A
     return np.array(given, np.float32)
 
 
-def _open(path: Path, where: str) -> Image:
+def _pixels(path: Path, layout: Layout, where: str) -> Array:
+    """Return an image as height × width × channels, from 0 to 1, scaled and center-cropped."""
     from PIL import Image
 
     try:
-        image = Image.open(path)
-        image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        # What Pillow raises depends on the format.
+        with warnings.catch_warnings():
+            # A small file that becomes very many pixels fills the memory.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                if math.prod(image.size) > max(_MANY_PIXELS, 100 * path.stat().st_size):
+                    raise ValueError(f"{image.width} x {image.height} pixels in so small a file")
+                return _fitted(image, layout)
+    except PermissionError:
+        raise
+    except Exception as error:  # what Pillow raises depends on the format
+        reason = f"{type(error).__name__}: {error}"[:200]
         raise InputError(
-            f"{where}: {str(path)!r} cannot be read as an image: remove or replace it"
+            f"{where}: {str(path)!r} cannot be read as an image ({reason}): remove or replace it"
         ) from None
-    return image
 
 
-def _pixels(image: Image, layout: Layout) -> Array:
-    """Return an image as height × width × channels, from 0 to 1, scaled and center-cropped."""
+def _fitted(image: Image, layout: Layout) -> Array:
     from PIL import Image, ImageOps
 
+    image.load()
     image = ImageOps.exif_transpose(image)  # cameras write how they were held
     if image.mode.startswith("I"):  # 16 bits, which convert() would clip to 8
         image = Image.fromarray((np.asarray(image) / 257).astype(np.uint8))

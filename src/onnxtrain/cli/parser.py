@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from onnxtrain import __version__
 from onnxtrain.cli.interrupt import ends_at_once
+from onnxtrain.errors import printable
 
 
 class Named(tuple[str, ...]):
@@ -70,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, printable(f"{self.prog}: {message}; see {self.prog} --help\n"))
 
 
 def make_parser() -> Parser:
@@ -203,6 +204,10 @@ def _train(commands: Any) -> None:
         "--class-weight", metavar="X", help="'balanced', or a weight for each class, such as "
         "1,2.5,1; needs prepare --sample-weight",
     )  # fmt: skip
+    add(
+        "--nonfinite", choices=("stop", "skip"), default="stop",
+        help="what to do with batches whose loss or gradients are infinite or NaN",
+    )  # fmt: skip
     add("--tensorboard", type=_file, metavar="FOLDER", help="write event files for TensorBoard")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
     add(
@@ -242,6 +247,7 @@ def _export(commands: Any) -> None:
     add("--outputs", action="append", metavar="NAME", help="values that the model is to give out")
     add("--format", choices=("onnx", "ort"), default="onnx")
     add("--optimize", action="store_true", help="save what onnxruntime's optimisations make of it")
+    add("--allow-nonfinite", action="store_true", help="write infinite and NaN parameters too")
     _which_checkpoint(parser)
 
 

@@ -13,6 +13,7 @@ from rich.progress import (
 
 from onnxtrain.device.loop.history import EpochRecord
 from onnxtrain.device.loop.progress import ProgressDisplay, describe
+from onnxtrain.errors import printable
 
 
 class RichBar(ProgressDisplay):
@@ -55,7 +56,7 @@ class RichBar(ProgressDisplay):
     def say(self, text: str) -> None:
         """Write a line in place of the bar."""
         self.close()
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""

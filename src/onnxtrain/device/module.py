@@ -17,9 +17,10 @@ from onnxtrain.device.run.executors import (
     require_values,
 )
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
+from onnxtrain.device.run.graph_signature import check_generation
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.state import CheckpointState
-from onnxtrain.errors import ArgumentError, InputError, ModelError, StateError
+from onnxtrain.errors import ArgumentError, ArgumentTypeError, InputError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
@@ -58,11 +59,12 @@ class Module(ParameterBuffers):
         batch_size: Batch = None,
     ) -> None:
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+            raise ArgumentTypeError(f"state is a CheckpointState, not {type(state).__name__}")
         providers, where = providers_of(device)
         self.training = True
         self.state = state
         self.training_state = state._training  # what graphs are bound to
+        self._generation = ""
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
         self.settings = Settings(providers, session_options, fixed, automatic)
@@ -82,7 +84,9 @@ class Module(ParameterBuffers):
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
-        return Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
+        graph = Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
+        self._generation = check_generation(graph.model, self.training_state, self._generation)
+        return graph
 
     def __call__(self, *user_inputs: Any, **named: Any) -> Any:
         """Run the training or evaluation graph, whichever the mode is.
@@ -125,6 +129,27 @@ class Module(ParameterBuffers):
                 "With batch_size='auto' the sessions are rebuilt for another size"
             )
 
+    @property
+    def skipped_batches(self) -> int:
+        """How many batches were left out, because their loss or gradients were not finite."""
+        return self.training_state.skipped_batches
+
+    def close(self) -> None:
+        """Free the graphs and their memory now; a module that is not used any more does so itself.
+
+        A call is an error then. The state can still be read and saved.
+        """
+        with self.training_state.lock:
+            self.training_executor.close()
+            if self.evaluation_executor is not None:
+                self.evaluation_executor.close()
+
+    def __enter__(self) -> Module:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def lazy_reset_grad(self) -> None:
         """Let the next training call start the gradients from zero."""
         self.training_executor.reset = True
@@ -162,13 +187,15 @@ class Module(ParameterBuffers):
         *,
         optimize: bool = False,
         format: Literal["onnx", "ort"] = "onnx",
+        allow_nonfinite: bool = False,
     ) -> bytes | None:
         """Write a model for inference, with the parameters as they are now.
 
         Without a path its bytes are returned. Any values of the evaluation graph can be outputs.
         `optimize` saves what onnxruntime's optimisations make of it, also in its format "ort". The
         model keeps the metadata of the one it was prepared from; string properties of the state
-        whose names begin with "onnxtrain." are added to it.
+        whose names begin with "onnxtrain." are added to it. Parameters that training has made
+        infinite or NaN are refused, unless `allow_nonfinite` is set.
         """
         # Only those who export pay for it.
         from onnxtrain.device.export.inference_model import export_model
@@ -176,7 +203,10 @@ class Module(ParameterBuffers):
         with self.training_state.lock:
             if self.evaluation_executor is None:
                 raise StateError("there is no evaluation graph to export: pass eval_model_uri")
+            self.evaluation_executor.graph.require_open()
             require_values(self.training_state)
+            if not allow_nonfinite:
+                self.training_state.require_finite("nothing was exported")
             return export_model(
                 self.evaluation_executor.graph.model,
                 graph_output_names,

@@ -15,10 +15,16 @@ from onnxtrain.device.run.binding import Binding, Variable
 from onnxtrain.device.run.executors import require_values
 from onnxtrain.device.run.graph_signature import check_updates, momentums_of, proximal_of
 from onnxtrain.device.state import GROUP, TrainingState
-from onnxtrain.errors import CheckpointError, ModelError, StateError, UnknownNameError
+from onnxtrain.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    ModelError,
+    StateError,
+    UnknownNameError,
+)
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
-from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.names import LEARNING_RATE, PROXIMAL_MU, REFERENCE, STEP, UPDATED
 
 DEFAULT_LEARNING_RATE = 0.001
@@ -36,31 +42,28 @@ class Optimizer:
 
     def __init__(self, optimizer_uri: Model, module: Module) -> None:
         if not isinstance(module, Module):
-            raise TypeError(f"module is a Module, not {type(module).__name__}")
+            raise ArgumentTypeError(f"module is a Module, not {type(module).__name__}")
         self._state = module.training_state
         with self._state.lock:
             self._graph = module.graph(optimizer_uri)
-            self.numbers = StepNumbers()
             self._names = check_updates(self._graph.model, self._state)
-            self._moments: dict[str, list[Variable]] = {}
             self._binding: Binding | None = None
-            self.scheduler: Any = None
-            # While a run's own schedule sets the rate: rate and scheduler of before, which last.
-            self._lasting: tuple[float, dict[str, Any] | None] | None = None
-            self._proximal: Proximal | None = None
-            if proximal_of(self._graph.model, self._names):
-                self._proximal = Proximal(self._state, self._names)
-            self._adopt_numbers()
-            if self._state.optimizer is not None:
-                self._share(self._state.optimizer)
+            # Another optimizer of the same parameters has the same memory.
+            earlier = self._state.optimizer
+            self._memory = OptimizerMemory() if earlier is None else earlier
+            for name, moments in self._memory.moments.items():
+                _require_count(name, len(momentums_of(self._graph.model, name)), len(moments))
+            if earlier is None:
+                self._adopt_numbers()
+            if self._memory.proximal is None and proximal_of(self._graph.model, self._names):
+                self._memory.proximal = Proximal(self._names)
             self.allocate()
-            self._state.optimizer = self
+            self._state.optimizer = self._memory
 
     def _adopt_numbers(self) -> None:
         group = self._state.groups.get(GROUP)
         if self._state.saved_learning_rate is not None:
             self.numbers.rates.array[0] = self._state.saved_learning_rate
-        self.initial_lr = DEFAULT_LEARNING_RATE
         if group is not None:
             if not np.isfinite(group.initial_learning_rate) or group.step >= _MOST_STEPS:
                 raise CheckpointError(
@@ -70,25 +73,60 @@ class Optimizer:
             self.numbers.count = group.step
             self.initial_lr = group.initial_learning_rate
 
-    def _share(self, earlier: Optimizer) -> None:
-        """Share the state of an earlier optimizer of the same parameters."""
-        for name, moments in earlier._moments.items():
-            _require_count(name, len(momentums_of(self._graph.model, name)), len(moments))
-        self._moments, self.numbers = earlier._moments, earlier.numbers
-        self.scheduler, self.initial_lr = earlier.scheduler, earlier.initial_lr
-        self._proximal = earlier._proximal or self._proximal
+    @property
+    def numbers(self) -> StepNumbers:
+        """The number of steps and the learning rate."""
+        return self._memory.numbers
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler that sets the learning rate; None if there is none."""
+        return self._memory.scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: Any) -> None:
+        self._memory.scheduler = scheduler
+
+    @property
+    def initial_lr(self) -> float:
+        """The learning rate that a schedule begins with."""
+        return self._memory.initial_lr
+
+    @initial_lr.setter
+    def initial_lr(self, rate: float) -> None:
+        self._memory.initial_lr = rate
+
+    def close(self) -> None:
+        """Free the graph and its memory; what is kept from step to step stays with the state."""
+        with self._state.lock:
+            self._binding = None
+            self._graph.close()
+
+    def __enter__(self) -> Optimizer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # ---- steps ---------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Update every parameter that trains, once."""
+        """Update every parameter that trains, once.
+
+        Nothing changes if a gradient is infinite or NaN, or if all batches since the last reset
+        were skipped; the step is counted in `skipped_steps`.
+        """
         with self._state.lock:
             require_values(self._state)
+            self._graph.require_open()
+            if self._state.has_stale_gradients:
+                self.numbers.finish(taken=False)
+                return
             if self._binding is None:
                 self._binding = self._bind()
             self.numbers.begin()
             self._binding.run(())
-            self.numbers.finish()
+            self.numbers.finish(taken=self._binding.passed)
 
     def _bind(self) -> Binding:
         gradients = self._state.make_gradients(self._names)
@@ -101,7 +139,7 @@ class Optimizer:
                 "optimizer_model.onnx, or call TrainingSession.step"
             )
         flags = [v for v in self._graph.model.outputs if v.name not in results]
-        return Binding(self._graph, state, results, (), flags)
+        return Binding(self._graph, state, results, (), (), flags)
 
     def bound(self) -> tuple[dict[str, Variable], dict[str, Variable]]:
         """Return the variables that an update reads, and those it writes, by names in the graph."""
@@ -110,18 +148,23 @@ class Optimizer:
         results: dict[str, Variable] = {}
         for name in self._names:
             tensors = {name: self._state.variable(name)}
-            for k, moment in enumerate(self._moments[name]):
+            for k, moment in enumerate(self._memory.moments[name]):
                 tensors[f"{name}.momentum{k}"] = moment
             state |= tensors
             results |= {f"{n}{UPDATED}": variable for n, variable in tensors.items()}
-        if self._proximal is not None:
-            state |= self._proximal.bound()
+        if self._memory.proximal is not None:
+            state |= self._memory.proximal.bound(self._state)
         return state, results
 
     @property
     def step_count(self) -> int:
         """How many steps were taken so far."""
         return self.numbers.count
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps changed nothing, because their loss or gradients were not finite."""
+        return self.numbers.skipped
 
     # ---- learning rate -------------------------------------------------------------------------
 
@@ -136,7 +179,7 @@ class Optimizer:
     @property
     def lasting_rate(self) -> float:
         """The learning rate that a checkpoint holds: that of before a run's own schedule."""
-        return self.get_learning_rate() if self._lasting is None else self._lasting[0]
+        return self._memory.lasting_rate
 
     @contextmanager
     def run_schedule(self, schedule: Any) -> Iterator[None]:
@@ -148,11 +191,11 @@ class Optimizer:
         scheduler, saved = self.scheduler, self._state.saved_scheduler
         is_attached = scheduler is not None and schedule is scheduler
         rate = scheduler.initial_lr if is_attached else self.get_learning_rate()
-        self._lasting = rate, None if is_attached else self.scheduler_state()
+        self._memory.lasting = rate, None if is_attached else self.scheduler_state()
         try:
             yield
         finally:
-            self._lasting = None
+            self._memory.lasting = None
             self.scheduler, self._state.saved_scheduler = scheduler, saved
             if is_attached and scheduler.is_over:
                 self.attach(None)
@@ -162,7 +205,7 @@ class Optimizer:
     @property
     def has_proximal(self) -> bool:
         """Whether the artifacts were generated with `proximal=True`."""
-        return self._proximal is not None
+        return self._memory.proximal is not None
 
     def set_proximal(self, mu: float, reference: Mapping[str, Array] | None = None) -> None:
         """Pull the parameters back to a reference in the steps to come, by the strength µ.
@@ -170,7 +213,7 @@ class Optimizer:
         The reference are the present values of all parameters that train, or those given by name.
         It is not saved with a checkpoint: µ is 0 after loading.
         """
-        if self._proximal is None:
+        if self._memory.proximal is None:
             if mu == 0:
                 return
             raise StateError(
@@ -178,7 +221,7 @@ class Optimizer:
                 "generate_artifacts(..., proximal=True)"
             )
         with self._state.lock:
-            self._proximal.set(mu, reference)
+            self._memory.proximal.set(self._state, mu, reference)
 
     def saved_scheduler(self, kind: str) -> dict[str, Any] | None:
         """Return what the checkpoint holds for a scheduler of this kind."""
@@ -199,34 +242,39 @@ class Optimizer:
 
     def allocate(self) -> None:
         """Make the moments: those of the checkpoint, or zeros."""
-        if self._moments or self._state.nominal:
+        if self._memory.moments or self._state.nominal:
             return
         group = self._state.groups.get(GROUP)
         made = {}
         for name in self._names:
             wanted = momentums_of(self._graph.model, name)
             shape = self._state.type_of(name)[0]
-            types: list[tuple[tuple[int, ...], Any]] = [
-                (shape, ELEMENT_TYPES[value.element_type].dtype) for value in wanted
-            ]
+            types = [(shape, self._moment_type(value)) for value in wanted]
             made[name] = [
                 Variable.zeros(*kind, self._state.device)
                 if array is None
-                else Variable(array, self._state.device)
+                else Variable(array, self._state.device, take=self._state.owns_memory)
                 for kind, array in zip(types, _saved_moments(group, name, types), strict=True)
             ]
-        self._moments.update(made)
+        self._memory.moments.update(made)
         # They are in memory that changes now; those of the file are out of date.
         self._state.groups.pop(GROUP, None)
+
+    def _moment_type(self, value: ValueType) -> np.dtype[Any]:
+        """Return the type of a moment, which has to be one of floats that numpy has."""
+        element = ELEMENT_TYPES.get(value.element_type)
+        if element is None or element.dtype is None or element.dtype.kind != "f":
+            kind = f"type {value.element_type}" if element is None else element.name.lower()
+            raise ModelError(
+                f"{self._graph.name} keeps {value.name!r} as {kind}: the state of an optimizer is "
+                "float, double or float16 on this device. Generate the artifacts anew"
+            )
+        return element.dtype
 
     def group(self) -> OptimizerGroup:
         """Return the state of the optimizer as a checkpoint holds it."""
         self.allocate()
-        states: dict[str, list[Tensor]] = {
-            name: [moment.array for moment in moments] or [_UNUSED]
-            for name, moments in self._moments.items()
-        }
-        return OptimizerGroup(self.numbers.count, self.initial_lr, states)
+        return self._memory.group()
 
     def reset(self, group: OptimizerGroup | None = None) -> None:
         """Start over: no step was taken, all moments are zero. Or continue from a group.
@@ -237,10 +285,10 @@ class Optimizer:
             self.allocate()
             values = {
                 name: _saved_moments(group, name, [(m.shape, m.dtype) for m in moments])
-                for name, moments in self._moments.items()
+                for name, moments in self._memory.moments.items()
             }
             for name, arrays in values.items():
-                for moment, array in zip(self._moments[name], arrays, strict=True):
+                for moment, array in zip(self._memory.moments[name], arrays, strict=True):
                     moment.assign(np.zeros(moment.shape, moment.dtype) if array is None else array)
             self.numbers.count = 0 if group is None else group.step
             self.scheduler = None
@@ -257,11 +305,44 @@ class Optimizer:
 
     def scheduler_state(self) -> dict[str, Any] | None:
         """Return the state of the scheduler as a checkpoint holds it."""
-        if self._lasting is not None:
-            return self._lasting[1]
+        return self._memory.scheduler_state(self._state.saved_scheduler)
+
+
+class OptimizerMemory:
+    """What lasts from step to step. The state owns it, and it knows neither state nor graph.
+
+    So it outlives its optimizer, and no cycle of references keeps the sessions of onnxruntime.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = StepNumbers()
+        self.moments: dict[str, list[Variable]] = {}
+        self.initial_lr = DEFAULT_LEARNING_RATE
+        self.scheduler: Any = None
+        # While a run's own schedule sets the rate: rate and scheduler of before, which last.
+        self.lasting: tuple[float, dict[str, Any] | None] | None = None
+        self.proximal: Proximal | None = None
+
+    @property
+    def lasting_rate(self) -> float:
+        """The learning rate that a checkpoint holds."""
+        return float(self.numbers.rates.array[0]) if self.lasting is None else self.lasting[0]
+
+    def scheduler_state(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the state of the scheduler as a checkpoint holds it; without one, that `saved`."""
+        if self.lasting is not None:
+            return self.lasting[1]
         if self.scheduler is None:
-            return self._state.saved_scheduler
+            return saved
         return {"kind": self.scheduler.kind, "state": self.scheduler.state()}
+
+    def group(self) -> OptimizerGroup:
+        """Return moments and number of steps as a checkpoint holds them."""
+        states: dict[str, list[Tensor]] = {
+            name: [moment.array for moment in moments] or [_UNUSED]
+            for name, moments in self.moments.items()
+        }
+        return OptimizerGroup(self.numbers.count, self.initial_lr, states)
 
 
 class StepNumbers:
@@ -270,23 +351,22 @@ class StepNumbers:
     def __init__(self) -> None:
         self.rates = Variable(np.array([DEFAULT_LEARNING_RATE], np.float32))
         self.steps = Variable(np.array([0], np.int64))
-        self.count = 0
+        self.count = self.skipped = 0
 
     def begin(self) -> None:
         """Tell the graph which step it takes; the first one is 1."""
         self.steps.array[0] = self.count + 1
 
-    def finish(self) -> None:
-        """Count the step, which has been taken."""
-        self.count += 1
+    def finish(self, *, taken: bool) -> None:
+        """Count the step, which has been taken or skipped."""
+        self.count += taken
+        self.skipped += not taken
 
 
 def _saved_moments(
     group: OptimizerGroup | None, name: str, types: Sequence[tuple[tuple[int, ...], Any]]
 ) -> Sequence[Array | None]:
     """Return the moments of a parameter that were saved; None for each without a saved group."""
-    if any(dtype is None for _, dtype in types):
-        raise StateError(f"the moments of {name!r} are of a type that numpy does not have")
     if group is None:
         return [None] * len(types)
     held = group.states.get(name)
@@ -320,36 +400,34 @@ def _require_count(name: str, wanted: int, held: int) -> None:
 class Proximal:
     """What graphs with the proximal term read beside gradients: µ and a copy of each parameter."""
 
-    def __init__(self, state: TrainingState, names: Sequence[str]) -> None:
-        self._state = state
+    def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
         self._mu = Variable(np.zeros(1, np.float32))
         self._references: dict[str, Variable] = {}
 
-    def bound(self) -> dict[str, Variable]:
+    def bound(self, state: TrainingState) -> dict[str, Variable]:
         """Return the memory of the inputs by their names."""
         return {PROXIMAL_MU: self._mu} | {
-            f"{name}{REFERENCE}": variable for name, variable in self._allocated().items()
+            f"{name}{REFERENCE}": variable for name, variable in self._allocated(state).items()
         }
 
-    def _allocated(self) -> dict[str, Variable]:
-        state = self._state
+    def _allocated(self, state: TrainingState) -> dict[str, Variable]:
         for name in self._names if not self._references else ():
             self._references[name] = Variable.zeros(*state.type_of(name), state.device)
         return self._references
 
-    def set(self, mu: float, reference: Mapping[str, Array] | None) -> None:
+    def set(self, state: TrainingState, mu: float, reference: Mapping[str, Array] | None) -> None:
         """Set the strength, and what to pull to: the present values, or those given."""
-        require_values(self._state)
+        require_values(state)
         what = "the strength of the proximal term"
         strength = not_negative(what, float32(what, mu))
         if reference is None:
-            values = {name: self._state.value_of(name) for name in self._names}
+            values = {name: state.value_of(name) for name in self._names}
         else:
             missing = [name for name in self._names if name not in reference]
             if missing:
                 raise UnknownNameError(f"the reference has no values for {missing[0]!r}")
-            values = {n: checked(n, reference[n], *self._state.type_of(n)) for n in self._names}
-        for name, variable in self._allocated().items():
+            values = {n: checked(n, reference[n], *state.type_of(n)) for n in self._names}
+        for name, variable in self._allocated(state).items():
             variable.assign(values[name])
         self._mu.array[0] = strength

@@ -100,8 +100,13 @@ class Predictor:
                 "the artifacts return the loss alone: name the values to predict in outputs=[...]"
             )
         self._module = module
+        evaluation.graph.require_open()
         graph = module.graph(cut_model(evaluation.graph.model, self.outputs))
         self._executor = EvalExecutor(graph, module.training_state)
+
+    def close(self) -> None:
+        """Free the graph and its memory."""
+        self._executor.close()
 
     def __call__(self, inputs: Sequence[Any], named: Mapping[str, Any], batch_size: int) -> Any:
         """Return the outputs for some samples."""

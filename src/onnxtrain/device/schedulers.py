@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,12 +17,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onnxtrain.device import schedules
 from onnxtrain.device.checks import at_least, choice, not_negative, positive
-from onnxtrain.errors import ArgumentError, CheckpointError
+from onnxtrain.errors import ArgumentError, CheckpointError, StateError
 
 if TYPE_CHECKING:
     from onnxtrain.device.optimizer import Optimizer
 
 State = dict[str, Any]
+
+
+class _OptimizerOf:
+    """The optimizer of a scheduler, which owns the scheduler and is not owned by it.
+
+    Otherwise the two would keep each other, and the optimizer's session of onnxruntime, in memory.
+    """
+
+    def __get__(self, scheduler: LRScheduler, kind: Any = None) -> Optimizer:
+        optimizer: Optimizer | None = scheduler.__dict__["_optimizer"]()
+        if optimizer is None:
+            raise StateError(
+                "the optimizer of the scheduler is gone: keep it, or its TrainingSession"
+            )
+        return optimizer
+
+    def __set__(self, scheduler: LRScheduler, optimizer: Optimizer) -> None:
+        scheduler.__dict__["_optimizer"] = weakref.ref(optimizer)
 
 
 @dataclass(eq=False, repr=False)
@@ -95,6 +114,9 @@ class LRScheduler(ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
         return f"{type(self).__name__}({settings})"
+
+
+LRScheduler.optimizer = _OptimizerOf()  # type: ignore[assignment]
 
 
 @dataclass(eq=False, repr=False)

@@ -20,13 +20,15 @@ from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.checkpoint.file import Source
+from onnxtrain.format.committed_folder import GRAPHS
+from onnxtrain.format.folder_lock import reading
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model_metadata import ModelMetadata
 
 if TYPE_CHECKING:
     from onnxtrain.device.predict import Predictor
 
-_GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
+Graphs = tuple[Model, Model | None, Model | None, Model | None]
 
 
 class TrainingSession:
@@ -63,15 +65,24 @@ class TrainingSession:
         session_options: Any = None,
         batch_size: Batch = None,
     ) -> None:
-        if train_model is None:
-            if not isinstance(checkpoint, str | os.PathLike):
-                raise ArgumentError("train_model is missing: pass the training graph, or a folder")
-            folder = Path(checkpoint)
-            train_model, eval_model, optimizer_model, step_model = _graphs_in(folder, "")
-            checkpoint = _checkpoint_file(folder, "")
+        options = device, session_options, batch_size
+        if train_model is not None:
+            graphs = train_model, eval_model, optimizer_model, step_model
+            self._open(checkpoint, graphs, options)
+        elif isinstance(checkpoint, str | os.PathLike):
+            with _files_of(checkpoint, "", None) as (found, graphs):
+                self._open(found, graphs, options)
+        else:
+            raise ArgumentError("train_model is missing: pass the training graph, or a folder")
+
+    def _open(
+        self, checkpoint: CheckpointState | Source, graphs: Graphs, options: tuple[Any, Any, Batch]
+    ) -> None:
+        train_model, eval_model, optimizer_model, step_model = graphs
         if not isinstance(checkpoint, CheckpointState):
             checkpoint = CheckpointState.load_checkpoint(checkpoint)
         self.state = checkpoint
+        device, session_options, batch_size = options
         self.module = Module(
             train_model, self.state, eval_model, device, session_options, batch_size=batch_size
         )
@@ -99,11 +110,26 @@ class TrainingSession:
             options: `device`, `session_options`, `batch_size`.
 
         """
-        folder = Path(directory)
-        graphs = _graphs_in(folder, prefix)
-        if checkpoint is None:
-            checkpoint = _checkpoint_file(folder, prefix)
-        return cls(checkpoint, *graphs, **options)
+        with _files_of(directory, prefix, checkpoint) as (found, graphs):
+            return cls(found, *graphs, **options)
+
+    def close(self) -> None:
+        """Free the graphs and their memory now; a session that is not used any more does so itself.
+
+        Steps, predictions and exports are errors then. The state can still be read and saved. A
+        session is a context manager that closes itself.
+        """
+        with self.module.training_state.lock:
+            self.module.close()
+            for part in (self.optimizer, self._fused, *self._predictors.values()):
+                if part is not None:
+                    part.close()
+
+    def __enter__(self) -> TrainingSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _step_executor(self, step_model: Model) -> StepExecutor:
         graph = self.module.graph(step_model)
@@ -165,7 +191,8 @@ class TrainingSession:
         """Return the loss (and further outputs) and update the parameters, in one run.
 
         Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do for one batch. Gradients
-        that training steps have accumulated are neither used nor lost.
+        that training steps have accumulated are neither used nor lost. If the loss or a gradient is
+        not finite, nothing changes, and `skipped_steps` counts the step.
         """
         with self.module.training_state.lock:
             if self._fused is not None:
@@ -175,6 +202,22 @@ class TrainingSession:
                 result = self.train_step(*inputs, **named)
                 optimizer.step()
             return result
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps changed nothing, because their loss or gradients were not finite."""
+        return self._optimizer.skipped_steps
+
+    @property
+    def skipped_batches(self) -> int:
+        """How many batches were left out, because their loss or gradients were not finite."""
+        return self.module.skipped_batches
+
+    @property
+    def checks_finite(self) -> bool:
+        """Whether steps that are not finite change nothing; not in graphs of earlier versions."""
+        executors = (self.module.training_executor, self._fused)
+        return all(executor.signature.check for executor in executors if executor is not None)
 
     @property
     def fused_model(self) -> ModelFile | None:
@@ -313,10 +356,19 @@ class TrainingSession:
         return names_of(chosen, "outputs")
 
     def save_checkpoint(
-        self, path: str | os.PathLike[str], include_optimizer_state: bool = True
+        self,
+        path: str | os.PathLike[str],
+        include_optimizer_state: bool = True,
+        *,
+        allow_nonfinite: bool = False,
     ) -> None:
-        """Write the state to a file, which is replaced as a whole or not at all."""
-        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state)
+        """Write the state to a file, which is replaced as a whole or not at all.
+
+        Infinite numbers and NaN are refused, unless `allow_nonfinite` is set.
+        """
+        CheckpointState.save_checkpoint(
+            self.state, path, include_optimizer_state, allow_nonfinite=allow_nonfinite
+        )
 
     def export_model_for_inferencing(
         self,
@@ -325,19 +377,35 @@ class TrainingSession:
         *,
         optimize: bool = False,
         format: Literal["onnx", "ort"] = "onnx",
+        allow_nonfinite: bool = False,
     ) -> bytes | None:
         """Write a model for inference, with the parameters as they are now; see `Module`."""
         return self.module.export_model_for_inferencing(
-            inference_model_uri, graph_output_names, optimize=optimize, format=format
+            inference_model_uri,
+            graph_output_names,
+            optimize=optimize,
+            format=format,
+            allow_nonfinite=allow_nonfinite,
         )
+
+
+@contextmanager
+def _files_of(
+    directory: str | os.PathLike[str], prefix: str, checkpoint: CheckpointState | Source | None
+) -> Iterator[tuple[CheckpointState | Source, Graphs]]:
+    """Find checkpoint and graphs in a folder, which no other process replaces in the meantime."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise ModelError(f"there is no folder {str(folder)!r}")
+    with reading((folder / f"{prefix}checkpoint").parent):
+        graphs = _graphs_in(folder, prefix)
+        yield _checkpoint_file(folder, prefix) if checkpoint is None else checkpoint, graphs
 
 
 def _graphs_in(folder: Path, prefix: str) -> tuple[Path, Path | None, Path | None, Path | None]:
     """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
-    if not folder.is_dir():
-        raise ModelError(f"there is no folder {str(folder)!r}")
     train, eval_, optimizer, step = (
-        _first_file(folder, f"{prefix}{stem}.onnx", f"{prefix}{stem}.ort") for stem in _GRAPHS
+        _first_file(folder, f"{prefix}{stem}.onnx", f"{prefix}{stem}.ort") for stem in GRAPHS
     )
     if train is None:
         raise ModelError(

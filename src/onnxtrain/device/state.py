@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtrain.device.checks import count_bad
 from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.errors import CheckpointError, StateError
+from onnxtrain.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    NonFiniteError,
+    StateError,
+)
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
     Array,
@@ -30,9 +37,10 @@ from onnxtrain.format.checkpoint.content import (
 from onnxtrain.format.checkpoint.file import Source, read_checkpoint, write_checkpoint
 from onnxtrain.format.checkpoint.layout import CheckpointLayout
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.generation import PROPERTY, Generation
 
 if TYPE_CHECKING:
-    from onnxtrain.device.optimizer import Optimizer
+    from onnxtrain.device.optimizer import OptimizerMemory
 
 GROUP = "group0"
 _TRAINING = "training"  # the reserved property that holds what the format has no field for
@@ -47,16 +55,22 @@ class CheckpointState:
 
     def __init__(self, state: CheckpointContent) -> None:
         if not isinstance(state, CheckpointContent):
-            raise TypeError(
+            raise ArgumentTypeError(
                 "a CheckpointState is made with CheckpointState.load_checkpoint, not from "
                 f"{type(state).__name__}"
             )
         self._training = TrainingState(state)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
-        """Load a checkpoint, complete or nominal, from a file or from its bytes."""
-        return cls(read_checkpoint(checkpoint_uri))
+    def load_checkpoint(cls, checkpoint_uri: Source, *, verify: bool = True) -> CheckpointState:
+        """Load a checkpoint, complete or nominal, from a file or from its bytes.
+
+        Without `verify`, checksums are not computed; see `read_checkpoint`.
+        """
+        made = cls(read_checkpoint(checkpoint_uri, verify=verify))
+        # Nobody else has what was read from a file.
+        made._training.owns_memory = isinstance(checkpoint_uri, str | os.PathLike)
+        return made
 
     @classmethod
     def save_checkpoint(
@@ -64,20 +78,29 @@ class CheckpointState:
         state: CheckpointState,
         checkpoint_uri: str | os.PathLike[str],
         include_optimizer_state: bool = False,
+        *,
+        allow_nonfinite: bool = False,
     ) -> None:
         """Write a state to a file, which is replaced as a whole or not at all.
 
         With the state of the optimizer, training can be resumed from the file as if it had never
-        stopped. Without it the file is smaller, a third with AdamW.
+        stopped. Without it the file is smaller, a third with AdamW. A state in which training has
+        made something infinite or NaN is refused, unless `allow_nonfinite` is set.
         """
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"a CheckpointState is saved, not {type(state).__name__}")
+            raise ArgumentTypeError(f"a CheckpointState is saved, not {type(state).__name__}")
         with state._training.lock:
+            if not allow_nonfinite:
+                state._training.require_finite("nothing was saved", include_optimizer_state)
             write_checkpoint(checkpoint_uri, state._training.content(include_optimizer_state))
 
-    def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
+    def to_bytes(
+        self, include_optimizer_state: bool = False, *, allow_nonfinite: bool = False
+    ) -> bytes:
         """Return what `save_checkpoint` would write, where it would be one file."""
         with self._training.lock:
+            if not allow_nonfinite:
+                self._training.require_finite("nothing was saved", include_optimizer_state)
             content = self._training.content(include_optimizer_state)
             content.has_external_data = False
             layout = CheckpointLayout(content, sort=True, threshold=2**31 - 1, bond=("", ""))
@@ -96,6 +119,22 @@ class CheckpointState:
     def properties(self) -> Properties:
         """The user's own values, by name."""
         return Properties(self._training.properties)
+
+    @property
+    def generation(self) -> str | None:
+        """The identifier of the artifacts that the state belongs to, if they have one.
+
+        Graphs of other artifacts are refused, and graphs that were changed. Set it to None to use
+        the state with such graphs, on your own responsibility.
+        """
+        held = self._training.generation
+        return None if held is None else held.identifier
+
+    @generation.setter
+    def generation(self, value: None) -> None:
+        if value is not None:
+            raise ArgumentError(f"the generation of a state can be set to None, not to {value!r}")
+        self._training.generation = None
 
     @property
     def nominal(self) -> bool:
@@ -124,13 +163,18 @@ class TrainingState:
     def __init__(self, content: CheckpointContent) -> None:
         self.properties, self._reserved = split_properties(content.properties)
         saved = _training_of(self._reserved.pop(_TRAINING, None))
+        self.generation = Generation.from_property(self._reserved.get(PROPERTY))
         self.lock = threading.RLock()
         self.nominal = content.nominal
+        self.owns_memory = False  # whether training may write into the arrays of the content
         self.device = CPU
         self.frozen = Frozen(dict(content.frozen))
         self.groups = dict(content.optimizer_groups)
-        self.optimizer: Optimizer | None = None
+        self.optimizer: OptimizerMemory | None = None
         self.random = RandomState(saved.get("random"))
+        self.skipped_batches = 0  # whose loss or gradients were not finite
+        self.not_finite: tuple[str, ...] = ()  # the gradients because of which the last one was
+        self.has_stale_gradients = False  # all batches since the last reset were skipped
         self.private: dict[str, Any] = saved.get("private", {})
         self.saved_learning_rate: float | None = saved.get("learning_rate")
         self.saved_scheduler: dict[str, Any] | None = saved.get("scheduler")
@@ -142,9 +186,13 @@ class TrainingState:
     def content(self, include_optimizer_state: bool) -> CheckpointContent:
         """Return the state as plain data; arrays are the memory that training works with."""
         reserved = dict(self._reserved)
+        if self.generation is None:
+            reserved.pop(PROPERTY, None)
         groups: dict[str, OptimizerGroup] = {}
         if include_optimizer_state and not self.nominal:
-            groups = self.groups if self.optimizer is None else {GROUP: self.optimizer.group()}
+            groups = self.groups
+            if self.optimizer is not None and self.optimizer.moments:
+                groups = {GROUP: self.optimizer.group()}
             reserved[_TRAINING] = strict_json.dumps(self._training())
         return CheckpointContent(
             trainable={name: self.held(name) for name in self._trainable},
@@ -155,12 +203,31 @@ class TrainingState:
             has_external_data=self._has_external_data,
         )
 
+    def require_finite(self, what: str, include_optimizer_state: bool = False) -> None:
+        """Refuse to go on where training has made something infinite or NaN.
+
+        Frozen parameters are not looked at: masks are infinite in many models.
+        """
+        held = {n: self.held(n) for n in dict.fromkeys((*self._trainable, *self._variables))}
+        if include_optimizer_state and self.optimizer is not None:
+            for name, tensors in self.optimizer.group().states.items():
+                held |= {f"{name}.momentum{k}": tensor for k, tensor in enumerate(tensors)}
+        arrays = {n: t for n, t in held.items() if isinstance(t, np.ndarray)}
+        bad = [(name, count) for name, array in arrays.items() if (count := count_bad(array))]
+        if bad:
+            name, count = bad[0]
+            raise NonFiniteError(
+                f"{name!r} has {count} of {arrays[name].size} elements that are infinite or not a "
+                f"number: {what}. Go on from an earlier checkpoint, or pass allow_nonfinite=True.",
+                parameters=[name for name, _ in bad],
+            )
+
     def _training(self) -> dict[str, Any]:
         saved: dict[str, Any] = {"random": self.random.saved(), "private": self.private}
         saved |= {"learning_rate": self.saved_learning_rate, "scheduler": self.saved_scheduler}
         if self.optimizer is not None:
             saved["learning_rate"] = self.optimizer.lasting_rate
-            saved["scheduler"] = self.optimizer.scheduler_state()
+            saved["scheduler"] = self.optimizer.scheduler_state(self.saved_scheduler)
         return {key: value for key, value in saved.items() if value not in (None, {})}
 
     def held(self, name: str) -> Tensor:
@@ -230,6 +297,7 @@ class TrainingState:
             if gradient is None:
                 raise StateError(f"the parameter {name!r} has no gradient, or there is no Module")
             gradient.assign(checked(f"{name}_grad", value, gradient.shape, gradient.dtype))
+            self.has_stale_gradients = False
 
     # ---- what Module and Optimizer ask ---------------------------------------------------------
 
@@ -254,7 +322,7 @@ class TrainingState:
                     f"the parameter {name!r} is of type {ELEMENT_TYPES[tensor.code].name}, which "
                     "numpy does not have: it cannot change in training on this device"
                 )
-            self._variables[name] = made = Variable(tensor, self.device)
+            self._variables[name] = made = Variable(tensor, self.device, take=self.owns_memory)
             if made.device.is_cpu:
                 # The values of the file are not needed any more; these are the only ones.
                 self._set_tensor(name, made.array)
@@ -279,6 +347,7 @@ class TrainingState:
     def complete(self, values: Mapping[str, Array]) -> None:
         """Give a nominal state its values."""
         self.require_changeable(values)
+        self.owns_memory = False  # these are the caller's
         for name, array in values.items():
             self._set_tensor(name, array)
         self.nominal = False

@@ -11,6 +11,7 @@ from onnxtrain.format.model.tensor import stays_in_folder
 
 METADATA_KEY = "onnxtrain"
 FORMAT = 1  # of the artifact folder
+_LEFT_OUT = {"target": "cpu", "memory": None, "on_cpu": (), "generation": ""}
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,12 @@ class GraphMetadata:
     target: str = "cpu"
     memory: Mapping[str, Any] | None = None
     on_cpu: tuple[str, ...] = ()
+    generation: str = ""
 
     def to_json(self) -> str:
         """Return the value of the property."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        for key, absent in (("target", "cpu"), ("memory", None), ("on_cpu", ())):
+        for key, absent in _LEFT_OUT.items():
             if found[key] == absent:
                 del found[key]
         return json.dumps(found, allow_nan=False)

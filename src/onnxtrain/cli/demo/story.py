@@ -187,7 +187,7 @@ def _draw_digits(figure: Any, digits: Digits) -> None:
 
 
 def _draw_loss(axes: Any, history: History) -> None:
-    axes.plot(history.losses, color="0.8", label="training step")
+    axes.plot(history.loss_steps, history.losses, color="0.8", label="training step")
     axes.plot(history["steps"], history["eval_loss"], marker="o", markersize=4, label="test data")
     axes.set(title="training on the device", xlabel="step", ylabel="loss", ylim=(0, None))
     axes.legend(frameon=False)

@@ -11,6 +11,7 @@ import difflib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +23,9 @@ from onnxtrain.device.export.model_parts import ModelParts, take_apart
 from onnxtrain.device.export.prune import Cut, Values, quiet_options
 from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError, UnknownNameError
 from onnxtrain.format.checkpoint.layout import EXTERNAL_DATA_THRESHOLD
-from onnxtrain.format.model.file import ModelFile, map_file
+from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.model.source import read_bytes
+from onnxtrain.format.replace_file import ScratchFolder
 
 Target = str | os.PathLike[str]
 Format = Literal["onnx", "ort"]
@@ -55,10 +58,11 @@ def export_model(
     if not optimize and format == "onnx":
         return _write(layout, path, external_data_threshold)
     # What onnxruntime writes goes to the disk of the target.
-    with export_store.translated(path or Path(tempfile.gettempdir())):
-        scratch = tempfile.TemporaryDirectory(prefix=".onnxtrain-", dir=path and path.parent)
-    with scratch as folder:
-        plain = Path(folder, "plain.onnx")
+    place = Path(tempfile.gettempdir()) if path is None else path.parent
+    with ExitStack() as stack:
+        with export_store.translated(path or place):
+            scratch = stack.enter_context(ScratchFolder(place))
+        plain = scratch.path / "plain.onnx"
         _write(layout, plain, external_data_threshold)
         if format == "ort":
             return _write_ort(plain, path, optimize)
@@ -134,7 +138,7 @@ def _write_ort(plain: Path, path: Path | None, optimize: bool) -> bytes | None:
     _write_by_session(plain, options, made, action)
     # Nothing but loading it tells whether all of it was written.
     _load(made, quiet_options(level.ORT_DISABLE_ALL), action)
-    content = Chunks([map_file(made)])
+    content = Chunks([read_bytes(made)])
     if path is None:
         return content.join()
     export_store.store(path, content)

@@ -272,12 +272,12 @@ def with_initializers(model: ModelFile, values: Mapping[str, Tensor]) -> bytes:
     are passed over.
     """
     reader = Reader(model.source_name)
-    chunks = Chunks()
-    for part in reader.fields(model.data, "model"):
+    chunks, data = Chunks(), model.data
+    for part in reader.fields(data, "model"):
         if part.number == ModelField.GRAPH:
             chunks.add_message(part.number, _graph(reader, part.data, values))
         else:
-            chunks.add(model.data[part.start : part.end])
+            chunks.add(data[part.start : part.end])
     return chunks.join()
 
 

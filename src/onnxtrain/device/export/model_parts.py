@@ -109,7 +109,8 @@ def take_apart(model: ModelFile) -> ModelParts:
     """Read the pieces of a model."""
     reader = Reader(model.source_name)
     parts = ModelParts(model.source_name)
-    for part in reader.fields(model.data, "model"):
+    data = model.data
+    for part in reader.fields(data, "model"):
         if part.number == ModelField.OPSET_IMPORT:
             message = reader.message(part, "opset_import")
             parts.opsets.append((read_opset(reader, message)[0], message))
@@ -120,7 +121,7 @@ def take_apart(model: ModelFile) -> ModelParts:
             if key != METADATA_KEY:  # which is about the files that a device trains from
                 parts.properties[key] = value
         elif part.number not in (ModelField.GRAPH, _TRAINING_INFO):
-            parts.head.append(model.data[part.start : part.end])
+            parts.head.append(data[part.start : part.end])
     _read_graph(reader, graph_of(model, reader), parts, 0)
     return parts
 

@@ -24,9 +24,9 @@ from onnxtrain.format.model.file import (
     ModelFile,
     has_shape,
     has_type,
-    map_file,
     read_value_type,
 )
+from onnxtrain.format.model.source import ExternalFiles
 from onnxtrain.format.model.tensor import read_tensor_type
 from onnxtrain.format.model.wire import Reader, bytes_field, text_field
 
@@ -75,7 +75,7 @@ class Cut:
         self._outputs = outputs
         self._values = values
         self._reader = Reader(model.source_name)
-        self._files: dict[str, memoryview] = {}
+        self._files = None if model.path is None else ExternalFiles(model.path)
         self._needed = find_needed(parts, outputs)
         lost = sorted(self._needed.values - parts.value_names())
         if lost:
@@ -126,21 +126,13 @@ class Cut:
     def _from_file(self, tensor: ExternalTensor) -> StoredTensor:
         """Read an external tensor that is no parameter from the file that the model names."""
         where = f"{self._model.source_name}: initializer {tensor.name!r}"
-        if self._model.path is None:
+        if self._files is None:
             raise ModelError(
                 f"{where} is in the file {tensor.location!r}, which a model in memory has not: "
                 "give its value, or read the model from its path"
             )
-        if tensor.location not in self._files:
-            file = self._model.path.parent / tensor.location
-            self._files[tensor.location] = map_file(file)
-        data = self._files[tensor.location]
-        end = tensor.offset + tensor.length
-        if end > len(data):
-            raise ModelError(f"{where} ends at byte {end} of {tensor.location}, which is shorter")
-        return StoredTensor(
-            tensor.name, tensor.element_type, tensor.dims, data[tensor.offset : end]
-        )
+        data = self._files.read(tensor)
+        return StoredTensor(tensor.name, tensor.element_type, tensor.dims, data)
 
     def _output_types(self) -> dict[str, Buffer]:
         """The types of the outputs: as the model states them, else as onnxruntime infers them."""

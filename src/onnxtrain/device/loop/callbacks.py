@@ -39,7 +39,7 @@ class Run:
     @property
     def step(self) -> int:
         """The number of optimizer steps that the run has taken."""
-        return len(self.history.losses)
+        return self.history.steps
 
     @property
     def record(self) -> EpochRecord | None:

@@ -11,6 +11,7 @@ from onnxtrain.device.checks import at_least, choice, not_negative
 from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint, Snapshot
 from onnxtrain.device.loop.metrics import Metric
 from onnxtrain.errors import ArgumentError, CheckpointError
+from onnxtrain.format.strict_json import entry, number, whole
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
@@ -98,13 +99,17 @@ class Best:
     ) -> None:
         """Continue from a record, unless it is about another value."""
         try:
-            if saved["monitor"] != self.monitor:
+            if entry(saved, "monitor") != self.monitor:
                 return
-            self.value = None if saved["value"] is None else float(saved["value"])
-            self.epoch = None if saved["epoch"] is None else int(saved["epoch"])
-            self.waited = int(saved["waited"])
-        except (KeyError, TypeError, ValueError) as wrong:
-            raise CheckpointError(f"the checkpoint's record of the best epoch: {wrong!r}") from None
+            value, epoch = entry(saved, "value"), entry(saved, "epoch")
+            self.value = None if value is None else number(saved, "value", finite=False)
+            self.epoch = None if epoch is None else whole(saved, "epoch")
+            self.waited = whole(saved, "waited")
+        except ValueError as wrong:
+            raise CheckpointError(
+                f"the checkpoint's record of the best epoch cannot be read: {wrong}. Start a new "
+                "run with resume=False"
+            ) from None
         if self.snapshot is None or self.epoch is None:
             return
         if checkpoint is None or not checkpoint.best_path.exists():

@@ -8,7 +8,7 @@ import time
 from typing import Any, Literal, TextIO
 
 from onnxtrain.device.loop.history import EpochRecord
-from onnxtrain.errors import ArgumentError
+from onnxtrain.errors import ArgumentError, printable
 
 # Between two drawings of the bar: often enough to look alive, too rarely to slow training down.
 _PAUSE = 0.1
@@ -58,7 +58,7 @@ class Lines(ProgressDisplay):
 
     def say(self, text: str) -> None:
         """Write a line."""
-        self._write(text + "\n")
+        self._write(printable(text) + "\n")
 
 
 class Bar(Lines):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
-import math
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import numpy as np
 from onnxtrain.device.loop.history import History
 from onnxtrain.device.random_state import RandomState, process_seed
 from onnxtrain.errors import ArgumentError, CheckpointError
+from onnxtrain.format.strict_json import entry, mapping, number, shortened, whole
 
 if TYPE_CHECKING:
     from onnxtrain.device.optimizer import Optimizer
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 KEY = "fit"
 _FORMAT = 1
 _ANEW = "start a new run (resume=False; on the command line --restart)"
+_MOST = 2**53  # of what is counted; more than anybody trains
 _COUNTS, _SUMS = ("seed", "epoch", "batch", "samples", "first_step"), ("loss_sum", "seconds")
 
 
@@ -66,8 +67,9 @@ class ResumeState:
 
     def to_record(self, **others: Any) -> dict[str, Any]:
         """Return the position, and others of the record's entries, as plain data."""
-        history = json.loads(self.history.to_json())
-        history |= {"losses": _pack(self.history.losses), "stopped": "", "interrupted": False}
+        kept = self.history.thinned()
+        history = kept.plain() | {"stopped": "", "interrupted": False}
+        history["losses"] = _pack(kept.losses)
         own = {name: getattr(self, name) for name in (*_COUNTS, *_SUMS, "scheduler", "rates")}
         return {"format": _FORMAT, **own, **others, "history": history}
 
@@ -75,33 +77,17 @@ class ResumeState:
     def from_record(cls, saved: Any, step: int) -> ResumeState:
         """Read the record of a checkpoint, which is not trusted."""
         try:
-            if saved["format"] != _FORMAT:
-                raise ValueError(f"it has the format {saved['format']!r}, not {_FORMAT}")
-            history = {**saved["history"], "losses": _unpack(saved["history"]["losses"])}
-            counts = {name: int(saved[name]) for name in _COUNTS}
-            sums: dict[str, Any] = {name: float(saved[name]) for name in _SUMS}
-            state = cls(
-                **counts,
-                **sums,
-                scheduler=None if saved["scheduler"] is None else dict(saved["scheduler"]),
-                rates={str(int(s)): float(r) for s, r in saved.get("rates", {}).items()},
-                random=_random(saved.get("random")),
-                history=History.from_plain(history),
-            )
-            saved_step = int(saved["step"])
-            if min(counts.values()) < 0 or bool(state.batch) != bool(state.samples):
-                raise ValueError("its counts make no sense")
-            if not math.isfinite(sum(sums.values())):
-                raise ValueError("its sums are not finite")
-        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
+            state, saved_step = _read(mapping(saved, "it"))
+        except ValueError as wrong:
             raise CheckpointError(
-                f"the checkpoint's record of the run's position cannot be read: {wrong!r}"
+                f"the checkpoint's record of the run's position cannot be read: {wrong}. Load "
+                f"another checkpoint, or {_ANEW}"
             ) from None
         if saved.get("restored"):
             raise ArgumentError(
                 "the run cannot be resumed: it ended with restore_best, and the session holds the "
-                f"parameters of epoch {saved['restored']}. Load the checkpoint of the run, or "
-                f"{_ANEW}"
+                f"parameters of epoch {shortened(saved['restored'])}. Load the checkpoint of the "
+                f"run, or {_ANEW}"
             )
         if saved_step != step:
             raise CheckpointError(
@@ -111,6 +97,53 @@ class ResumeState:
             )
         state.is_resumed = True
         return state
+
+
+def _read(saved: Mapping[str, Any]) -> tuple[ResumeState, int]:
+    """Return the position of a record, and its step; a ValueError says what is wrong with it."""
+    if entry(saved, "format") != _FORMAT:
+        raise ValueError(f"it has the format {shortened(saved['format'])}, not {_FORMAT}")
+    history = mapping(entry(saved, "history"), "'history'")
+    losses = _unpack(mapping(entry(history, "losses"), "'losses'"))
+    counts = {name: whole(saved, name) for name in _COUNTS}
+    sums: dict[str, Any] = {name: number(saved, name) for name in _SUMS}
+    if counts["samples"] and not counts["batch"]:
+        raise ValueError(f"{counts['batch']} batches cannot have {counts['samples']} samples")
+    if max(counts["epoch"], counts["batch"], counts["samples"]) >= _MOST:
+        raise ValueError("its counts are too large")
+    if saved.get("rate") is not None and number(saved, "rate") < 0:
+        raise ValueError(f"'rate' is {shortened(saved['rate'])}, not a learning rate")
+    state = ResumeState(
+        **counts,
+        **sums,
+        scheduler=_scheduler(entry(saved, "scheduler")),
+        rates=_rates(mapping(saved.get("rates", {}), "'rates'")),
+        random=_random(saved.get("random")),
+        history=History.from_plain({**history, "losses": losses}),
+    )
+    return state, whole(saved, "step")
+
+
+def _scheduler(saved: Any) -> dict[str, Any] | None:
+    """Read the name, the rate and the state of a scheduler."""
+    if saved is None:
+        return None
+    scheduler = mapping(saved, "'scheduler'")
+    if not isinstance(entry(scheduler, "name"), str):
+        raise ValueError(f"the name of a scheduler is {shortened(scheduler['name'])}")
+    for rate in ("initial_lr", "max_lr"):
+        if rate in scheduler and number(scheduler, rate) < 0:
+            raise ValueError(f"{rate!r} is {shortened(scheduler[rate])}, not a learning rate")
+    if scheduler.get("state") is not None:
+        mapping(scheduler["state"], "the state of a scheduler")
+    return dict(scheduler)
+
+
+def _rates(saved: Mapping[str, Any]) -> dict[str, float]:
+    wrong = [step for step in saved if not re.fullmatch(r"[0-9]{1,18}", step)]
+    if wrong:
+        raise ValueError(f"'rates' has {shortened(wrong[0])}, which is no step")
+    return {step: number(saved, step) for step in saved}
 
 
 def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
@@ -145,7 +178,7 @@ def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], batch: int)
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+    return f"{value:.6g}" if isinstance(value, float) else shortened(value, 300)
 
 
 def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] | None:
@@ -186,8 +219,10 @@ def begin_or_resume(
     return resumed
 
 
-def _random(saved: Mapping[str, Any] | None) -> dict[str, int] | None:
-    return None if saved is None else {name: int(saved[name]) for name in ("seed", "draws")}
+def _random(saved: Any) -> dict[str, int] | None:
+    if saved is None:
+        return None
+    return {name: whole(mapping(saved, "'random'"), name) for name in ("seed", "draws")}
 
 
 def _pack(losses: list[float]) -> dict[str, str]:
@@ -199,8 +234,9 @@ def _pack(losses: list[float]) -> dict[str, str]:
 
 
 def _unpack(packed: Mapping[str, Any]) -> list[float]:
-    if packed["type"] not in ("<f4", "<f8"):
-        raise ValueError(f"losses of type {packed['type']!r}")
-    data = base64.b64decode(packed["data"], validate=True)
-    values: list[float] = np.frombuffer(data, packed["type"]).astype(np.float64).tolist()
+    kind, text = entry(packed, "type"), entry(packed, "data")
+    if kind not in ("<f4", "<f8") or not isinstance(text, str):
+        raise ValueError(f"losses of type {shortened(kind)}")
+    data = base64.b64decode(text, validate=True)
+    values: list[float] = np.frombuffer(data, kind).astype(np.float64).tolist()
     return values

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,9 @@ from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
+from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.wire import Reader
 
-# A larger file is given to onnxruntime by its path, which spares a copy.
-_LARGE = 1 << 26
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
 
 
@@ -157,6 +156,7 @@ class Graph:
         self._session: Any = None
         self._version = -1
         self._batch: int | None = None
+        self._is_closed = False
         if model.is_ort:
             self._take_interface()
         self._has_batch = batch_symbol(model.inputs) is not None
@@ -198,9 +198,24 @@ class Graph:
             and self._batch == self._wanted_batch
         )
 
+    def close(self) -> None:
+        """Free the session and the file; the graph cannot run any more."""
+        self._is_closed = True
+        self._session = None
+        self.model = replace(self.model, content=ModelBytes(memoryview(b"")), path=None)
+
+    def require_open(self) -> None:
+        """Refuse to use a graph that was closed."""
+        if self._is_closed:
+            raise StateError(
+                f"{self.name} was closed with its session, and cannot run or be exported any more: "
+                "make a new session. The state can still be read and saved"
+            )
+
     @property
     def session(self) -> Any:
         """The session, rebuilt if a constant or the fixed size of a batch has changed."""
+        self.require_open()
         if not self.is_current:
             self._session = None  # free the memory of the old one first
             self._session = self._make_session(self._wanted_batch)
@@ -251,9 +266,7 @@ class Graph:
     def _source(self, changes: Mapping[str, Tensor]) -> str | bytes:
         if changes:
             return with_initializers(self.model, changes)
-        if self.model.path is not None and len(self.model.data) > _LARGE:
-            return str(self.model.path)
-        return bytes(self.model.data)
+        return self.model.content.loadable()
 
 
 # The passes of onnxruntime's optimiser that look for quantized operators, by its names for them;

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import CheckpointError, ModelError
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.generation import digest_of
 from onnxtrain.format.metadata import FORMAT
 from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType
 from onnxtrain.format.names import (
     ACCUMULATED,
     BUFFER,
+    FINITE_CHECK,
     LAZY_RESET,
     LEARNING_RATE,
     MOMENTUM,
@@ -21,6 +23,7 @@ from onnxtrain.format.names import (
     REFERENCE,
     STEP,
     UPDATED,
+    UPDATED_FLAG,
 )
 
 
@@ -29,7 +32,8 @@ class GraphSignature:
     """The inputs and outputs of a graph by what they are for.
 
     `parameters` are inputs that the checkpoint has; `trained` are names whose gradient the graph
-    accumulates, or which it updates; `updated` are names of what it gives a new value to.
+    accumulates, or which it updates; `updated` are names of what it gives a new value to. `check`
+    are the outputs that tell whether a step was finite; earlier versions wrote graphs without.
     """
 
     inputs: tuple[ValueType, ...]
@@ -38,6 +42,7 @@ class GraphSignature:
     trained: tuple[str, ...]
     updated: tuple[str, ...]
     has_seed: bool
+    check: tuple[ValueType, ...] = ()
 
 
 def signature_of(model: ModelFile, state: TrainingState, *, fused: bool = False) -> GraphSignature:
@@ -62,19 +67,23 @@ def signature_of(model: ModelFile, state: TrainingState, *, fused: bool = False)
         if v.name.endswith(UPDATED) and v.name.removesuffix(UPDATED) in known
     )
     results = {f"{n}{UPDATED}" for n in updated} | {f"{n}{ACCUMULATED}" for n in trained}
+    made = {value.name: value for value in model.outputs}
+    check = (UPDATED_FLAG, FINITE_CHECK) if {UPDATED_FLAG, FINITE_CHECK} <= made.keys() else ()
     return GraphSignature(
         inputs=tuple(v for v in model.inputs if v.name not in known),
-        outputs=tuple(v for v in model.outputs if v.name not in results),
+        outputs=tuple(v for v in model.outputs if v.name not in results.union(check)),
         parameters=parameters,
         trained=trained,
         updated=updated,
         has_seed=RANDOM_SEED in names,
+        check=tuple(made[name] for name in check),
     )
 
 
 def _parameter_of_momentum(name: str) -> str | None:
     parameter, found, number = name.rpartition(MOMENTUM)
-    return parameter if found and number.isdecimal() else None
+    is_number = number.isascii() and number.isdecimal() and len(number) < 5
+    return parameter if found and is_number else None
 
 
 def proximal_of(model: ModelFile, parameters: Iterable[str]) -> set[str]:
@@ -92,13 +101,42 @@ def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
     return sorted(found, key=lambda value: int(value.name.removeprefix(prefix)))
 
 
-def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
-    """Refuse a graph and a checkpoint that were not made for each other."""
+def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> str:
+    """Refuse a graph that was written with other files; return the generation of the graphs.
+
+    `earlier` is the generation of the graphs so far, or "". Graphs and checkpoints of earlier
+    versions, of ONNX Runtime or of `onnxblock` have none, and are taken with any.
+    """
     if model.metadata.format != FORMAT:
         raise ModelError(
             f"{model.source_name} is of format {model.metadata.format}, and this version of "
             f"onnxtrain knows format {FORMAT}: use a newer one"
         )
+    own, held = model.metadata.generation, state.generation
+    expected = held.identifier if held is not None else earlier
+    if not own or not expected:
+        return own or earlier
+    if own != expected:
+        other = "the checkpoint is" if held is not None else "the other graphs are"
+        raise CheckpointError(
+            f"{model.source_name} is of generation {own[:8]}, and {other} of {expected[:8]}: they "
+            "do not belong together.",
+            advice="Use files that one run of prepare wrote. A checkpoint can be taken to other "
+            "graphs with `state.generation = None`.",
+        )
+    # A program may convert graphs to the ORT format by itself.
+    digests = [] if held is None else held.digests(".ort" if model.is_ort else ".onnx")
+    if digests and digest_of(model.data) not in digests:
+        raise ModelError(
+            f"{model.source_name} is damaged: its size or checksum is not the one that the "
+            "checkpoint has for it.",
+            advice="Copy it anew. If you changed it on purpose, set `state.generation = None`.",
+        )
+    return own
+
+
+def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
+    """Refuse a graph and a checkpoint that were not made for each other."""
     about = model.metadata
     listed = (*about.trainable, *about.frozen, *about.statistics, *model.external)
     missing = [name for name in listed if not state.has(name)]

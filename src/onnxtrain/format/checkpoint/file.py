@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import os
 import time
-import zlib
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from onnxtrain.errors import CheckpointDataError, CheckpointError
+from onnxtrain.format.checkpoint import checksum
 from onnxtrain.format.checkpoint import store as disk
 from onnxtrain.format.checkpoint.content import (
     MAX_RANK,
@@ -28,6 +29,11 @@ from onnxtrain.format.checkpoint.content import (
     Property,
     RawTensor,
     Tensor,
+)
+from onnxtrain.format.checkpoint.external_data import (
+    TensorEntry,
+    read_external,
+    require_apart,
 )
 from onnxtrain.format.checkpoint.flat_file import FlatReader, FlatTable
 from onnxtrain.format.checkpoint.layout import (
@@ -67,22 +73,25 @@ class WrittenCheckpoint:
     locations: dict[str, TensorLocation]
 
 
-def read_checkpoint(source: Source) -> CheckpointContent:
+def read_checkpoint(source: Source, *, verify: bool = True) -> CheckpointContent:
     """Read a checkpoint from a file, or from bytes if it has no external data.
 
-    Arrays are read-only views of the memory-mapped file. They stay valid if the file is replaced or
-    deleted.
+    All of the file is read, and nothing of it is mapped: what happens to it afterwards changes
+    nothing. Arrays are read-only views of one piece of memory. Without `verify` its checksums are
+    not computed, for storage that has its own: damage then goes unnoticed.
     """
     if isinstance(source, bytes | bytearray | memoryview):
         try:
             data = memoryview(source).cast("B").toreadonly()
         except TypeError:
             raise CheckpointError("the bytes of a checkpoint must be contiguous") from None
-        return _CheckpointReader(data, None).read()
+        return _CheckpointReader(data, None).read(verify)
     path, attempts = Path(source), 1
     while True:
         try:
-            return _CheckpointReader(disk.open_bytes(path), path).read()
+            with disk.open_file(path) as file, disk.translated("read", path):
+                data = file.read_all()
+            return _CheckpointReader(data, path).read(verify)
         except CheckpointDataError:
             if attempts == _ATTEMPTS:
                 raise
@@ -103,30 +112,51 @@ def write_checkpoint(
     and more go to `<path>.data`. `sort` orders everything by name, as in a saved training state;
     otherwise the order is that of the mappings, as in the checkpoint of an artifact folder.
     """
-    target = Path(path)
+    target, identifier = Path(path), os.urandom(8).hex()
     if not target.name:
         raise CheckpointError(f"{str(path)!r} does not name a file")
-    identifier = os.urandom(8).hex()
     layout = CheckpointLayout(
         content, sort=sort, threshold=external_data_threshold, bond=(_DATA_ID, identifier)
     )
     write_data = layout.write_data if layout.external else None
-    disk.store(target, layout.write_main, write_data, identifier, _live_identifier(target))
-    beside = disk.data_path(target)
+    disk.store(target, layout.write_main, write_data, identifier, lambda: _live_identifier(target))
+    return _written(target, layout)
+
+
+def plan_checkpoint(path: Path, content: CheckpointContent) -> WrittenCheckpoint:
+    """Return what `write_checkpoint` would with `sort=False`, without writing anything."""
+    bond = _DATA_ID, "0" * 16
+    layout = CheckpointLayout(content, sort=False, threshold=EXTERNAL_DATA_THRESHOLD, bond=bond)
+    return _written(path, layout)
+
+
+def _written(path: Path, layout: CheckpointLayout) -> WrittenCheckpoint:
+    beside = disk.data_path(path)
     locations = {
-        name: TensorLocation(beside if is_external else target, bulk.offset, bulk.length)
+        name: TensorLocation(beside if is_external else path, bulk.offset, bulk.length)
         for name, (bulk, is_external) in layout.parameters.items()
     }
-    return WrittenCheckpoint(target, beside if layout.external else None, locations)
+    return WrittenCheckpoint(path, beside if layout.external else None, locations)
 
 
 def _live_identifier(path: Path) -> str | None:
     """Return the identifier that links the checkpoint at `path` to its external data."""
     try:
-        return _CheckpointReader(disk.open_bytes(path), path).properties()[1]
-    except CheckpointError:
+        return _CheckpointReader(_structure(path), path).properties()[1]
+    except CheckpointError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(
+            error.__cause__, FileNotFoundError
+        ):
+            raise  # it may be whole, and its data no leftovers
         # Missing or damaged: nothing to preserve.
         return None
+
+
+def _structure(path: Path) -> memoryview:
+    """Return all of a file but its tensors, if its front says where they begin."""
+    with disk.open_file(path) as file, disk.translated("read", path):
+        size = checksum.structure_size(file.read(0, min(file.size, checksum.START_SIZE)))
+        return memoryview(file.read(0, min(file.size, file.size if size is None else size)))
 
 
 class _CheckpointReader:
@@ -134,7 +164,8 @@ class _CheckpointReader:
 
     def __init__(self, data: memoryview, path: Path | None) -> None:
         self._bytes, self._path = data, path
-        self._data: memoryview | None = None
+        # Each tensor that was found, and its place in the content.
+        self._found: list[tuple[TensorEntry, dict[str, Tensor] | list[Tensor], Any]] = []
         reader = FlatReader(data, "checkpoint" if path is None else str(path))
         self._root = reader.root(IDENTIFIER, "checkpoint")
         version = self._root.number(0, "i32", "version")
@@ -143,9 +174,12 @@ class _CheckpointReader:
                 f"the format version is {version}; versions {_READABLE_VERSIONS} can be read"
             )
 
-    def read(self) -> CheckpointContent:
-        """Read all."""
-        self._verify_checksum()
+    def read(self, verify: bool) -> CheckpointContent:
+        """Read all. Nothing is allocated or copied before everything is checked."""
+        try:
+            announced = checksum.check_file(self._bytes, verify)
+        except ValueError as wrong:
+            self._root.fail(str(wrong))
         properties, identifier = self.properties()
         content = CheckpointContent(properties=properties)
         parameters = ChainMap(content.trainable, content.frozen)
@@ -153,28 +187,42 @@ class _CheckpointReader:
         if module is not None:
             content.nominal = module.flag(2, "is_nominal_state")
             content.has_external_data = module.flag(3, "has_external_data")
-            if content.has_external_data:
-                if self._path is None:
-                    raise CheckpointError("the checkpoint has external data: read it by its path")
-                self._data = disk.open_data(self._path, identifier)
             for slot, field, tensors in (
                 (0, "requires_grad_params", content.trainable),
                 (1, "frozen_params", content.frozen),
             ):
                 for table in module.tables(slot, field):
                     name = _name(table, parameters)
-                    tensors[name] = self._tensor(table, content.nominal)
+                    self._put(self._entry(table, content.nominal), tensors, name)
         groups = content.optimizer_groups
         for table in self._root.tables(2, "optimizer_groups"):
             name = _name(table, groups, "group_name")
             groups[name] = self._group(table)
+        self._fill(content, identifier, announced, verify)
         return content
 
-    def _verify_checksum(self) -> None:
-        """Compare the checksum, if there is one: ONNX Runtime writes none."""
-        found, rest = bytes(self._bytes[-disk.CHECKSUM_SIZE :]), self._bytes[: -disk.CHECKSUM_SIZE]
-        if found.startswith(disk.CHECKSUM_MARK) and found != disk.checksum(zlib.crc32(rest)):
-            self._root.fail("the checksum does not match: the file is damaged")
+    def _put(self, entry: TensorEntry, holder: dict[str, Tensor] | list[Tensor], key: Any) -> None:
+        """Note where a tensor belongs, and keep the place."""
+        holder[key] = _NOTHING
+        self._found.append((entry, holder, key))
+
+    def _fill(
+        self, content: CheckpointContent, identifier: str | None, announced: bool, verify: bool
+    ) -> None:
+        """Make the tensors."""
+        entries = [entry for entry, _, _ in self._found]
+        outside = [entry for entry in entries if entry.is_external]
+        require_apart(entry for entry in entries if not entry.is_external)
+        data = memoryview(b"")
+        if content.has_external_data:
+            if self._path is None:
+                raise CheckpointError("the checkpoint has external data: read it by its path")
+            data = read_external(self._path, identifier, outside, announced, verify)
+        elif outside:
+            outside[0].table.fail("the tensor is in external data, but the checkpoint has none")
+        for entry, holder, key in self._found:
+            source = data if entry.is_external else self._bytes
+            holder[key] = _tensor(entry, source, content.nominal)
 
     def properties(self) -> tuple[dict[str, Property], str | None]:
         """Read the properties, and the identifier of the external data if there is a valid one."""
@@ -198,17 +246,19 @@ class _CheckpointReader:
             table.fail(f"the step is {group.step}")
         for state in table.tables(3, "optimizer_states"):
             parameter = _name(state, group.states, "param_name")
-            moments: dict[str, Tensor] = {}
+            moments: dict[str, TensorEntry] = {}
             for moment in state.tables(1, "momentums"):
                 name = _name(moment, moments)
-                moments[name] = self._tensor(moment, nominal=False)
+                moments[name] = self._entry(moment, nominal=False)
             expected = [f"momentum{index}" for index in range(len(moments))]
             if set(moments) != set(expected):
                 state.fail(f"the momentums are called {sorted(moments)} instead of {expected}")
-            group.states[parameter] = [moments[name] for name in expected]
+            tensors = group.states[parameter] = [_NOTHING] * len(expected)
+            for index, name in enumerate(expected):
+                self._put(moments[name], tensors, index)
         return group
 
-    def _tensor(self, table: FlatTable, nominal: bool) -> Tensor:
+    def _entry(self, table: FlatTable, nominal: bool) -> TensorEntry:
         code = table.number(3, "i32", "data_type")
         if code not in ELEMENT_TYPES:
             table.fail(f"the element type {code} is unknown")
@@ -219,45 +269,46 @@ class _CheckpointReader:
             if dim < 0 or elements >= 2**58:
                 table.fail(f"the dimensions {dims} are impossible")
         if nominal:
-            if len(table.data(4, "raw_data")):
+            if table.span(4, "raw_data")[1]:
                 table.fail("a nominal checkpoint has data")
-            return RawTensor(code, dims, np.empty(0, np.uint8))
+            return TensorEntry(table, code, dims)
         if code == STRING:
             texts = table.strings(5, "string_data")
             if len(texts) != math.prod(dims):
                 table.fail(f"{len(texts)} strings do not fill the dimensions {dims}")
-            strings = np.empty(len(texts), object)
-            strings[:] = texts
-            return strings.reshape(dims)
-        data = np.frombuffer(self._elements(table, data_size(code, dims)), np.uint8)
-        if code == BOOL and data.size and data.max() > 1:
-            table.fail("a bool is neither 0 nor 1")
-        dtype = ELEMENT_TYPES[code].dtype
-        if dtype is None:
-            return RawTensor(code, dims, data)
-        array: Array = data.view(dtype).reshape(dims)
-        if not array.flags.aligned:
-            # Files of ONNX Runtime align to four bytes, which makes arithmetic slow.
-            array = array.copy()
-            array.flags.writeable = False
-        return array
-
-    def _elements(self, table: FlatTable, size: int) -> memoryview:
-        """Return the elements of a tensor, which must have `size` bytes."""
+            return TensorEntry(table, code, dims, strings=texts)
+        size = data_size(code, dims)
         offset = table.number(6, "i64", "external_data_offset", default=-1)
-        if offset == -1:
-            data = table.data(4, "raw_data")
-            if len(data) != size:
-                table.fail(f"the dimensions need {size} bytes of data, but there are {len(data)}")
-            return data
-        if self._data is None:
-            table.fail("the tensor is in external data, but the checkpoint has none")
-        if offset < 0 or offset + size > len(self._data):
-            table.fail(
-                f"bytes {offset} to {offset + size} of the external data are needed, but there "
-                f"are {len(self._data)}"
-            )
-        return self._data[offset : offset + size]
+        if offset != -1:
+            return TensorEntry(table, code, dims, offset, size, is_external=True)
+        start, count = table.span(4, "raw_data")
+        if count != size:
+            table.fail(f"the dimensions need {size} bytes of data, but there are {count}")
+        return TensorEntry(table, code, dims, start, size)
+
+
+# Stands for a tensor until all are checked.
+_NOTHING = RawTensor(1, (0,), np.empty(0, np.uint8))
+
+
+def _tensor(entry: TensorEntry, source: memoryview, nominal: bool) -> Tensor:
+    if entry.strings is not None:
+        strings = np.empty(len(entry.strings), object)
+        strings[:] = entry.strings
+        return strings.reshape(entry.dims)
+    data = np.frombuffer(source, np.uint8, entry.size, entry.offset)
+    data.flags.writeable = False
+    if entry.code == BOOL and data.size and data.max() > 1:
+        entry.table.fail("a bool is neither 0 nor 1")
+    dtype = ELEMENT_TYPES[entry.code].dtype
+    if dtype is None or nominal:
+        return RawTensor(entry.code, entry.dims, data)
+    array: Array = data.view(dtype).reshape(entry.dims)
+    if not array.flags.aligned:
+        # Files of ONNX Runtime align to four bytes, which makes arithmetic slow.
+        array = array.copy()
+        array.flags.writeable = False
+    return array
 
 
 def _name(table: FlatTable, taken: Mapping[str, object], field: str = "name") -> str:

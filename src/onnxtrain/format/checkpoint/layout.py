@@ -11,6 +11,7 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.format.checkpoint import checksum
 from onnxtrain.format.checkpoint.content import (
     CheckpointContent,
     OptimizerGroup,
@@ -21,8 +22,9 @@ from onnxtrain.format.checkpoint.content import (
     tensor_code,
     tensor_dims,
 )
+from onnxtrain.format.checkpoint.external_data import ALIGNMENT
 from onnxtrain.format.checkpoint.flat_file import Bulk, Scalar, Table, lay_out
-from onnxtrain.format.checkpoint.store import checksum, footer
+from onnxtrain.format.checkpoint.store import footer
 from onnxtrain.format.element_types import STRING, data_size
 
 IDENTIFIER = b"ODTC"
@@ -33,8 +35,6 @@ EXTERNAL_DATA_THRESHOLD = 1800 * _MEBIBYTE
 MOMENTUM_THRESHOLD = EXTERNAL_DATA_THRESHOLD
 # smaller tensors stay in the file itself.
 EXTERNAL_TENSOR_SIZE = 64
-# For vector instructions; ONNX Runtime needs 4 or 8.
-ALIGNMENT = 64
 
 _Item = TypeVar("_Item")
 
@@ -67,7 +67,11 @@ class CheckpointLayout:
         # fit.
         self._external_moments = self.external and _rounded_up(moments) >= MOMENTUM_THRESHOLD
         properties = {**content.properties, **dict([bond] if self.external else [])}
-        self._front, self._inside = lay_out(self._checkpoint(content, properties), IDENTIFIER)
+        root = self._checkpoint(content, properties)
+        head = IDENTIFIER + bytes(checksum.FRONT_SIZE)
+        self._front, self._inside, end = lay_out(root, head)
+        front = checksum.front(end + checksum.END_SIZE, len(self._front))
+        self._front[8 : 8 + len(front)] = front
 
     def write_main(self, file: BinaryIO) -> None:
         """Write the file itself."""
@@ -75,9 +79,9 @@ class CheckpointLayout:
         for chunk in self._main():
             file.write(chunk)
             total = zlib.crc32(chunk, total)
-        file.write(checksum(total))
+        file.write(checksum.end(total))
 
-    def _main(self) -> Iterator[bytes | memoryview]:
+    def _main(self) -> Iterator[bytes | bytearray | memoryview]:
         yield self._front
         end = len(self._front)
         for bulk in self._inside:
@@ -88,11 +92,12 @@ class CheckpointLayout:
 
     def write_data(self, file: BinaryIO) -> None:
         """Write the external data."""
-        end = 0
+        blocks, end = checksum.BlockWriter(file), 0
         for bulk in self._outside:
-            file.write(bytes(bulk.offset - end))
-            file.write(tensor_bytes(bulk.tensor))
+            blocks.write(bytes(bulk.offset - end))
+            blocks.write(tensor_bytes(bulk.tensor))
             end = bulk.offset + bulk.length
+        blocks.finish()
         file.write(footer(self._identifier))
 
     def _items(self, mapping: Mapping[str, _Item]) -> Iterable[tuple[str, _Item]]:

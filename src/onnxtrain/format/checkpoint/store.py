@@ -5,7 +5,7 @@ A rename replaces one file atomically. A checkpoint with external data has two f
 of `P` and the last bytes of the data file. A save takes these steps:
 
 1. write the new data to `P.data.<new identifier>` and the new `P` to a temporary file, sync both;
-2. rename `P.data` to `P.data.old`;
+2. lock the folder, and rename `P.data` to `P.data.old`;
 3. rename the temporary file to `P`, which makes the new checkpoint valid;
 4. rename `P.data.<new identifier>` to `P.data`;
 5. delete `P.data.old`.
@@ -22,24 +22,18 @@ import contextlib
 import errno
 import os
 import re
-import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeGuard
+from typing import TypeGuard
 
 from onnxtrain.errors import CheckpointDataError, CheckpointError
-from onnxtrain.format.mapped_file import mapped
+from onnxtrain.format.committed_folder import sync_folder
+from onnxtrain.format.file_bytes import OpenFile
+from onnxtrain.format.folder_lock import settle
+from onnxtrain.format.replace_file import NewFiles, Write, leftovers_of, temporary_for
 
 FOOTER_MARK = b"ODTCDATA"
 FOOTER_SIZE = len(FOOTER_MARK) + 16
-# A checkpoint file ends with this and eight hexadecimal digits, the CRC-32 of the rest.
-CHECKSUM_MARK = b"ODTCCRC="
-CHECKSUM_SIZE = len(CHECKSUM_MARK) + 8
-# A save removes temporary files of killed processes that are older than this.
-_STALE_SECONDS = 3600
-
-Write = Callable[[BinaryIO], object]
 
 
 def is_identifier(found: object) -> TypeGuard[str]:
@@ -50,11 +44,6 @@ def is_identifier(found: object) -> TypeGuard[str]:
 def footer(identifier: str) -> bytes:
     """Return the last bytes of the data file."""
     return FOOTER_MARK + identifier.encode("ascii")
-
-
-def checksum(number: int) -> bytes:
-    """Return the last bytes of the checkpoint file, from the CRC-32 of the rest."""
-    return CHECKSUM_MARK + b"%08x" % number
 
 
 def data_path(path: Path, suffix: str = "") -> Path:
@@ -79,132 +68,130 @@ def reason_of(error: OSError) -> str:
     return reason
 
 
-def open_bytes(path: Path) -> memoryview:
-    """Return the bytes of a checkpoint file; see `mapped`."""
+def open_file(path: Path) -> OpenFile:
+    """Open a checkpoint file."""
     if path.is_dir():
         raise CheckpointError(
             f"{path} is a directory; checkpoints of ONNX Runtime before 1.16, "
             "which were directories, cannot be read"
         )
+    settle(path.parent)
     with translated("read", path):
-        return mapped(path)
+        return OpenFile(path)
 
 
-def open_data(path: Path, identifier: str | None) -> memoryview:
-    """Return the external data of the checkpoint `path`.
+def open_data(path: Path, identifier: str | None, may_be_unmarked: bool) -> OpenFile:
+    """Open the external data of the checkpoint `path`.
 
-    Without an identifier, or if ONNX Runtime has rewritten the data, the name decides. Data with
+    Without an identifier, or if ONNX Runtime has rewritten both files, the name decides. Data with
     the identifier of another checkpoint are never returned.
     """
-    final, unmarked = data_path(path), None
+    final = data_path(path)
     staged = [] if identifier is None else [data_path(path, f".{identifier}")]
-    candidates = [final, *staged, data_path(path, ".old")]
-    for candidate in candidates:
-        try:
-            data = open_bytes(candidate)
-        except CheckpointError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+    unmarked: OpenFile | None = None
+    for candidate in [final, *staged, data_path(path, ".old")]:
+        with contextlib.ExitStack() as files, translated("read", candidate):
+            try:
+                file = files.enter_context(OpenFile(candidate))
+            except FileNotFoundError:
                 continue
-            raise
-        mark = bytes(data[-FOOTER_SIZE:])
-        if not mark.startswith(FOOTER_MARK):
-            unmarked = data if unmarked is None else unmarked
-        elif identifier is not None and mark == footer(identifier):
-            return data
-    if unmarked is not None:
+            mark = file.last_bytes(FOOTER_SIZE)
+            if identifier is not None and mark == footer(identifier):
+                files.pop_all()
+                if unmarked is not None:
+                    unmarked.close()
+                return file
+            if unmarked is None and not mark.startswith(FOOTER_MARK):
+                files.pop_all()
+                unmarked = file
+    if unmarked is not None and may_be_unmarked:
         return unmarked
+    if unmarked is not None:
+        unmarked.close()
+        raise CheckpointDataError(f"{unmarked.path} is damaged: it has lost its end")
     if final.exists():
         raise CheckpointDataError(f"{final} belongs to another checkpoint than {path}")
     raise CheckpointDataError(f"{path} has external data, but {final} does not exist")
 
 
 def store(
-    path: Path, main: Write, data: Write | None, identifier: str, live_identifier: str | None
+    path: Path,
+    main: Write,
+    data: Write | None,
+    identifier: str,
+    live_identifier: Callable[[], str | None],
 ) -> None:
     """Write a checkpoint and, if `data` is given, its external data, as described above.
 
-    `live_identifier` is that of the present checkpoint at `path`, if any.
+    `live_identifier` returns that of the present checkpoint at `path`, if any.
     """
-    final, old = data_path(path), data_path(path, ".old")
-    staged = data_path(path, f".{identifier}")
-    temporary = path.with_name(f".{path.name}.{identifier}.tmp")
-    aside = False
-    with translated("write", path):
-        try:
-            _settle(path, live_identifier)
-            if data is not None:
-                write_synced(staged, data, final)
-            write_synced(temporary, main, path)
-            if data is not None:
-                if final.exists():
-                    os.replace(final, old)
-                    aside = True
-                sync_folder(path.parent)
-            os.replace(temporary, path)
-        except BaseException:
-            if aside:
-                os.replace(old, final)
-            for leftover in (temporary, staged):
-                leftover.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+    staged, temporary = data_path(path, f".{identifier}"), temporary_for(path, identifier)
+    pattern = leftovers_of(path, rf"{re.escape(path.name)}\.data\.[0-9a-f]{{16}}")
+
+    def complete_interrupted() -> tuple[str, ...]:
+        _complete(path, live_identifier())
+        return ()
+
+    with translated("write", path), NewFiles(path.parent, pattern, complete_interrupted) as new:
         if data is not None:
-            os.replace(staged, final)
+            new.write(staged, data, data_path(path))
+        new.write(temporary, main, path)
+        with new.committing():
+            complete_interrupted()
+            if data is not None:
+                new.keep(staged)  # from the next rename on, it may be in use
+            _exchange(path, temporary, None if data is None else staged)
+
+
+def _exchange(path: Path, temporary: Path, staged: Path | None) -> None:
+    """Rename the new files into place; an error before the first is leaves the old ones."""
+    final, old = data_path(path), data_path(path, ".old")
+    aside = False
+    try:
+        if staged is not None:
+            if final.exists():
+                aside = True
+                os.replace(final, old)
             sync_folder(path.parent)
-        elif _is_ours(final):
-            final.unlink()
-        old.unlink(missing_ok=True)
-    name = re.escape(path.name)
-    remove_stale(path.parent, rf"\.{name}\.[0-9a-f]{{16}}\.tmp|{name}\.data\.[0-9a-f]{{16}}")
+        os.replace(temporary, path)
+    except BaseException:
+        if temporary.exists():  # an interrupt may come after the rename
+            if aside and old.exists():
+                os.replace(old, final)
+            if staged is not None:
+                staged.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    if staged is not None:
+        os.replace(staged, final)
+        sync_folder(path.parent)
+    elif _mark(final):
+        final.unlink()
+    old.unlink(missing_ok=True)
 
 
-def _settle(path: Path, live_identifier: str | None) -> None:
+def _complete(path: Path, live_identifier: str | None) -> None:
     """Complete or undo a save that was interrupted between renames."""
     final, old = data_path(path), data_path(path, ".old")
-    staged = data_path(path, f".{live_identifier}")
-    if live_identifier is not None and staged.exists():
-        os.replace(staged, final)
-    if not final.exists() and old.exists():
+    wanted = b"" if live_identifier is None else footer(live_identifier)
+    if wanted and _mark(final) != wanted:
+        for candidate in (data_path(path, f".{live_identifier}"), old):
+            if _mark(candidate) == wanted:
+                os.replace(candidate, final)
+                break
+    if old.exists() and not final.exists():
         os.replace(old, final)
+    elif old.exists() and wanted and _mark(final) == wanted:
+        sync_folder(path.parent)
+        old.unlink()
 
 
-def write_synced(path: Path, write: Write, successor_of: Path) -> None:
-    """Write a new file that will replace another, and wait until it is on the disk."""
-    with open(path, "xb") as file:
-        # The new file gets the permissions of the old one.
-        with contextlib.suppress(OSError):
-            os.chmod(path, stat.S_IMODE(os.stat(successor_of).st_mode))
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames durable, if the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        # Some file systems cannot sync folders.
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_ours(path: Path) -> bool:
+def _mark(path: Path) -> bytes:
+    """Return what a data file of ours ends with, which has its identifier; b"" for others."""
     try:
         with open(path, "rb") as file:
             file.seek(-FOOTER_SIZE, os.SEEK_END)
-            return file.read(len(FOOTER_MARK)) == FOOTER_MARK
+            found = file.read()
     except OSError:
-        return False
-
-
-def remove_stale(folder: Path, leftovers: str) -> None:
-    """Remove old files of a name pattern that killed processes left behind."""
-    now = time.time()
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if re.fullmatch(leftovers, entry.name) and now - entry.stat().st_mtime > _STALE_SECONDS:
-                os.unlink(entry.path)
+        return b""
+    return found if found.startswith(FOOTER_MARK) else b""

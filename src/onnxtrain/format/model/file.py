@@ -1,6 +1,6 @@
 """What the device needs to know of a graph file: interface, metadata, external tensors.
 
-The file is mapped and read once at the level of the graph; nodes and weights are skipped. Only
+The file is read once, and parsed at the level of the graph; nodes and weights are skipped. Only
 `export` parses more.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxtrain.errors import ModelError
-from onnxtrain.format.mapped_file import mapped
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
+from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
 from onnxtrain.format.model.tensor import read_entry, read_initializer
-from onnxtrain.format.model.wire import MAX_RANK, Field, Reader
+from onnxtrain.format.model.wire import MAX_PARSED, MAX_RANK, Reader
 
 _ORT_IDENTIFIER = b"ORTM"
 
@@ -34,6 +34,15 @@ class GraphField:
     QUANTIZATION, SPARSE_INITIALIZER = 14, 15
 
 
+# What is read here.
+_PARTS_OF_MODEL = (
+    ModelField.GRAPH, ModelField.IR_VERSION, ModelField.OPSET_IMPORT, ModelField.METADATA,
+)  # fmt: skip
+_PARTS_OF_GRAPH = (
+    GraphField.NODE, GraphField.INITIALIZER, GraphField.INPUT, GraphField.OUTPUT,
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ValueType:
     """The type of an input or output.
@@ -49,14 +58,14 @@ class ValueType:
 
 @dataclass(eq=False)
 class ModelFile:
-    """A graph file, mapped into memory or given as bytes. `read` makes one.
+    """A graph file, or its bytes. `read` makes one.
 
     A file in the ORT format has `is_ort` set, default metadata, and empty lists: its interface is
     known to the session that onnxruntime makes of it.
     """
 
     source_name: str
-    data: memoryview
+    content: ModelBytes
     path: Path | None = None
     is_ort: bool = False
     ir_version: int = 0
@@ -75,48 +84,45 @@ class ModelFile:
 
     @classmethod
     def read(cls, source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> ModelFile:
-        """Read a model from a path, which is mapped, or from memory."""
+        """Read a model from a path, or from memory."""
         path = None
         if isinstance(source, bytes | bytearray | memoryview):
             name, view = "model in memory", memoryview(source)
             # The bytes must not change while the model is in use.
             is_fixed = view.readonly and view.contiguous
-            data = view.cast("B") if is_fixed else memoryview(bytes(view))
+            content = ModelBytes(view.cast("B") if is_fixed else memoryview(bytes(view)))
         elif isinstance(source, str | os.PathLike):
             path = Path(os.fsdecode(source))
-            name, data = str(path), map_file(path)
+            name, content = str(path), ModelBytes(path)
         else:
             raise ModelError(
                 f"a model is a path or the bytes of a file, not {type(source).__name__}"
             )
+        data = content.data()
         if _has_ort_identifier(data):
-            return cls(name, data, path, is_ort=True)
-        return _read_model(cls(name, data, path))
+            return cls(name, content, path, is_ort=True)
+        return _read_model(cls(name, content, path), data)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the file, which must not be kept: they may be many."""
+        return self.content.data()
 
 
 def graph_of(model: ModelFile, reader: Reader) -> memoryview:
     """Return the bytes of the main graph."""
-    return _one_graph(reader, reader.pick(model.data, "model", ModelField.GRAPH))
+    parts = reader.pick(model.data, "model", ModelField.GRAPH)[ModelField.GRAPH]
+    return _one_graph(reader, reader.messages(parts, "model"))
 
 
-def _one_graph(reader: Reader, parts: dict[int, list[Field]]) -> memoryview:
-    found = reader.messages(parts[ModelField.GRAPH], "model")
+def _one_graph(reader: Reader, found: list[memoryview]) -> memoryview:
     if len(found) != 1:
-        reader.fail(f"there are {len(found)} graphs instead of one: it is no ONNX model", "model")
+        count = "several" if found else "no"
+        reader.fail(f"there are {count} graphs instead of one: it is no ONNX model", "model")
     return found[0]
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
-
-
-def map_file(path: Path) -> memoryview:
-    """Return the bytes of a model file; see `mapped`."""
-    try:
-        return mapped(path)
-    except FileNotFoundError:
-        raise ModelError(f"there is no model at {path}") from None
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise ModelError(f"cannot read the model {path}: {error}") from error
 
 
 def _has_ort_identifier(data: memoryview) -> bool:
@@ -133,19 +139,23 @@ def _has_ort_identifier(data: memoryview) -> bool:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def _read_model(model: ModelFile) -> ModelFile:
+def _read_model(model: ModelFile, data: memoryview) -> ModelFile:
     reader = Reader(model.source_name)
-    if len(model.data) == 0:
+    if len(data) == 0:
         reader.fail("the file is empty", "model")
-    field = ModelField
-    numbers = (field.GRAPH, field.IR_VERSION, field.OPSET_IMPORT, field.METADATA)
-    parts = reader.pick(model.data, "model", *numbers)
-    graph = _one_graph(reader, parts)
-    model.ir_version = reader.last_int64(parts[field.IR_VERSION], "model")
-    imports = reader.messages(parts[field.OPSET_IMPORT], "opset_import")
-    model.opsets = dict(read_opset(reader, message) for message in imports)
-    entries = reader.messages(parts[field.METADATA], "metadata_props")
-    model.properties = dict(read_entry(reader, entry) for entry in entries)
+    graphs: list[memoryview] = []
+    for part in reader.counted(data, "model", _PARTS_OF_MODEL):
+        if part.number == ModelField.GRAPH:
+            graphs = [*graphs[:1], reader.message(part, "model")]
+        elif part.number == ModelField.IR_VERSION:
+            model.ir_version = reader.int64(part, "model")
+        elif part.number == ModelField.OPSET_IMPORT:
+            domain, version = read_opset(reader, reader.message(part, "opset_import"))
+            model.opsets[domain] = version
+        elif part.number == ModelField.METADATA:
+            key, value = read_entry(reader, reader.message(part, "metadata_props"))
+            model.properties[key] = value
+    graph = _one_graph(reader, graphs)
     metadata = model.properties.pop(METADATA_KEY, None)
     if metadata is not None:
         model.metadata = read_metadata(reader, metadata)
@@ -156,13 +166,20 @@ def _read_model(model: ModelFile) -> ModelFile:
 def _read_graph(model: ModelFile, reader: Reader, graph: memoryview) -> None:
     initializers: list[tuple[str, ExternalTensor | None]] = []
     values: dict[int, list[ValueType]] = {GraphField.INPUT: [], GraphField.OUTPUT: []}
-    for part in reader.fields(graph, "graph"):
+    parsed = 0
+    for part in reader.fields(graph, "graph", _PARTS_OF_GRAPH):
         if part.number == GraphField.NODE:
             reader.message(part, "graph.node")
             model.node_count += 1
-        elif part.number == GraphField.INITIALIZER:
+            continue
+        parsed += 1
+        if parsed > MAX_PARSED:
+            reader.fail("it has more inputs and initializers than any real model has", "graph")
+        if part.number == GraphField.INITIALIZER:
             message = reader.message(part, "graph.initializer")
             initializers.append(read_initializer(reader, message))
+            if not initializers[-1][0]:
+                reader.fail("it has no name", "graph.initializer")
         elif part.number in values:
             what = "input" if part.number == GraphField.INPUT else "output"
             message = reader.message(part, f"graph.{what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,22 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.format.checkpoint.file import WrittenCheckpoint, write_checkpoint
+from onnxtrain.format.checkpoint.content import (
+    CheckpointContent,
+    RawTensor,
+    split_properties,
+    tensor_bytes,
+    tensor_code,
+    tensor_dims,
+)
+from onnxtrain.format.checkpoint.file import (
+    WrittenCheckpoint,
+    plan_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from onnxtrain.format.element_types import STRING
+from onnxtrain.format.generation import PROPERTY, Generation, digest_of
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
@@ -62,22 +78,25 @@ def write_files(
     target: Target = "cpu",
     on_cpu: Mapping[str, Sequence[Uncovered]] | None = None,
     properties: Mapping[str, str] | None = None,
+    ort_format: bool = False,
 ) -> onnx.ModelProto:
-    """Write the checkpoint, then the graphs that point into it for what is frozen.
+    """Write the graphs and the checkpoint, into which they point for what is frozen.
 
     `on_cpu` lists the nodes of each graph that its target has no kernel for. `properties` are the
-    metadata of the model, which the evaluation graph keeps for what is exported from it. Returns
-    the training graph as it was before the file lost names and shapes that no runtime needs.
+    metadata of the model, which the evaluation graph keeps for what is exported from it. With
+    `ort_format` the checkpoint leaves room for what `write_ort` adds. Returns the training graph as
+    it was before the file lost names and shapes that no runtime needs.
     """
+    models = {name: models[name] for name in sorted(models, key=_ORDER.index)}
     stored = parameters.trainable, {**parameters.frozen, **parameters.statistics}
-    written = write_checkpoint(folder.file("checkpoint"), content_of(*stored), sort=False)
-    if written.data_path is not None:
-        folder.file("checkpoint.data")
-    if nominal:
-        content = content_of(*stored, nominal=True)
-        write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
+    content = content_of(*stored)
+    # The graphs have offsets into the checkpoint, which has digests of the graphs.
+    ends = (".onnx", ".ort") if ort_format else (".onnx",)
+    empty = Generation.placeholder(f"{name}{end}" for end in ends for name in models)
+    content.properties = empty.property()
+    planned = plan_checkpoint(folder.file("checkpoint"), content)
     metadata = GraphMetadata(
-        checkpoint=written.path.name,
+        checkpoint=planned.path.name,
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
         trainable=tuple(parameters.trainable),
@@ -88,10 +107,10 @@ def write_files(
     )
     forward = names_in(models["eval_model"].graph)
     training = onnx.ModelProto()
-    for name in sorted(models, key=_ORDER.index):
-        model = models[name]
-        _point_to_checkpoint(model, written)
-        proto: onnx.ModelProto = ir.to_proto(model)
+    protos: dict[str, onnx.ModelProto] = {}
+    for name, model in models.items():
+        _point_to_checkpoint(model, planned)
+        proto = protos[name] = ir.to_proto(model)
         if name == "training_model":
             training.CopyFrom(proto)
         if name != "eval_model":
@@ -104,12 +123,51 @@ def write_files(
             for key, value in (properties or {}).items():
                 if key != METADATA_KEY:
                     proto.metadata_props.add(key=key, value=value)
+    generation = _write_graphs(folder, protos, replace(empty, identifier=_digest(protos, content)))
+    content.properties = generation.property()
+    write_checkpoint(planned.path, content, sort=False)
+    if planned.data_path is not None:
+        folder.file("checkpoint.data")
+    if nominal:
+        content = content_of(*stored, nominal=True)
+        content.properties = generation.property()
+        write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
+    return training
+
+
+def _digest(protos: Mapping[str, onnx.ModelProto], content: CheckpointContent) -> str:
+    """Return the identifier of a generation, which depends on all that is in its files."""
+    digest = hashlib.sha256()
+    for name, proto in protos.items():
+        data = proto.SerializeToString(deterministic=True)
+        digest.update(f"{name} {len(data)} ".encode() + data)
+    for name, tensor in (*content.trainable.items(), *content.frozen.items()):
+        code, dims = tensor_code(tensor, name), tensor_dims(tensor, name)
+        digest.update(f"{name in content.trainable} {len(name)} {name} {code} {dims}".encode())
+        if code == STRING and not isinstance(tensor, RawTensor):
+            digest.update(repr(tensor.tolist()).encode())
+        else:
+            digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()[:32]
+
+
+def _write_graphs(
+    folder: Folder, protos: Mapping[str, onnx.ModelProto], generation: Generation
+) -> Generation:
+    """Write graphs of a generation; return it with their digests."""
+    digests = dict(generation.files)
+    for name, proto in protos.items():
+        entry = next(entry for entry in proto.metadata_props if entry.key == METADATA_KEY)
+        about = GraphMetadata.from_json(entry.value)
+        entry.value = replace(about, generation=generation.identifier).to_json()
+        data = proto.SerializeToString(deterministic=True)
+        digests[f"{name}.onnx"] = digest_of(data)
         file = folder.file(f"{name}.onnx")
         try:
-            file.write_bytes(proto.SerializeToString())
+            file.write_bytes(data)
         except OSError as error:
             raise OnnxTrainError(f"{file.name!r} cannot be written: {error}") from None
-    return training
+    return replace(generation, files=digests)
 
 
 def _point_to_checkpoint(model: ir.Model, written: WrittenCheckpoint) -> None:
@@ -143,6 +201,7 @@ def write_ort(folder: Folder, models: Iterable[str], custom_op_library: Any | No
     """Convert each graph to the ORT format, with the list of operators that a small build needs."""
     import onnxruntime as ort
 
+    digests = {}
     for name in models:
         source, target = folder.file(f"{name}.onnx"), folder.file(f"{name}.ort")
         options = ort.SessionOptions()
@@ -156,10 +215,20 @@ def write_ort(folder: Folder, models: Iterable[str], custom_op_library: Any | No
             ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
             config = folder.file(f"{name}.required_operators.config")
             _list_operators(target, config)
+            digests[f"{name}.ort"] = digest_of(target.read_bytes())
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             raise OnnxTrainError(
                 f"onnxruntime could not convert {source.name!r} to the ORT format: {error}"
             ) from None
+    for name in ("checkpoint", "nominal_checkpoint"):
+        if (file := folder.file(name)).exists():
+            content = read_checkpoint(file)
+            _, reserved = split_properties(content.properties)
+            generation = Generation.from_property(reserved[PROPERTY])
+            assert generation is not None
+            generation = replace(generation, files={**generation.files, **digests})
+            content.properties = generation.property()
+            write_checkpoint(file, content, sort=False)
 
 
 def _list_operators(model: Path, config: Path) -> None:

@@ -1,21 +1,28 @@
 """Writing the artifact folder: all files appear together, or none does.
 
-Everything is written into a hidden folder beside its destination first. Only when all of it is
-there, on disk, are the files renamed into place; should a rename fail, those before it are undone.
+Everything is written into a hidden folder beside its destination first. Only when all of it is on
+disk is this folder committed, with one rename; `format/committed_folder.py` describes the rest.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
-from itertools import takewhile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from onnxtrain.errors import ArgumentTypeError, OnnxTrainError
+from onnxtrain.format.committed_folder import (
+    ARTIFACTS,
+    COMMITTED,
+    finish_moves,
+    list_files,
+    sync_folder,
+)
+from onnxtrain.format.folder_lock import changing
+from onnxtrain.format.replace_file import ScratchFolder, make_folder
 
 _log = logging.getLogger(__name__)
 
@@ -29,15 +36,20 @@ class Folder:
         except TypeError:
             raise ArgumentTypeError(f"artifact_directory is a path, not {directory!r}") from None
         self.prefix = _checked(prefix)
-        self._created: list[Path] = []  # the outermost new folder, if there is one
-        self._staging: Path | None = None
+        # A prefix may name a folder inside of the folder, which is then the one with the files.
+        first = self.directory / f"{self.prefix}{ARTIFACTS[0]}"
+        self._place, self._begin = first.parent, first.name.removesuffix(ARTIFACTS[0])
+        self._created: list[Path] = []
+        self._scratch: ScratchFolder | None = None
         self._names: list[str] = []
+        self._open = ExitStack()
 
     def __enter__(self) -> Folder:
         try:
-            self._created = _make_folder(self.directory)[-1:]
-            self._staging = Path(tempfile.mkdtemp(prefix=".onnxtrain-", dir=self.directory))
+            self._created = make_folder(self._place)
+            self._scratch = self._open.enter_context(ScratchFolder(self._place))
         except OSError as error:
+            self._remove_created()
             raise OnnxTrainError(
                 f"the artifact directory {str(self.directory)!r} cannot be written: {error}; "
                 "name another folder"
@@ -50,65 +62,63 @@ class Folder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._staging is not None:
-            shutil.rmtree(self._staging, ignore_errors=True)
-        for folder in self._created if kind is not None else ():
-            shutil.rmtree(folder, ignore_errors=True)
+        self._open.close()
+        if kind is not None:
+            self._remove_created()
+
+    def _remove_created(self) -> None:
+        with suppress(OSError):  # another process writes there, too
+            for folder in self._created:
+                folder.rmdir()
 
     def file(self, name: str) -> Path:
         """Return where to write a file before it is published, under its final name."""
-        assert self._staging is not None, "use the folder in a with statement"
-        full = f"{self.prefix}{name}"
-        if full not in self._names:
-            self._names.append(full)
-        file = self._staging / full
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._cannot_write(error) from None
-        return file
+        assert self._scratch is not None, "use the folder in a with statement"
+        if name not in self._names:
+            self._names.append(name)
+        return self._scratch.path / f"{self._begin}{name}"
 
     def publish(self) -> dict[str, int]:
         """Move all files into place and return their sizes by name."""
-        assert self._staging is not None
-        backup = self._staging / "replaced"
-        present = [n for n in self._names if (self._staging / n).exists()]
-        done: list[str] = []
-        made: list[Path] = []
+        assert self._scratch is not None
+        present = [name for name in self._names if self.file(name).exists()]
+        sizes = {f"{self.prefix}{name}": self.file(name).stat().st_size for name in present}
         try:
-            for name in present:
-                _sync(self._staging / name)
-            for name in present:
-                final, saved = self.directory / name, backup / name
-                made += _make_folder(final.parent)
-                if final.exists():
-                    saved.parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(final, saved)
-                os.replace(self._staging / name, final)
-                done.append(name)
-        except BaseException as error:
-            self._undo(present, done, backup, made)
-            if isinstance(error, OSError):
-                raise self._cannot_write(error) from None
-            raise
+            self._commit(present)
+        except OSError as error:
+            raise OnnxTrainError(
+                f"the artifacts cannot be written to {str(self.directory)!r}: {error}; nothing was "
+                "changed"
+            ) from None
         _log.info("wrote %d files to %s", len(present), self.directory)
-        return {name: (self.directory / name).stat().st_size for name in present}
+        return sizes
 
-    def _undo(self, present: list[str], done: list[str], backup: Path, made: list[Path]) -> None:
+    def _commit(self, present: list[str]) -> None:
+        """Make all files the artifacts with one rename, and move them into place."""
+        assert self._scratch is not None
         for name in present:
-            final = self.directory / name
-            if name in done:
-                final.unlink(missing_ok=True)
-            if (backup / name).exists():
-                os.replace(backup / name, final)
-        for folder in made:
-            folder.rmdir()
-
-    def _cannot_write(self, error: OSError) -> OnnxTrainError:
-        return OnnxTrainError(
-            f"the artifacts cannot be written to {str(self.directory)!r}: {error}; nothing was "
-            "changed"
+            _sync(self.file(name))
+        names, others = (
+            [f"{self._begin}{name}" for name in chosen]
+            for chosen in (present, [name for name in ARTIFACTS if name not in present])
         )
+        for name in names:
+            if (self._place / name).is_dir():
+                raise IsADirectoryError(f"{self._place / name} is a directory")
+        list_files(self._scratch.path, names, others)
+        sync_folder(self._scratch.path)
+        with changing(self._place):
+            self._scratch.release()
+            os.rename(self._scratch.path, self._place / COMMITTED)
+            self._created = []
+            try:
+                sync_folder(self._place)
+                finish_moves(self._place)
+            except OSError as error:
+                raise OnnxTrainError(
+                    f"the artifacts are in {str(self._place / COMMITTED)!r}, but cannot be moved "
+                    f"to their places: {error}. Whatever opens the folder next goes on with it"
+                ) from None
 
 
 def _checked(prefix: str) -> str:
@@ -124,13 +134,6 @@ def _checked(prefix: str) -> str:
             "artifact_directory instead"
         )
     return prefix
-
-
-def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder and those around it; return the new ones, the innermost first."""
-    missing = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _sync(file: Path) -> None:

@@ -107,7 +107,7 @@ def reduce_extremum(op: Ops, r: Reduction, dy: ir.Value) -> ir.Value:
     return op.Where(won, r.kept(dy) / winners, 0.0)
 
 
-@reduction("ReduceProd", notes="right for zeros too")
+@reduction("ReduceProd", notes="right to first order at zeros")
 def reduce_prod(op: Ops, r: Reduction, dy: ir.Value) -> ir.Value:
     """Dx = dy times the product of the others; one zero, or several, need care."""
     zero = op.Equal(r.x, 0.0)
@@ -127,7 +127,7 @@ def cum_sum(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     return (op.CumSum(dy, node.inputs[1], exclusive=exclusive, reverse=1 - reverse),)
 
 
-@rule("CumProd", stops=(1,))
+@rule("CumProd", stops=(1,), notes="right to first order at zeros")
 def cum_prod(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """dx_i = Σ_j dy_j y_j / x_i over the products that x_i is in, and the right limit at zeros.
 
