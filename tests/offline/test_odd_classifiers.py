@@ -1,4 +1,4 @@
-"""`replace_classifier` on models that have no ordinary last layer: a new one, or an error of ours."""
+"""`replace_classifier` on models without an ordinary last layer: a new one, or an error of ours."""
 
 from collections.abc import Callable
 
