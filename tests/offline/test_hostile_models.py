@@ -18,6 +18,7 @@ from onnx import helper
 import onnxtrain
 from graphs import linear, model, value
 from hostile_models import CASES, nested, scored, tower
+from onnxtrain.cli import main
 from onnxtrain.errors import ArgumentTypeError, ModelError
 from onnxtrain.offline.graph.layers import DataFlow
 
@@ -32,13 +33,13 @@ SOME = [name for i, name in enumerate(CASES) if i % 7 == 0 or "functions" in nam
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and limits of a process")
 @pytest.mark.parametrize("call", ["gradient", "inspect", "prepare", "classes", "after"])
 def test_no_model_takes_the_machine_down(call: str) -> None:
-    every = len(SOME) // (60 if call == "gradient" else 20)
+    every = len(SOME) // (40 if call == "gradient" else 12)
     check(call, list(CASES) if ALL else SOME[::every])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and limits of a process")
 def test_no_operator_takes_the_machine_down() -> None:
-    check("gradient", [str(seed) for seed in range(0, 2000, 1 if ALL else 50)])
+    check("gradient", [str(seed) for seed in range(0, 2000, 1 if ALL else 67)])
 
 
 def check(call: str, cases: Sequence[str]) -> None:
@@ -127,6 +128,17 @@ def test_what_are_no_limits(limits: object) -> None:
         onnxtrain.Limits(nodes=-1)
 
 
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(linear(), tmp_path / "m.onnx")
+    inspect = ["inspect", str(tmp_path / "m.onnx")]
+    assert main([*inspect, "--limit", "nodes=3"]) == 2
+    assert "Limits(nodes=" in capsys.readouterr().err
+    assert main([*inspect, "--limit", "nodes=4", "--limit", "elements=100"]) == 0
+    for wrong, words in (("nodes", "NAME=NUMBER"), ("nodes=-1", "NAME=NUMBER"), ("a=1", "'a'")):
+        assert main([*inspect, "--limit", wrong]) == 2
+        assert words in capsys.readouterr().err
+
+
 # ---- time ----------------------------------------------------------------------------------------
 
 
@@ -143,3 +155,11 @@ def test_each_node_of_a_chain_is_looked_at_once(monkeypatch: pytest.MonkeyPatch)
     given = model(nodes, [value("v0", ["n", 3])], [value(f"v{length}", ["n", 3])], biases)
     assert len(onnxtrain.inspect(given).weights) == length
     assert len(seen) <= 2 * length
+
+
+def test_a_graph_that_takes_minutes_to_load_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxtrain.offline.writer.verify._MOST_NODES", 10)
+    made = onnxtrain.prepare(linear(), tmp_path, loss=None, of="loss")
+    assert any("were not loaded, as the largest has" in note for note in made.notes)
