@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 def one_line(value: object) -> str:
     """Return a name or a text out of a file as it is shown within a line."""
-    return printable(str(value).replace("\n", "\\n"))
+    return printable(str(value).replace("\n", "\\n").replace("\t", "\\t"))
 
 
 class OnnxTrainError(RuntimeError):

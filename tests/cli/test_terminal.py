@@ -17,7 +17,7 @@ from onnxtrain.device.loop.progress import Bar, Lines
 from onnxtrain.format.checkpoint.content import CheckpointContent
 from onnxtrain.format.checkpoint.file import write_checkpoint
 
-NASTY = "a\x1b[2J\x1b]0;title\x07\x9b31m\u202eb\r\nverdict  fine"
+NASTY = "a\tb\x1b[2J\x1b]0;title\x07\x9b31m\u202eb\r\nverdict  fine"
 
 
 def is_safe(text: str) -> bool:
