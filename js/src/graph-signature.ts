@@ -12,8 +12,6 @@ export const STEP = "step";
 export const BUFFER = "_grad.accumulation.buffer";
 export const ACCUMULATED = "_grad.accumulation.out";
 export const UPDATED = ".updated";
-/** The format version in the metadata of the graphs. */
-const FORMAT = 1;
 const MOMENTUM = /^(.*)\.momentum(\d+)$/s;
 
 /**
@@ -80,13 +78,7 @@ const APART = "they do not belong together";
 
 /** Raise an error if graph and checkpoint do not belong together. */
 export function checkBelongs(model: ModelFile, state: CheckpointState, signature: GraphSignature): void {
-  const { format = FORMAT, trainable = [], frozen = [], statistics = [] } = model.notes;
-  if (format !== FORMAT) {
-    throw new ModelError(
-      `${model.source} is of format ${format}, and this version of onnxtrain knows format ` +
-        `${FORMAT}: use a newer one`,
-    );
-  }
+  const { trainable = [], frozen = [], statistics = [] } = model.notes;
   for (const name of [...trainable, ...frozen, ...statistics, ...model.external.keys()]) {
     if (!state.has(name)) {
       throw new CheckpointError(

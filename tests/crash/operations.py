@@ -221,11 +221,14 @@ def replace(folder: Path, number: int) -> None:
 def unpack(folder: Path) -> int | None:
     """Read the file."""
     from onnxtrain.federated.files import unpack_arrays
+    from onnxtrain.format.checkpoint.store import translated
 
     file = folder / "state" / "federation.npz"
     if not file.exists():
         return None
-    return same_everywhere(*unpack_arrays(file.read_bytes(), str(file)).values())
+    with translated("read", file):
+        data = file.read_bytes()
+    return same_everywhere(*unpack_arrays(data, str(file)).values())
 
 
 def _all() -> list[Operation]:

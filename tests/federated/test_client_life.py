@@ -307,7 +307,7 @@ def test_moments_that_do_not_fit_are_said_with_the_file_to_delete(tmp_path) -> N
     assert f"delete the client's file {file}" in said
 
 
-def test_what_killed_processes_left_is_removed_with_the_next_write(tmp_path) -> None:
+def test_what_killed_processes_left_is_removed(tmp_path) -> None:
     file = tmp_path / "client-0.npz"
     names = {
         f".client-0.npz.{'0' * 16}.tmp": 7200,

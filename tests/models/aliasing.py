@@ -11,6 +11,7 @@ UPDATED, BUFFER, ACCUMULATED = ".updated", "_grad.accumulation.buffer", "_grad.a
 VIEWS = {"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 # What writes an element after it has read that element, and reads no other one for it.
 ELEMENTWISE = {"Add", "Cast", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Sub", "Sum", "Where"}
+ELEMENTWISE |= {"Reshape"}  # where it copies to an output of the graph
 
 
 def pairs(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
@@ -101,7 +102,23 @@ def writes_what_it_has_read(node: onnx.NodeProto, memory: set[str], updated: str
     """Whether a node that reads an element does so before it writes over it."""
     if node.op_type == "Scan" and node.domain == "":
         return scans_in_place(node, memory, updated)
+    if node.op_type == "If" and node.domain == "":
+        return all(branches_in_place(node, memory, updated))
     return node.op_type in ELEMENTWISE and node.domain == ""
+
+
+def branches_in_place(node: onnx.NodeProto, memory: set[str], updated: str) -> Iterator[bool]:
+    """Tell for each branch of an If whether it writes over what it has read.
+
+    It reads the memory under one name at most.
+    """
+    place = list(node.output).index(updated)
+    for attribute in node.attribute:
+        body = attribute.g
+        names = {n for inner in body.node for n in read_by(inner)}.intersection(memory)
+        yield len(names) <= 1 and not any(
+            unsafe(body, [(n, body.output[place].name)]) for n in names
+        )
 
 
 def scans_in_place(node: onnx.NodeProto, memory: set[str], updated: str) -> bool:

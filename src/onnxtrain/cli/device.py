@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli.batch_size import Batches
-from onnxtrain.cli.console import Console, megabytes, one_line
+from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
 from onnxtrain.cli.reading import remembered
 from onnxtrain.device.session import TrainingSession
-from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
+from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, one_line
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.folder_lock import settle
 
@@ -79,6 +79,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         cache_features=options.cache_features,
         max_steps=options.max_steps,
         class_weight=_class_weight(options.class_weight),
+        nonfinite=options.nonfinite,
     )
     if _steps(session) == steps and not history.interrupted:
         console.note(
@@ -176,7 +177,11 @@ def export_command(options: argparse.Namespace, console: Console) -> int:
     target = Path(options.output)
     check_target(target, "--output", of_artifacts(folder))
     session.export_model_for_inferencing(
-        target, names, optimize=options.optimize, format=options.format
+        target,
+        names,
+        optimize=options.optimize,
+        format=options.format,
+        allow_nonfinite=options.allow_nonfinite,
     )
     content = {
         "output": str(target), "bytes": _size(target), "outputs": names,

@@ -112,6 +112,9 @@ def _command(
     return parser
 
 
+_LIMIT = "how much a model that you trust may ask for, such as inlined_nodes=1000000"
+
+
 def _inspect(commands: Any) -> None:
     add = _command(
         commands, "inspect", "workstation",
@@ -123,6 +126,7 @@ def _inspect(commands: Any) -> None:
     add("--all", action="store_true", help="list every tensor, and why it trains or does not")
     add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
+    add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
 
 
 def _prepare(commands: Any) -> None:
@@ -176,6 +180,7 @@ def _prepare(commands: Any) -> None:
         "--no-verify", dest="verify", action="store_false",
         help="do not load the graphs in onnxruntime before they are written",
     )  # fmt: skip
+    add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
 
 
 def _train(commands: Any) -> None:
@@ -198,6 +203,10 @@ def _train(commands: Any) -> None:
     add(
         "--class-weight", metavar="X", help="'balanced', or a weight for each class, such as "
         "1,2.5,1; needs prepare --sample-weight",
+    )  # fmt: skip
+    add(
+        "--nonfinite", choices=("stop", "skip"), default="stop",
+        help="what to do with batches whose loss or gradients are infinite or NaN",
     )  # fmt: skip
     add("--tensorboard", type=_file, metavar="FOLDER", help="write event files for TensorBoard")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
@@ -238,6 +247,7 @@ def _export(commands: Any) -> None:
     add("--outputs", action="append", metavar="NAME", help="values that the model is to give out")
     add("--format", choices=("onnx", "ort"), default="onnx")
     add("--optimize", action="store_true", help="save what onnxruntime's optimisations make of it")
+    add("--allow-nonfinite", action="store_true", help="write infinite and NaN parameters too")
     _which_checkpoint(parser)
 
 
@@ -278,6 +288,7 @@ def _gradient(commands: Any) -> None:
         help="an operator to treat as the identity, such as Round",
     )  # fmt: skip
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
+    add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
     add("--output", "-o", type=_file, required=True, metavar="FILE", help="the model to write")
 
 

@@ -20,7 +20,7 @@ from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
 from onnxtrain.device.run.graph_signature import check_generation
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.state import CheckpointState
-from onnxtrain.errors import ArgumentError, InputError, ModelError, StateError
+from onnxtrain.errors import ArgumentError, ArgumentTypeError, InputError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
@@ -59,7 +59,7 @@ class Module(ParameterBuffers):
         batch_size: Batch = None,
     ) -> None:
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+            raise ArgumentTypeError(f"state is a CheckpointState, not {type(state).__name__}")
         providers, where = providers_of(device)
         self.training = True
         self.state = state
@@ -129,6 +129,11 @@ class Module(ParameterBuffers):
                 "With batch_size='auto' the sessions are rebuilt for another size"
             )
 
+    @property
+    def skipped_batches(self) -> int:
+        """How many batches were left out, because their loss or gradients were not finite."""
+        return self.training_state.skipped_batches
+
     def close(self) -> None:
         """Free the graphs and their memory now; a module that is not used any more does so itself.
 
@@ -182,13 +187,15 @@ class Module(ParameterBuffers):
         *,
         optimize: bool = False,
         format: Literal["onnx", "ort"] = "onnx",
+        allow_nonfinite: bool = False,
     ) -> bytes | None:
         """Write a model for inference, with the parameters as they are now.
 
         Without a path its bytes are returned. Any values of the evaluation graph can be outputs.
         `optimize` saves what onnxruntime's optimisations make of it, also in its format "ort". The
         model keeps the metadata of the one it was prepared from; string properties of the state
-        whose names begin with "onnxtrain." are added to it.
+        whose names begin with "onnxtrain." are added to it. Parameters that training has made
+        infinite or NaN are refused, unless `allow_nonfinite` is set.
         """
         # Only those who export pay for it.
         from onnxtrain.device.export.inference_model import export_model
@@ -198,6 +205,8 @@ class Module(ParameterBuffers):
                 raise StateError("there is no evaluation graph to export: pass eval_model_uri")
             self.evaluation_executor.graph.require_open()
             require_values(self.training_state)
+            if not allow_nonfinite:
+                self.training_state.require_finite("nothing was exported")
             return export_model(
                 self.evaluation_executor.graph.model,
                 graph_output_names,

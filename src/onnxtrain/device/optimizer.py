@@ -15,7 +15,13 @@ from onnxtrain.device.run.binding import Binding, Variable
 from onnxtrain.device.run.executors import require_values
 from onnxtrain.device.run.graph_signature import check_updates, momentums_of, proximal_of
 from onnxtrain.device.state import GROUP, TrainingState
-from onnxtrain.errors import CheckpointError, ModelError, StateError, UnknownNameError
+from onnxtrain.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    ModelError,
+    StateError,
+    UnknownNameError,
+)
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile, ValueType
@@ -36,7 +42,7 @@ class Optimizer:
 
     def __init__(self, optimizer_uri: Model, module: Module) -> None:
         if not isinstance(module, Module):
-            raise TypeError(f"module is a Module, not {type(module).__name__}")
+            raise ArgumentTypeError(f"module is a Module, not {type(module).__name__}")
         self._state = module.training_state
         with self._state.lock:
             self._graph = module.graph(optimizer_uri)
@@ -105,15 +111,22 @@ class Optimizer:
     # ---- steps ---------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Update every parameter that trains, once."""
+        """Update every parameter that trains, once.
+
+        Nothing changes if a gradient is infinite or NaN, or if all batches since the last reset
+        were skipped; the step is counted in `skipped_steps`.
+        """
         with self._state.lock:
             require_values(self._state)
             self._graph.require_open()
+            if self._state.has_stale_gradients:
+                self.numbers.finish(taken=False)
+                return
             if self._binding is None:
                 self._binding = self._bind()
             self.numbers.begin()
             self._binding.run(())
-            self.numbers.finish()
+            self.numbers.finish(taken=self._binding.passed)
 
     def _bind(self) -> Binding:
         gradients = self._state.make_gradients(self._names)
@@ -126,7 +139,7 @@ class Optimizer:
                 "optimizer_model.onnx, or call TrainingSession.step"
             )
         flags = [v for v in self._graph.model.outputs if v.name not in results]
-        return Binding(self._graph, state, results, (), flags)
+        return Binding(self._graph, state, results, (), (), flags)
 
     def bound(self) -> tuple[dict[str, Variable], dict[str, Variable]]:
         """Return the variables that an update reads, and those it writes, by names in the graph."""
@@ -147,6 +160,11 @@ class Optimizer:
     def step_count(self) -> int:
         """How many steps were taken so far."""
         return self.numbers.count
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps changed nothing, because their loss or gradients were not finite."""
+        return self.numbers.skipped
 
     # ---- learning rate -------------------------------------------------------------------------
 
@@ -333,15 +351,16 @@ class StepNumbers:
     def __init__(self) -> None:
         self.rates = Variable(np.array([DEFAULT_LEARNING_RATE], np.float32))
         self.steps = Variable(np.array([0], np.int64))
-        self.count = 0
+        self.count = self.skipped = 0
 
     def begin(self) -> None:
         """Tell the graph which step it takes; the first one is 1."""
         self.steps.array[0] = self.count + 1
 
-    def finish(self) -> None:
-        """Count the step, which has been taken."""
-        self.count += 1
+    def finish(self, *, taken: bool) -> None:
+        """Count the step, which has been taken or skipped."""
+        self.count += taken
+        self.skipped += not taken
 
 
 def _saved_moments(

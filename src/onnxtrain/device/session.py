@@ -191,7 +191,8 @@ class TrainingSession:
         """Return the loss (and further outputs) and update the parameters, in one run.
 
         Does what `train_step`, `optimizer_step` and `lazy_reset_grad` do for one batch. Gradients
-        that training steps have accumulated are neither used nor lost.
+        that training steps have accumulated are neither used nor lost. If the loss or a gradient is
+        not finite, nothing changes, and `skipped_steps` counts the step.
         """
         with self.module.training_state.lock:
             if self._fused is not None:
@@ -201,6 +202,22 @@ class TrainingSession:
                 result = self.train_step(*inputs, **named)
                 optimizer.step()
             return result
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps changed nothing, because their loss or gradients were not finite."""
+        return self._optimizer.skipped_steps
+
+    @property
+    def skipped_batches(self) -> int:
+        """How many batches were left out, because their loss or gradients were not finite."""
+        return self.module.skipped_batches
+
+    @property
+    def checks_finite(self) -> bool:
+        """Whether steps that are not finite change nothing; not in graphs of earlier versions."""
+        executors = (self.module.training_executor, self._fused)
+        return all(executor.signature.check for executor in executors if executor is not None)
 
     @property
     def fused_model(self) -> ModelFile | None:
@@ -339,10 +356,19 @@ class TrainingSession:
         return names_of(chosen, "outputs")
 
     def save_checkpoint(
-        self, path: str | os.PathLike[str], include_optimizer_state: bool = True
+        self,
+        path: str | os.PathLike[str],
+        include_optimizer_state: bool = True,
+        *,
+        allow_nonfinite: bool = False,
     ) -> None:
-        """Write the state to a file, which is replaced as a whole or not at all."""
-        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state)
+        """Write the state to a file, which is replaced as a whole or not at all.
+
+        Infinite numbers and NaN are refused, unless `allow_nonfinite` is set.
+        """
+        CheckpointState.save_checkpoint(
+            self.state, path, include_optimizer_state, allow_nonfinite=allow_nonfinite
+        )
 
     def export_model_for_inferencing(
         self,
@@ -351,10 +377,15 @@ class TrainingSession:
         *,
         optimize: bool = False,
         format: Literal["onnx", "ort"] = "onnx",
+        allow_nonfinite: bool = False,
     ) -> bytes | None:
         """Write a model for inference, with the parameters as they are now; see `Module`."""
         return self.module.export_model_for_inferencing(
-            inference_model_uri, graph_output_names, optimize=optimize, format=format
+            inference_model_uri,
+            graph_output_names,
+            optimize=optimize,
+            format=format,
+            allow_nonfinite=allow_nonfinite,
         )
 
 

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtrain.device.checks import count_bad
 from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.errors import ArgumentError, CheckpointError, StateError
+from onnxtrain.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    NonFiniteError,
+    StateError,
+)
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
     Array,
@@ -48,7 +55,7 @@ class CheckpointState:
 
     def __init__(self, state: CheckpointContent) -> None:
         if not isinstance(state, CheckpointContent):
-            raise TypeError(
+            raise ArgumentTypeError(
                 "a CheckpointState is made with CheckpointState.load_checkpoint, not from "
                 f"{type(state).__name__}"
             )
@@ -71,20 +78,29 @@ class CheckpointState:
         state: CheckpointState,
         checkpoint_uri: str | os.PathLike[str],
         include_optimizer_state: bool = False,
+        *,
+        allow_nonfinite: bool = False,
     ) -> None:
         """Write a state to a file, which is replaced as a whole or not at all.
 
         With the state of the optimizer, training can be resumed from the file as if it had never
-        stopped. Without it the file is smaller, a third with AdamW.
+        stopped. Without it the file is smaller, a third with AdamW. A state in which training has
+        made something infinite or NaN is refused, unless `allow_nonfinite` is set.
         """
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"a CheckpointState is saved, not {type(state).__name__}")
+            raise ArgumentTypeError(f"a CheckpointState is saved, not {type(state).__name__}")
         with state._training.lock:
+            if not allow_nonfinite:
+                state._training.require_finite("nothing was saved", include_optimizer_state)
             write_checkpoint(checkpoint_uri, state._training.content(include_optimizer_state))
 
-    def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
+    def to_bytes(
+        self, include_optimizer_state: bool = False, *, allow_nonfinite: bool = False
+    ) -> bytes:
         """Return what `save_checkpoint` would write, where it would be one file."""
         with self._training.lock:
+            if not allow_nonfinite:
+                self._training.require_finite("nothing was saved", include_optimizer_state)
             content = self._training.content(include_optimizer_state)
             content.has_external_data = False
             layout = CheckpointLayout(content, sort=True, threshold=2**31 - 1, bond=("", ""))
@@ -156,6 +172,9 @@ class TrainingState:
         self.groups = dict(content.optimizer_groups)
         self.optimizer: OptimizerMemory | None = None
         self.random = RandomState(saved.get("random"))
+        self.skipped_batches = 0  # whose loss or gradients were not finite
+        self.not_finite: tuple[str, ...] = ()  # the gradients because of which the last one was
+        self.has_stale_gradients = False  # all batches since the last reset were skipped
         self.private: dict[str, Any] = saved.get("private", {})
         self.saved_learning_rate: float | None = saved.get("learning_rate")
         self.saved_scheduler: dict[str, Any] | None = saved.get("scheduler")
@@ -183,6 +202,25 @@ class TrainingState:
             properties=merge_properties(self.properties, reserved),
             has_external_data=self._has_external_data,
         )
+
+    def require_finite(self, what: str, include_optimizer_state: bool = False) -> None:
+        """Refuse to go on where training has made something infinite or NaN.
+
+        Frozen parameters are not looked at: masks are infinite in many models.
+        """
+        held = {n: self.held(n) for n in dict.fromkeys((*self._trainable, *self._variables))}
+        if include_optimizer_state and self.optimizer is not None:
+            for name, tensors in self.optimizer.group().states.items():
+                held |= {f"{name}.momentum{k}": tensor for k, tensor in enumerate(tensors)}
+        arrays = {n: t for n, t in held.items() if isinstance(t, np.ndarray)}
+        bad = [(name, count) for name, array in arrays.items() if (count := count_bad(array))]
+        if bad:
+            name, count = bad[0]
+            raise NonFiniteError(
+                f"{name!r} has {count} of {arrays[name].size} elements that are infinite or not a "
+                f"number: {what}. Go on from an earlier checkpoint, or pass allow_nonfinite=True.",
+                parameters=[name for name, _ in bad],
+            )
 
     def _training(self) -> dict[str, Any]:
         saved: dict[str, Any] = {"random": self.random.saved(), "private": self.private}
@@ -259,6 +297,7 @@ class TrainingState:
             if gradient is None:
                 raise StateError(f"the parameter {name!r} has no gradient, or there is no Module")
             gradient.assign(checked(f"{name}_grad", value, gradient.shape, gradient.dtype))
+            self.has_stale_gradients = False
 
     # ---- what Module and Optimizer ask ---------------------------------------------------------
 

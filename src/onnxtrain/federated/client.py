@@ -233,6 +233,7 @@ class Client:
                 **options,
             )
             seconds = time.perf_counter() - began
+            shared.state.require_finite("the update was not sent")
             trained = {name: np.array(shared.state.value_of(name)) for name in received}
             if settings.clip_norm is not None:
                 clip(trained, received, settings.clip_norm)

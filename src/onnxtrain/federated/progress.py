@@ -111,8 +111,10 @@ def _read_history(file: Path, last: int) -> dict[str, dict[str, dict[str, Any]]]
     """Return the metrics of completed rounds; later ones are repeated."""
     if not file.exists():
         return {}
+    with translated("read", file):  # a disk that fails now and then costs no metrics
+        data = file.read_bytes()
     try:
-        history = strict_json.loads(file.read_bytes())
+        history = strict_json.loads(data)
         return {
             kind: {
                 n: dict(MetricRecord(metrics))  # which has numbers, or raises

@@ -43,6 +43,10 @@ class Generation:
         """Return one that takes as much room in a checkpoint as that of the finished files."""
         return cls("0" * 32, dict.fromkeys(files, _LARGEST))
 
+    def digests(self, ending: str) -> list[Digest]:
+        """Return those of files of a format."""
+        return [digest for name, digest in self.files.items() if name.endswith(ending)]
+
     def property(self) -> dict[str, Property]:
         """Return the property of a checkpoint; its length depends on the names of files alone."""
         room = len(self.placeholder(self.files)._to_json())

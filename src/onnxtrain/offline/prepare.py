@@ -134,7 +134,7 @@ def prepare(
     properties = forward.properties | ModelMetadata(activation=activation).properties()
 
     # 2. One canonical model, and what of it trains.
-    canonical = canonical_model(with_loss)
+    canonical = canonical_model(with_loss, located=True)
     found = survey(canonical, names[0], brought)
     tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, forward.train, listed(freeze), tied)

@@ -31,6 +31,8 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
+from onnxtrain.offline.optimizers.finite_guard import check_finite, update_if
+from onnxtrain.offline.optimizers.in_place import after_readers
 from onnxtrain.offline.passes.batch_norm import (
     BatchNormMode,
     join_statistics,
@@ -74,7 +76,7 @@ class LossGradients:
     ) -> tuple[LossGradients, dict[str, str]]:
         """Return a copy whose backward pass computes again what is not kept, and what it copies."""
         made = _Copy.of(self, join=False)
-        results = [*made.gradients.values(), *made.updates]
+        results = [*made.gradients.values(), *made.updates.values()]
         copies = rematerialize(made.op, results, self.forward, self.data, kept, sizes)
         return replace(self, model=made.model), copies
 
@@ -91,7 +93,7 @@ def build_training_graphs(
         frozen: initializers to list beside them; they stay initializers.
 
     """
-    canonical = canonical_model(model)
+    canonical = canonical_model(model, located=True)
     found = differentiate_loss(canonical, outputs, trainable, frozen)
     return TrainingGraphs(
         _proto(training_graph(found)),
@@ -253,7 +255,7 @@ class _Copy:
     model: ir.Model
     op: Ops
     gradients: dict[ir.Value, ir.Value]
-    updates: list[ir.Value]
+    updates: dict[ir.Value, ir.Value]  # of running statistics
 
     @staticmethod
     def of(source: LossGradients, *, join: bool = True, last: bool = False) -> _Copy:
@@ -262,8 +264,10 @@ class _Copy:
         values = _values_by_name(model.graph)
         op = Ops(model.graph, model.opset_imports[""])
         gradients = {values[target]: values[name] for target, name in source.gradients.items()}
-        updates = [values[name] for name in source.updates.values()]
-        return _Copy(model, op, gradients, join_statistics(op, updates) if join else updates)
+        made = [values[name] for name in source.updates.values()]
+        updates = join_statistics(op, made) if join else made
+        statistics = dict(zip((values[name] for name in source.updates), updates, strict=True))
+        return _Copy(model, op, gradients, statistics)
 
     def in_order(self) -> dict[ir.Value, ir.Value]:
         """Return the gradients so that those which are computed first come last.
@@ -287,13 +291,24 @@ def training_graph(source: LossGradients, target: Target = "cpu") -> ir.Model:
     reset = ir.Value(name=LAZY_RESET)
     reset.dtype, reset.shape = ir.DataType.BOOL, ir.Shape([1])
     graph.inputs.extend([*buffers.values(), reset])
-    overwrite = op.squeeze(reset, [0])
-    totals = {}
-    for v, gradient in own.in_order().items():
-        total = op.Where(overwrite, gradient, op.Add(buffers[v], gradient))
-        total.name = f"{v.name}{ACCUMULATED}"
-        totals[v] = op.type_as(total, v)
-    graph.outputs.extend([*(totals[v] for v in own.gradients), *own.updates])
+    loss, statistics = graph.outputs[0], list(own.updates.values())
+    check = check_finite(op, own.in_order(), list(own.gradients), loss, statistics)
+
+    def write() -> list[ir.Value]:
+        overwrite = op.squeeze(reset, [0])
+        totals = []
+        for v, gradient in own.gradients.items():
+            total = op.Where(overwrite, gradient, op.Add(buffers[v], gradient))
+            total.name = f"{v.name}{ACCUMULATED}"
+            totals.append(op.type_as(total, v))
+        return [*totals, *statistics]
+
+    if target == "cpu":
+        passed = after_readers(op, graph, check.passed, list(own.updates))
+        made = update_if(op, passed, [*buffers.values(), *own.updates], write)
+    else:
+        made = write()
+    graph.outputs.extend([*made, *check.outputs(op)])
     return _complete(own.model, target)
 
 
@@ -315,11 +330,14 @@ def step_graph(
     gradients = own.in_order()
     if proximal:
         gradients = add_proximal(op, graph, gradients)
+    parameters, statistics = list(own.gradients), list(own.updates.values())
+    check = optimizer.check(op, gradients, parameters, graph.outputs[0], statistics)
     on_cpu = target == "cpu"
     updated = write_update(
-        op, graph, optimizer, list(own.gradients), gradients, chunked=on_cpu, in_place=on_cpu
-    )
-    graph.outputs.extend([*updated, *own.updates])
+        op, graph, optimizer, parameters, gradients,
+        check=check, statistics=own.updates, chunked=on_cpu, in_place=on_cpu,
+    )  # fmt: skip
+    graph.outputs.extend([*updated, *check.outputs(op)])
     return _complete(own.model, target)
 
 
@@ -355,6 +373,7 @@ def optimizer_graph(
         f"onnx::{type(optimizer).__name__.lower()}.updated_flag::1",
         chunked=target == "cpu",
         proximal=proximal,
+        in_place=target == "cpu",
     )
     model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
     if target == "webgpu":

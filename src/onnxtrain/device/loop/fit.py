@@ -16,12 +16,13 @@ from onnxtrain.device.loop.evaluation import Evaluation
 from onnxtrain.device.loop.feature_cache import cached_features
 from onnxtrain.device.loop.history import History
 from onnxtrain.device.loop.metrics import Metric, MetricLike, make_metrics
+from onnxtrain.device.loop.micro_batching import Accumulation
 from onnxtrain.device.loop.monitor import Best, EarlyStopping, find_monitor
 from onnxtrain.device.loop.nan_guard import CheckFinite, NanGuard
 from onnxtrain.device.loop.old_keywords import accepts_old_keywords
 from onnxtrain.device.loop.progress import ProgressDisplay, make_progress
 from onnxtrain.device.loop.resume_state import begin_or_resume, check_settings, saved_record
-from onnxtrain.device.loop.run import Accumulation, Loop
+from onnxtrain.device.loop.run import Loop
 from onnxtrain.device.loop.schedule import make_schedule
 from onnxtrain.device.loop.weights import ClassWeight, with_weights
 from onnxtrain.device.schedules import Plateau
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
 
 
+_SKIPS = 10  # batches in a row; more are a sign that training itself has failed
 _WATCHED = ("patience", "monitor", "mode", "min_delta", "restore_best", "validation")
 
 
@@ -58,6 +60,7 @@ def fit(
     validation_split: float | None = None,
     class_weight: ClassWeight = None,
     sample_weight: Any = None,
+    nonfinite: Literal["stop", "skip"] | int = "stop",
 ) -> History:
     """Train for some epochs, and return the history of the run.
 
@@ -100,6 +103,9 @@ def fit(
         class_weight: how much samples of a class count, as a dictionary (1 for others) or an array;
             "balanced" lets all classes count the same. Needs `prepare(..., sample_weight=True)`.
         sample_weight: how much each sample counts; both may be given.
+        nonfinite: what to do with a batch whose loss or gradients are infinite or NaN, which never
+            changes anything: "stop" with an error, or "skip" it, up to ten in a row, or as many as
+            given here. `History.skipped` counts them.
 
     """
     # The arguments, one by one.
@@ -112,6 +118,12 @@ def fit(
         at_least(1, "micro_batch_size", micro_batch_size)
         if not average:
             raise ArgumentError("micro_batch_size cannot be combined with accumulate=(n, 'sum')")
+    skips = _skips(nonfinite)
+    if skips and not session.checks_finite:
+        raise ArgumentError(
+            "nonfinite='skip' needs artifacts of this version of onnxtrain, whose graphs check "
+            "each step: generate them anew"
+        )
     measured = make_metrics(metrics)
     others = as_callbacks(callbacks)
     early = take(others, EarlyStopping)
@@ -206,6 +218,7 @@ def fit(
                 guard=NanGuard(session, check),
                 callbacks=called,
                 progress=shown,
+                most_skips=skips,
             ).run()
 
 
@@ -213,6 +226,13 @@ def _accumulate(given: Any) -> tuple[int, bool]:
     """Return the number of batches to an update, and whether their gradients are averaged."""
     count, how = given if isinstance(given, tuple) and len(given) == 2 else (given, "mean")
     return at_least(1, "accumulate", count), choice("accumulate", how, ("mean", "sum")) == "mean"
+
+
+def _skips(nonfinite: Any) -> int:
+    """Return how many batches in a row may be skipped."""
+    if isinstance(nonfinite, str):
+        return _SKIPS if choice("nonfinite", nonfinite, ("stop", "skip")) == "skip" else 0
+    return at_least(0, "nonfinite", nonfinite)
 
 
 def _watched(

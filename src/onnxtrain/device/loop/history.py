@@ -53,6 +53,7 @@ class History:
     `losses` has the loss of each step of the optimizer, `epochs` a record of each epoch that was
     finished. `stopped` says why the run ended early, if it did; `interrupted` is true after Ctrl-C.
     `best_epoch` is the number of the best epoch, if early stopping or checkpoints looked for one.
+    `skipped` counts the batches that were left out, as their loss or gradients were not finite.
     `history["accuracy"]` is the list of that value over the epochs.
 
     A checkpoint keeps at most a thousand losses and epochs, evenly spread, and the best and the
@@ -64,6 +65,7 @@ class History:
     stopped: str = ""
     interrupted: bool = False
     best_epoch: int | None = None
+    skipped: int = 0
     # The steps of the first losses, of a run that was resumed from a checkpoint without all.
     kept_steps: list[int] = field(default_factory=list)
 
@@ -105,6 +107,8 @@ class History:
             last = self.epochs[-1]
             shown = {"loss": last.loss, **last.values}
             parts += [f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, int | float)]
+        if self.skipped:
+            parts.append(f"{self.skipped} skipped")
         if self.stopped:
             parts.append(self.stopped)
         return f"History({', '.join(parts)})"
@@ -150,6 +154,7 @@ class History:
             if entry(content, "best_epoch") is None
             else whole(content, "best_epoch"),
             kept_steps=steps,
+            skipped=whole(content, "skipped") if "skipped" in content else 0,
         )
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:

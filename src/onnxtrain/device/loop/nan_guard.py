@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.device.checks import at_least
+from onnxtrain.device.checks import at_least, count_bad
 from onnxtrain.device.loop.batches import Batch, as_array
 from onnxtrain.errors import NonFiniteError
 
@@ -76,7 +75,7 @@ class NanGuard:
 
     def check_parameters(self, at: Moment) -> None:
         """Raise an error if a parameter is not finite after a step."""
-        bad = [] if self._all_finite() else self._bad_parameters()
+        bad = self._bad_parameters()
         if bad:
             raise at.error(
                 f"the loss is finite, but after the step {_listed(bad)}. {self._since(at.step)}"
@@ -86,32 +85,39 @@ class NanGuard:
             )
         self._good_step = at.step
 
-    def _all_finite(self) -> bool:
-        """Check all parameters at once, as fast as possible."""
-        total = 0.0
-        # Several times faster than a test of each element: NaN and infinity survive in the sum.
-        # Large numbers may overflow; then each element is tested after all.
-        with np.errstate(all="ignore"):
-            for parameter in self._changing:
-                data = parameter.data
-                if data.dtype != np.float32 or not data.flags.c_contiguous:
-                    return False
-                flat = data.reshape(-1)
-                total += float(np.dot(flat, flat))
-        return math.isfinite(total)
-
     def _bad_parameters(self) -> list[Bad]:
         return _bad((parameter.name, parameter.data) for parameter in self._changing)
 
     def check_gradients(self, at: Moment) -> None:
-        """Raise an error if a gradient is not finite, before the optimizer uses it."""
-        gradients = ((name, p.grad) for name, p in self._session.state.parameters)
-        bad = _bad((name, array) for name, array in gradients if array is not None)
-        if bad:
-            listed = _listed(bad, "the gradient of ")
-            raise at.error(
-                f"the loss is finite, but {listed}. The parameters were not updated.", bad
-            )
+        """Raise an error if an accumulated gradient is not finite, before the optimizer uses it."""
+        if any(array is not None and count_bad(array) for _, array in self._gradients()):
+            raise self.explain_accumulated(at)
+
+    def explain_accumulated(self, at: Moment) -> NonFiniteError:
+        """Return the error for accumulated gradients that the optimizer cannot use."""
+        bad = _bad((name, array) for name, array in self._gradients() if array is not None)
+        what = _listed(bad, "the gradient of ") if bad else "the gradients are too large"
+        return at.error(f"the loss is finite, but {what}. The parameters were not updated.", bad)
+
+    def _gradients(self) -> Iterable[tuple[str, Array | None]]:
+        return ((name, parameter.grad) for name, parameter in self._session.state.parameters)
+
+    def explain_gradients(self, at: Moment, loss: float, batch: Batch) -> NonFiniteError:
+        """Return the error for a batch that was skipped although its loss is finite."""
+        cause = bad_data(self._session.input_names(True), batch)
+        names = self._session.module.training_state.not_finite
+        what = "the running statistics"
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            what = f"the gradient of {', '.join(map(repr, names[:_SHOWN]))}{more}"
+        why = f", because {cause}" if cause else ", or too large"
+        return at.error(
+            f"the loss is {loss:.4g}, but {what} is infinite or not a number{why}. Nothing was "
+            f"updated. Lower the learning rate ({self._session.get_learning_rate():.3g}) or scale "
+            "the inputs.",
+            [(name, 0, 0) for name in names],
+            in_data=bool(cause),
+        )
 
     def check_state(self, at: Moment) -> None:
         """Raise an error if anything that a checkpoint would hold is not finite."""
@@ -167,13 +173,6 @@ def _bad(tensors: Iterable[tuple[str, Array]]) -> list[Bad]:
     """Return name, number of bad elements and size of tensors that are not finite."""
     found = ((name, count_bad(array), array.size) for name, array in tensors)
     return [(name, count, size) for name, count, size in found if count]
-
-
-def count_bad(array: Array) -> int:
-    """Return how many elements are infinite or not a number."""
-    if array.dtype.kind != "f":
-        return 0
-    return int(array.size - np.count_nonzero(np.isfinite(array)))
 
 
 def _listed(bad: Sequence[Bad], what: str = "") -> str:

@@ -107,7 +107,7 @@ def _read(saved: Mapping[str, Any]) -> tuple[ResumeState, int]:
     losses = _unpack(mapping(entry(history, "losses"), "'losses'"))
     counts = {name: whole(saved, name) for name in _COUNTS}
     sums: dict[str, Any] = {name: number(saved, name) for name in _SUMS}
-    if bool(counts["batch"]) != bool(counts["samples"]):
+    if counts["samples"] and not counts["batch"]:
         raise ValueError(f"{counts['batch']} batches cannot have {counts['samples']} samples")
     if max(counts["epoch"], counts["batch"], counts["samples"]) >= _MOST:
         raise ValueError("its counts are too large")
@@ -178,7 +178,7 @@ def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], batch: int)
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else shortened(value)
+    return f"{value:.6g}" if isinstance(value, float) else shortened(value, 300)
 
 
 def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] | None:

@@ -18,12 +18,13 @@ from onnxtrain.device.loop.callbacks import Callbacks, Run
 from onnxtrain.device.loop.checkpoint_policy import SaveCheckpoint
 from onnxtrain.device.loop.evaluation import Evaluation
 from onnxtrain.device.loop.history import EpochRecord, History
+from onnxtrain.device.loop.micro_batching import Accumulation
 from onnxtrain.device.loop.monitor import Best
 from onnxtrain.device.loop.nan_guard import Moment, NanGuard
 from onnxtrain.device.loop.progress import ProgressDisplay
 from onnxtrain.device.loop.resume_state import KEY, ResumeState
 from onnxtrain.device.loop.schedule import RunSchedule
-from onnxtrain.errors import OnnxTrainError, StateError
+from onnxtrain.errors import NonFiniteError, OnnxTrainError, StateError
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
@@ -35,7 +36,7 @@ class Loop:
 
     `state` is the position of the run; `order` determines the order of its batches, and `settings`
     whatever else a resumed run has to have in common. Batches are taken in parts of
-    `micro_batch_size` samples.
+    `micro_batch_size` samples. Of those that are not finite, `most_skips` in a row are left out.
     """
 
     session: TrainingSession
@@ -55,6 +56,7 @@ class Loop:
     guard: NanGuard
     callbacks: Callbacks
     progress: ProgressDisplay
+    most_skips: int = 0
 
     def __post_init__(self) -> None:
         self._history = self.state.history
@@ -63,6 +65,7 @@ class Loop:
         self._began = 0.0
         self._steps_of_epoch = 0
         self._told = 0
+        self._skips_in_a_row = 0
         self._saved_at: tuple[int, int] | None = None
         self._kept = "No checkpoint was saved so far."
         if self.checkpoint is None:
@@ -110,6 +113,8 @@ class Loop:
             self.progress.end_epoch(self._history.epochs[-1], self.epochs)
         self._restore_best()
         self._history.interrupted = self._interrupts.asked
+        if self._history.skipped:
+            self.progress.say(f"{self._history.skipped} batches skipped: they were not finite")
         if self._history.stopped:
             self.progress.say(self._history.stopped)
 
@@ -158,7 +163,11 @@ class Loop:
             # With accumulation, all from the first batch to the update is one step.
             self._interrupts.busy = True
             if accumulation is None:
-                self._end_step(self._loss(self.session.step, batch), 1, batch.samples)
+                loss = self._loss(self.session.step, batch)
+                if loss is None:
+                    self._pass_over(1)
+                else:
+                    self._end_step(loss, 1, batch.samples)
             else:
                 self._accumulate(accumulation, batch)
             if self._run.stopped is not None or self._is_last_step():
@@ -180,12 +189,24 @@ class Loop:
             self._update(accumulation)
 
     def _update(self, accumulation: Accumulation) -> None:
-        if (self._run.step + 1) % self.guard.every == 0:
+        batches = accumulation.batches
+        if not accumulation.samples:  # all were skipped
+            accumulation.start()
+            self._pass_over(batches)
+            return
+        if not self.session.checks_finite and (self._run.step + 1) % self.guard.every == 0:
             self.guard.check_gradients(self._moment(1))
-        self._end_step(*accumulation.update())
+        before = self.session.skipped_steps
+        made = accumulation.update()
+        if self.session.skipped_steps == before:
+            self._end_step(*made)
+        else:
+            self._skip(self.guard.explain_accumulated(self._moment(1)), batches)
+            self._pass_over(batches)
 
-    def _loss(self, run: Callable[..., Any], batch: Batch) -> float:
-        """Run a batch, and return its loss, which must be finite."""
+    def _loss(self, run: Callable[..., Any], batch: Batch) -> float | None:
+        """Run a batch, and return its loss; None if it was not finite, and skipped."""
+        before = self.session.skipped_batches
         try:
             result = run(*batch.values)
         except OnnxTrainError as error:
@@ -197,8 +218,34 @@ class Loop:
             raise
         loss = loss_of(result)
         if not math.isfinite(loss):
-            raise self.guard.explain_loss(self._moment(1), loss, batch, self._history.losses)
-        return loss
+            cause = self.guard.explain_loss(self._moment(1), loss, batch, self._history.losses)
+        elif self.session.skipped_batches > before:
+            cause = self.guard.explain_gradients(self._moment(1), loss, batch)
+        else:
+            self._skips_in_a_row = 0
+            return loss
+        self._skip(cause, 1)
+        return None
+
+    def _skip(self, error: NonFiniteError, batches: int) -> None:
+        """Count batches that are left out; raise the error if there are too many in a row."""
+        self._skips_in_a_row += batches
+        if self._skips_in_a_row > self.most_skips:
+            raise error
+        if not self._history.skipped:
+            self.progress.say(f"skipped: {error.message}")
+        self._history.skipped += batches
+
+    def _pass_over(self, batches: int) -> None:
+        """Go on behind batches that were left out."""
+        self.state.batch += batches
+        self._steps_of_epoch += 1
+        self._interrupts.end()
+        self.progress.step(self._steps_of_epoch, self._mean_loss())
+
+    def _mean_loss(self) -> float:
+        state = self.state
+        return state.loss_sum / state.samples if state.samples else math.nan
 
     def _end_step(self, loss: float, batches: int, samples: int) -> None:
         state = self.state
@@ -216,7 +263,7 @@ class Loop:
         if self.checkpoint is not None and self.checkpoint.is_due(step):
             self._save(self.checkpoint.path)
         self._interrupts.end()
-        self.progress.step(self._steps_of_epoch, state.loss_sum / state.samples)
+        self.progress.step(self._steps_of_epoch, self._mean_loss())
         self.callbacks.call("on_step_end", self._run)
 
     def _moment(self, coming: int = 0) -> Moment:
@@ -240,7 +287,7 @@ class Loop:
             epoch=state.epoch + 1,
             steps=self._run.step,
             samples=state.samples,
-            loss=state.loss_sum / state.samples,
+            loss=self._mean_loss(),
             learning_rate=self.session.get_learning_rate(),
             seconds=time.monotonic() - self._began,
             values=values,
@@ -278,7 +325,7 @@ class Loop:
         """Save a checkpoint, unless it would hold numbers that are not finite."""
         self.guard.check_state(self._moment())
         self._record_position()
-        self.session.save_checkpoint(path)
+        self.session.save_checkpoint(path, allow_nonfinite=True)  # it was just checked
         if self.checkpoint is not None and os.fspath(path) == os.fspath(self.checkpoint.path):
             self._saved_at = self._position()
         self._note_kept(path)
@@ -320,57 +367,6 @@ def _weakly(save: Callable[[str | os.PathLike[str]], None]) -> Callable[..., Non
         found(path)
 
     return save_if_running
-
-
-class Accumulation:
-    """Adds up gradients, and updates the parameters with their mean after `size` batches.
-
-    The mean is over samples: an update is that of one large batch, if the loss is a mean over
-    samples. With `average=False` it is the sum of the gradients of the batches, as repeated calls
-    of `train_step` before `optimizer_step` add them up.
-    """
-
-    def __init__(self, session: TrainingSession, size: int, average: bool) -> None:
-        self._session = session
-        self.size = size
-        self._average = average
-        # The accumulated gradients times this are the sum of gradients, each times its samples.
-        self._unit = 0
-        self.start()
-
-    def start(self) -> None:
-        """Discard the accumulated gradients."""
-        self._session.lazy_reset_grad()
-        self.batches = 0
-        self._samples = 0
-        self._loss_sum = 0.0
-
-    def begin(self, samples: int) -> None:
-        """Prepare to add the gradients of so many samples."""
-        if self._average and self._samples and samples != self._unit:
-            self._scale(self._unit / samples)
-        self._unit = samples
-
-    def count(self, loss: float, samples: int) -> None:
-        """Count the samples that were added."""
-        self._samples += samples
-        self._loss_sum += loss * samples
-
-    def update(self) -> tuple[float, int, int]:
-        """Update the parameters; return the mean loss and the numbers of batches and samples."""
-        if self._average and self._unit != self._samples:
-            self._scale(self._unit / self._samples)
-        self._session.optimizer_step()
-        result = self._loss_sum / self._samples, self.batches, self._samples
-        self.start()
-        return result
-
-    def _scale(self, factor: float) -> None:
-        for _, parameter in self._session.state.parameters:
-            gradient = parameter.grad
-            if gradient is not None:
-                gradient *= gradient.dtype.type(factor)
-                parameter.grad = gradient
 
 
 class Interrupts:

@@ -135,7 +135,9 @@ class Binding:
     """A graph with everything bound to it that stays the same from run to run.
 
     It reads the variables in `state` and writes those in `results`, by the names of inputs and
-    outputs; `inputs` and `outputs` are those that each run takes and returns.
+    outputs; `inputs` and `outputs` are those that each run takes and returns. `check` are the
+    outputs with which a graph tells whether a run has changed anything: `passed` is false where it
+    was not finite, and `sums` says why.
     """
 
     def __init__(
@@ -145,11 +147,15 @@ class Binding:
         results: Mapping[str, Variable],
         inputs: Sequence[ValueType],
         outputs: Sequence[ValueType],
+        check: Sequence[ValueType] = (),
     ) -> None:
+        self.passed = True
+        self.sums: Array | None = None
+        self._checks = len(check)
         self._graph = graph
         self._state, self._results = dict(state), dict(results)
         self._inputs = list(inputs)
-        self._outputs = [_Output(value) for value in outputs]
+        self._outputs = [_Output(value) for value in (*outputs, *check)]
         self._has_strings = any(value.element_type == STRING for value in (*self._inputs, *outputs))
         self._session: Any = None
         self._binding: Any = None
@@ -178,9 +184,20 @@ class Binding:
                 if made[index] is None:
                     made[index] = value
                     output.learn(tuple(value.shape()), symbols)
+        made = self._without_check(made)
         if self._copied:
             self._copy_results()
         return made
+
+    def _without_check(self, made: list[Any]) -> list[Any]:
+        """Keep what the graph says about the run, and return the other outputs."""
+        if not self._checks:
+            return made
+        count = len(made) - self._checks
+        flag, *sums = map(as_array, made[count:])
+        self.passed = bool(flag.all())
+        self.sums = sums[0] if sums else None
+        return made[:count]
 
     def _run_copied(self, values: Sequence[Any]) -> list[Any]:
         """Run a graph with strings, which onnxruntime does not bind."""
@@ -191,9 +208,11 @@ class Binding:
             made = self._graph.session.run(names, feeds)
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             raise self._failed(error) from None
+        outputs = self._without_check(list(made[len(self._results) :]))
         for variable, array in zip(self._results.values(), made, strict=False):
-            variable.assign(array.reshape(variable.shape))
-        return list(made[len(self._results) :])
+            if self.passed:
+                variable.assign(array.reshape(variable.shape))
+        return outputs
 
     def _failed(self, error: Exception) -> RunError:
         message = f"onnxruntime failed to run {self._graph.name}: {error}"
@@ -229,7 +248,8 @@ class Binding:
         """Take over what could not be written in place: pieces, on another device than the CPU."""
         made = dict(zip(self._results, self._binding.get_outputs(), strict=False))
         for name, variable in self._copied.items():
-            variable.assign(made[name].numpy().reshape(variable.shape))
+            if self.passed:
+                variable.assign(made[name].numpy().reshape(variable.shape))
             self._binding.bind_output(name)
 
     def _symbols(self, values: Sequence[Any]) -> dict[str, int]:

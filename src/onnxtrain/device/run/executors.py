@@ -53,7 +53,26 @@ class Executor:
         if self._binding is None:
             self._binding = self._bind()
         with self.state.random.drawn(self._seed.array if self.signature.has_seed else None):
-            return self._binding.run(values)
+            made = self._binding.run(values)
+        if not self._binding.passed:
+            self.state.skipped_batches += 1
+            self.state.not_finite = self._not_finite()
+            self.state.random.draws -= self.signature.has_seed
+        return made
+
+    def _not_finite(self) -> tuple[str, ...]:
+        """The parameters whose gradients were not finite in the last run."""
+        sums = None if self._binding is None else self._binding.sums
+        signature = self.signature
+        updated = (n for n in signature.updated if self.state.is_trainable(n))
+        names = signature.trained or tuple(updated)
+        found = () if sums is None else np.isfinite(sums).tolist()
+        return tuple(n for n, is_finite in zip(names, found, strict=False) if not is_finite)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the last run was finite; a step that was not has changed nothing."""
+        return self._binding is None or self._binding.passed
 
     def close(self) -> None:
         """Free the graph and what is bound to it."""
@@ -97,8 +116,12 @@ class TrainExecutor(Executor):
         self._flag.array[0] = self.reset
         extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
         made = super().__call__([*values, *extra])
-        self.reset = False
         count = len(self.signature.outputs)
+        if not self.passed:
+            # Gradients of before the reset are still there, and no step may use them.
+            self.state.has_stale_gradients |= self.reset
+            return made[:count]
+        self.reset = self.state.has_stale_gradients = False
         for name, value in zip(self._differentiated_inputs, made[count:], strict=True):
             self.input_gradients[name] = as_array(value)
         return made[:count]
@@ -111,6 +134,7 @@ class TrainExecutor(Executor):
             gradients = self.state.make_gradients(self._trained)
             kept = {name: gradient.array.copy() for name, gradient in gradients.items()}
         of_inputs, self.input_gradients = self.input_gradients, {}
+        were_stale = self.state.has_stale_gradients
         self.reset = True
         try:
             yield
@@ -119,6 +143,7 @@ class TrainExecutor(Executor):
             self.reset = kept is None
             for name, array in (kept or {}).items():
                 self.state.set_gradient(name, array)
+            self.state.has_stale_gradients = were_stale
 
     def _bind(self) -> Binding:
         signature = self.signature
@@ -136,6 +161,7 @@ class TrainExecutor(Executor):
             results,
             (*signature.inputs, *(asked[f"{n}{BUFFER}"] for n in of_inputs)),
             (*signature.outputs, *(asked[f"{n}{ACCUMULATED}"] for n in of_inputs)),
+            signature.check,
         )
 
     def _input_buffer(self, name: str, values: Sequence[Any]) -> Any:
@@ -166,14 +192,17 @@ class StepExecutor(Executor):
         numbers = self._optimizer.numbers
         numbers.begin()
         made = super().__call__(values)
-        numbers.finish()
+        numbers.finish(taken=self.passed)
         return made
 
     def _bind(self) -> Binding:
         state, results = self._optimizer.bound()
         state |= self._parameters()
         results |= {f"{name}{UPDATED}": state[name] for name in self.signature.updated}
-        return Binding(self.graph, state, results, self.signature.inputs, self.signature.outputs)
+        signature = self.signature
+        return Binding(
+            self.graph, state, results, signature.inputs, signature.outputs, signature.check
+        )
 
 
 def names_of(chosen: Executor | None, what: Literal["inputs", "outputs"]) -> list[str]:

@@ -28,7 +28,6 @@ Dims = tuple[Dim, ...]
 Inputs = Sequence[ir.Value | None]
 Attributes = Mapping[str, Any]
 UNKNOWN = ir.SymbolicDim(None)
-HIDDEN_DIMS = "dims"  # in the meta of a value whose shape onnxruntime is not told
 
 FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}

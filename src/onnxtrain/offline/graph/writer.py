@@ -19,7 +19,6 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.op_facts import BROADCASTS
 from onnxtrain.offline.graph.shapes import (
-    HIDDEN_DIMS,
     Dim,
     Dims,
     broadcast_dims,
@@ -79,7 +78,7 @@ class Writer:
         values = self._operands(inputs)
         dims: Dims | None = None
         if op_type in BROADCASTS:
-            shapes = [_dims_even_if_hidden(v) for v in values]
+            shapes = [None if v is None else dims_of(v) for v in values]
             values = self._with_equal_ranks(values, shapes)
             dims = broadcast_dims(shapes)
         name = self.names.fresh(f"{self.scope}/{op_type}")
@@ -244,13 +243,6 @@ class Writer:
                 yield
             finally:
                 ir.set_value_magic_handler(previous)
-
-
-def _dims_even_if_hidden(value: ir.Value | None) -> Dims | None:
-    if value is None:
-        return None
-    hidden: Dims | None = value.meta.get(HIDDEN_DIMS)
-    return hidden if value.shape is None else dims_of(value)
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:

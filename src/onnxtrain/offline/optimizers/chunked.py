@@ -40,31 +40,27 @@ def update_chunked(
     op: Ops,
     update: Callable[..., Sequence[ir.Value]],
     tensors: Sequence[ir.Value],
-    flag: ir.Value | None = None,
 ) -> tuple[ir.Value, ...] | None:
     """Write `update(parameter, gradient, *states)` as a Scan over chunks of all of them.
 
     The results have the shape [chunks, elements of a chunk]. None for a tensor that is too small,
-    or whose size has no suitable divisor. The Scan carries `flag` along, so that it runs after it:
-    onnxruntime would merge a Reshape that depends on the flag with the one that makes the chunks.
+    or whose size has no suitable divisor.
     """
     dims = static_dims(tensors[0])
     size = None if dims is None else chunk_size(math.prod(dims))
     if dims is None or size is None:
         return None
     count = math.prod(dims) // size
-    carried = [] if flag is None else [flag]
     chunks = [op.reshape(tensor, [count, size]) for tensor in tensors]
     labels = ["parameter", "gradient", *(f"momentum{i}" for i in range(len(tensors) - 2))]
     inputs = [
-        *(("flag", ir.DataType.INT64, [1]) for _ in carried),
-        *((n, t.dtype or ir.DataType.FLOAT, [size]) for n, t in zip(labels, tensors, strict=True)),
+        (n, t.dtype or ir.DataType.FLOAT, [size]) for n, t in zip(labels, tensors, strict=True)
     ]
-    body = op.body(inputs, lambda *v: [*v[: len(carried)], *update(*v[len(carried) :])], "chunk")
+    body = op.body(inputs, update, "chunk")
     results = op.call(
-        "Scan", *carried, *chunks, outputs=len(body.outputs), body=body, num_scan_inputs=len(chunks)
-    )[len(carried) :]
-    for result, inner in zip(results, body.outputs[len(carried) :], strict=True):
+        "Scan", *chunks, outputs=len(body.outputs), body=body, num_scan_inputs=len(chunks)
+    )
+    for result, inner in zip(results, body.outputs, strict=True):
         result.type = inner.type
         op.with_dims(result, [count, size])
     return results

@@ -12,7 +12,7 @@ from onnxtrain.errors import BlockError
 from onnxtrain.offline.blocks.append_graph import append_graph
 from onnxtrain.offline.blocks.block import Block
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims, working_type
+from onnxtrain.offline.graph.shapes import static_dims, working_type
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 Clipped = tuple[list[ir.Value], ir.Value | None]
@@ -60,10 +60,13 @@ class ClipGradNorm(GradientClip):
 
     def write(self, op: Ops, gradients: Sequence[ir.Value]) -> Clipped:
         """Return the gradients as they are, and the factor."""
-        squares = [op.cast(_sum_of_squares(op, g), ir.DataType.DOUBLE) for g in gradients]
-        total = op.ReduceSum(op.Concat(*squares, axis=0), keepdims=0)
-        room = op.Div(self.max_norm, op.Add(op.Sqrt(total), 1e-6))
-        return list(gradients), op.Min(room, 1.0)
+        squares = [op.cast(sum_of_squares(op, g), ir.DataType.DOUBLE) for g in gradients]
+        return list(gradients), self.factor(op, op.Concat(*squares, axis=0))
+
+    def factor(self, op: Ops, squares: ir.Value) -> ir.Value:
+        """Return the factor for gradients from the sum of squares of each."""
+        total = op.ReduceSum(op.cast(squares, ir.DataType.DOUBLE), keepdims=0)
+        return op.Min(op.Div(self.max_norm, op.Add(op.Sqrt(total), 1e-6)), 1.0)
 
 
 class ClipGradValue(GradientClip):
@@ -81,10 +84,10 @@ class ClipGradValue(GradientClip):
         return [op.Clip(g, -self.clip_value, self.clip_value) for g in working], None
 
 
-def _sum_of_squares(op: Ops, gradient: ir.Value) -> ir.Value:
+def sum_of_squares(op: Ops, gradient: ir.Value) -> ir.Value:
     """Return the sum of the squares of all elements, as a vector of length one."""
     g = op.cast(gradient, working_type(gradient))
-    dims = gradient.meta.get(HIDDEN_DIMS, static_dims(gradient))
+    dims = static_dims(gradient)
     squares = op.Mul(g, g)
     if dims is None:
         rows = squares

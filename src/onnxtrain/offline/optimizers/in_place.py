@@ -9,62 +9,31 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import HIDDEN_DIMS, static_dims
-from onnxtrain.offline.graph.subgraphs import ancestors, sources, subgraphs_of
+from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of
 
 
-class ControlDependencies:
-    """What an update has to run after, so that nothing reads a parameter once it is overwritten.
+def after_readers(
+    op: Ops, graph: ir.Graph, passed: ir.Value, overwritten: Sequence[ir.Value]
+) -> ir.Value:
+    """Return a condition as a value that is computed when all readers of some inputs have run.
 
-    The gradient of a weight does not depend on the gradient of the layer's input, which still reads
-    the weight. Such a dependency is added: a Reshape of the gradient to its own shape, where the
-    shape is computed from one element of each of those results. No runtime can know that the
-    element does not matter, and no data is copied. The update may then be written over the weight.
+    Updates depend on it, and may then be written over what they replace. Most readers of a weight
+    are on the way to a gradient, which the condition depends on anyway. Others are those whose
+    result is only an output of the graph: the condition is made to depend on one element of each
+    such result. No runtime can know that the element does not matter, and no data is copied.
     """
-
-    def __init__(self, graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]) -> None:
-        owners = _owners(graph)
-        needed = (*graph.outputs, *gradients.values())
-        self.live = ancestors([p for v in needed if (p := v.producer()) is not None])
-        self._gradients = dict(gradients)
-        self._ends = {
-            p: [node for node in _ends((n for n, _ in p.uses()), owners) if node in self.live]
-            for p in gradients
-        }
-        self._place = {node: i for i, node in enumerate(graph)}
-        readers = {node for nodes in self._ends.values() for node in nodes}
-        self._bit = {node: 1 << i for i, node in enumerate(readers)}
-        # For every node the readers that it depends on, itself included, as bits of a number.
-        self._before: dict[ir.Node | None, int] = {}
-        for node in graph:  # in topological order
-            self._before[node] = self._bit.get(node, 0)
-            for source in sources(node):
-                self._before[node] |= self._before.get(source, 0)
-
-    def flag(self, op: Ops, parameters: Iterable[ir.Value]) -> ir.Value | None:
-        """Return a number, 0 or 1, that is computed when the parameters may be overwritten.
-
-        None where their gradients depend on every reader already.
-        """
-        late = self._late(list(parameters))
-        if not late:
-            return None
-        with written_behind(op, max(late, key=lambda node: self._place[node])):
-            flags = [flag_of(op, node.outputs[0]) for node in late]
-            return flags[0] if len(flags) == 1 else op.Max(*flags)
-
-    def _late(self, parameters: Sequence[ir.Value]) -> list[ir.Node]:
-        """Return the readers that neither a gradient nor another one of them depends on."""
-        readers = list(dict.fromkeys(node for p in parameters for node in self._ends[p]))
-        seen = 0
-        for parameter in parameters:
-            seen |= self._before.get(self._gradients[parameter].producer(), 0)
-        return [
-            node
-            for node in readers
-            if not seen & self._bit[node]
-            and not any(self._before[r] & self._bit[node] for r in readers if r is not node)
-        ]
+    check = passed.producer()
+    assert check is not None
+    owners, before = _owners(graph), ancestors([check])
+    live = ancestors([p for v in graph.outputs if (p := v.producer()) is not None])
+    readers = dict.fromkeys(
+        node for v in overwritten for node in _ends((n for n, _ in v.uses()), owners)
+    )
+    flags = [flag_of(op, n.outputs[0]) for n in readers if n in live and n not in before]
+    if not flags:
+        return passed
+    flag = flags[0] if len(flags) == 1 else op.Max(*flags)
+    return op.And(passed, op.GreaterOrEqual(flag, op.int64([0])))
 
 
 @contextmanager
@@ -83,24 +52,6 @@ def written_behind(op: Ops, node: ir.Node) -> Iterator[list[ir.Node]]:
         written.append(graph[-1])
         graph.remove(graph[-1])
     node.append(reversed(written))
-
-
-def delayed(op: Ops, gradient: ir.Value, parameter: ir.Value, flag: ir.Value | None) -> ir.Value:
-    """Return the gradient of a parameter as a value that depends on the flag."""
-    dims = static_dims(parameter)
-    assert dims is not None, "the shape of a parameter is known"
-    if flag is None or 0 in dims:
-        return gradient
-    made_by = flag.producer()
-    assert made_by is not None
-    with written_behind(op, made_by):
-        shape = op.Max(op.int64(list(dims)), flag)
-    late = op.Reshape(gradient, shape)
-    # onnxruntime merges a chain of Reshapes whose last shape it knows, and with it the dependency
-    # would go. So this shape is hidden from it.
-    late.type, late.shape = gradient.type, None
-    late.meta[HIDDEN_DIMS] = dims
-    return late
 
 
 def flag_of(op: Ops, value: ir.Value) -> ir.Value:

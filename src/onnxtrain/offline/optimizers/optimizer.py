@@ -1,10 +1,13 @@
 """Optimizer: what all optimizers have in common, and how their updates get into a graph.
 
+All updates are in the branch of one If: where the loss or a gradient is not finite, nothing changes
+(`finite_guard.py`).
+
 Updates are in place. A runtime may bind the output `<x>.updated` to the memory of the input `<x>`,
 for parameters and states alike, so that nothing is allocated or copied. This is safe because
 
-1. the node that writes `<x>.updated` depends on every other node that reads `<x>` (`late_readers`
-   lists exceptions; there are none);
+1. the If depends on every other node that reads `<x>` (`late_readers` lists exceptions; there are
+   none), and so does the node that writes `<x>.updated` in its branch;
 2. where that node reads `<x>` itself, it is element-wise on equal shapes: it reads each element
    before it writes it. A Scan over chunks does so chunk by chunk.
 
@@ -15,11 +18,10 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -32,9 +34,16 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
-from onnxtrain.offline.optimizers.clip import GradientClip
-from onnxtrain.offline.optimizers.in_place import ControlDependencies
-from onnxtrain.offline.optimizers.multi_tensor import combinable_parameters
+from onnxtrain.offline.optimizers.clip import ClipGradNorm, GradientClip, sum_of_squares
+from onnxtrain.offline.optimizers.finite_guard import (
+    FiniteCheck,
+    Sum,
+    check_finite,
+    fast_sum_of_squares,
+    plain_sum,
+    update_if,
+)
+from onnxtrain.offline.optimizers.in_place import after_readers
 from onnxtrain.offline.optimizers.update_context import (
     ParameterGroup,
     UpdateContext,
@@ -73,6 +82,7 @@ class Optimizer(ForwardBlock):
     """
 
     initial: tuple[float, ...] = ()  # the initial value of each state
+    squares = False  # whether a state holds squares of gradients, which overflow before these do
     chunked = True  # whether `build` updates large tensors in chunks
 
     def __init__(
@@ -119,8 +129,7 @@ class Optimizer(ForwardBlock):
         step: ir.Value,
         *,
         chunked: bool = False,
-        dependencies: ControlDependencies | None = None,
-        combinable: Container[ir.Value] | None = None,
+        check: FiniteCheck | None = None,
     ) -> list[Updated]:
         """Write the update of all parameters into a graph.
 
@@ -132,27 +141,49 @@ class Optimizer(ForwardBlock):
             chunked: update large tensors chunk by chunk, while a chunk is in the cache. Their
                 results have the shape [chunks, elements of a chunk], with the elements in the same
                 order: bind them by address.
-            dependencies: what updates have to run after, where the graph reads the parameters.
-            combinable: small parameters that may be updated together; by default all small ones.
+            check: the check of the gradients, whose sums clipping uses.
 
         """
         scope, op.scope = op.scope, "optimizer"
         try:
             with op.arithmetic():
-                updates = self._updates(op, slots, learning_rate, step)
-                return UpdateWriter(op, chunked, dependencies, combinable).write(updates)
+                updates = self._updates(op, slots, learning_rate, step, check)
+                return UpdateWriter(op, chunked).write(updates)
         finally:
             op.scope = scope
 
+    def check(
+        self,
+        op: Ops,
+        gradients: Mapping[ir.Value, ir.Value],
+        order: Sequence[ir.Value],
+        loss: ir.Value | None = None,
+        statistics: Sequence[ir.Value] = (),
+    ) -> FiniteCheck:
+        """Write the check whether a step is finite; see `check_finite`."""
+        sum_of: Sum = plain_sum
+        if isinstance(self.clip_grad, ClipGradNorm):
+            sum_of = sum_of_squares
+        elif self.squares and self.clip_grad is None:
+            sum_of = fast_sum_of_squares
+        return check_finite(op, gradients, order, loss, statistics, sum_of=sum_of)
+
     def _updates(
-        self, op: Ops, slots: Sequence[Slot], learning_rate: ir.Value, step: ir.Value
+        self,
+        op: Ops,
+        slots: Sequence[Slot],
+        learning_rate: ir.Value,
+        step: ir.Value,
+        check: FiniteCheck | None,
     ) -> list[Update]:
         """Return the update of each parameter; those with equal settings share one formula."""
         rate, number = (
             op.squeeze(op.cast(v, ir.DataType.DOUBLE), [0]) for v in (learning_rate, step)
         )
         gradients, clip = [slot.gradient for slot in slots], None
-        if self.clip_grad is not None:
+        if check is not None and isinstance(self.clip_grad, ClipGradNorm):
+            clip = self.clip_grad.factor(op, check.of_gradients)
+        elif self.clip_grad is not None:
             gradients, clip = self.clip_grad.write(op, gradients)
         names = [str(slot.parameter.name) for slot in slots]
         formulas: dict[tuple[float, float, ir.DataType], Formula] = {}
@@ -174,7 +205,7 @@ class Optimizer(ForwardBlock):
     # ---- as a block ----------------------------------------------------------------------------
 
     def build(self, parameters: Any, *, proximal: bool = False) -> str:
-        """Add the whole optimizer graph; return the name of an output that is always true.
+        """Add the whole optimizer graph; return the name of the output that tells of an update.
 
         `parameters` is what `TrainingBlock.parameters()` returns: the trainable and the frozen
         tensors. With `proximal`, the graph has the proximal term of federated learning.
@@ -214,12 +245,14 @@ def write_optimizer(
     *,
     chunked: bool = False,
     proximal: bool = False,
+    in_place: bool = True,
 ) -> None:
     """Write an optimizer as a graph of its own.
 
     Inputs: learning_rate, step, then for each parameter `<p>`, `<p>_grad`, `<p>.momentum<k>`;
     behind them, if `proximal`, proximal_mu and `<p>.reference` for each.
-    Outputs: the flag, which is always true, then for each `<p>.updated`, `<p>.momentum<k>.updated`.
+    Outputs: the flag, then for each `<p>.updated`, `<p>.momentum<k>.updated`. The flag is true if
+    they are updates, and false if a gradient is not finite: then they are the inputs.
     """
     graph = op.target
     learning_rate = _input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
@@ -232,11 +265,17 @@ def write_optimizer(
     if proximal:
         pulled = add_proximal(op, graph, {slot.parameter: slot.gradient for slot in slots})
         slots = [replace(slot, gradient=pulled[slot.parameter]) for slot in slots]
-    updates = optimizer.write(op, slots, learning_rate, step, chunked=chunked)
-    flag = op.Identity(op.const(np.array([True])))
-    flag.name = reserve(op, flag_name)
-    graph.outputs.append(flag)
-    graph.outputs.extend(value for updated in updates for value in updated.values)
+    gradients = {slot.parameter: slot.gradient for slot in slots}
+    check = optimizer.check(op, gradients, list(gradients))
+    check.passed.name = reserve(op, flag_name)
+    graph.outputs.append(check.passed)
+
+    def write() -> list[ir.Value]:
+        made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=check)
+        return _values(made)
+
+    made = update_if(op, check.passed, _values(slots), write) if in_place else write()
+    graph.outputs.extend(made)
     sweep(graph)
 
 
@@ -247,32 +286,38 @@ def write_update(
     parameters: Sequence[ir.Value],
     gradients: Mapping[ir.Value, ir.Value],
     *,
+    check: FiniteCheck | None = None,
+    statistics: Mapping[ir.Value, ir.Value] | None = None,
     chunked: bool = False,
     in_place: bool = True,
 ) -> list[ir.Value]:
     """Write the updates behind the gradients that they use, into the same graph.
 
     Adds the inputs `<p>.momentum<k>`, learning_rate and step. Returns the new outputs of the graph:
-    for each parameter `<p>.updated` and `<p>.momentum<k>.updated`. With `in_place` they may be
-    written over the values that they replace, in whatever order nodes run. Updates are written in
-    the order of `gradients`: onnxruntime begins with the last one.
+    for each parameter `<p>.updated` and `<p>.momentum<k>.updated`, then the new running statistics.
+    With `in_place` they are the old values where the check has not passed, and they may be written
+    over the values that they replace, in whatever order nodes run. Without a check, the gradients
+    are checked.
     """
-    dependencies = ControlDependencies(graph, gradients)
-    combinable = combinable_parameters(gradients, dependencies.live)
-    places = {p: place for place, p in enumerate(gradients)}
-    slots = [Slot(p, gradients[p], _states(op, optimizer, p), places[p]) for p in parameters]
+    slots = [Slot(p, gradients[p], _states(op, optimizer, p)) for p in parameters]
     learning_rate = _input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
     step = _input(op, STEP, ir.DataType.INT64, [1])
-    updates = optimizer.write(
-        op,
-        slots,
-        learning_rate,
-        step,
-        chunked=chunked,
-        dependencies=dependencies if in_place else None,
-        combinable=combinable,
-    )
-    return [value for updated in updates for value in updated.values]
+    known = optimizer.check(op, gradients, parameters) if check is None else check
+    new = statistics or {}
+
+    def write() -> list[ir.Value]:
+        made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=known)
+        return [*_values(made), *new.values()]
+
+    if not in_place:
+        return write()
+    passed = after_readers(op, graph, known.passed, [*parameters, *new])
+    return update_if(op, passed, [*_values(slots), *new], write)
+
+
+def _values(slots: Iterable[Slot | Updated]) -> list[ir.Value]:
+    """Return the parameters and the states behind each."""
+    return [value for slot in slots for value in (slot.parameter, *slot.states)]
 
 
 def add_proximal(

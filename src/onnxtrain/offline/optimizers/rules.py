@@ -42,6 +42,7 @@ class AdamW(Optimizer):
     """
 
     initial = (0.0, 0.0)
+    squares = True
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Adam(Optimizer):
     """
 
     initial = (0.0, 0.0)
+    squares = True
 
     def __init__(
         self,
@@ -190,6 +192,8 @@ class RMSprop(Optimizer):
     The states are v, then b with momentum, then a if centered.
     """
 
+    squares = True
+
     def __init__(
         self,
         alpha: float = 0.99,
@@ -247,6 +251,7 @@ class Adagrad(Optimizer):
     """
 
     initial = (0.0,)
+    squares = True
 
     def __init__(
         self,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,7 +14,6 @@ from onnxtrain.errors import BlockError
 from onnxtrain.format.names import UPDATED
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.optimizers.chunked import update_chunked
-from onnxtrain.offline.optimizers.in_place import ControlDependencies, delayed
 from onnxtrain.offline.optimizers.multi_tensor import is_small, update_multi_tensor
 
 Formula = Callable[..., Sequence[ir.Value]]
@@ -22,15 +21,11 @@ Formula = Callable[..., Sequence[ir.Value]]
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter to be updated, its gradient and the states that are kept for it.
-
-    Those with a lower `place` are written first.
-    """
+    """A parameter to be updated, its gradient and the states that are kept for it."""
 
     parameter: ir.Value
     gradient: ir.Value
     states: tuple[ir.Value, ...] = ()
-    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,60 +61,31 @@ class UpdateWriter:
 
     op: Ops
     chunked: bool
-    dependencies: ControlDependencies | None
-    combinable: Container[ir.Value] | None
 
     def write(self, updates: Sequence[Update]) -> list[Updated]:
-        """Write all updates, those of many tensors first.
-
-        onnxruntime begins with the last node, and an update of many tensors needs many gradients.
-        """
+        """Write all updates."""
         made: dict[ir.Value, Updated] = {}
-        together, alone = self._sorted(updates)
+        together, alone = _sorted(updates)
         for group in together:
             made.update(self._multi_tensor(group))
-        for update in sorted(alone, key=lambda each: each.slot.place):
+        for update in alone:
             made[update.slot.parameter] = self._single(update)
         return [made[update.slot.parameter] for update in updates]
 
-    def _sorted(self, updates: Sequence[Update]) -> tuple[list[list[Update]], list[Update]]:
-        groups: dict[Formula, list[Update]] = {}
-        for update in updates:
-            parameter = update.slot.parameter
-            if is_small(parameter) and (self.combinable is None or parameter in self.combinable):
-                groups.setdefault(update.formula, []).append(update)
-        together = [group for group in groups.values() if len(group) > 1]
-        combined = {update.slot.parameter for group in together for update in group}
-        return together, [u for u in updates if u.slot.parameter not in combined]
-
     def _multi_tensor(self, group: Sequence[Update]) -> Iterator[tuple[ir.Value, Updated]]:
-        op = self.op
-        op.scope = "optimizer/multi_tensor"
-        flag = self._flag([update.slot.parameter for update in group])
-        formula = group[0].formula
-
-        def update(
-            parameter: ir.Value, gradient: ir.Value, *states: ir.Value
-        ) -> Sequence[ir.Value]:
-            return formula(parameter, delayed(op, gradient, parameter, flag), *states)
-
-        rows = update_multi_tensor(op, update, [each.tensors for each in group])
+        self.op.scope = "optimizer/multi_tensor"
+        rows = update_multi_tensor(self.op, group[0].formula, [each.tensors for each in group])
         for each, made in zip(group, rows, strict=True):
             yield each.slot.parameter, self._named(each.slot, made)
 
     def _single(self, update: Update) -> Updated:
-        op, slot = self.op, update.slot
-        op.scope = f"optimizer/{slot.parameter.name}"
-        flag = self._flag([slot.parameter])
+        slot = update.slot
+        self.op.scope = f"optimizer/{slot.parameter.name}"
         if self.chunked:
-            made = update_chunked(op, update.formula, update.tensors, flag)
+            made = update_chunked(self.op, update.formula, update.tensors)
             if made is not None:
                 return self._named(slot, made, shaped=False)
-        gradient = delayed(op, update.gradient, slot.parameter, flag)
-        return self._named(slot, update.formula(slot.parameter, gradient, *slot.states))
-
-    def _flag(self, parameters: Sequence[ir.Value]) -> ir.Value | None:
-        return None if self.dependencies is None else self.dependencies.flag(self.op, parameters)
+        return self._named(slot, update.formula(*update.tensors))
 
     def _named(self, slot: Slot, made: Sequence[ir.Value], *, shaped: bool = True) -> Updated:
         for old, new in zip((slot.parameter, *slot.states), made, strict=True):
@@ -127,6 +93,17 @@ class UpdateWriter:
             if shaped:
                 self.op.type_as(new, old)
         return Updated(made[0], tuple(made[1:]))
+
+
+def _sorted(updates: Sequence[Update]) -> tuple[list[list[Update]], list[Update]]:
+    """Return the groups of small tensors that are updated together, and the other updates."""
+    groups: dict[Formula, list[Update]] = {}
+    for update in updates:
+        if is_small(update.slot.parameter):
+            groups.setdefault(update.formula, []).append(update)
+    together = [group for group in groups.values() if len(group) > 1]
+    combined = {update.slot.parameter for group in together for update in group}
+    return together, [u for u in updates if u.slot.parameter not in combined]
 
 
 def reserve(op: Ops, name: str) -> str:

@@ -1,0 +1,129 @@
+"""A step that is not finite changes nothing: the check, and the If around all updates.
+
+A sum over each gradient tells whether all its elements are finite: infinity and NaN survive in it.
+It reads the gradient once, just after it was computed, and the If that holds all updates waits for
+all sums. A branch that is not taken costs nothing: where outputs are bound to the memory of the
+inputs that they replace, its Identity nodes copy nothing.
+
+Milliseconds for a gradient of 392,000 and of 3.9 million elements, median of 21, one thread:
+
+                                          in the cache     out of it
+    ReduceSumSquare                       0.049   0.47     0.07   0.57
+    ReduceSum                             0.050   0.51     0.08   0.58
+    ReduceMax (which may lose a NaN)      0.036   0.39     0.06   0.52
+    MatMul of the gradient with itself    0.86    8.5      0.87   8.5
+
+Where an optimizer keeps squares of gradients, or clips by their norm, the squares are summed: they
+overflow in float32 where a norm is above 1.8e19, and the state would be infinite too. Elsewhere
+the elements are summed, which overflow where they are about to become infinite themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.format.names import FINITE_CHECK, UPDATED_FLAG
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import static_dims, working_type
+from onnxtrain.offline.optimizers.multi_tensor import flattened
+from onnxtrain.offline.optimizers.update_writer import reserve
+
+Sum = Callable[[Ops, ir.Value], ir.Value]  # of a tensor, as a vector of length one
+
+
+@dataclass(frozen=True)
+class FiniteCheck:
+    """Whether a step is finite, and the numbers that say so."""
+
+    passed: ir.Value  # BOOL[1]
+    sums: ir.Value  # a vector: of each gradient, of the loss, of the running statistics
+    of_gradients: ir.Value  # those of the gradients alone
+
+    def outputs(self, op: Ops) -> list[ir.Value]:
+        """Return the flag and the sums as outputs of a graph, under their names."""
+        made = [self.passed, self.sums]
+        for value, name in zip(made, (UPDATED_FLAG, FINITE_CHECK), strict=True):
+            value.name = reserve(op, name)
+        return made
+
+
+def plain_sum(op: Ops, tensor: ir.Value) -> ir.Value:
+    """Return the sum of all elements."""
+    return op.ReduceSum(flattened(op, op.cast(tensor, working_type(tensor))), keepdims=1)
+
+
+def fast_sum_of_squares(op: Ops, tensor: ir.Value) -> ir.Value:
+    """Return the sum of all squares, to three digits."""
+    return op.ReduceSumSquare(flattened(op, op.cast(tensor, working_type(tensor))), keepdims=1)
+
+
+def check_finite(
+    op: Ops,
+    gradients: Mapping[ir.Value, ir.Value],
+    order: Sequence[ir.Value],
+    loss: ir.Value | None = None,
+    statistics: Sequence[ir.Value] = (),
+    *,
+    sum_of: Sum = plain_sum,
+) -> FiniteCheck:
+    """Write the check of all gradients, the loss and the new running statistics.
+
+    Args:
+        op: the writer of the graph.
+        gradients: by parameter.
+        order: the parameters, in the order of the sums.
+        loss: the loss, if the graph computes it.
+        statistics: the new running statistics, which share one sum.
+        sum_of: what tells whether a gradient is finite.
+
+    """
+    scope, op.scope = op.scope, "finite_check"
+    values = [*gradients.values(), *([] if loss is None else [loss]), *statistics]
+    is_double = any(v.dtype == ir.DataType.DOUBLE for v in values)
+    kind = ir.DataType.DOUBLE if is_double else ir.DataType.FLOAT
+    # Written in the order of the gradients: onnxruntime begins with what is last in the file.
+    made = {p: op.cast(sum_of(op, gradient), kind) for p, gradient in gradients.items()}
+    rest = [] if loss is None else [op.cast(flattened(op, loss), kind)]
+    if statistics:
+        flat = [flattened(op, op.cast(v, kind)) for v in statistics]
+        rest.append(op.ReduceSum(op.concat(flat, axis=0), keepdims=1))
+    of_gradients = op.concat([made[p] for p in order], axis=0)
+    sums = op.Concat(of_gradients, *rest, axis=0) if rest else of_gradients
+    # 0 times a number that is not finite is NaN.
+    passed = op.Equal(op.ReduceSum(op.Mul(sums, 0.0), keepdims=1), 0.0)
+    op.scope = scope
+    return FiniteCheck(passed, sums, of_gradients)
+
+
+def update_if(
+    op: Ops,
+    passed: ir.Value,
+    old: Sequence[ir.Value],
+    write: Callable[[], Sequence[ir.Value]],
+) -> list[ir.Value]:
+    """Return what `write` makes of the old values if the check has passed, else the old values."""
+    op.scope, new = "update", list[ir.Value]()
+
+    def update() -> list[ir.Value]:
+        new.extend(write())
+        return new
+
+    def keep() -> list[ir.Value]:
+        return [
+            value
+            if static_dims(made) in (None, static_dims(value))
+            else op.reshape(value, static_dims(made) or ())
+            for value, made in zip(old, new, strict=True)
+        ]
+
+    then = op.body([], update, "update")
+    otherwise = op.body([], keep, "keep")
+    results = op.call("If", passed, outputs=len(old), then_branch=then, else_branch=otherwise)
+    for result, made in zip(results, new, strict=True):
+        result.type = made.type
+        result.shape = None if made.shape is None else made.shape.copy()
+        result.name, made.name = made.name, op.names.fresh(f"{op.scope}/{made.name}")
+    return list(results)
