@@ -69,7 +69,7 @@ check: $(if $(wildcard $(VENV)/dev),,$(CHECK)/ready)
 	$(CHECK_BIN)/python -m pytest --quick -n $(JOBS) --dist worksteal
 
 $(CHECK)/ready: pyproject.toml $(LOCKS)
-	$(INSTALL) $(CHECK) dev -- '.[dev]'
+	$(INSTALL) $(CHECK) dev -- '.[dev]' editables
 	$(CHECK)/bin/python $(INSTALL_HERE) --editable .
 	@touch $@
 
@@ -213,7 +213,7 @@ bench-memory: $(VENV)/dev
 	$(BIN)/python benchmarks/memory_budget.py
 
 $(VENV)/dev: pyproject.toml $(LOCKS)
-	$(INSTALL) $(VENV) dev $(TORCH_LOCK) -- $(TORCH) '.[dev]'
+	$(INSTALL) $(VENV) dev $(TORCH_LOCK) -- $(TORCH) '.[dev]' editables
 	$(call INSTALL_TORCH,$(VENV))
 	$(BIN)/python $(INSTALL_HERE) --editable .
 	@touch $@
@@ -232,7 +232,7 @@ $(DEMO)/ready: pyproject.toml
 
 $(FLOWER)/ready: pyproject.toml $(LOCKS)
 	$(INSTALL) $(FLOWER) flower $(TORCH_LOCK) -- $(TORCH) '.[flower,offline,cli]' 'flwr[simulation]>=1.41' \
-	    mlxtend pytest pytest-timeout hatchling
+	    mlxtend pytest pytest-timeout hatchling editables
 	$(call INSTALL_TORCH,$(FLOWER))
 	$(FLOWER)/bin/python $(INSTALL_HERE) --editable .
 	@touch $@
@@ -273,7 +273,7 @@ $(MATRIX)-oldest/ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(MATRIX)-oldest
 	$(MATRIX)-oldest/bin/python -m pip install --quiet --upgrade pip
 	$(MATRIX)-oldest/bin/python -m pip install --quiet --editable '.[demo]' pytest pytest-timeout pytest-xdist \
-	    onnxruntime==1.19.2 onnx==1.18.0 'numpy==1.26.*' onnx_ir==1.1.0 \
+	    onnxruntime==1.19.2 onnx==1.21.0 'numpy==1.26.*' onnx_ir==1.1.0 \
 	    'matplotlib==3.9.*' 'pyparsing<3.2' 'pillow==10.3.*' 'rich==13.7.*' 'scikit-learn==1.5.*'
 	@touch $@
 
