@@ -14,6 +14,7 @@ WHEEL  := $(VENV)-wheel
 TRANSFORMERS := $(VENV)-transformers
 PACKAGES := $(VENV)-packages
 FLOWER := $(VENV)-flower
+FUZZ   := $(VENV)-fuzz
 # The tests compare with torch. On Linux this version may come with CUDA:
 # TORCH="torch==2.13.0+cpu --extra-index-url …" selects another build.
 TORCH  ?= torch==2.13.0
@@ -27,7 +28,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated crash soak lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -42,6 +43,7 @@ help:
 	@echo "make test-matrix          run the tests with the oldest and the newest packages"
 	@echo "make test-wheel           install the wheel in empty environments and train there"
 	@echo "make test-transformers    compare the gradients of thirty architectures with torch"
+	@echo "make fuzz                 feed hostile files to every reader (minutes; MINUTES=120 for hours)"
 	@echo "make test-packages        train the models that sixty public packages ship (an hour)"
 	@echo "make docs                 run all examples, write their pages, build the site"
 	@echo "make site                 build the site from the existing pages"
@@ -69,6 +71,21 @@ check: $(if $(wildcard $(VENV)/dev),,$(CHECK)/ready)
 $(CHECK)/ready: pyproject.toml $(LOCKS)
 	$(INSTALL) $(CHECK) dev -- '.[dev]' editables
 	$(CHECK)/bin/python $(INSTALL_HERE) --editable .
+	@touch $@
+
+# Hostile files for every reader, in Python and JavaScript: `make fuzz MINUTES=120`, or
+# `make fuzz FILES=10000 READERS="checkpoint js_checkpoint"`.
+MINUTES ?= 5
+fuzz: $(FUZZ)/ready js/dist/onnxtrain.min.js
+	$(WITH_NODE) OMP_NUM_THREADS=1 $(FUZZ)/bin/python tests/fuzz/run.py --guided \
+	    --minutes $(MINUTES) $(if $(FILES),--files $(FILES)) $(READERS)
+
+# atheris has no wheels for most systems; without it, files are mutated and not guided by coverage.
+$(FUZZ)/ready: pyproject.toml Makefile $(LOCKS)
+	$(INSTALL) $(FUZZ) flower -- '.[flower,offline,cli]'
+	$(FUZZ)/bin/python $(INSTALL_HERE) --editable .
+	$(FUZZ)/bin/python -m pip install --quiet --only-binary :all: atheris==3.0.0 || \
+	    echo "NO ATHERIS for this Python: the fuzzer will not be guided by coverage"
 	@touch $@
 
 test: test-python
@@ -256,7 +273,7 @@ $(MATRIX)-oldest/ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(MATRIX)-oldest
 	$(MATRIX)-oldest/bin/python -m pip install --quiet --upgrade pip
 	$(MATRIX)-oldest/bin/python -m pip install --quiet --editable '.[demo]' pytest pytest-timeout pytest-xdist \
-	    onnxruntime==1.19.2 onnx==1.18.0 'numpy==1.26.*' onnx_ir==1.1.0 \
+	    onnxruntime==1.19.2 onnx==1.21.0 'numpy==1.26.*' onnx_ir==1.1.0 \
 	    'matplotlib==3.9.*' 'pyparsing<3.2' 'pillow==10.3.*' 'rich==13.7.*' 'scikit-learn==1.5.*'
 	@touch $@
 
@@ -337,4 +354,4 @@ web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(VENV)-lock $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lock $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example $(FUZZ) .fuzz site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache

@@ -16,7 +16,7 @@ from federations import FAST, GOLDEN, LOG, rows
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from onnxtrain.errors import ArgumentError, ModelError
-from onnxtrain.federated import Limits, LocalGrid, client_app, open_artifacts, pack, to_arrays
+from onnxtrain.federated import LocalGrid, RoundLimits, client_app, open_artifacts, pack, to_arrays
 from onnxtrain.federated.files import pack_arrays
 
 X, Y = rows(0, 40)
@@ -75,7 +75,9 @@ def test_settings_that_make_no_sense(key) -> None:
 
 
 def test_limits_of_the_app_and_of_the_node() -> None:
-    small = client_app(MLP, (X, Y), limits=Limits(local_epochs=3, batch_size=20, learning_rate=0.5))
+    small = client_app(
+        MLP, (X, Y), limits=RoundLimits(local_epochs=3, batch_size=20, learning_rate=0.5)
+    )
     assert not ask(small, local_epochs=3, batch_size=20, learning_rate=0.5).has_error()
     for key, value in (("local-epochs", 4), ("batch-size", 21), ("learning-rate", 0.51)):
         assert told(ask(small, **{key: value})) == f"ArgumentError at setting {key}"
@@ -90,7 +92,7 @@ def test_limits_of_the_app_and_of_the_node() -> None:
 
 @pytest.mark.parametrize("given", [{"seconds": 1e-6}, {"steps": 2}])
 def test_a_round_that_takes_too_long_ends(given) -> None:
-    assert told(ask(client_app(MLP, (X, Y), limits=Limits(**given)), local_epochs=900)) == (
+    assert told(ask(client_app(MLP, (X, Y), limits=RoundLimits(**given)), local_epochs=900)) == (
         "ArgumentError at training"
     )
     assert "the round takes more than" in LOG.texts[-1]
@@ -102,7 +104,7 @@ def test_a_round_of_endless_batches_ends() -> None:
             yield X[:8], Y[:8]
 
     began = time.monotonic()
-    told(ask(client_app(MLP, endless, limits=Limits(seconds=0.5))))
+    told(ask(client_app(MLP, endless, limits=RoundLimits(seconds=0.5))))
     assert time.monotonic() - began < 20
 
 
@@ -110,8 +112,8 @@ def test_a_round_of_endless_batches_ends() -> None:
                                    {"batch_size": "x"}, {"message_bytes": -1}])  # fmt: skip
 def test_limits_that_make_no_sense(given) -> None:
     with pytest.raises(ArgumentError):
-        Limits(**given)
-    with pytest.raises(ArgumentError, match="Limits"):
+        RoundLimits(**given)
+    with pytest.raises(ArgumentError, match="RoundLimits"):
         client_app(MLP, (X, Y), limits=given)
 
 
@@ -160,9 +162,11 @@ def crowded() -> bytes:
 
 
 BOMBS = {
-    "deflated": lambda: npz({"names.npy": names("fc1.weight"), "a0.npy": npy((3 * 10**7,), data=bytes(12 * 10**7))},
+    "deflated": lambda: npz({"names.npy": names("fc1.weight"),
+                             "a0.npy": npy((3 * 10**7,), data=bytes(12 * 10**7))},
                             zipfile.ZIP_DEFLATED),
-    "bzip2": lambda: npz({"names.npy": names("fc1.weight"), "a0.npy": npy((10**7,), data=bytes(4 * 10**7))},
+    "bzip2": lambda: npz({"names.npy": names("fc1.weight"),
+                          "a0.npy": npy((10**7,), data=bytes(4 * 10**7))},
                          zipfile.ZIP_BZIP2),
     "a shape": lambda: npz({"names.npy": names("fc1.weight"), "a0.npy": npy((10**12,))}),
     "shapes": lambda: npz({"names.npy": names("fc1.weight"), "a0.npy": npy((2**31, 2**31, 2**31))}),
@@ -232,7 +236,7 @@ ARRAYS = {
     "cut": Array("float32", (3,), "numpy.ndarray", npy((3,), data=b"  ")),
     "more": Array("float32", (3,), "numpy.ndarray", npy((3,), data=b" " * 16)),
     "objects": Array("float32", (3,), "numpy.ndarray", npy((3,), "|O", b"cos\nsystem\n.")),
-    "version": Array("float32", (3,), "numpy.ndarray", npy((3,), data=b" " * 12, version=b"\x09\0")),
+    "version": Array("float32", (3,), "numpy.ndarray", npy((3,), data=b" " * 12, version=b"\t\0")),
     "pickle": Array("float32", (3,), "pickle", b"cos\nsystem\n(S'true'\ntR."),
     "empty": Array("float32", (3,), "numpy.ndarray", b""),
     "text": Array(np.array(["a", "b", "c"])),
@@ -256,7 +260,7 @@ def test_weights_that_are_none(name, kind) -> None:
 def test_the_size_of_a_message() -> None:
     wide = ArrayRecord({n: Array(a.numpy().astype(np.float64)) for n, a in record().items()})
     assert not ask(arrays=wide).has_error()
-    own = client_app(MLP, (X, Y), limits=Limits(message_bytes=1000))
+    own = client_app(MLP, (X, Y), limits=RoundLimits(message_bytes=1000))
     assert told(ask(own)) == "ArgumentError at received weights"
     assert told(ask(node={"max-message-bytes": 1000})) == "ArgumentError at received weights"
     initial = pack_arrays({"fc1.weight": np.zeros(4 * 10**5, np.float32)})
@@ -295,8 +299,11 @@ def test_a_bundle_names_no_files(tmp_path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("content", [b"[" * 10**6, b'{"a":' * 10**5, b"\xff\xfe", b'{"onnxtrain-artifacts": 1}',
-                                     b'{"onnxtrain-artifacts": 1, "files": [1], "version": "x"}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 10**6, b'{"a":' * 10**5, b"\xff\xfe", b'{"onnxtrain-artifacts": 1}',
+     b'{"onnxtrain-artifacts": 1, "files": [1], "version": "x"}'],
+)  # fmt: skip
 def test_a_bundle_that_is_none(content, tmp_path) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ModelError, match="packed artifacts"):

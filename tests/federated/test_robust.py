@@ -149,7 +149,7 @@ BAD = {
     "empty data": (client_app(GOLDEN / "mlp", with_empty_data), "ArgumentError at training data"),
     "nan in data": (client_app(GOLDEN / "mlp", with_nan_data), "NonFiniteError at training"),
     "wrong data": (client_app(GOLDEN / "mlp", with_wrong_data), "InputError at training"),
-    "broken loader": (client_app(GOLDEN / "mlp", with_a_broken_loader), "FileNotFoundError at training data"),
+    "broken loader": (client_app(GOLDEN / "mlp", with_a_broken_loader), "FileNotFoundError at tra"),
 }  # fmt: skip
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from onnxtrain.federated.client import Client, client_app
     from onnxtrain.federated.compression import Compression
     from onnxtrain.federated.guard import Guarded
-    from onnxtrain.federated.limits import Limits
     from onnxtrain.federated.local import LocalGrid, run_locally
+    from onnxtrain.federated.round_limits import RoundLimits
     from onnxtrain.federated.server import server_app
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "Client",
     "Compression",
     "Guarded",
-    "Limits",
     "LocalGrid",
+    "RoundLimits",
     "client_app",
     "from_arrays",
     "open_artifacts",
@@ -46,7 +46,7 @@ _NAMES = {
     "client": ("Client", "client_app"),
     "compression": ("Compression",),
     "guard": ("Guarded",),
-    "limits": ("Limits",),
+    "round_limits": ("RoundLimits",),
     "local": ("LocalGrid", "run_locally"),
     "server": ("server_app",),
 }

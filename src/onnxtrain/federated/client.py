@@ -27,8 +27,8 @@ from onnxtrain.federated.bundle import Bundle, SharedSession, Source, borrowed, 
 from onnxtrain.federated.client_state import ClientState, ClientStateStore, client_number
 from onnxtrain.federated.compression import Compression, clip
 from onnxtrain.federated.failures import Stage, without_text
-from onnxtrain.federated.limits import Deadline, Limits
 from onnxtrain.federated.messages import contents
+from onnxtrain.federated.round_limits import Deadline, RoundLimits
 from onnxtrain.federated.rounds import (
     COMPRESSION,
     FEDERATION,
@@ -66,7 +66,7 @@ def client_app(
     prefix: str = "",
     defaults: Mapping[str, Any] | None = None,
     fit_options: Mapping[str, Any] | None = None,
-    limits: Limits | None = None,
+    limits: RoundLimits | None = None,
 ) -> ClientApp:
     """Return a Flower `ClientApp` that trains artifacts on its own data.
 
@@ -95,7 +95,7 @@ def client_app(
         prefix: the prefix of the file names in the artifact folder.
         defaults: settings of a round that apply where the server sends none.
         fit_options: further arguments of `onnxtrain.fit`, such as `schedule`.
-        limits: the most that a server may ask for; see `Limits`.
+        limits: the most that a server may ask for; see `RoundLimits`.
 
     """
     chosen = list(mods) if isinstance(mods, Iterable) else [None]
@@ -140,7 +140,7 @@ class Client:
         prefix: str = "",
         defaults: Mapping[str, Any] | None = None,
         fit_options: Mapping[str, Any] | None = None,
-        limits: Limits | None = None,
+        limits: RoundLimits | None = None,
     ) -> None:
         if not isinstance(artifacts, Bundle):
             require_path("artifacts", artifacts)
@@ -154,9 +154,9 @@ class Client:
         self._export = None if export is None else ClientExport(export, names)
         self._defaults = _checked_settings("defaults", defaults)
         self._fit_options = _checked_settings("fit_options", fit_options)
-        if limits is not None and not isinstance(limits, Limits):
-            raise ArgumentError(f"limits is onnxtrain.federated.Limits(...), not {limits!r}")
-        self._limits = limits or Limits()
+        if limits is not None and not isinstance(limits, RoundLimits):
+            raise ArgumentError(f"limits is onnxtrain.federated.RoundLimits(...), not {limits!r}")
+        self._limits = limits or RoundLimits()
 
     def train(self, message: Message, context: Context) -> Message:
         """Train on the client's data; the reply has weights, loss and `num-examples`."""

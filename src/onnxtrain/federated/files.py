@@ -21,6 +21,7 @@ import numpy as np
 from onnxtrain.errors import OnnxTrainError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.checkpoint.store import translated
+from onnxtrain.format.npy import read_header
 from onnxtrain.format.replace_file import make_folder
 from onnxtrain.format.replace_file import replace_file as write_anew
 
@@ -66,22 +67,11 @@ def unpack_arrays(data: bytes, where: str) -> dict[str, Array]:
 
 def read_npy(data: bytes | memoryview) -> Array:
     """Return the array of an .npy file; numbers and text only, and as large as its header says."""
-    file = io.BytesIO(data[:_MOST_HEADER])
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
-        raise ValueError(f"version {version} of the .npy format")
-    if dtype.kind not in "biufcU" or dtype.itemsize == 0:
-        raise ValueError(f"an array of the type {dtype}")
-    begin, count = file.tell(), math.prod(shape)
-    if min(shape, default=0) < 0 or count * dtype.itemsize != len(data) - begin:
-        raise ValueError(f"an array of the shape {list(shape)} in {len(data) - begin} bytes")
-    flat = np.frombuffer(data, dtype, count, begin).copy()
-    made: Array = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
-    return made
+    header = read_header(io.BytesIO(data[:_MOST_HEADER]), len(data))
+    if header.dtype.kind not in "biufcU":
+        raise ValueError(f"an array of the type {header.dtype}")
+    flat = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start).copy()
+    return flat.reshape(header.shape, order=header.order)
 
 
 # An array takes 128 bytes and more, and about 60 in the directory of its archive.

@@ -17,8 +17,8 @@ from onnxtrain.federated.client_state import ClientState, ClientStateStore, clie
 from onnxtrain.federated.compression import Compression
 from onnxtrain.federated.failures import Stage, error_reply
 from onnxtrain.federated.files import unpack_arrays
-from onnxtrain.federated.limits import Limits
 from onnxtrain.federated.messages import ABOUT, CLIENT, REPLY
+from onnxtrain.federated.round_limits import RoundLimits
 from onnxtrain.federated.rounds import INITIAL, Round
 from onnxtrain.format.checkpoint.content import Array
 
@@ -33,7 +33,7 @@ class Task:
     context: Context
     folder: Path | None
     store: ClientStateStore
-    limits: Limits
+    limits: RoundLimits
     stage: Stage
 
     def signed(self, content: RecordDict) -> RecordDict:

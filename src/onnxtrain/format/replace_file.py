@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -117,12 +118,13 @@ def replace_file(path: Path, write: Write) -> None:
             sync_folder(path.parent)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and those around it, which are then there after a loss of power too."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those around it, durably; return the new ones, the innermost first."""
+    missing = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
         sync_folder(made.parent)
+    return missing
 
 
 class ScratchFolder:

@@ -101,7 +101,7 @@ def number(record: Mapping[str, Any], name: str, finite: bool = True) -> float:
     return float(value)
 
 
-def shortened(value: Any) -> str:
+def shortened(value: Any, most: int = 60) -> str:
     """Return a value as messages show it."""
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return text if len(text) <= most else f"{text[:most]}..."

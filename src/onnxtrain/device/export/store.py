@@ -87,8 +87,8 @@ def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) ->
                 if first.exists():
                     staged.unlink(missing_ok=True)
                 raise
-            _remove(path, replaced)
             with contextlib.suppress(OSError):
+                _remove(path, replaced)
                 if has_copy:
                     _rename(copy, final)
                     _rename(second, path)
@@ -109,26 +109,23 @@ def _data_names(path: Path) -> set[str]:
     """Return the names of the data files of ours that the present model refers to."""
     try:
         locations = {tensor.location for tensor in ModelFile.read(path).external.values()}
-    except ModelError:
+    except ModelError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
         return set()
-    ours = re.compile(rf"{_staged_names(path)}|{re.escape(path.name)}\.data")
-    return {name for name in locations if ours.fullmatch(name)}
+    staged, final = re.compile(_staged_names(path)), f"{path.name}.data"
+    return {name for name in locations if name == final or staged.fullmatch(name)}
 
 
 def _in_use(path: Path) -> set[str]:
     """Return the names of data files that are no leftovers.
 
-    Earlier versions left two names (hard links) of a file if they were killed. Loaders refuse such
-    a file, so that the name that the model does not use is removed.
+    If the model goes on with another name of its data, `P.data` is a leftover itself. It may even
+    be the same file: earlier versions, killed, left two names (hard links), which loaders refuse.
     """
-    used = _data_names(path)
-    final = path.with_name(f"{path.name}.data")
-    if _announcement(path).exists():
-        _remove(path, {final.name} - used)
-    for name in used - {final.name}:
-        with contextlib.suppress(OSError):
-            if final.samefile(path.with_name(name)):
-                final.unlink()
+    used, final = _data_names(path), f"{path.name}.data"
+    if used or _announcement(path).exists():
+        _remove(path, {final} - used)
     return used
 
 

@@ -27,7 +27,7 @@ from onnxtrain.offline.blocks.values import (
     unknown,
     without_weights,
 )
-from onnxtrain.offline.frontend.external_data import read_external_tensor
+from onnxtrain.offline.frontend.external_data import read_external_tensor, tensors_of
 from onnxtrain.offline.graph.declared import name_open_dims, settled, state
 from onnxtrain.offline.graph.infer import check_proto, infer_proto
 from onnxtrain.offline.graph.names import Names
@@ -233,11 +233,12 @@ def current_library() -> str | os.PathLike[str] | None:
 
 
 def _read_small_tensors(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Read what shape inference may need, and all inside of subgraphs, where onnx looks for it.
+    """Read what shape inference may need, and all outside of the graph's own initializers.
 
-    The rest stays in the files beside the model.
+    onnx would look for those in the working directory. The rest stays beside the model.
     """
-    small = (tensor for tensor in model.graph.initializer if not is_large(tensor))
-    bodies = (body for body in all_graphs(model.graph) if body is not model.graph)
-    for tensor in itertools.chain(small, *(body.initializer for body in bodies)):
-        read_external_tensor(tensor, path)
+    stay = {tensor.name for tensor in model.graph.initializer if is_large(tensor)}
+    own = len(model.graph.initializer)
+    for place, tensor in enumerate(tensors_of(model)):
+        if place >= own or tensor.name not in stay:
+            read_external_tensor(tensor, path)

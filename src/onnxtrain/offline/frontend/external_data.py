@@ -190,8 +190,11 @@ def read_external_data(model: onnx.ModelProto, path: str | os.PathLike[str]) -> 
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor of a model: initializers and attributes, in bodies and functions too."""
-    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    """Yield every tensor of a model, its own initializers first.
+
+    Those of bodies and functions are among them, and those in attributes.
+    """
+    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [*model.functions, model.graph]
     while waiting:
         body = waiting.pop()
         if isinstance(body, onnx.GraphProto):

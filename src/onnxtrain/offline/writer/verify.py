@@ -24,6 +24,8 @@ from onnxtrain.offline.writer.folder import Folder
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnxtrain", "com.microsoft")
 # Of constants, which onnxruntime copies for each graph; a workstation may lack the memory.
 _MOST_BYTES = 1 << 30
+# Of one graph. The time that onnxruntime takes to load a chain is the square of its length.
+_MOST_NODES = 100_000
 
 
 def verify(
@@ -38,6 +40,12 @@ def verify(
             "the library that has them as custom_op_library.",
         )
 
+    largest = max(sum(1 for _ in model.graph.all_nodes()) for model in models.values())
+    if largest > _MOST_NODES:
+        return (
+            f"The graphs were not loaded, as the largest has {largest:,} nodes, which takes "
+            "onnxruntime minutes: open them once with TrainingSession.",
+        )
     constants = dict(read_checkpoint(folder.file("checkpoint")).frozen)
     size = sum(len(tensor_bytes(tensor)) for tensor in constants.values())
     if size > _MOST_BYTES:

@@ -18,7 +18,7 @@ _SPARE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Limits:
+class RoundLimits:
     """The most that a server may ask of a client in a round; nothing that it sends raises them.
 
     A request beyond a limit is refused, and the server is told which. The owner of a device may
@@ -52,13 +52,13 @@ class Limits:
             if not is_number or math.isnan(value) or value <= 0:
                 raise ArgumentError(f"the limit {field.name} is a number above 0, not {value!r}")
 
-    def on_node(self, config: Mapping[str, Any]) -> Limits:
+    def on_node(self, config: Mapping[str, Any]) -> RoundLimits:
         """Return the limits with what the node's configuration lowers."""
         lowered = {}
         for field in fields(self):
             given = config.get(f"max-{field.name.replace('_', '-')}")
             if given is not None:
-                own = Limits(**{field.name: given})  # which checks it
+                own = RoundLimits(**{field.name: given})  # which checks it
                 most = getattr(self, field.name)
                 lowered[field.name] = getattr(own, field.name) if most is None else min(given, most)
         return replace(self, **lowered)
@@ -89,7 +89,7 @@ class Limits:
 class Deadline:
     """A callback of `fit` that ends a round which takes too long."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RoundLimits) -> None:
         self._limits, self._end = limits, time.monotonic() + limits.seconds
 
     def on_step_end(self, run: Run) -> None:
