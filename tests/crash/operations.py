@@ -7,6 +7,7 @@ of two states, or a damaged one, is an error.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -178,7 +179,8 @@ def run_to(folder: Path | None, number: int) -> dict[str, bytes]:
     """Train to the end of an epoch, from where the run that was saved stands."""
     run = None if folder is None else folder / "run"
     if run is not None and number == 1:
-        run.unlink(missing_ok=True)  # a new run
+        with contextlib.suppress(OSError):
+            run.unlink()  # a new run
     checkpoint = run if run is not None and run.exists() else None
     session = TrainingSession.from_folder(GOLDEN / "mlp", checkpoint=checkpoint)
     callbacks = [] if run is None else [SaveCheckpoint(run)]
