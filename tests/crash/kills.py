@@ -32,7 +32,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
 )
 _CHILDREN = multiprocessing.get_context("forkserver")
-_CHILDREN.set_forkserver_preload(["operations", "onnxtrain.offline.prepare"])
+_CHILDREN.set_forkserver_preload(["operations", "onnxtrain.offline.prepare", "flwr.serverapp"])
 
 
 def following(number: int) -> int:

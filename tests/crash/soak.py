@@ -141,7 +141,7 @@ class Worker:
     """A process that works in a folder."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.seed, self.rounds = folder, seed, 0
+        self.folder, self.seed = folder, seed
         self.log = folder.with_name(f"{folder.name}.log")
         self.start()
 
@@ -220,14 +220,15 @@ def soak(seconds: float, root: Path, seed: int) -> int:
             for worker in (survivor, victim):
                 worker.process.kill()
                 worker.process.wait()
-        return show(samples, done + survivor.counts(), survivor)
+        foreign = [line for line in victim.log.read_text().splitlines() if "foreign" in line]
+        return show(samples, done + survivor.counts(), foreign)
 
 
-def show(samples: list[dict[str, int]], done: Counter[str], survivor: Worker) -> int:
+def show(samples: list[dict[str, int]], done: Counter[str], wrong: list[str]) -> int:
     """Print the tables; return whether something grew or was wrong."""
     for what, count in sorted(done.items()):
         print(f"{count:8,}  {what}")
-    wrong = [what for what in done if what.startswith("foreign")]
+    wrong = wrong + [what for what in done if what.startswith("foreign")]
     third = len(samples) // 3
     print(f"\n{'':14}{'middle third':>14}{'last third':>14}{'most':>8}")
     for what in samples[0]:

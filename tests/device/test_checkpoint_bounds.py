@@ -55,6 +55,8 @@ def test_external_tensors_that_overlap_or_lie_elsewhere(tmp_path, tensors, messa
         read_checkpoint(tmp_path / "c")
     (tmp_path / "c").write_bytes(external((0, 4), (16, 8), (4000, 2), (100, 0)))
     assert len(read_checkpoint(tmp_path / "c").trainable) == 4
+    (tmp_path / "c").write_bytes(external((2**40, 0)))
+    assert read_checkpoint(tmp_path / "c").trainable["w0"].shape == (0,)
 
 
 def test_a_file_of_ours_has_tensors_at_multiples_of_64(tmp_path) -> None:

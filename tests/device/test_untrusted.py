@@ -251,3 +251,13 @@ def test_an_archive_whose_directory_would_fill_the_memory(tmp_path, monkeypatch)
         npy.read_npz(tmp_path / "y.npz")
     monkeypatch.undo()
     assert len(npy.read_npz(tmp_path / "y.npz")) == 50
+
+
+@pytest.mark.parametrize("levels", [101, 300, 900, 5000])
+@pytest.mark.parametrize("key", ["onnxtrain.classes", "onnxtrain.image", "onnxtrain.activation"])
+def test_metadata_of_many_levels(key, levels) -> None:
+    session = open_session()
+    for left, right in (("[", "]"), ('{"a":', "}")):
+        session.state.properties[key] = left * levels + "1" + right * levels
+        with pytest.raises(ModelError, match="the metadata of the model cannot be read"):
+            session.metadata  # noqa: B018

@@ -256,10 +256,10 @@ def test_a_client_without_a_name_finds_its_file_after_a_restart(tmp_path, monkey
 
 def test_names_of_clients_stay_apart_in_names_of_files(tmp_path) -> None:
     app = client_app(GOLDEN / "mlp", (X, Y), state=tmp_path, keep_optimizer=True)
-    for number, name in enumerate(("a/b", "a b", "a_b", "a%20b", "device-7.x"), start=1):
+    for number, name in enumerate(("a/b", "a b", "a_b", "a%20b", "device-7.x", ".."), start=1):
         good(ask(node(app, number, client_name=name)))
     found = {file.name for file in tmp_path.iterdir()}
-    names = ("a%2Fb", "a%20b", "a_b", "a%2520b", "device-7.x")
+    names = ("a%2Fb", "a%20b", "a_b", "a%2520b", "device-7.x", "%2E%2E")
     assert found == {f"client-{name}.npz" for name in names}
 
 

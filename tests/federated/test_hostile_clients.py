@@ -151,6 +151,7 @@ BAD = {
     "zero": (count(0), "no data"),
     "negative": (count(-(2**62)), "is -4611686018427387904"),
     "list": (count([60, 60]), "no data"),
+    "false bit": (metric(norm_bit=10**9), "'norm_bit' is 1000000000"),
     "false loss": (metric(train_loss=1e308), "'train_loss' is 1e+308"),
     "no token": (token(None), "does not repeat the token"),
     "no record": (without_record, "does not repeat the token"),

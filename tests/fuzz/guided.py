@@ -58,7 +58,7 @@ def main() -> None:
         seed_file.write_bytes(good[0])
         outcome(read, seed_file)
     folder = Path(tempfile.mkdtemp(prefix="onnxtrain-fuzz-"))
-    path, corpus = folder / f"hostile{reader.ending}", folder / "corpus"
+    path, corpus = folder / "hostile", folder / "corpus"
     corpus.mkdir()
     for index, data in enumerate(good + kept(name)):
         (corpus / str(index)).write_bytes(data)

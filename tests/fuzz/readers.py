@@ -243,6 +243,7 @@ def read_histories() -> Read:
 def metadata() -> list[bytes]:
     eval_model = onnxtrain.format.model.file.ModelFile.read(MLP / "eval_model.onnx")
     properties = open_session(checkpoint=run_saved()).metadata.properties()
+    properties["data"] = '{"size": 6, "classes": ["a", "b"], "mean": [0.5]}'  # of old versions
     return [
         json.dumps({"onnxtrain": eval_model.metadata.to_json(), **properties}).encode(),
         json.dumps({key: json.loads(value) for key, value in properties.items()}).encode(),

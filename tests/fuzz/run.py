@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import select
@@ -176,7 +177,7 @@ def fuzz(
     reader, result = READERS[name], Result()
     good, corpus = reader.seeds(), kept(name)
     chooser = random.Random(f"{name} {seed}")
-    end = time.monotonic() + seconds
+    end = math.inf  # until the program has started
     with tempfile.TemporaryDirectory(prefix="onnxtrain-fuzz-") as folder:
         path = Path(folder, "hostile")
         while result.files < (files or 10**12) and time.monotonic() < end:
@@ -187,7 +188,9 @@ def fuzz(
                 data = reader.repair(data) if chooser.random() < 0.8 else data
             began = time.monotonic()
             answer = programs.read(name, path, data)
-            if result.files:  # the first one waits for the program
+            if end == math.inf:
+                end = time.monotonic() + seconds
+            else:
                 result.slowest = max(result.slowest, time.monotonic() - began)
             result.files += 1
             result.outcomes[answer["outcome"]] += 1

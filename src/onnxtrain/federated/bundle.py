@@ -104,7 +104,20 @@ def pack(
 
     """
     folder = Path(artifacts)
-    bundle = _from_folder(folder, prefix)
+    with reading((folder / f"{prefix}checkpoint").parent):
+        parts, version = _parts(folder, prefix, weights)
+    content = {
+        "onnxtrain-artifacts": FORMAT,
+        "version": version,
+        "files": {name: base64.b64encode(data).decode() for name, data in parts.items()},
+    }
+    replace_file(Path(file), json.dumps(content, indent=1).encode())
+    return {name: len(data) for name, data in parts.items()}
+
+
+def _parts(folder: Path, prefix: str, weights: bool) -> tuple[dict[str, bytes], str]:
+    """Return what is packed, and the version of the graphs."""
+    bundle = _read_folder(folder, prefix)
     parts = dict(bundle.graphs)
     if weights:
         checkpoint = CheckpointState.load_checkpoint(folder / f"{prefix}checkpoint")
@@ -117,13 +130,7 @@ def pack(
                 "artifacts with nominal_checkpoint=True, or pack them with weights=True"
             )
         parts["nominal_checkpoint"] = nominal.read_bytes()
-    content = {
-        "onnxtrain-artifacts": FORMAT,
-        "version": bundle.version,
-        "files": {name: base64.b64encode(data).decode() for name, data in parts.items()},
-    }
-    replace_file(Path(file), json.dumps(content, indent=1).encode())
-    return {name: len(data) for name, data in parts.items()}
+    return parts, bundle.version
 
 
 def _from_folder(folder: Path, prefix: str) -> Bundle:

@@ -25,6 +25,7 @@ from onnxtrain.format.checkpoint.content import Array
 MOST = math.sqrt(float(np.finfo(np.float32).max))
 _FEWEST = 3  # of fewer replies, none is the exception
 _MOST_EXAMPLES, _MOST_EXAMPLES_FACTOR = 10**9, 100
+_NORM_BIT = "norm_bit"  # of Flower's adaptive clipping: whether a client's norm is below the bound
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ def check_metrics(reply: Message, weight: str, checks: Checks) -> None:
         numbers = value if isinstance(value, list) else [value]
         if not all(abs(number) <= MOST for number in numbers):  # NaN compares false
             raise ArgumentError(f"its {name!r} is {value}")
+    if metrics.get(_NORM_BIT, 0) not in (0, 1):  # adaptive clipping follows its mean
+        raise ArgumentError(f"its {_NORM_BIT!r} is {metrics[_NORM_BIT]}")
     amount = metrics[weight]
     if isinstance(amount, list | bool) or amount <= 0:
         raise ArgumentError(f"its {weight!r} is {amount}: it has no data")

@@ -230,6 +230,8 @@ def given_name(context: Context) -> str | None:
     for key in ("client-name", "partition-id"):
         if key in context.node_config:
             given = str(context.node_config[key])
+            if not given.strip("."):  # a folder's own name, or that of the one above
+                return quote(given).replace(".", "%2E")
             return "".join(c if c.isalnum() or c in "-_." else quote(c, safe="") for c in given)
     return None
 

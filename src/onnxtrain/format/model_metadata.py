@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from onnxtrain.format import strict_json
+
 PREFIX = "onnxtrain."
 
 
@@ -42,7 +44,8 @@ class ModelMetadata:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if value is not None and not _PLACES[name].is_valid(value):
-                raise ValueError(f"{name} is {_PLACES[name].wanted}, not {value!r}")
+                wanted = _PLACES[name].wanted
+                raise ValueError(f"{name} is {wanted}, not {strict_json.shortened(value, 300)}")
 
     def properties(self) -> dict[str, str]:
         """Return what is known as properties: keys, and JSON as values."""
@@ -63,8 +66,8 @@ class ModelMetadata:
             if key not in properties:
                 continue
             try:
-                value = json.loads(str(properties[key]))
-            except (ValueError, RecursionError):
+                value = strict_json.loads_plain(str(properties[key]))
+            except ValueError:
                 raise ValueError(f"the property {key!r} is not valid JSON") from None
             if entry and not isinstance(value, dict):
                 raise ValueError(f"the property {key!r} is not a JSON object")
