@@ -1,5 +1,6 @@
 /** Element types of tensors: ONNX's numbers, widths, and JavaScript arrays. */
 
+import { StateError } from "./errors.js";
 import type { TypedArray } from "./runtime.js";
 
 interface ArrayType {
@@ -89,8 +90,12 @@ export function arrayOf(code: number, bytes: Uint8Array): TypedArray {
 /** Zeros of a type. */
 export function zerosOf(code: number, dims: readonly number[]): TypedArray {
   const make = ELEMENT_TYPES.get(code)?.array;
-  if (!make) throw new Error(`there is no array of ${typeName(code)}`);
-  return new make(countOf(dims));
+  if (!make) throw new StateError(`JavaScript has no array of ${typeName(code)}`);
+  try {
+    return new make(countOf(dims));
+  } catch {
+    throw new StateError(`there is no memory for ${typeName(code)} [${dims.join(", ")}]`);
+  }
 }
 
 /** Whether two shapes are the same. */

@@ -1,8 +1,23 @@
 /** All errors of onnxtrain. */
 
+// What moves a terminal's cursor or turns the direction of text; and halves of characters.
+const UNSAFE = /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]|\p{Surrogate}/gu;
+
+/** A text that is safe to show, as parts of it may be from a file. */
+function printable(text: string): string {
+  return text.replace(
+    UNSAFE,
+    (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
+}
+
 /** The base class of all errors of onnxtrain. */
 export class OnnxTrainError extends Error {
   override name = "OnnxTrainError";
+
+  constructor(message = "") {
+    super(printable(message));
+  }
 }
 
 /** The model cannot be read, is inconsistent, or is not supported. */
@@ -60,7 +75,7 @@ export class WorkerError extends OnnxTrainError {
   override name = "WorkerError";
 }
 
-const CLASSES: Record<string, new (message: string) => OnnxTrainError> = {
+const CLASSES = {
   OnnxTrainError,
   ModelError,
   ArgumentError,
@@ -78,8 +93,8 @@ const CLASSES: Record<string, new (message: string) => OnnxTrainError> = {
 /** Recreate an error of another thread from its name and message. */
 export function revived(name: string, message: string): Error {
   if (name === "AbortError") return new DOMException(message, name);
-  const known = CLASSES[name];
-  return known ? new known(message) : new OnnxTrainError(`${name}: ${message}`);
+  if (!Object.hasOwn(CLASSES, name)) return new OnnxTrainError(`${name}: ${message}`);
+  return new CLASSES[name as keyof typeof CLASSES](message);
 }
 
 /** The message of anything that was thrown. */

@@ -492,7 +492,7 @@ class Run {
     const { name, ...settings } = (typeof given === "string" ? { name: given } : given) as {
       name: string;
     } & Record<string, unknown>;
-    if (!(name in SCHEDULERS)) {
+    if (!Object.hasOwn(SCHEDULERS, name)) {
       throw new ArgumentError(
         `there is no scheduler ${quoted(name)}: there are ${schedulerNames()}`,
       );

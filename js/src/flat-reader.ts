@@ -9,7 +9,7 @@
 import { CheckpointError } from "./errors.js";
 import { decoded } from "./text.js";
 
-/** The same bound as FlatBuffers' verifier, which ONNX Runtime runs over checkpoints. */
+/** The same bound as FlatBuffers' verifier, which ONNX Runtime runs; of strings, too. */
 const MAX_TABLES = 1_000_000;
 
 /** The bytes of a file, and how many of them were read. */
@@ -144,6 +144,7 @@ export class FlatTable {
     const at = this._follow(reference);
     const known = this._file.texts.get(at);
     if (known !== undefined) return known;
+    if (this._file.texts.size >= MAX_TABLES) this.fail(`the file has more than ${MAX_TABLES} strings`);
     // The terminating zero is part of the format, not of the length.
     const [start, length] = this._items(at, 1, 1);
     if (this._file.data[start + length]) this.fail("a string does not end with a zero byte", start);

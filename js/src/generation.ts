@@ -7,6 +7,9 @@ import type { ModelFile } from "./model-file.js";
 /** The reserved property of a checkpoint that has it. */
 export const GENERATION = "generation";
 
+/** The format version in the metadata of the graphs. */
+const FORMAT = 1;
+
 /** An identifier, and the size and CRC-32 of each graph file. */
 export interface Generation {
   readonly id: string;
@@ -41,15 +44,21 @@ export function readGeneration(property: unknown): Generation | null {
  * ONNX Runtime have none, and are taken with any.
  */
 export function checkGeneration(model: ModelFile, held: Generation | null, earlier: string): string {
-  const own = model.notes.generation ?? "";
+  const { format = FORMAT, generation: own = "" } = model.notes;
+  if (format !== FORMAT) {
+    throw new ModelError(
+      `${model.source} is of format ${format}, and this version of onnxtrain knows format ` +
+        `${FORMAT}: use a newer one`,
+    );
+  }
   const expected = held?.id ?? earlier;
   if (!own || !expected) return own || earlier;
   if (own !== expected) {
     throw new CheckpointError(
       `${model.source} is of generation ${own.slice(0, 8)}, and ` +
         `${held ? "the checkpoint is" : "the other graphs are"} of ${expected.slice(0, 8)}: they ` +
-        "were written by different runs of prepare. Use the files of one run. A checkpoint can be " +
-        "taken to other graphs with `state.generation = null`.",
+        "do not belong together. Use files that one run of prepare wrote. A checkpoint can be taken " +
+        "to other graphs with `state.generation = null`.",
     );
   }
   const { data } = model;

@@ -14,8 +14,6 @@ export const ACCUMULATED = "_grad.accumulation.out";
 export const UPDATED = ".updated";
 export const UPDATED_FLAG = "updated_flag";
 export const FINITE_CHECK = "finite_check";
-/** The format version in the metadata of the graphs. */
-const FORMAT = 1;
 const MOMENTUM = /^(.*)\.momentum(\d+)$/s;
 
 /**
@@ -90,13 +88,7 @@ const APART = "they do not belong together";
 
 /** Raise an error if graph and checkpoint do not belong together. */
 export function checkBelongs(model: ModelFile, state: CheckpointState, signature: GraphSignature): void {
-  const { format = FORMAT, trainable = [], frozen = [], statistics = [] } = model.notes;
-  if (format !== FORMAT) {
-    throw new ModelError(
-      `${model.source} is of format ${format}, and this version of onnxtrain knows format ` +
-        `${FORMAT}: use a newer one`,
-    );
-  }
+  const { trainable = [], frozen = [], statistics = [] } = model.notes;
   for (const name of [...trainable, ...frozen, ...statistics, ...model.external.keys()]) {
     if (!state.has(name)) {
       throw new CheckpointError(

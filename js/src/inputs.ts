@@ -37,7 +37,8 @@ export function arranged(inputs: readonly ValueType[], given: Feeds): Input[] {
   const named = given as Readonly<Record<string, Input>>;
   const names = inputs.map(({ name }) => name);
   const unknown = Object.keys(named).filter((name) => !names.includes(name));
-  const missing = names.filter((name) => named[name] === undefined || named[name] === null);
+  // Not `named[name]` alone: every object has a "constructor".
+  const missing = names.filter((name) => !Object.hasOwn(named, name) || (named[name] ?? null) === null);
   if (unknown.length || missing.length) {
     const parts = [
       ...(unknown.length ? [`unknown: ${unknown.map(quoted).join(", ")}`] : []),

@@ -6,7 +6,7 @@
 
 import { dataSize, ELEMENT_TYPES, STRING } from "./elements.js";
 import { quoted } from "./errors.js";
-import { Message } from "./wire.js";
+import { Chunks, Message } from "./wire.js";
 
 export const NOTES_KEY = "onnxtrain";
 const EXTERNAL = 1;
@@ -111,6 +111,8 @@ function named<T extends { readonly name: string }>(items: T[], graph: Message, 
   for (const { name } of items) {
     if (!name) graph.fail(`an ${what} has no name`);
     if (seen.has(name)) graph.fail(`the name ${quoted(name)} occurs twice (${what})`);
+    // onnxruntime takes inputs and returns outputs as properties of objects.
+    if (name === "__proto__") graph.fail(`an ${what} is called '__proto__': rename it`);
     seen.add(name);
   }
   return items;
@@ -264,12 +266,24 @@ const FIELD_OF_TYPE: Record<number, number> = { 1: 4, 14: 4, 11: 10, 15: 10, 7: 
 /** Elements that are stored as one number each. */
 function typedData(tensor: Message, code: number, size: number): Uint8Array {
   const number = FIELD_OF_TYPE[code] ?? 5;
-  if (number === 4 || number === 10) {
-    return new Uint8Array(tensor.all(number).flatMap(({ data }) => [...data]));
-  }
+  const fields = tensor.all(number);
+  if (number === 4 || number === 10) return new Chunks(...fields.map(({ data }) => data)).join();
   const width = Math.max((ELEMENT_TYPES.get(code)?.bits ?? 8) / 8, 1);
-  const halves = tensor.halves(number, Math.ceil(size / width));
-  const words = new Uint8Array(new Uint32Array(halves.flat()).buffer);
-  return words.filter((_, at) => at % 8 < width);
+  const most = Math.ceil(size / width);
+  // Each number takes a byte at least: a shape that asks for more is not believed.
+  if (fields.reduce((sum, { data }) => sum + Math.max(1, data.length), 0) < most) {
+    return new Uint8Array();
+  }
+  const words = new Uint8Array(8);
+  const view = new DataView(words.buffer);
+  const result = new Uint8Array(most * width);
+  let at = 0;
+  for (const [low, high] of tensor.halves(number, most)) {
+    view.setUint32(0, low, true);
+    view.setUint32(4, high, true);
+    result.set(words.subarray(0, width), at);
+    at += width;
+  }
+  return result.subarray(0, at);
 }
 

@@ -1,8 +1,8 @@
 /** Optimizer: updates the parameters of a module from their gradients. */
 
 import type { OptimizerGroup, Stored } from "./checkpoint-file.js";
-import { FLOAT, INT64, zerosOf } from "./elements.js";
-import { ArgumentError, CheckpointError, quoted } from "./errors.js";
+import { FLOAT, INT64, typeName, zerosOf } from "./elements.js";
+import { ArgumentError, CheckpointError, ModelError, quoted } from "./errors.js";
 import { checkGeneration } from "./generation.js";
 import { Graph, type Tensors } from "./graph.js";
 import { loadBytes, type Source } from "./load.js";
@@ -276,10 +276,12 @@ export class Optimizer {
 
   /** Free the session. */
   async release(): Promise<void> {
-    await this._graph.release();
-    for (const moments of this._moments?.values() ?? []) {
-      for (const moment of moments) moment.release();
-    }
+    await this._state.lock.run(async () => {
+      await this._graph.release();
+      for (const moments of this._moments?.values() ?? []) {
+        for (const moment of moments) moment.release();
+      }
+    });
   }
 }
 
@@ -293,12 +295,20 @@ function standsForNone(held: readonly Stored[]): boolean {
   return held.length === 1 && held[0]!.data.every((byte) => byte === 0);
 }
 
+const FLOATS = [FLOAT, 10, 11]; // float, float16, double
+
 function momentOf(
   label: string,
   code: number,
   dims: readonly number[],
   held: Stored | undefined,
 ): Variable {
+  if (!FLOATS.includes(code)) {
+    throw new ModelError(
+      `the optimizer graph keeps ${quoted(label)} as ${typeName(code)}, not as floats. Generate the ` +
+        "artifacts anew",
+    );
+  }
   if (!held) return new Variable(code, dims, zerosOf(code, dims));
   const made = Variable.of(held);
   if (!made.fits(code, dims)) {

@@ -134,10 +134,11 @@ export function readResumeState(
 ): { position: ResumeState; best: Best | null; order: JsonObject } {
   let found: { position: ResumeState; best: Best | null; order: JsonObject; step: number };
   try {
-    found = parse(object(saved));
+    found = parse(object(saved, "it"));
   } catch (error) {
     throw new CheckpointError(
-      `the checkpoint's record of where the run stood cannot be read: ${messageOf(error)}`,
+      `the checkpoint's record of where the run stood cannot be read: ${messageOf(error)}. Load ` +
+        "another checkpoint, or start a new run with resume: false",
     );
   }
   if (found.step !== step) {
@@ -152,38 +153,53 @@ export function readResumeState(
 function parse(record: JsonObject): ReturnType<typeof readResumeState> & { step: number } {
   if (record.get("format") !== FORMAT)
     throw new Error(`its format is ${String(record.get("format"))}`);
-  const history = object(record.get("history"));
+  const history = object(record.get("history"), "history");
   const best = record.get("best") ?? null;
-  const losses = unpack(object(history.get("losses")));
+  const losses = unpack(object(history.get("losses"), "losses"));
   const position: ResumeState = {
     seed: record.get("seed") as bigint,
     epoch: count(record, "epoch"),
     batch: count(record, "batch"),
     samples: count(record, "samples"),
-    lossSum: number(record, "loss_sum"),
-    seconds: number(record, "seconds"),
+    lossSum: finite(record, "loss_sum"),
+    seconds: finite(record, "seconds"),
     firstStep: count(record, "first_step"),
-    scheduler: (record.get("scheduler") ?? null) === null ? null : object(record.get("scheduler")),
-    rate: (record.get("rate") ?? null) === null ? null : number(record, "rate"),
+    scheduler: readScheduler(record.get("scheduler") ?? null),
+    rate: (record.get("rate") ?? null) === null ? null : finite(record, "rate"),
     history: {
       losses,
       lossSteps: readSteps(history.get("kept_steps") ?? [], losses.length),
-      epochs: (history.get("epochs") as Json[]).map((item) => readRecord(object(item))),
+      epochs: list(history.get("epochs"), "epochs").map((item) => readRecord(object(item, "epoch"))),
       stopped: "",
       aborted: false,
       bestEpoch: (history.get("best_epoch") ?? null) === null ? null : count(history, "best_epoch"),
       skipped: history.has("skipped") ? count(history, "skipped") : 0,
     },
   };
-  if (typeof position.seed !== "bigint" || (position.samples && !position.batch)) {
-    throw new Error("its counts make no sense");
+  if (typeof position.seed !== "bigint" || position.seed < 0n) {
+    throw new Error(`seed is ${String(position.seed)}`);
+  }
+  if (position.samples && !position.batch) {
+    throw new Error(`${position.batch} batches cannot have ${position.samples} samples`);
   }
   return {
     position,
-    best: best === null ? null : readBest(object(best)),
-    order: object(record.get("order")),
+    best: best === null ? null : readBest(object(best, "best")),
+    order: object(record.get("order"), "order"),
     step: count(record, "step"),
   };
+}
+
+/** The name and the rate of a scheduler; its state is checked by the one that takes it over. */
+function readScheduler(saved: Json): JsonObject | null {
+  if (saved === null) return null;
+  const scheduler = object(saved, "scheduler");
+  if (typeof scheduler.get("name") !== "string") throw new Error("the scheduler has no name");
+  for (const rate of ["initial_lr", "max_lr"]) {
+    if (scheduler.has(rate) && finite(scheduler, rate) < 0) throw new Error(`${rate} is negative`);
+  }
+  if ((scheduler.get("state") ?? null) !== null) object(scheduler.get("state"), "state");
+  return scheduler;
 }
 
 /** The steps of the losses: each step from 1, after those that were kept. */
@@ -205,7 +221,7 @@ function readBest(saved: JsonObject): Best {
 }
 
 function readRecord(saved: JsonObject): EpochRecord {
-  const values = [...object(saved.get("values"))]
+  const values = [...object(saved.get("values"), "values")]
     .filter(([, value]) => typeof value === "number")
     .map(([name, value]) => [fromPython(name), value]);
   return {
@@ -219,8 +235,13 @@ function readRecord(saved: JsonObject): EpochRecord {
   };
 }
 
-function object(value: Json | undefined): JsonObject {
-  if (!(value instanceof Map)) throw new Error("something is missing");
+function object(value: Json | undefined, what: string): JsonObject {
+  if (!(value instanceof Map)) throw new Error(`${what} is not an object`);
+  return value;
+}
+
+function list(value: Json | undefined, what: string): Json[] {
+  if (!Array.isArray(value)) throw new Error(`${what} is not a list`);
   return value;
 }
 
@@ -228,6 +249,12 @@ function number(record: JsonObject, key: string): number {
   const value = record.get(key);
   if (typeof value !== "number" && typeof value !== "bigint") throw new Error(`${key} is missing`);
   return Number(value);
+}
+
+function finite(record: JsonObject, key: string): number {
+  const value = number(record, key);
+  if (!Number.isFinite(value)) throw new Error(`${key} is ${value}`);
+  return value;
 }
 
 function count(record: JsonObject, key: string): number {

@@ -364,7 +364,7 @@ export class TrainingSession {
   async release(): Promise<void> {
     await this.module.release();
     await this.optimizer?.release();
-    await this._fused?.graph.release();
+    await this.state.lock.run(async () => this._fused?.graph.release());
   }
 }
 

@@ -399,7 +399,8 @@ function trainingOf(text: StoredProperty | undefined): JsonObject {
     // Reported below.
   }
   const record = saved instanceof Map ? saved : null;
-  const isRight = ([key, value]: [string, Json]): boolean => TRAINING_RECORD[key]?.(value) ?? true;
+  const isRight = ([key, value]: [string, Json]): boolean =>
+    TRAINING_RECORD.get(key)?.(value) ?? true;
   if (!record || ![...record].every(isRight)) {
     throw new CheckpointError(
       "the checkpoint holds a damaged record of the learning rate, the scheduler or the random " +
@@ -409,19 +410,28 @@ function trainingOf(text: StoredProperty | undefined): JsonObject {
   return record;
 }
 
-const TRAINING_RECORD: Record<string, (value: Json) => boolean> = {
-  random: (value) =>
-    value instanceof Map &&
-    ["seed", "draws"].every((key) => {
-      const count = value.get(key);
-      return typeof count === "bigint" && count >= 0n;
-    }),
-  private: (value) => value instanceof Map,
-  learning_rate: (value) =>
-    (typeof value === "number" || typeof value === "bigint") &&
-    Number.isFinite(Math.fround(Number(value))),
-  scheduler: (value) => value instanceof Map,
-};
+const isObject = (value: Json): boolean => value instanceof Map;
+
+// By names out of a file: a map, as any object has a "constructor".
+const TRAINING_RECORD = new Map<string, (value: Json) => boolean>([
+  [
+    "random",
+    (value) =>
+      value instanceof Map &&
+      ["seed", "draws"].every((key) => {
+        const count = value.get(key);
+        return typeof count === "bigint" && count >= 0n;
+      }),
+  ],
+  ["private", isObject],
+  [
+    "learning_rate",
+    (value) =>
+      (typeof value === "number" || typeof value === "bigint") &&
+      Number.isFinite(Math.fround(Number(value))),
+  ],
+  ["scheduler", isObject],
+]);
 
 const FLOAT16 = 10;
 

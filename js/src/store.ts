@@ -118,7 +118,8 @@ export class CheckpointStore {
     return new Promise((resolve, reject) => {
       const fail = (error: unknown): void => reject(storageError(error, action));
       try {
-        const transaction = this._database.transaction(OBJECTS, mode);
+        // What was saved is on the disk: it is there after a loss of power, too.
+        const transaction = this._database.transaction(OBJECTS, mode, { durability: "strict" });
         const request = ask(transaction.objectStore(OBJECTS));
         // Data is durable only when the transaction is complete.
         transaction.oncomplete = () => resolve(request.result);

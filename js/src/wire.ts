@@ -18,15 +18,31 @@ const MAX_FIELDS = 4_000_000;
 const MAX_RANK = 64;
 const CUT_OFF = "the file is truncated or damaged";
 
-/** A field of a message. A number has two halves; `data` is for strings, bytes and messages. */
-export interface Field {
-  readonly number: number;
-  readonly kind: number;
-  readonly low: number;
-  readonly high: number;
-  readonly data: Uint8Array;
+/**
+ * A field of a message. A number has two halves; `data` is for strings, bytes and messages.
+ *
+ * There may be millions of them: they are positions, and views are made when they are asked for.
+ */
+export class Field {
+  constructor(
+    private readonly _message: Uint8Array,
+    readonly number: number,
+    readonly kind: number,
+    readonly low: number,
+    readonly high: number,
+    private readonly _start: number,
+    private readonly _content: number,
+    private readonly _end: number,
+  ) {}
+
+  get data(): Uint8Array {
+    return this._message.subarray(this._content, this._end);
+  }
+
   /** The field as it is in the file, with its number. */
-  readonly raw: Uint8Array;
+  get raw(): Uint8Array {
+    return this._message.subarray(this._start, this._end);
+  }
 }
 
 /** A file that is being read, which errors call `source`. */
@@ -86,8 +102,8 @@ export class Message {
           `a field at byte ${start} has ${size} bytes, but ${data.length - at} are left: ${CUT_OFF}`,
         );
       }
-      const content = data.subarray(at, (at += size));
-      found.push({ number, kind, low, high, data: content, raw: data.subarray(start, at) });
+      found.push(new Field(data, number, kind, low, high, start, at, at + size));
+      at += size;
     }
     return found;
   }
@@ -154,23 +170,24 @@ export class Message {
   }
 
   /** The numbers of a repeated field, packed or not, in halves; more than `most` is an error. */
-  halves(number: number, most: number): [low: number, high: number][] {
-    const found: [number, number][] = [];
+  *halves(number: number, most: number): Generator<[low: number, high: number]> {
+    let left = most;
     for (const field of this.all(number)) {
-      if (field.kind === VARINT) found.push([field.low, field.high]);
       const { data } = field;
-      for (let at = 0; at < data.length && found.length <= most; ) {
-        const [low, high, end] = this._varint(data, at);
-        found.push([low, high]);
-        at = end;
+      for (let at = 0, isFirst = field.kind === VARINT; isFirst || at < data.length; isFirst = false) {
+        if (--left < 0) this.fail(`there are more than ${most} numbers`);
+        if (isFirst) yield [field.low, field.high];
+        else {
+          const [low, high, end] = this._varint(data, at);
+          yield [low, high];
+          at = end;
+        }
       }
-      if (found.length > most) this.fail(`there are more than ${most} numbers`);
     }
-    return found;
   }
 
   ints(number: number): number[] {
-    return this.halves(number, MAX_RANK).map(signed);
+    return [...this.halves(number, MAX_RANK)].map(signed);
   }
 }
 

@@ -78,6 +78,13 @@ test("the minified file works as the others do", { skip }, async () => {
 test("checkpoints are kept, replaced, listed and forgotten", { skip }, async () => {
   const found = await page.evaluate(async () => {
     const store = await CheckpointStore.open("test");
+    const { transaction } = IDBDatabase.prototype;
+    const asked = new Set();
+    IDBDatabase.prototype.transaction = function (...given) {
+      const made = transaction.apply(this, given);
+      asked.add(made.durability);
+      return made;
+    };
     await store.clear();
     const none = await store.load("a");
     await store.save("a", Uint8Array.of(1, 2, 3));
@@ -89,7 +96,9 @@ test("checkpoints are kept, replaced, listed and forgotten", { skip }, async () 
     store.close();
     const closed = await told(() => store.load("a"));
     const again = await CheckpointStore.open("test");
+    IDBDatabase.prototype.transaction = transaction;
     return {
+      asked: [...asked],
       none,
       keys,
       entry: [...entry.bytes],
@@ -98,6 +107,7 @@ test("checkpoints are kept, replaced, listed and forgotten", { skip }, async () 
       left: await again.keys(),
     };
   });
+  assert.deepEqual(found.asked, ["strict"]); // on the disk before the promise is kept
   assert.equal(found.none, null);
   assert.deepEqual(found.keys, ["a", "b"]);
   assert.deepEqual(found.entry, [4, 5]);

@@ -192,7 +192,12 @@ test("a run of more than a thousand steps is resumed", async () => {
     second.state.parameters.get("fc1.weight").data,
     whole.state.parameters.get("fc1.weight").data,
   );
-  const [a, b] = [whole, second].map(({ state }) => state.privateRecord.get("fit").get("history"));
-  for (const key of ["losses", "kept_steps"]) assert.deepEqual(a.get(key), b.get(key));
-  assert.ok(a.get("kept_steps").length <= 1002 && a.get("epochs").length <= 1002);
+  // The record is JSON in the checkpoint.
+  const kept = async (session) => {
+    const text = new TextDecoder("latin1").decode(await session.saveCheckpoint());
+    return [text.match(/"losses": ?\{[^}]*\}/)[0], JSON.parse(text.match(/"kept_steps": ?(\[[^\]]*\])/)[1])];
+  };
+  const [losses, steps] = await kept(second);
+  assert.deepEqual([losses, steps], await kept(whole));
+  assert.ok(steps.length <= 1002 && losses.length < 12_000);
 });

@@ -21,6 +21,11 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def one_line(value: object) -> str:
+    """Return a name or a text out of a file as it is shown within a line."""
+    return printable(str(value).replace("\n", "\\n").replace("\t", "\\t"))
+
+
 class OnnxTrainError(RuntimeError):
     """The base class of all errors of onnxtrain.
 

@@ -14,8 +14,8 @@ are noted as well, and nothing depends on which function a writer calls.
   durable before earlier ones, and none waits for the content of a file.
 - A rename is one change, also between two folders: either of them makes it durable.
 
-These are the rules of POSIX, and stricter than ext4, XFS, Btrfs, APFS and NTFS, which keep the order
-of changes of a folder. Permissions and times are not followed.
+These are the rules of POSIX, and stricter than ext4, XFS, Btrfs, APFS and NTFS, which keep the
+order of changes of a folder. Permissions and times are not followed.
 """
 
 from __future__ import annotations

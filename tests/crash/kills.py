@@ -3,9 +3,9 @@
     python tests/crash/kills.py [operation ...] [--kills 1000] [--writers 1]
 
 Each operation is first killed before every call that changes its folder, in turn. Then processes
-write without end and are killed at random moments. What is found must be the last state that a
-process reported as written, or the one after it; the next write must leave the files of a write
-without a kill.
+write without end and are killed at random moments, one or several at once. What is found must be
+the last state that a process reported as written, or the one after it; the next write must leave
+the files of a write without a kill.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import os
 import random
 import shutil
 import sys
@@ -26,8 +27,12 @@ from operations import OPERATIONS, Operation
 from power_loss import NEW, OLD, Report, Write, files_in, scratch
 
 STATES = 8  # how many numbers there are; after the last comes the first
-# Children of a process that has all modules but no thread of onnxruntime.
+# Children of a process that has all modules but no thread of onnxruntime. It has no other path.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+)
 _CHILDREN = multiprocessing.get_context("forkserver")
+_CHILDREN.set_forkserver_preload(["operations", "onnxtrain.offline.prepare", "flwr.serverapp"])
 
 
 def following(number: int) -> int:
@@ -49,7 +54,6 @@ def _write_without_end(name: str, folder: Path, number: int, written: Any) -> No
 
 def start(target: Any, *arguments: Any) -> BaseProcess:
     """Start a child with this file's modules."""
-    _CHILDREN.set_forkserver_preload(["operations", "onnxtrain.offline.prepare"])
     process = _CHILDREN.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
@@ -155,7 +159,8 @@ def main() -> int:
     wrong = 0
     for name in options.operations:
         began = time.monotonic()
-        report = kill_operation(OPERATIONS[name], options.kills, options.writers)
+        kills = -(-options.kills // len(options.operations))
+        report = kill_operation(OPERATIONS[name], kills, options.writers)
         print(f"{name:18} {report} ({time.monotonic() - began:.0f} s)", flush=True)
         for line in (report.wrong + report.litter)[:12]:
             print("   ", line)

@@ -7,6 +7,7 @@ of two states, or a damaged one, is an error.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -178,7 +179,8 @@ def run_to(folder: Path | None, number: int) -> dict[str, bytes]:
     """Train to the end of an epoch, from where the run that was saved stands."""
     run = None if folder is None else folder / "run"
     if run is not None and number == 1:
-        run.unlink(missing_ok=True)  # a new run
+        with contextlib.suppress(OSError):
+            run.unlink()  # a new run
     checkpoint = run if run is not None and run.exists() else None
     session = TrainingSession.from_folder(GOLDEN / "mlp", checkpoint=checkpoint)
     callbacks = [] if run is None else [SaveCheckpoint(run)]
@@ -221,11 +223,40 @@ def replace(folder: Path, number: int) -> None:
 def unpack(folder: Path) -> int | None:
     """Read the file."""
     from onnxtrain.federated.files import unpack_arrays
+    from onnxtrain.format.checkpoint.store import translated
 
     file = folder / "state" / "federation.npz"
     if not file.exists():
         return None
-    return same_everywhere(*unpack_arrays(file.read_bytes(), str(file)).values())
+    with translated("read", file):
+        data = file.read_bytes()
+    return same_everywhere(*unpack_arrays(data, str(file)).values())
+
+
+def finish_round(folder: Path, number: int) -> None:
+    """Write the progress of a server after a round: its metrics, then weights and strategy."""
+    from flwr.app import MetricRecord
+
+    from onnxtrain.federated.progress import TRAIN, Progress
+
+    weights = {"w": np.full(90, number, np.float32)}
+    earlier = Progress.read(folder / "state")
+    history = {} if earlier is None else earlier.history
+    made = Progress("v", "name", number, weights, history, {"moment": weights["w"]}, "FedAvg")
+    made.note(TRAIN, number, MetricRecord({"loss": float(number)}), folder / "state")
+    made.write(folder / "state")
+
+
+def restart(folder: Path) -> int | None:
+    """Read the progress, as a restarted server does."""
+    from onnxtrain.federated.progress import TRAIN, Progress
+
+    found = Progress.read(folder / "state")
+    if found is None:
+        return None
+    losses = {int(n): metrics["loss"] for n, metrics in found.history.get(TRAIN, {}).items()}
+    assert all(loss == n for n, loss in losses.items()) and found.round in losses
+    return same_everywhere(found.round, *found.arrays.values(), found.strategy["moment"])
 
 
 def _all() -> list[Operation]:
@@ -243,6 +274,8 @@ def _all() -> list[Operation]:
     ]
     if find_spec("onnx") is not None:
         made.append(Operation("artifacts", generate, train))
+    if find_spec("flwr") is not None:
+        made.append(Operation("server", finish_round, restart))
     return made
 
 

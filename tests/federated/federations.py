@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,21 @@ import numpy as np
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAST = {"learning-rate": 0.02, "local-epochs": 2, "batch-size": 16, "seed": 3}
+
+
+class ClientLog(logging.Handler):
+    """What clients log of their failures, which they do not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        logging.getLogger("onnxtrain.federated.failures").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(logging.Formatter("%(message)s").format(record))
+
+
+LOG = ClientLog()
 
 
 def rows(number: int, samples: int = 60) -> tuple[np.ndarray, np.ndarray]:

@@ -67,8 +67,9 @@ for name in onnxtrain.federated.__all__:
 
 def test_the_names_of_the_package() -> None:
     assert dir(flower) == [
-        "Bundle", "Client", "Compression", "Guarded", "LocalGrid", "client_app", "from_arrays",
-        "open_artifacts", "pack", "run_locally", "server_app", "to_arrays",
+        "Bundle", "Checks", "Client", "Compression", "Guarded", "LocalGrid", "RoundLimits",
+        "client_app", "from_arrays", "open_artifacts", "pack", "run_locally", "server_app",
+        "to_arrays",
     ]  # fmt: skip
     assert all(callable(getattr(flower, name)) for name in dir(flower))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

@@ -76,7 +76,10 @@ def test_numbers_of_numpy_are_numbers_and_names_with_underscores_are_noticed(cap
     ("arguments", "words"),
     [
         ({"strategy": flower.FedAvg}, r"FedAvg\(\)"),
-        ({"strategy": "fedavg"}, "one of Flower's"),
+        ({"strategy": "fedavgg"}, "one of Flower's"),
+        ({"strategy": "krum"}, "number of hostile clients"),
+        ({"strategy": "trimmed-mean:0.5"}, "trimmed-mean:0.3"),
+        ({"checks": 5}, "Checks"),
         ({"which": 5}, "not 5"),
         ({"patience": "x"}, "patience is a number"),
         ({"wait_for": "x"}, "wait_for is a number"),

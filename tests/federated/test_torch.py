@@ -7,7 +7,7 @@ pytest.importorskip("flwr", reason="`make test-flower` sets up an environment wi
 
 import torch
 from federations import arrays, federate, images, same
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM, FedProx
 
@@ -68,6 +68,7 @@ def torch_client() -> ClientApp:
             optimizer.step()
         numbers = {"num-examples": len(y), "train_loss": float(loss.detach()), "torch": 1.0}
         content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord(numbers)}
+        content["onnxtrain"] = ConfigRecord({"reply": config["onnxtrain-reply"]})
         return Message(RecordDict(content), reply_to=message)
 
     return app

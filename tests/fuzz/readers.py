@@ -2,10 +2,10 @@
 
 A reader is a function of a path. It raises an `OnnxTrainError` for what it cannot take; anything
 else that it raises is a defect. To add one, write a function that returns it, and a line in
-`READERS`. A reader of another language is a program: it is started with the name of the reader,
-gets a path in each line of its input, and answers each with a line of JSON, `{"outcome": "read"}`,
-`{"outcome": "refused"}` or `{"outcome": "foreign", "error": "..."}`. (`javascript.mjs` is one; one
-for C would be another entry in `PROGRAMS`.)
+`READERS`. The readers of another language are a program (`PROGRAMS`): each line of its input is the
+name of a reader, a tab and a path; it answers with a line of JSON, `{"outcome": "read"}`,
+`{"outcome": "refused"}` or `{"outcome": "foreign", "error": "..."}`. This file is the program of
+Python, `javascript.mjs` that of JavaScript; one for C would be another line.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ import onnxtrain  # noqa: E402
 from onnxtrain.device.session import TrainingSession  # noqa: E402
 from onnxtrain.device.state import CheckpointState  # noqa: E402
 from onnxtrain.errors import OnnxTrainError  # noqa: E402
-from onnxtrain.format.checkpoint import checksum  # noqa: E402
+from onnxtrain.format.checkpoint import checksum, store  # noqa: E402
 from onnxtrain.format.checkpoint.content import CheckpointContent  # noqa: E402
 from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint  # noqa: E402
 from onnxtrain.format.model.wire import bytes_field, text_field  # noqa: E402
 
 Read = Callable[[Path], None]
-TRAINING = "__onnxtrain__.training"
+TRAINING, GENERATION = "__onnxtrain__.training", "__onnxtrain__.generation"
 MLP = GOLDEN / "mlp"
 
 
@@ -57,7 +57,7 @@ class Reader:
 
     `kind` chooses the mutations. `make` returns the function that reads, `seeds` good files.
     `repair` puts in order what a harmful writer would: checksums. `room` is what reading may take
-    in memory beyond twice the file. `program` is that of another language.
+    in memory beyond twice the file. `language` says which program reads; `make` is for Python.
     """
 
     kind: str
@@ -65,8 +65,13 @@ class Reader:
     seeds: Callable[[], list[bytes]]
     repair: Callable[[bytes], bytes] = bytes
     room: int = 64 << 20
-    program: str = ""
-    ending: str = ""
+    language: str = "python"
+
+
+PROGRAMS = {
+    "python": [sys.executable, __file__],
+    "javascript": ["node", str(HERE / "javascript.mjs")],
+}
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
@@ -172,7 +177,20 @@ def read_external() -> Read:
 
 def repair_external(blob: bytes) -> bytes:
     size = int.from_bytes(blob[:4], "little")
-    return blob[:4] + with_checksum(blob[4 : 4 + size]) + blob[4 + size :]
+    return blob[:4] + with_checksum(blob[4 : 4 + size]) + with_blocks(blob[4 + size :])
+
+
+def with_blocks(data: bytes) -> bytes:
+    """The same external data with right checksums of its blocks, where it has some."""
+    end = len(data) - store.FOOTER_SIZE
+    if end < checksum.TABLE_SIZE or data[end - checksum.TABLE_SIZE :][:8] != b"ODTCBLKS":
+        return data
+    length = int.from_bytes(data[end - checksum.TABLE_SIZE :][8:16], "little")
+    file = io.BytesIO()
+    blocks = checksum.BlockWriter(file)
+    blocks.write(data[: min(length, end)])
+    blocks.finish()
+    return file.getvalue() + data[end:]
 
 
 # ---- records -------------------------------------------------------------------------------------
@@ -191,13 +209,19 @@ def records() -> list[bytes]:
     ]
 
 
-def read_records() -> Read:
+def read_records(name: str) -> Callable[[], Read]:
+    """Read a checkpoint with another text for one of its records."""
+
     def read(path: Path) -> None:
         held = read_checkpoint(run_saved())
-        held.properties[TRAINING] = path.read_bytes().decode("utf-8", "replace")
+        held.properties[name] = path.read_bytes().decode("utf-8", "replace")
         resume(held)
 
-    return read
+    return lambda: read
+
+
+def generations() -> list[bytes]:
+    return [str(read_checkpoint(run_saved()).properties[GENERATION]).encode()]
 
 
 def histories() -> list[bytes]:
@@ -219,6 +243,7 @@ def read_histories() -> Read:
 def metadata() -> list[bytes]:
     eval_model = onnxtrain.format.model.file.ModelFile.read(MLP / "eval_model.onnx")
     properties = open_session(checkpoint=run_saved()).metadata.properties()
+    properties["data"] = '{"size": 6, "classes": ["a", "b"], "mean": [0.5]}'  # of old versions
     return [
         json.dumps({"onnxtrain": eval_model.metadata.to_json(), **properties}).encode(),
         json.dumps({key: json.loads(value) for key, value in properties.items()}).encode(),
@@ -271,8 +296,10 @@ def read_graphs() -> Read:
         for place in ("training", "eval", "optimizer", "step"):
             files = good | {place: path}
             graphs = [files[name] for name in ("training", "eval", "optimizer", "step")]
+            state = CheckpointState.load_checkpoint(MLP / "checkpoint")
+            state.generation = None  # that it is not the file which was written is known
             with contextlib.suppress(OnnxTrainError):  # that it is another graph, mostly
-                session = TrainingSession(MLP / "checkpoint", *graphs)
+                session = TrainingSession(state, *graphs)
                 names = session.output_names(training=False)
                 with contextlib.suppress(OnnxTrainError):
                     session.metadata  # noqa: B018
@@ -393,7 +420,8 @@ def read_shown() -> Read:
 READERS: dict[str, Reader] = {
     "checkpoint": Reader("flatbuffers", read_checkpoints, checkpoints, with_checksum),
     "external_data": Reader("flatbuffers", read_external, external, repair_external),
-    "records": Reader("json", read_records, records),
+    "records": Reader("json", read_records(TRAINING), records),
+    "generation": Reader("json", read_records(GENERATION), generations),
     "history": Reader("json", read_histories, histories),
     "metadata": Reader("json", read_metadata, metadata),
     "graphs": Reader("protobuf", read_graphs, graphs),
@@ -401,16 +429,15 @@ READERS: dict[str, Reader] = {
     "npz": Reader("zip", read_data("npz"), lambda: arrays("npz")),
     "npy": Reader("npy", read_data("npy"), lambda: arrays("npy")),
     "csv": Reader("table", read_data("csv"), tables),
-    "image": Reader("bytes", read_data("png"), images),
+    "image": Reader("bytes", read_data("png"), images, room=256 << 20),  # of 16 million pixels
     "show": Reader("flatbuffers", read_shown, checkpoints, with_checksum),
-    "js_checkpoint": Reader(
-        "flatbuffers", None, checkpoints, with_checksum, program="javascript.mjs"
-    ),
+    "js_checkpoint": Reader("flatbuffers", None, checkpoints, with_checksum, language="javascript"),
     "js_external_data": Reader(
-        "flatbuffers", None, external, repair_external, program="javascript.mjs"
+        "flatbuffers", None, external, repair_external, language="javascript"
     ),
-    "js_records": Reader("json", None, records, program="javascript.mjs"),
-    "js_graphs": Reader("protobuf", None, graphs, program="javascript.mjs"),
+    "js_generation": Reader("json", None, generations, language="javascript"),
+    "js_records": Reader("json", None, records, language="javascript"),
+    "js_graphs": Reader("protobuf", None, graphs, language="javascript"),
 }
 with contextlib.suppress(ImportError):  # where Flower is installed
     from federated_readers import FEDERATED
@@ -442,11 +469,16 @@ def outcome(read: Read, path: Path) -> dict[str, str]:
     return {"outcome": "read"}
 
 
-if __name__ == "__main__":  # the program that reads, for Python's own readers
-    chosen = READERS[sys.argv[1]]
-    assert chosen.make is not None
-    function = chosen.make()
+def _serve() -> None:
+    made: dict[str, Read] = {}
     for line in sys.stdin:
-        answer = outcome(function, Path(line.rstrip("\n")))
-        sys.__stdout__.write(json.dumps(answer) + "\n")
-        sys.__stdout__.flush()
+        name, _, path = line.rstrip("\n").partition("\t")
+        if name not in made:
+            make = READERS[name].make
+            assert make is not None
+            made[name] = make()
+        print(json.dumps(outcome(made[name], Path(path))), file=sys.__stdout__, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
+import os
 import random
 import select
 import shutil
@@ -28,7 +30,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
 from mutations import mutated  # noqa: E402
-from readers import READERS, Reader, kept  # noqa: E402
+from readers import PROGRAMS, READERS, kept, run_saved  # noqa: E402
 
 FAILURES = ROOT / ".fuzz" / "failures"
 SECONDS = 5.0  # for a file; the first one waits for imports
@@ -41,33 +43,49 @@ class Broken(Exception):
 
 
 class Program:
-    """The process of a reader, and what it takes."""
+    """The process that reads, in one of the languages, and what it takes."""
 
-    def __init__(self, name: str, reader: Reader) -> None:
-        command = [sys.executable, str(HERE / "readers.py"), name]
-        if reader.program:
-            command = ["node", str(HERE / reader.program), name]
+    def __init__(self, language: str) -> None:
+        self._run = tempfile.NamedTemporaryFile()  # noqa: SIM115
+        self._run.write(run_saved())
+        self._run.flush()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0
+            PROGRAMS[language],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            bufsize=0,
+            env={**os.environ, "ONNXTRAIN_FUZZ_RUN": self._run.name},
         )
-        self._room = reader.room
         self._buffer = b""
+        self._warm: set[str] = set()
         self._proc = Path(f"/proc/{self._process.pid}")
 
-    def read(self, path: Path, seconds: float = SECONDS, measure: bool = True) -> dict[str, str]:
-        """Let it read a file, and return its answer."""
+    def warm_up(self, name: str, path: Path) -> None:
+        """Let a reader load what it loads once, which is not the doing of a hostile file."""
+        if name not in self._warm:
+            for data in 2 * READERS[name].seeds():
+                path.write_bytes(data)
+                answer = self.read(name, path, STARTING, measure=False)
+                assert answer["outcome"] == "read", f"{name}: a good file: {answer}"
+            self._warm.add(name)
+
+    def read(
+        self, name: str, path: Path, seconds: float = SECONDS, measure: bool = True
+    ) -> dict[str, str]:
+        """Let a reader read a file, and return its answer."""
         assert self._process.stdin is not None
         before = self._memory("VmRSS") if measure else 0
         if before:
             (self._proc / "clear_refs").write_text("5")  # the peak counts from here
         try:
-            self._process.stdin.write(f"{path}\n".encode())
+            self._process.stdin.write(f"{name}\t{path}\n".encode())
             answer = self._answer(seconds)
         except BrokenPipeError:
             raise Broken(f"it ended: {self._last_words()}") from None
         taken = self._memory("VmHWM") - before if before else 0
-        most = 2 * path.stat().st_size + self._room
+        most = 2 * path.stat().st_size + READERS[name].room
         if taken > most:
             raise Broken(f"it took {taken >> 20} MB for a file of {path.stat().st_size} bytes")
         return answer
@@ -107,7 +125,7 @@ class Program:
         """End the process."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+        for stream in (self._process.stdin, self._process.stdout, self._stderr, self._run):
             if stream is not None:
                 stream.close()
 
@@ -126,48 +144,62 @@ class Result:
         return f"{self.files} files: {counts}; the slowest took {1000 * self.slowest:.0f} ms"
 
 
-def fuzz(name: str, *, seed: int, files: int | None = None, seconds: float = 1e9) -> Result:
-    """Feed a reader: the corpus first, then as many mutations as are asked for."""
+class Programs:
+    """The programs that run, by language; a broken one is started again."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Program] = {}
+
+    def read(self, name: str, path: Path, data: bytes) -> dict[str, str]:
+        """Let a reader read, in the program of its language."""
+        language = READERS[name].language
+        if language not in self._running:
+            self._running[language] = Program(language)
+        program = self._running[language]
+        program.warm_up(name, path)
+        path.write_bytes(data)
+        try:
+            return program.read(name, path)
+        except Broken as broken:
+            self._running.pop(language).close()
+            return {"outcome": "broken", "error": str(broken)}
+
+    def close(self) -> None:
+        """End all."""
+        for program in self._running.values():
+            program.close()
+
+
+def fuzz(
+    name: str, programs: Programs, *, seed: int, files: int | None = None, seconds: float = 1e9
+) -> Result:
+    """Feed a reader: the corpus first, then mutations, so many or so long."""
     reader, result = READERS[name], Result()
     good, corpus = reader.seeds(), kept(name)
     chooser = random.Random(f"{name} {seed}")
-    end = time.monotonic() + seconds
-    program: Program | None = None
+    end = math.inf  # until the program has started
     with tempfile.TemporaryDirectory(prefix="onnxtrain-fuzz-") as folder:
-        path = Path(folder, f"hostile{reader.ending}")
-        try:
-            while result.files < (files or 10**12) and time.monotonic() < end:
-                if program is None:
-                    program = Program(name, reader)
-                    for data in good * 2:  # what it loads once is not the file's doing
-                        path.write_bytes(data)
-                        answer = program.read(path, STARTING, measure=False)
-                        assert answer["outcome"] == "read", f"{name}: a good file: {answer}"
-                if result.files < len(corpus):
-                    data = corpus[result.files]
-                else:
-                    data = mutated(reader.kind, chooser, chooser.choice(good + corpus), good)
-                    data = reader.repair(data) if chooser.random() < 0.8 else data
-                path.write_bytes(data)
-                result.files += 1
-                began = time.monotonic()
-                try:
-                    answer = program.read(path)
-                except Broken as broken:
-                    program.close()
-                    program = None
-                    answer = {"outcome": "broken", "error": str(broken)}
+        path = Path(folder, "hostile")
+        while result.files < (files or 10**12) and time.monotonic() < end:
+            if result.files < len(corpus):
+                data = corpus[result.files]
+            else:
+                data = mutated(reader.kind, chooser, chooser.choice(good + corpus), good)
+                data = reader.repair(data) if chooser.random() < 0.8 else data
+            began = time.monotonic()
+            answer = programs.read(name, path, data)
+            if end == math.inf:
+                end = time.monotonic() + seconds
+            else:
                 result.slowest = max(result.slowest, time.monotonic() - began)
-                result.outcomes[answer["outcome"]] += 1
-                if "error" in answer:
-                    result.failures.setdefault(_where(answer["error"]), (data, answer["error"]))
-        finally:
-            if program is not None:
-                program.close()
+            result.files += 1
+            result.outcomes[answer["outcome"]] += 1
+            if "error" in answer:
+                result.failures.setdefault(where(answer["error"]), (data, answer["error"]))
     return result
 
 
-def _where(error: str) -> str:
+def where(error: str) -> str:
     """Return what two failures of the same cause have in common: the place, and the last line."""
     lines = [line.strip() for line in error.strip().splitlines()]
     places = [line for line in lines if line.startswith(("File ", "at "))]
@@ -201,7 +233,7 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no reader {unknown[0]!r}: there are {', '.join(READERS)}")
     if shutil.which("node") is None or not (ROOT / "js/dist/index.js").exists():
-        left_out = [name for name in names if READERS[name].program]
+        left_out = [name for name in names if READERS[name].language == "javascript"]
         names = [name for name in names if name not in left_out]
         if left_out:
             print(f"NOT RUN, without Node and js/dist: {', '.join(left_out)}", flush=True)
@@ -209,14 +241,14 @@ def main() -> int:
     guided = [name for name in names if READERS[name].make] if options.guided else []
     seconds = 60 * options.minutes / (len(names) + len(guided))
     print(f"seed {seed}", flush=True)
-    failed = False
+    failed, programs = False, Programs()
     for name in names:
-        result = fuzz(
-            name, seed=seed, files=options.files, seconds=1e9 if options.files else seconds
-        )
+        limit = 1e9 if options.files else seconds
+        result = fuzz(name, programs, seed=seed, files=options.files, seconds=limit)
         print(f"{name:18} {result}", flush=True)
         _report(name, result)
         failed |= bool(result.failures)
+    programs.close()
     for name in guided:
         from guided import explore
 

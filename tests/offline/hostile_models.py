@@ -140,7 +140,8 @@ def sized_by_attribute(n: int) -> Iterator[tuple[str, Nodes, Arrays]]:
         }
         yield op, [
             node("Unsqueeze", ["x", "a"], ["x3"]),
-            node(op, ["x3", "lw", "lr"], ["z"], hidden_size=n)], {**arrays, "a": ints(0)}  # fmt: skip
+            node(op, ["x3", "lw", "lr"], ["z"], hidden_size=n),
+        ], {**arrays, "a": ints(0)}  # fmt: skip
     yield "DepthToSpace", [node("DepthToSpace", ["i"], ["z"], blocksize=n)], image
     yield "RoiAlign", [
         node("RoiAlign", ["i", "r", "b"], ["z"], output_height=n, output_width=n, sampling_ratio=n)

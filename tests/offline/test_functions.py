@@ -169,7 +169,7 @@ def test_functions_that_multiply() -> None:
     for level in range(1, 40):
         twice = [call(f"F{level - 1}", ["a"], ["t"]), call(f"F{level - 1}", ["t"], ["z"])]
         functions.append(function(f"F{level}", ["a"], ["z"], twice))
-    with pytest.raises(ModelError, match="549755813888 nodes"):
+    with pytest.raises(ModelError, match="549,755,813,888"):
         onnxtrain.gradient(calling(functions, [call("F39", ["x"], ["y"])]), "x")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from onnxtrain.device.loop.progress import ProgressDisplay, make_progress
-from onnxtrain.errors import printable
+from onnxtrain.errors import one_line, printable
 
 Row = Sequence[Any]
 
@@ -109,11 +109,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else one_line(value)
-
-
-def one_line(value: Any) -> str:
-    """Return a name or a text out of a file as it is shown within a line."""
-    return printable(str(value).replace("\n", "\\n"))
 
 
 def _rich_table(columns: Sequence[str], rows: Sequence[Row]) -> None:

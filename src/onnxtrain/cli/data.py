@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,13 +18,12 @@ from onnxtrain.cli.tables import read_features, read_table
 from onnxtrain.device.loop.weights import without_weights
 from onnxtrain.errors import InputError
 from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.npy import map_npy, read_npz
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
     from onnxtrain.format.model.file import ValueType
 
-# An archive may become this many bytes, or times its size; more is made to fill the memory.
-_BOMB, _MOST_COMPRESSED = 2**28, 200
 _LOOKED_AT = 10**7  # elements; larger arrays are checked batch by batch
 # Common names of features and labels, for arrays that are not named after the inputs.
 _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"), ("arr_0", "arr_1"),
@@ -68,8 +66,9 @@ def load_samples(
     where = str(first)
     arrays = _read_arrays(files, inputs, reading, "INPUT")
     if arrays is not None:
+        arrays = _fitting(arrays, inputs, where)
         count = len(next(iter(arrays.values())))
-        return [f"{first.name}[{i}]" for i in range(count)], _fitting(arrays, inputs, where)
+        return [f"{first.name}[{i}]" for i in range(count)], arrays
     is_table = len(files) == 1 and first.suffix.lower() in (".csv", ".tsv")
     images = [path for _, path in files if path.is_dir() or is_image(path)]
     if not is_table and len(images) < len(files):
@@ -132,31 +131,16 @@ def _read_npy(
         raise InputError(f"{option}: the inputs of the model are {', '.join(names)}")
     found = {}
     for position, (name, path) in enumerate(files):
-        with _numpy_reads(path, option, "a .npy file: write it with numpy.save"):
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            if not isinstance(array, np.ndarray):
-                array.close()
-                raise ValueError("it has several arrays")
-        found[name if name is not None else names[position]] = array
+        with _of_option(option):
+            found[name if name is not None else names[position]] = map_npy(path)
     return found
 
 
 def _read_npz(
     path: Path, inputs: Sequence[ValueType], given: Mapping[str, str], option: str
 ) -> dict[str, Array]:
-    kind = "an .npz file of plain arrays: write it with numpy.savez"
-    # numpy does not close a file that it opened and could not read.
-    with _numpy_reads(path, option, kind), path.open("rb") as file:
-        with zipfile.ZipFile(file) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        if size > max(_BOMB, _MOST_COMPRESSED * path.stat().st_size):
-            raise InputError(
-                f"{option}: {str(path)!r} says that its {path.stat().st_size:,} bytes become "
-                f"{size:,}: if that is meant, write it with numpy.savez, not savez_compressed"
-            )
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
+    with _of_option(option):
+        arrays = read_npz(path)
     names = [value.name for value in inputs]
     unknown = next((name for name in given if name not in names), None)
     if unknown is not None:
@@ -174,15 +158,12 @@ def _read_npz(
 
 
 @contextmanager
-def _numpy_reads(path: Path, option: str, kind: str) -> Iterator[None]:
-    """Turn what numpy, zipfile and zlib raise about a damaged file into our error."""
+def _of_option(option: str) -> Iterator[None]:
+    """Say which option gave a file that cannot be read."""
     try:
         yield
-    except (InputError, PermissionError):
-        raise
-    except Exception as error:  # the three have no common class
-        reason = f"{type(error).__name__}: {error}"[:200]
-        raise InputError(f"{option}: {str(path)!r} is not {kind} ({reason})") from None
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
 
 
 def _usual(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, str] | None:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli.batch_size import Batches
-from onnxtrain.cli.console import Console, megabytes, one_line
+from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.data import load
 from onnxtrain.cli.files import check_run, check_target, of_artifacts
 from onnxtrain.cli.reading import remembered
 from onnxtrain.device.session import TrainingSession
-from onnxtrain.errors import ArgumentError, CheckpointError, ModelError
+from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, one_line
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.folder_lock import settle
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onnxtrain.format.model.file import ValueType
 
 _ENDINGS = frozenset(".png .jpg .jpeg .bmp .gif .webp .tif .tiff".split())
+_MANY_PIXELS = 2**24  # in one image; a file of any size may have so many
 _IN_MEMORY = 2**28  # bytes; more than that is memory-mapped from a temporary file
 
 
@@ -143,7 +144,10 @@ def _pixels(path: Path, layout: Layout, where: str) -> Array:
         with warnings.catch_warnings():
             # A small file that becomes very many pixels fills the memory.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return _fitted(Image.open(path), layout)
+            with Image.open(path) as image:
+                if math.prod(image.size) > max(_MANY_PIXELS, 100 * path.stat().st_size):
+                    raise ValueError(f"{image.width} x {image.height} pixels in so small a file")
+                return _fitted(image, layout)
     except PermissionError:
         raise
     except Exception as error:  # what Pillow raises depends on the format

@@ -112,6 +112,9 @@ def _command(
     return parser
 
 
+_LIMIT = "how much a model that you trust may ask for, such as inlined_nodes=1000000"
+
+
 def _inspect(commands: Any) -> None:
     add = _command(
         commands, "inspect", "workstation",
@@ -123,6 +126,7 @@ def _inspect(commands: Any) -> None:
     add("--all", action="store_true", help="list every tensor, and why it trains or does not")
     add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
+    add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
 
 
 def _prepare(commands: Any) -> None:
@@ -176,6 +180,7 @@ def _prepare(commands: Any) -> None:
         "--no-verify", dest="verify", action="store_false",
         help="do not load the graphs in onnxruntime before they are written",
     )  # fmt: skip
+    add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
 
 
 def _train(commands: Any) -> None:
@@ -283,6 +288,7 @@ def _gradient(commands: Any) -> None:
         help="an operator to treat as the identity, such as Round",
     )  # fmt: skip
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
+    add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
     add("--output", "-o", type=_file, required=True, metavar="FILE", help="the model to write")
 
 

@@ -18,7 +18,9 @@ from onnxtrain.device.predict import open_model, predict
 from onnxtrain.device.run.graph import value_type
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, ModelError
+from onnxtrain.format.checkpoint.store import translated
 from onnxtrain.format.model_metadata import ModelMetadata
+from onnxtrain.format.replace_file import replace_file
 
 _MOST_VALUES = 16  # of a sample that are shown
 
@@ -42,9 +44,9 @@ def predict_command(options: argparse.Namespace, console: Console) -> int:
     found = predict(session, arrays, batch_size=options.batch_size)
     values = dict(zip(outputs, found if len(outputs) > 1 else (found,), strict=True))
     if target is not None:
-        with target.open("wb") as file:
-            arrays = {name: np.asarray(value) for name, value in values.items()}
-            np.savez(file, allow_pickle=False, **arrays)
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        with translated("write", target):
+            replace_file(target, lambda file: np.savez(file, allow_pickle=False, **arrays))
     scores = _scores(np.asarray(values[shown]), about.activation.get(shown))
     content: dict[str, Any] = {
         "model": options.model, "output": shown, "activation": scores.activation,

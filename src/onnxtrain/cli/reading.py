@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import ArgumentError, InputError
+from onnxtrain.format import strict_json
 from onnxtrain.format.model_metadata import ModelMetadata
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def remembered(session: TrainingSession, options: argparse.Namespace) -> Reading
     """Return the options of the command line, completed with those stored in the checkpoint."""
     about = session.metadata
     try:
-        old = json.loads(str(session.state.properties[_OLD_PROPERTY]))
+        old = strict_json.loads_plain(str(session.state.properties[_OLD_PROPERTY]))
         if isinstance(old.get("size"), int):
             old["size"] = [old["size"]] * 2
         about = replace(about, **{k: v for k, v in old.items() if not getattr(about, k)})

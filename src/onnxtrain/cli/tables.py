@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,40 +23,116 @@ _INTEGERS = (3, 5, 6, 7)
 
 def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, where: str) -> Data:
     """Read a CSV file with a header, for a model with one input and labels."""
-    header, rows = _read(path, where)
-    label = _label(header, rows[0], reading.about.label, where)
-    columns = reading.about.columns or [name for name in header if name not in label]
-    features = _floats(header, rows, columns, where)
-    names = reading.about.classes
-    labels, classes = _labels(header, rows, label, inputs[1].element_type, names, where)
-    found = {inputs[0].name: features, inputs[1].name: labels}
+    with _Table(path, where) as table:
+        label = _label(table.header, table.first, reading.about.label, where)
+        columns = reading.about.columns or [name for name in table.header if name not in label]
+        is_classes = inputs[1].element_type in _INTEGERS
+        features, targets, words = table.read(columns, [] if is_classes else label, label[0])
+    classes = reading.about.classes
+    if is_classes:
+        targets, classes = _labels(words, label[0], classes, where)
+    found = {inputs[0].name: features, inputs[1].name: targets}
     about = replace(reading.about, label=",".join(label), columns=list(columns), classes=classes)
     return Data(found, replace(reading, about=about))
 
 
 def read_features(path: Path, reading: Reading, where: str) -> Array:
     """Read the features of a CSV file: the columns of training, or all that are no labels."""
-    header, rows = _read(path, where)
     labels = (reading.about.label or "").split(",")
-    others = [n for n in header if n not in labels and (labels != [""] or n.lower() not in _USUAL)]
-    return _floats(header, rows, reading.about.columns or others, where)
+    with _Table(path, where) as table:
+        others = [
+            name
+            for name in table.header
+            if name not in labels and (labels != [""] or name.lower() not in _USUAL)
+        ]
+        return table.read(reading.about.columns or others, [], None)[0]
 
 
-def _read(path: Path, where: str) -> tuple[list[str], list[list[str]]]:
-    separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = [row for row in csv.reader(file, delimiter=separator) if row]
-    except (UnicodeDecodeError, csv.Error, ValueError):
-        raise InputError(f"{where}: this is not a CSV file with a header, in UTF-8") from None
-    if not rows:
-        raise InputError(f"{where}: there are no rows under the header")
-    for number, row in enumerate(rows):
-        if len(row) != len(header):
+class _Table:
+    """A CSV file that is read row by row: as text, a number takes fifty times its place."""
+
+    def __init__(self, path: Path, where: str) -> None:
+        self._path, self._where = path, where
+        separator = "\t" if path.suffix.lower() == ".tsv" else ","
+        self._file = path.open(newline="", encoding="utf-8-sig")
+        self._rows = csv.reader(self._file, delimiter=separator)
+
+    def __enter__(self) -> _Table:
+        try:
+            self.header = [name.strip() for name in self._next() or ()]
+            if not self.header:
+                raise self._no_table()
+            found = self._next()
+            if found is None:
+                raise InputError(f"{self._where}: there are no rows under the header")
+            self._require_cells(2, found)
+        except BaseException:
+            self._file.close()
+            raise
+        self.first = found
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def _no_table(self) -> InputError:
+        return InputError(f"{self._where}: this is not a CSV file with a header, in UTF-8")
+
+    def _next(self) -> list[str] | None:
+        """Return the next row that is not empty; None at the end."""
+        try:
+            return next((row for row in self._rows if row), None)
+        except (UnicodeDecodeError, csv.Error, ValueError):
+            raise self._no_table() from None
+
+    def _require_cells(self, number: int, row: Sequence[str]) -> None:
+        if len(row) != len(self.header):
             raise InputError(
-                f"{where}: row {number + 2} has {len(row)} cells and the header {len(header)}"
+                f"{self._where}: row {number} has {len(row)} cells and the header "
+                f"{len(self.header)}"
             )
-    return [name.strip() for name in header], rows
+
+    def read(
+        self, columns: Sequence[str], targets: Sequence[str], word: str | None
+    ) -> tuple[Array, Array, list[str]]:
+        """Return the numbers of two groups of columns, and the texts of one."""
+        if not columns:
+            raise InputError(f"{self._where}: there is no column of features beside the labels")
+        groups = [self._places(columns), self._places(targets)]
+        place = None if word is None else self.header.index(word)
+        numbers = [array("f"), array("f")]
+        words: list[str] = []
+        known: dict[str, str] = {}  # most words are there many times
+        row: list[str] | None = self.first
+        count = 0
+        while row is not None:
+            count += 1
+            self._require_cells(count + 1, row)
+            for found, places in zip(numbers, groups, strict=True):
+                try:
+                    found.extend([float(row[p]) for p in places])
+                except ValueError:
+                    raise self._no_number(count + 1, row, places) from None
+            if place is not None:
+                text = row[place].strip()
+                words.append(known.setdefault(text, text))
+            row = self._next()
+        features, others = (
+            np.frombuffer(found, np.float32).reshape(count, len(places))
+            for found, places in zip(numbers, groups, strict=True)
+        )
+        return features, others, words
+
+    def _places(self, columns: Sequence[str]) -> list[int]:
+        _require(self.header, columns, self._where, "--columns")
+        return [self.header.index(name) for name in columns]
+
+    def _no_number(self, number: int, row: Sequence[str], places: Sequence[int]) -> InputError:
+        place = next(p for p in places if not _is_number(row[p]))
+        return InputError(
+            f"{self._where}: row {number}, column {self.header[place]!r} is "
+            f"{row[place][:80]!r}, not a number: choose the columns with --columns"
+        )
 
 
 def _label(header: Sequence[str], first: Sequence[str], given: str | None, where: str) -> list[str]:
@@ -91,26 +168,6 @@ def _some(names: Sequence[str]) -> str:
     )
 
 
-def _floats(
-    header: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[str], where: str
-) -> Array:
-    if not columns:
-        raise InputError(f"{where}: there is no column of features beside the labels")
-    _require(header, columns, where, "--columns")
-    places = [header.index(name) for name in columns]
-    try:
-        return np.array([[float(row[p]) for p in places] for row in rows], np.float32)
-    except ValueError:
-        for number, row in enumerate(rows):
-            for place in places:
-                if not _is_number(row[place]):
-                    raise InputError(
-                        f"{where}: row {number + 2}, column {header[place]!r} is {row[place]!r}, "
-                        "not a number: choose the columns with --columns"
-                    ) from None
-        raise
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -120,17 +177,9 @@ def _is_number(text: str) -> bool:
 
 
 def _labels(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    label: Sequence[str],
-    element_type: int,
-    classes: list[str] | None,
-    where: str,
+    words: Sequence[str], label: str, classes: list[str] | None, where: str
 ) -> tuple[Array, list[str] | None]:
     """Return integers as they are, and words as class indices."""
-    if element_type not in _INTEGERS:
-        return _floats(header, rows, label, where), classes
-    words = [row[header.index(label[0])].strip() for row in rows]
     if not all(word.lstrip("-").isdecimal() for word in words) or (
         classes is not None and set(words) <= set(classes)
     ):
@@ -138,4 +187,4 @@ def _labels(
     try:
         return np.array([int(word) for word in words], np.int64), classes
     except (OverflowError, ValueError):
-        raise InputError(f"{where}: column {label[0]!r} has numbers that are too large") from None
+        raise InputError(f"{where}: column {label!r} has numbers that are too large") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import onnx
@@ -13,6 +13,7 @@ import onnx_ir  # noqa: F401  (here, where Ctrl-C is taken care of)
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.files import check_target
 from onnxtrain.errors import ArgumentError, ModelError, UnknownNameWarning
+from onnxtrain.offline.graph.limits import Limits
 
 
 def inspect_command(options: argparse.Namespace, console: Console) -> int:
@@ -20,7 +21,9 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
     from onnxtrain.offline.inspect import inspect
 
     path = _model_file(options.model)
-    report = inspect(path, options.of, bn=options.bn, sizes=_sizes(options.size))
+    report = inspect(
+        path, options.of, bn=options.bn, sizes=_sizes(options.size), limits=_limits(options.limit)
+    )
     content = asdict(report) | {
         "can_train": report.can_train,
         "verdict": report.verdict,
@@ -50,6 +53,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     given = {name: getattr(options, name) for name in same.split()}
     given["loss"] = None if options.loss == "none" else options.loss
     given |= {"optimizer": _optimizer(options), "sizes": _sizes(options.size) or None}
+    given["limits"] = _limits(options.limit)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UnknownNameWarning)  # what it names would train
@@ -82,8 +86,9 @@ def gradient_command(options: argparse.Namespace, console: Console) -> int:
     path = _model_file(options.model)
     check_target(Path(options.output), "--output", {path: "the model to read"})
     model = gradient(
-        path, options.wrt, options.of, straight_through=options.straight_through, bn=options.bn
-    )
+        path, options.wrt, options.of, straight_through=options.straight_through, bn=options.bn,
+        limits=_limits(options.limit),
+    )  # fmt: skip
     data = model.SerializeToString()
     store(Path(options.output), Chunks([data]))
     content = {
@@ -130,13 +135,28 @@ def _model_file(name: str) -> Path:
 
 
 def _sizes(given: list[str] | None) -> dict[str, int]:
-    sizes = {}
+    return _numbers(given, "--size takes NAME=NUMBER, such as batch=8")
+
+
+def _limits(given: list[str] | None) -> Limits | None:
+    if not given:
+        return None
+    known = [field.name for field in fields(Limits)]
+    numbers = _numbers(given, "--limit takes NAME=NUMBER, such as nodes=5000000")
+    unknown = [name for name in numbers if name not in known]
+    if unknown:
+        raise ArgumentError(f"--limit: there are {', '.join(known)}, but no {unknown[0]!r}")
+    return Limits(**numbers)
+
+
+def _numbers(given: list[str] | None, usage: str) -> dict[str, int]:
+    numbers = {}
     for item in given or ():
         name, _, number = item.rpartition("=")
-        if not name or not number.isdecimal() or int(number) < 1:
-            raise ArgumentError(f"--size takes NAME=NUMBER, such as batch=8, not {item!r}")
-        sizes[name] = int(number)
-    return sizes
+        if not name or not number.isdecimal() or len(number) > 20 or int(number) < 1:
+            raise ArgumentError(f"{usage}, not {item!r}")
+        numbers[name] = int(number)
+    return numbers
 
 
 def _optimizer(options: argparse.Namespace) -> str | None:

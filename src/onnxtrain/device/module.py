@@ -20,7 +20,7 @@ from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
 from onnxtrain.device.run.graph_signature import check_generation
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.state import CheckpointState
-from onnxtrain.errors import ArgumentError, InputError, ModelError, StateError
+from onnxtrain.errors import ArgumentError, ArgumentTypeError, InputError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
@@ -59,7 +59,7 @@ class Module(ParameterBuffers):
         batch_size: Batch = None,
     ) -> None:
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+            raise ArgumentTypeError(f"state is a CheckpointState, not {type(state).__name__}")
         providers, where = providers_of(device)
         self.training = True
         self.state = state

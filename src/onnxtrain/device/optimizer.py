@@ -15,7 +15,13 @@ from onnxtrain.device.run.binding import Binding, Variable
 from onnxtrain.device.run.executors import require_values
 from onnxtrain.device.run.graph_signature import check_updates, momentums_of, proximal_of
 from onnxtrain.device.state import GROUP, TrainingState
-from onnxtrain.errors import CheckpointError, ModelError, StateError, UnknownNameError
+from onnxtrain.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    ModelError,
+    StateError,
+    UnknownNameError,
+)
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile, ValueType
@@ -36,7 +42,7 @@ class Optimizer:
 
     def __init__(self, optimizer_uri: Model, module: Module) -> None:
         if not isinstance(module, Module):
-            raise TypeError(f"module is a Module, not {type(module).__name__}")
+            raise ArgumentTypeError(f"module is a Module, not {type(module).__name__}")
         self._state = module.training_state
         with self._state.lock:
             self._graph = module.graph(optimizer_uri)

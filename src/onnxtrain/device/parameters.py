@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.errors import StateError
+from onnxtrain.errors import ArgumentError, ArgumentTypeError, StateError
 from onnxtrain.format.checkpoint.content import RESERVED_PREFIX, Array, Property, RawTensor
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ class Properties:
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str) or not name:
-            raise TypeError(f"the name of a property is a text, not {name!r}")
+            raise ArgumentTypeError(f"the name of a property is a text, not {name!r}")
         _text(name, name)
         if name.startswith(RESERVED_PREFIX):
-            raise ValueError(f"names that begin with {RESERVED_PREFIX!r} are reserved")
+            raise ArgumentError(f"names that begin with {RESERVED_PREFIX!r} are reserved")
         self._values[name] = _property(name, value)
 
     def __delitem__(self, name: str) -> None:
@@ -148,7 +148,7 @@ def _property(name: str, value: Any) -> Property:
         return _rounded(name, value)
     if isinstance(value, bytes | str):
         return _text(name, value)
-    raise TypeError(
+    raise ArgumentTypeError(
         f"the property {name!r} is of type {type(value).__name__}; properties are integers, "
         "floats and strings"
     )
@@ -159,7 +159,7 @@ def _rounded(name: str, value: Any) -> float:
         with np.errstate(over="ignore"):
             return float(np.float32(value))
     except OverflowError:
-        raise ValueError(f"the property {name!r} is too large a number") from None
+        raise ArgumentError(f"the property {name!r} is too large a number") from None
 
 
 def _text(name: str, value: bytes | str) -> str:
@@ -167,7 +167,7 @@ def _text(name: str, value: bytes | str) -> str:
     try:
         return (value if isinstance(value, bytes) else value.encode("utf-8")).decode("utf-8")
     except UnicodeError:
-        raise ValueError(f"the property {name!r} is not a text in UTF-8") from None
+        raise ArgumentError(f"the property {name!r} is not a text in UTF-8") from None
 
 
 def checked(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

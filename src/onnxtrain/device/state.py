@@ -15,7 +15,13 @@ from onnxtrain.device.parameters import Parameters, Properties, checked
 from onnxtrain.device.random_state import RandomState
 from onnxtrain.device.run.binding import CPU, Device, Variable
 from onnxtrain.device.run.graph import Frozen
-from onnxtrain.errors import ArgumentError, CheckpointError, NonFiniteError, StateError
+from onnxtrain.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    NonFiniteError,
+    StateError,
+)
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import (
     Array,
@@ -49,7 +55,7 @@ class CheckpointState:
 
     def __init__(self, state: CheckpointContent) -> None:
         if not isinstance(state, CheckpointContent):
-            raise TypeError(
+            raise ArgumentTypeError(
                 "a CheckpointState is made with CheckpointState.load_checkpoint, not from "
                 f"{type(state).__name__}"
             )
@@ -82,7 +88,7 @@ class CheckpointState:
         made something infinite or NaN is refused, unless `allow_nonfinite` is set.
         """
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"a CheckpointState is saved, not {type(state).__name__}")
+            raise ArgumentTypeError(f"a CheckpointState is saved, not {type(state).__name__}")
         with state._training.lock:
             if not allow_nonfinite:
                 state._training.require_finite("nothing was saved", include_optimizer_state)

@@ -14,18 +14,22 @@ from onnxtrain.errors import NotProvidedError
 if TYPE_CHECKING:
     from onnxtrain.federated.arrays import from_arrays, to_arrays
     from onnxtrain.federated.bundle import Bundle, open_artifacts, pack
+    from onnxtrain.federated.checks import Checks
     from onnxtrain.federated.client import Client, client_app
     from onnxtrain.federated.compression import Compression
     from onnxtrain.federated.guard import Guarded
     from onnxtrain.federated.local import LocalGrid, run_locally
+    from onnxtrain.federated.round_limits import RoundLimits
     from onnxtrain.federated.server import server_app
 
 __all__ = [
     "Bundle",
+    "Checks",
     "Client",
     "Compression",
     "Guarded",
     "LocalGrid",
+    "RoundLimits",
     "client_app",
     "from_arrays",
     "open_artifacts",
@@ -38,9 +42,11 @@ __all__ = [
 _NAMES = {
     "arrays": ("from_arrays", "to_arrays"),
     "bundle": ("Bundle", "open_artifacts", "pack"),
+    "checks": ("Checks",),
     "client": ("Client", "client_app"),
     "compression": ("Compression",),
     "guard": ("Guarded",),
+    "round_limits": ("RoundLimits",),
     "local": ("LocalGrid", "run_locally"),
     "server": ("server_app",),
 }

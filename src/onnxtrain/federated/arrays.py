@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord
 
 from onnxtrain.device.parameters import Parameters
 from onnxtrain.errors import ArgumentError, NonFiniteError, StateError, UnknownNameError
+from onnxtrain.federated.files import read_npy
 from onnxtrain.federated.selection import Holder, Which, module_of, select, state_of
 from onnxtrain.format.checkpoint.content import Array as NumpyArray
 from onnxtrain.format.element_types import ELEMENT_TYPES
@@ -57,13 +58,17 @@ def from_arrays(state: Holder, record: ArrayRecord) -> None:
 
 def read_record(record: ArrayRecord) -> dict[str, NumpyArray]:
     """Return the arrays of an untrusted record."""
-    read = {}
-    for name, array in record.items():
-        try:
-            read[name] = np.asarray(array.numpy())
-        except Exception as error:  # numpy raises many kinds of errors for broken bytes
-            raise ArgumentError(f"the array {name!r} cannot be read: {error}") from None
-    return read
+    return {name: read_array(name, array) for name, array in record.items()}
+
+
+def read_array(name: str, array: Array) -> NumpyArray:
+    """Return an untrusted array, which is not larger than its bytes."""
+    try:
+        if array.stype != "numpy.ndarray":
+            raise TypeError(f"serialized as {array.stype!r}")
+        return read_npy(array.data)
+    except Exception as error:  # numpy raises many kinds of errors for broken bytes
+        raise ArgumentError(f"the array {name!r} cannot be read: {error}") from None
 
 
 def fitting(holder: Holder, arrays: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:

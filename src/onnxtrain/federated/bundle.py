@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ import numpy as np
 from onnxtrain.device.run.graph import default_options
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState, TrainingState
-from onnxtrain.errors import ArgumentError, ModelError
+from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
 from onnxtrain.federated.files import replace_file
 from onnxtrain.federated.selection import is_float
 from onnxtrain.format.checkpoint.content import Array
@@ -30,6 +31,8 @@ from onnxtrain.format.committed_folder import GRAPHS
 from onnxtrain.format.folder_lock import reading
 
 FORMAT = 1
+# A larger file is not read; Flower's bundles have 10 MB at most.
+MOST_PACKED_BYTES = 1 << 31
 Source = str | os.PathLike[str]
 
 
@@ -101,7 +104,20 @@ def pack(
 
     """
     folder = Path(artifacts)
-    bundle = _from_folder(folder, prefix)
+    with reading((folder / f"{prefix}checkpoint").parent):
+        parts, version = _parts(folder, prefix, weights)
+    content = {
+        "onnxtrain-artifacts": FORMAT,
+        "version": version,
+        "files": {name: base64.b64encode(data).decode() for name, data in parts.items()},
+    }
+    replace_file(Path(file), json.dumps(content, indent=1).encode())
+    return {name: len(data) for name, data in parts.items()}
+
+
+def _parts(folder: Path, prefix: str, weights: bool) -> tuple[dict[str, bytes], str]:
+    """Return what is packed, and the version of the graphs."""
+    bundle = _read_folder(folder, prefix)
     parts = dict(bundle.graphs)
     if weights:
         checkpoint = CheckpointState.load_checkpoint(folder / f"{prefix}checkpoint")
@@ -114,13 +130,7 @@ def pack(
                 "artifacts with nominal_checkpoint=True, or pack them with weights=True"
             )
         parts["nominal_checkpoint"] = nominal.read_bytes()
-    content = {
-        "onnxtrain-artifacts": FORMAT,
-        "version": bundle.version,
-        "files": {name: base64.b64encode(data).decode() for name, data in parts.items()},
-    }
-    replace_file(Path(file), json.dumps(content, indent=1).encode())
-    return {name: len(data) for name, data in parts.items()}
+    return parts, bundle.version
 
 
 def _from_folder(folder: Path, prefix: str) -> Bundle:
@@ -144,17 +154,23 @@ def _read_folder(folder: Path, prefix: str) -> Bundle:
 
 def _from_file(path: Path) -> Bundle:
     try:
+        size = path.stat().st_size
+        if size > MOST_PACKED_BYTES:
+            raise ValueError(f"it has {size:,} bytes")
         content = json.loads(path.read_bytes())
         if content["onnxtrain-artifacts"] != FORMAT:
             found = f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}"
             raise ModelError(f"{found}, and onnxtrain knows format {FORMAT}: use a newer version")
-        files = content["files"].items()
-        parts = {name: base64.b64decode(text, validate=True) for name, text in files}
+        files = content["files"]
+        known = [n for n in (*GRAPHS, "checkpoint", "nominal_checkpoint") if n in files]
+        parts = {name: base64.b64decode(files.pop(name), validate=True) for name in known}
         checkpoint = parts.pop("checkpoint", None) or parts.pop("nominal_checkpoint")
         bundle = Bundle(str(path), parts, checkpoint)
         if bundle.version != content["version"] or "training_model" not in parts:
             raise ValueError("its content does not match its version")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OnnxTrainError:
+        raise
+    except Exception as error:  # json raises RecursionError too, for one
         raise ModelError(
             f"{str(path)!r} is not a file of packed artifacts, or it is damaged ({error}): write "
             "it with onnxtrain.federated.pack"
@@ -173,6 +189,7 @@ class SharedSession:
     session: TrainingSession
     initial: dict[str, Array]
     nominal: bool  # whether the artifacts have no weights of their own
+    learning_rate: float  # the artifacts' own
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -184,6 +201,13 @@ class SharedSession:
     def changing(self) -> list[str]:
         """The names of trainable parameters and running statistics."""
         return [*self.state.trainable_names(), *self.session.module.statistics]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all parameters."""
+        module, state = self.session.module, self.state
+        sizes = ((module.shape_of(name), state.type_of(name)[1]) for name in state.names())
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
 
     def has(self, name: str, array: Array) -> bool:
         """Whether the artifacts hold this value for a frozen parameter."""
@@ -222,7 +246,9 @@ def borrowed(source: Source | Bundle, prefix: str, threads: int | None) -> Itera
         if key not in _sessions:
             bundle = source if isinstance(source, Bundle) else open_artifacts(source, prefix)
             session = bundle.session(threads)
-            shared = SharedSession(bundle, session, {}, session.module.training_state.nominal)
+            optimizer, nominal = session.optimizer, session.module.training_state.nominal
+            rate = 0.0 if optimizer is None else optimizer.get_learning_rate()
+            shared = SharedSession(bundle, session, {}, nominal, rate)
             if not shared.nominal:
                 names = [name for name in shared.changing if is_float(shared.state, name)]
                 shared.initial = {name: np.array(shared.state.value_of(name)) for name in names}

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from onnxtrain.device.checks import at_least
 from onnxtrain.device.loop import evaluate as evaluate_session
 from onnxtrain.device.loop import fit
 from onnxtrain.device.loop.batches import make_source
+from onnxtrain.device.loop.callbacks import as_callbacks
 from onnxtrain.device.optimizer import Optimizer
 from onnxtrain.device.random_state import RandomState
-from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
+from onnxtrain.errors import ArgumentError, StateError
 from onnxtrain.federated.arguments import ClientExport, Data, checked_outputs, data_of, samples_in
-from onnxtrain.federated.arrays import fitting, read_record, to_record
+from onnxtrain.federated.arrays import to_record
 from onnxtrain.federated.bundle import Bundle, SharedSession, Source, borrowed, require_path
 from onnxtrain.federated.client_state import ClientState, ClientStateStore, client_number
 from onnxtrain.federated.compression import Compression, clip
-from onnxtrain.federated.files import unpack_arrays
-from onnxtrain.federated.messages import contents, error_reply
-from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, PASSED_ON, ROUND, VERSION, Round
-from onnxtrain.format.checkpoint.content import Array
-
-_log = logging.getLogger(__name__)
+from onnxtrain.federated.failures import Stage, without_text
+from onnxtrain.federated.messages import contents
+from onnxtrain.federated.round_limits import Deadline, RoundLimits
+from onnxtrain.federated.rounds import (
+    COMPRESSION,
+    FEDERATION,
+    LAST,
+    MU,
+    PASSED_ON,
+    RATE,
+    ROUND,
+    TOKEN,
+    VERSION,
+    Round,
+)
+from onnxtrain.federated.task import (
+    Task,
+    compressed,
+    explained_state,
+    received_weights,
+    replied,
+    set_parameters,
+)
 
 
 def client_app(
@@ -50,6 +66,7 @@ def client_app(
     prefix: str = "",
     defaults: Mapping[str, Any] | None = None,
     fit_options: Mapping[str, Any] | None = None,
+    limits: RoundLimits | None = None,
 ) -> ClientApp:
     """Return a Flower `ClientApp` that trains artifacts on its own data.
 
@@ -78,6 +95,7 @@ def client_app(
         prefix: the prefix of the file names in the artifact folder.
         defaults: settings of a round that apply where the server sends none.
         fit_options: further arguments of `onnxtrain.fit`, such as `schedule`.
+        limits: the most that a server may ask for; see `RoundLimits`.
 
     """
     chosen = list(mods) if isinstance(mods, Iterable) else [None]
@@ -96,6 +114,7 @@ def client_app(
         prefix=prefix,
         defaults=defaults,
         fit_options=fit_options,
+        limits=limits,
     )
     app = ClientApp(mods=None)
     app.train(mods=[client.compressing, *chosen])(client.train)
@@ -121,6 +140,7 @@ class Client:
         prefix: str = "",
         defaults: Mapping[str, Any] | None = None,
         fit_options: Mapping[str, Any] | None = None,
+        limits: RoundLimits | None = None,
     ) -> None:
         if not isinstance(artifacts, Bundle):
             require_path("artifacts", artifacts)
@@ -134,39 +154,48 @@ class Client:
         self._export = None if export is None else ClientExport(export, names)
         self._defaults = _checked_settings("defaults", defaults)
         self._fit_options = _checked_settings("fit_options", fit_options)
+        if limits is not None and not isinstance(limits, RoundLimits):
+            raise ArgumentError(f"limits is onnxtrain.federated.RoundLimits(...), not {limits!r}")
+        self._limits = limits or RoundLimits()
 
     def train(self, message: Message, context: Context) -> Message:
         """Train on the client's data; the reply has weights, loss and `num-examples`."""
-        return _reply(message, lambda: self._train(self._task(message, context)))
+        return replied(message, lambda stage: self._train(self._task(message, context, stage)))
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate on the client's data; the reply has the loss, metrics and `num-examples`."""
-        return _reply(message, lambda: self._evaluate(self._task(message, context)))
+        return replied(message, lambda stage: self._evaluate(self._task(message, context, stage)))
 
-    def _task(self, message: Message, context: Context) -> _Task:
+    def _task(self, message: Message, context: Context, stage: Stage) -> Task:
         """Return what a message asks for: the server's settings, then the client's, then the run's.
 
         The identity of the round is the server's alone. The run's settings count as far as a server
         passes them on: if a strategy sends no µ, there is none.
         """
         arrays, config = contents(message)
-        servers = (ROUND, LAST, FEDERATION)
+        servers = (ROUND, LAST, FEDERATION, TOKEN)
         own = {key: value for key, value in self._defaults.items() if key not in servers}
         of_run = {key: value for key, value in context.run_config.items() if key in PASSED_ON}
+        settings = Round.read(config, own, of_run, at=stage.at)
+        stage.at("client")
+        limits = self._limits.on_node(context.node_config)
+        limits.check(settings, stage.at)
         given = context.node_config.get("state-dir", self._state)
         folder = None if given is None else Path(str(given))
         store = ClientStateStore(context, folder)
-        return _Task(arrays, config, Round.read(config, own, of_run), context, folder, store)
+        return Task(arrays, config, settings, context, folder, store, limits, stage)
 
     @contextmanager
-    def _borrowed(self, config: Mapping[str, Any]) -> Iterator[SharedSession]:
+    def _borrowed(self, task: Task) -> Iterator[SharedSession]:
         """Lend the session of the artifacts, which must be those of the server."""
+        task.stage.at("artifacts")
         threads = self._threads
         if threads is None:
             given = os.environ.get("OMP_NUM_THREADS", "")
             threads = int(given) if given.isdecimal() and int(given) > 0 else None
         with borrowed(self._artifacts, self._prefix, threads) as shared:
-            wanted, own = config.get(VERSION), shared.bundle.version
+            task.stage.at("artifacts version")
+            wanted, own = task.config.get(VERSION), shared.bundle.version
             if wanted is not None and wanted != own:
                 raise StateError(
                     f"this client has artifacts of version {own}, and the server has {wanted}: "
@@ -174,18 +203,24 @@ class Client:
                 )
             yield shared
 
-    def _train(self, task: _Task) -> RecordDict:
-        settings, number = task.settings, client_number(task.context)
-        seed = settings.seed_of(number)
+    def _train(self, task: Task) -> RecordDict:
+        settings, stage = task.settings, task.stage
+        seed = settings.seed_of(client_number(task.context))
+        stage.at("training data")
         data = data_of(self._data, task.context, "to train with")
-        with self._borrowed(task.config) as shared:
+        options = dict(self._fit_options)
+        callbacks = [*as_callbacks(options.pop("callbacks", ())), Deadline(task.limits)]
+        with self._borrowed(task) as shared:
             session = shared.session
             if self._export is not None:
+                stage.at("export")
                 self._export.check(session, task.context, task.folder)
+            stage.at("client state")
             state = task.store.before_round(settings.identity)
-            received = fitting(session, read_record(task.arrays))
-            _set_parameters(shared, received, state, task)
+            received = received_weights(shared, task)
+            set_parameters(shared, received, state, task)
             optimizer = self._set_optimizer(shared, state, seed, task)
+            stage.at("training")
             began = time.perf_counter()
             history = fit(
                 session,
@@ -194,7 +229,8 @@ class Client:
                 batch_size=settings.batch_size,
                 seed=seed,
                 progress=False,
-                **self._fit_options,
+                callbacks=callbacks,
+                **options,
             )
             seconds = time.perf_counter() - began
             shared.state.require_finite("the update was not sent")
@@ -202,6 +238,7 @@ class Client:
             if settings.clip_norm is not None:
                 clip(trained, received, settings.clip_norm)
             own = [name for name in shared.changing if name not in received]
+            stage.at("client state")
             task.store.write(
                 ClientState(
                     local={name: np.array(shared.state.value_of(name)) for name in own},
@@ -215,159 +252,78 @@ class Client:
         last = history.epochs[-1]
         numbers = {"num-examples": last.samples, "train_loss": float(last.loss)}
         metrics = MetricRecord({**numbers, "train_seconds": seconds})
-        about = ConfigRecord({"client": number})
-        return RecordDict({"arrays": to_record(trained), "metrics": metrics, "onnxtrain": about})
+        return task.signed(RecordDict({"arrays": to_record(trained), "metrics": metrics}))
 
     def _set_optimizer(
-        self, shared: SharedSession, state: ClientState, seed: int | None, task: _Task
+        self, shared: SharedSession, state: ClientState, seed: int | None, task: Task
     ) -> Optimizer:
-        """Set everything that a round begins with besides the parameters."""
+        """Set everything that a round begins with besides the parameters.
+
+        The session is lent to one client after the other, and an earlier round may have failed at
+        any point: what the server does not set is the artifacts' own.
+        """
         optimizer, settings = shared.session.optimizer, task.settings
+        task.stage.at("artifacts")
         if optimizer is None:
             raise StateError("the artifacts have no optimizer: generate them with one")
-        with _explained(task.store):
+        task.stage.at("client state")
+        with explained_state(task.store):
             optimizer.reset(state.optimizer if self._keep_optimizer else None)
-        if settings.learning_rate is not None:
-            optimizer.set_learning_rate(settings.learning_rate)
+        task.stage.at(f"setting {RATE}")
+        rate = settings.learning_rate
+        optimizer.set_learning_rate(shared.learning_rate if rate is None else rate)
+        task.stage.at(f"setting {MU}")
         optimizer.set_proximal(settings.mu)
+        shared.session.module.train()
+        shared.session.lazy_reset_grad()
         shared.state.random = RandomState(None if seed is None else {"seed": seed, "draws": 0})
         shared.state.private.clear()
         return optimizer
 
-    def _evaluate(self, task: _Task) -> RecordDict:
-        settings = task.settings
-        with self._borrowed(task.config) as shared:
+    def _evaluate(self, task: Task) -> RecordDict:
+        settings, stage = task.settings, task.stage
+        with self._borrowed(task) as shared:
             session = shared.session
-            received = fitting(session, read_record(task.arrays))
-            _set_parameters(shared, received, task.store.current(settings.identity), task)
+            stage.at("client state")
+            state = task.store.current(settings.identity)
+            set_parameters(shared, received_weights(shared, task), state, task)
             if settings.is_last and self._export is not None:
+                stage.at("export")
                 self._export.write(session, task.context, task.folder)
+            stage.at("evaluation data")
             data = data_of(self._evaluation, task.context, "to evaluate with")
             if not isinstance(data, Mapping | tuple | list | np.ndarray):
                 inputs = session.input_types(training=False)
                 source = make_source(data, inputs, batch_size=settings.batch_size, what="data")
                 data = [tuple(batch.values) for batch in source.epoch(0)]  # to be counted
+            stage.at("evaluation")
             values = evaluate_session(
                 session, data, self._metrics, batch_size=max(settings.batch_size, 32)
             )
-        numbers: dict[str, Any] = {"num-examples": samples_in(data)}
-        numbers |= {k: v for k, v in values.items() if isinstance(v, int | float)}
-        return RecordDict({"metrics": MetricRecord(numbers)})
+        numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
+        metrics = MetricRecord({**numbers, "num-examples": samples_in(data)})
+        return task.signed(RecordDict({"metrics": metrics}))
 
     def compressing(
         self, message: Message, context: Context, call_next: Callable[..., Message]
     ) -> Message:
         """Compress the update of a reply, if the round asks for it: the outermost mod."""
-        try:
-            task = self._task(message, context)
+
+        def answer(stage: Stage) -> Message | RecordDict:
+            task = self._task(message, context, stage)
+            stage.at(f"setting {COMPRESSION}")
             compression = Compression.read(task.settings.compression)
-        except OnnxTrainError as error:
-            return error_reply(message, error.message)
-        reply = call_next(message, context)
-        if compression is None or reply.has_error():
-            return reply
-        return _reply(message, lambda: _compressed(reply.content, compression, task))
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A message to the client, and where the client's files and state are."""
-
-    arrays: ArrayRecord
-    config: ConfigRecord
-    settings: Round
-    context: Context
-    folder: Path | None
-    store: ClientStateStore
-
-
-def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
-    """Reply with the answer or with an error, which does not end the round."""
-    try:
-        return Message(answer(), reply_to=message)
-    except OnnxTrainError as error:
-        # Not `advice`: it is for the caller of `fit`, and the server cannot follow it.
-        reason = " ".join([error.message, *getattr(error, "__notes__", ())])
-    except Exception as error:  # the user's own functions may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        _log.exception("the client could not answer")
-    _log.error("the client could not answer: %s", reason)
-    return error_reply(message, reason)
-
-
-def _compressed(content: RecordDict, compression: Compression, task: _Task) -> RecordDict:
-    """Compress the arrays of a reply, and store what is left of them for the next one."""
-    key, arrays = next(iter(content.array_records.items()))
-    update = _update(read_record(arrays), read_record(task.arrays))
-    identity, bounded = task.settings.identity, task.settings.bounded
-    before, state = task.store.before_round(identity), task.store.current(identity)
-    if state.round != identity:  # training had nothing to store
-        state = replace(before, round=identity, previous=before.as_previous())
-    content[key], lost = compression.encode(update, before.residual, bounded=bounded)
-    if (compression.has_memory or bounded) and (lost or state.residual):
-        state.residual = lost
-        task.store.write(state)
-    return content
-
-
-def _set_parameters(
-    shared: SharedSession, received: Mapping[str, Array], state: ClientState, task: _Task
-) -> None:
-    """Set all parameters: the server's, then the client's own, then the initial ones."""
-    session = shared.session
-    if INITIAL in task.config:
-        sent = unpack_arrays(bytes(task.config[INITIAL]), "the initial values from the server")
-        _take_initial(shared, state, fitting(session, sent))
-    with _explained(task.store):
-        own = fitting(session, {**state.frozen, **state.local})
-    values = {**shared.initial, **own, **received}
-    # A session without weights of its own may hold another client's values.
-    missing = [n for n in shared.state.names() if n not in values] if shared.nominal else []
-    if missing:
-        raise StateError(
-            f"this client has no values for {missing[0]!r}, which the server does not share: its "
-            "artifacts have no weights, and the initial values did not arrive or were lost"
-        )
-    shared.load(values)
-
-
-def _take_initial(shared: SharedSession, state: ClientState, sent: Mapping[str, Array]) -> None:
-    """Put the server's initial values into the client's state.
-
-    Values that training changes stay the client's own if it has them; frozen values are always the
-    server's. They are stored, as they are sent once, unless the artifacts hold the same.
-    """
-    changing = set(shared.changing)
-    first = {name: array for name, array in sent.items() if name in changing}
-    frozen = {name: array for name, array in sent.items() if name not in changing}
-    own = {name: array for name, array in state.local.items() if name not in frozen}
-    state.local = {**first, **own}
-    earlier = {name: array for name, array in state.frozen.items() if name not in frozen}
-    state.frozen = {**earlier, **{n: a for n, a in frozen.items() if not shared.has(n, a)}}
-
-
-@contextmanager
-def _explained(store: ClientStateStore) -> Iterator[None]:
-    """Add to errors that the client's state is of other artifacts, and how to reset it."""
-    try:
-        yield
-    except OnnxTrainError as error:
-        error.add_note(
-            "This is the client's state from earlier rounds, with other artifacts: "
-            f"{store.how_to_reset} to start anew."
-        )
-        raise
-
-
-def _update(trained: Mapping[str, Array], sent: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the difference to the received weights; mods may have changed the trained ones."""
-    for name, array in trained.items():
-        if name not in sent or array.shape != sent[name].shape:
-            raise ArgumentError(
-                f"a mod replies with {name!r} of the shape {list(array.shape)}, which the server "
-                "did not send: with compression, mods must not change names and shapes of arrays"
+            stage.at("mods")
+            reply = call_next(message, context)
+            if reply.has_error():
+                return without_text(message, reply)
+            stage.at("compression")
+            content = reply.content
+            return task.signed(
+                content if compression is None else compressed(content, compression, task)
             )
-    return {name: array.astype(np.float64) - sent[name] for name, array in trained.items()}
+
+        return replied(message, answer)
 
 
 def _checked_settings(name: str, given: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ as long as the node.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,12 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from onnxtrain.errors import StateError
-from onnxtrain.federated.files import pack_arrays, replace_file, unpack_arrays
+from onnxtrain.federated.files import (
+    explained_damage,
+    pack_arrays,
+    replace_file,
+    unpack_arrays,
+)
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.checkpoint.store import translated
 
@@ -90,19 +96,22 @@ class ClientState:
         """Return the state that `to_bytes` wrote."""
         arrays = unpack_arrays(data, where)
         earlier = {k[len(_PREVIOUS) :]: a for k, a in arrays.items() if k.startswith(_PREVIOUS)}
-        state = cls._of({k: a for k, a in arrays.items() if not k.startswith(_PREVIOUS)}, where)
-        state.previous = cls._of(earlier, where) if earlier else None
+        with explained_damage(where):
+            state = cls._of({k: a for k, a in arrays.items() if not k.startswith(_PREVIOUS)})
+            state.previous = cls._of(earlier) if earlier else None
         return state
 
     @classmethod
-    def _of(cls, arrays: Mapping[str, Array], where: str) -> ClientState:
+    def _of(cls, arrays: Mapping[str, Array]) -> ClientState:
         state = cls()
         moments: dict[str, dict[int, Array]] = {}
         step = None
         for key, array in arrays.items():
             kind, _, name = key.partition(":")
             if kind == _STEP:
-                step = int(array)
+                step = operator.index(array[()])
+                if step < 0:
+                    raise ValueError(f"{step} steps")
             elif kind in (_ROUND, _OWNER):
                 setattr(state, kind, array.tobytes().decode())
             elif kind in _KINDS:
@@ -110,7 +119,7 @@ class ClientState:
             elif kind.startswith(_MOMENT) and kind[len(_MOMENT) :].isdecimal():
                 moments.setdefault(name, {})[int(kind[len(_MOMENT) :])] = array
             else:
-                raise StateError(f"{where} has the unknown entry {key!r}: delete it to start anew")
+                raise ValueError(f"the unknown entry {key!r}")
         if step is not None:
             states: dict[str, list[Tensor]] = {
                 name: [of[k] for k in sorted(of)] for name, of in moments.items()
@@ -166,10 +175,12 @@ class ClientStateStore:
         return ClientState.from_bytes(data, "the state in the context") if data else ClientState()
 
     def _in_file(self, file: Path) -> ClientState:
-        if not file.exists():
-            return ClientState()
-        claim(file, self._context, _OWN_FILE)
-        state = ClientState.from_bytes(file.read_bytes(), f"the client's file {file}")
+        with translated("read", file):
+            if not file.exists():
+                return ClientState()
+            claim(file, self._context, _OWN_FILE)
+            data = file.read_bytes()
+        state = ClientState.from_bytes(data, f"the client's file {file}")
         mark = self._context.state.config_records.get(_MARK)
         if mark is not None and state.owner not in ("", mark["node"]):
             # Not this node before a restart: the node has written the file since it started.
@@ -219,6 +230,8 @@ def given_name(context: Context) -> str | None:
     for key in ("client-name", "partition-id"):
         if key in context.node_config:
             given = str(context.node_config[key])
+            if not given.strip("."):  # a folder's own name, or that of the one above
+                return quote(given).replace(".", "%2E")
             return "".join(c if c.isalnum() or c in "-_." else quote(c, safe="") for c in given)
     return None
 

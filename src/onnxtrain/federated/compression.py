@@ -17,6 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from onnxtrain.errors import ArgumentError, NonFiniteError
+from onnxtrain.federated.arrays import read_array
 from onnxtrain.format.checkpoint.content import Array as NumpyArray
 
 _STYPE = "onnxtrain/"
@@ -116,7 +117,7 @@ def decode(record: ArrayRecord, base: Mapping[str, NumpyArray]) -> dict[str, Num
     made = {}
     for name, array in record.items():
         if not str(array.stype).startswith(_STYPE):
-            made[name] = np.asarray(array.numpy())
+            made[name] = read_array(name, array)
             continue
         if name not in base:
             raise ArgumentError(f"there is an update of {name!r}, which was not sent")
@@ -126,7 +127,8 @@ def decode(record: ArrayRecord, base: Mapping[str, NumpyArray]) -> dict[str, Num
         if tuple(array.shape) != shape:
             shapes = f"{list(array.shape)} instead of {list(shape)}"
             raise ArgumentError(f"the update of {name!r} has the shape {shapes}")
-        made[name] = (base[name] + _unpack(kind, array.data, shape)).astype(base[name].dtype)
+        with np.errstate(all="ignore"):  # the caller looks for values that are not finite
+            made[name] = (base[name] + _unpack(kind, array.data, shape)).astype(base[name].dtype)
     return made
 
 
@@ -180,8 +182,7 @@ def _unpack(kind: str, data: bytes, shape: tuple[int, ...]) -> NumpyArray:
         # Earlier versions wrote no exponent in front of the values.
         exponent = struct.unpack("<b", data[:1])[0] if len(data) > 2 * size else 0
         halves = np.frombuffer(data[len(data) - 2 * size :], "<f2").astype(np.float32)
-        with np.errstate(over="ignore"):  # the caller looks for values that are not finite
-            return np.ldexp(halves, exponent).reshape(shape)
+        return np.ldexp(halves, exponent).reshape(shape)
     if kind == "int8":
         if len(data) != 4 + size:
             raise wrong

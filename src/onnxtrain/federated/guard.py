@@ -1,13 +1,14 @@
 """A strategy around a strategy, which keeps bad replies out of the average.
 
-The inner strategy, any of Flower's, samples clients and averages. This one adds settings and the
-version of the artifacts to each message, decompresses updates, turns replies that would spoil the
-average into errors, and counts bytes.
+The inner strategy, any of Flower's, samples clients and averages. This one adds settings, a token
+and the version of the artifacts to each message, decompresses updates, turns replies that would
+spoil the average into errors (see `checks`), and counts bytes.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,9 +22,29 @@ from flwr.serverapp.strategy import Strategy
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.federated.arrays import read_record, to_record
+from onnxtrain.federated.checks import (
+    Checks,
+    Expected,
+    as_sent,
+    bound_examples,
+    check_arrays,
+    check_metrics,
+    check_token,
+    not_believed,
+    too_large,
+)
 from onnxtrain.federated.files import pack_arrays
-from onnxtrain.federated.messages import as_error, check_arrays, check_metrics, size_of
-from onnxtrain.federated.rounds import FEDERATION, INITIAL, LAST, ROUND, VERSION
+from onnxtrain.federated.messages import ABOUT, CLIENT, as_error, printable, size_of
+from onnxtrain.federated.rounds import (
+    CLIP,
+    FEDERATION,
+    FLOWER_CLIP,
+    INITIAL,
+    LAST,
+    ROUND,
+    TOKEN,
+    VERSION,
+)
 from onnxtrain.federated.stragglers import Stragglers
 from onnxtrain.format.checkpoint.content import Array
 
@@ -55,6 +76,8 @@ class Guarded(Strategy):
         rounds: the total number of rounds.
         done: the number of rounds that an earlier run has completed.
         variances: parameters that cannot be negative.
+        statistics: running statistics, which include the variances.
+        checks: what is checked in replies.
         after_round: called with the number of the round, the averaged arrays and the metrics.
         after_evaluation: called with the number of the round and its metrics.
 
@@ -71,6 +94,8 @@ class Guarded(Strategy):
         rounds: int = 0,
         done: int = 0,
         variances: Collection[str] = (),
+        statistics: Collection[str] = (),
+        checks: Checks | None = None,
         after_round: Callable[[int, ArrayRecord, MetricRecord], None] | None = None,
         after_evaluation: Callable[[int, MetricRecord], None] | None = None,
     ) -> None:
@@ -81,19 +106,22 @@ class Guarded(Strategy):
         # not outlive the run, and sending the values again does no harm.
         self._known: set[int] = set()
         self._config = config or {}
-        self._settled: set[str] = set()
-        self._variances = frozenset(variances)
+        self._variances, self._statistics = frozenset(variances), frozenset(statistics)
+        self._checks = checks or Checks()
         self._name, self._version = name, version
         self._initial = _packed(initial or {})
         self._rounds, self._done = rounds, done
         self._after_round, self._after_evaluation = after_round, after_evaluation
         self._sent: dict[str, Array] = {}
-        self._asked: set[int] = set()
+        self._asked: dict[int, str | None] = {}  # nodes, and the tokens of their messages
+        self._clip_norm: float | None = None
         self._stragglers = Stragglers()
         self._least = least_nodes(strategy)
         self._bytes_down, self._sent_at = 0, time.monotonic()
-        # The metric by which the strategy weights replies.
+        # The metric by which the strategy weights replies, and its names of the records.
         self._weight = str(setting_of(strategy, "weighted_by_key", "num-examples"))
+        arrays = str(setting_of(strategy, "arrayrecord_key", "arrays"))
+        self._keys = {ArrayRecord: arrays, MetricRecord: "metrics"}
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
@@ -106,7 +134,7 @@ class Guarded(Strategy):
     ) -> Iterable[Message]:
         """Return messages with weights and settings for the clients that the strategy samples."""
         self._sent = read_record(arrays)
-        number, grid = self._settle(server_round, config, grid)
+        number, config, grid = self._settle(server_round, config, grid)
         return self._asking(self.strategy.configure_train(number, arrays, config, grid))
 
     def aggregate_train(
@@ -117,7 +145,7 @@ class Guarded(Strategy):
         received = list(replies)
         seconds = time.monotonic() - self._sent_at
         bytes_up = sum(size_of(reply) for reply in received if not reply.has_error())
-        good, bad = self._sorted(number, received, self._check_train)
+        good, bad = self._sorted(number, received, is_train=True)
         without = {*self._note_absent(number, received), *_nodes(bad)}
         self._known = (self._known - without) | _nodes(good)
         averaged = _averaged(self.strategy.aggregate_train, number, [*good, *bad])
@@ -137,10 +165,6 @@ class Guarded(Strategy):
             final = to_record(self._sent) if arrays is None else arrays
             self._after_round(number, final, metrics)
         return arrays, metrics
-
-    def _check_train(self, reply: Message) -> None:
-        check_arrays(reply, self._sent)
-        check_metrics(reply, self._weight)
 
     def _checked_average(self, number: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
         """Return averaged arrays in the types that are sent, or None if one is not finite."""
@@ -166,7 +190,7 @@ class Guarded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages with weights for the clients that evaluate them."""
-        number, grid = self._settle(server_round, config, grid)
+        number, config, grid = self._settle(server_round, config, grid)
         return self._asking(self.strategy.configure_evaluate(number, arrays, config, grid))
 
     def aggregate_evaluate(
@@ -175,7 +199,7 @@ class Guarded(Strategy):
         """Let the strategy average the good metrics."""
         number = server_round + self._done
         received = list(replies)
-        good, bad = self._sorted(number, received, lambda reply: check_metrics(reply, self._weight))
+        good, bad = self._sorted(number, received, is_train=False)
         self._note_absent(number, received, round_ends=False)
         if not good:
             return None
@@ -187,41 +211,52 @@ class Guarded(Strategy):
     # ---- messages ------------------------------------------------------------------------------
 
     def _asking(self, configured: Iterable[Message]) -> list[Message]:
-        """Record who is asked, and how many bytes that takes."""
+        """Record who is asked for what, and how many bytes that takes."""
         messages = list(configured)
-        self._asked = {message.metadata.dst_node_id for message in messages}
+        self._asked, self._clip_norm = {}, None
         self._bytes_down = sum(self._begin(message) + size_of(message) for message in messages)
         self._sent_at = time.monotonic()
         return messages
 
-    def _settle(self, server_round: int, config: ConfigRecord, grid: Grid) -> tuple[int, Grid]:
-        """Put the settings of the round into the configuration that is sent.
+    def _settle(
+        self, server_round: int, config: ConfigRecord, grid: Grid
+    ) -> tuple[int, ConfigRecord, Grid]:
+        """Return the number of the round, its settings, and the grid without skipped nodes.
 
-        Returns the number of the round, and the grid without the nodes that are skipped.
+        The settings are a copy: Flower passes one record from round to round, where strategies
+        leave theirs.
         """
         number = server_round + self._done
         given = self._config(number) if callable(self._config) else self._config
-        for key in self._settled - set(given):  # Flower hands on one record from round to round
-            config.pop(key, None)
-        self._settled |= set(given)
-        for key, value in given.items():
-            config[key] = value
-        config[ROUND], config[LAST] = number, number == self._rounds
-        config[FEDERATION] = self._name
+        made = ConfigRecord({**config, **given})
+        made[ROUND], made[LAST] = number, number == self._rounds
+        made[FEDERATION] = self._name
         if self._version is not None:
-            config[VERSION] = self._version
-        return number, self._stragglers.exclude_from(grid, self._least)
+            made[VERSION] = self._version
+        return number, made, self._stragglers.exclude_from(grid, self._least)
 
     def _begin(self, message: Message) -> int:
-        """Add initial values for a client that has not trained yet; return their size."""
-        if not self._initial or message.metadata.dst_node_id in self._known:
+        """Add a token, and initial values for a client that has not trained yet.
+
+        Returns the size of these values.
+        """
+        node, records = message.metadata.dst_node_id, message.content.config_records
+        self._asked[node] = None
+        if not records:  # a strategy of its own kind
             return 0
-        key, config = next(iter(message.content.config_records.items()))
-        with_values = ConfigRecord({**config, INITIAL: self._initial})
-        message.content = RecordDict({**message.content, key: with_values})
-        return len(self._initial)
+        key, config = next(iter(records.items()))
+        bounds = [config[name] for name in (CLIP, FLOWER_CLIP) if name in config]
+        self._clip_norm = min((float(bound) for bound in bounds), default=self._clip_norm)
+        self._asked[node] = token = secrets.token_hex(16)
+        values = {**config, TOKEN: token}
+        begins = bool(self._initial) and node not in self._known
+        if begins:
+            values[INITIAL] = self._initial
+        message.content = RecordDict({**message.content, key: ConfigRecord(values)})
+        return len(self._initial) if begins else 0
 
     def _leave_out(self, number: int, node: int, reason: str) -> None:
+        reason = printable(reason)
         self.left_out.append(LeftOut(number, node, reason))
         _log.warning("round %d: node %d is left out: %s", number, node, reason)
 
@@ -234,31 +269,69 @@ class Guarded(Strategy):
             reply.error.reason for reply in replies
             if reply.has_error() and reply.metadata.src_node_id not in self._asked
         ))  # fmt: skip
-        absent = self._stragglers.record(self._asked, _nodes(replies), round_ends=round_ends)
+        absent = self._stragglers.record(set(self._asked), _nodes(replies), round_ends=round_ends)
         for node in absent:
             self._leave_out(number, node, said or "it did not answer in time")
         return absent
 
     def _sorted(
-        self, number: int, replies: list[Message], check: Callable[[Message], None]
+        self, number: int, replies: list[Message], *, is_train: bool
     ) -> tuple[list[Message], list[Message]]:
         """Separate good replies from bad ones, and record why these are bad."""
-        good, bad = [], []
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if not reply.has_error():
-                try:
-                    check(reply)
-                    good.append(reply)
-                    continue
-                except OnnxTrainError as error:
-                    reply = as_error(reply, str(error))
-            if node in self._asked:  # otherwise it is a report of the SuperLink
-                self._leave_out(number, node, reply.error.reason or f"error {reply.error.code}")
-            bad.append(reply)
+        good: list[Message] = []
+        bad: list[Message] = []
+
+        def leave_out(reply: Message, reason: str) -> None:
+            if reply.metadata.src_node_id in self._asked:  # or else a report of the SuperLink
+                self._leave_out(number, reply.metadata.src_node_id, reason)
+            bad.append(as_error(reply, reason))
+
+        expected = Expected(self._sent, self._variances, self._statistics, self._clip_norm)
+        for reply in self._asked_for(number, replies):
+            if reply.has_error():
+                leave_out(reply, reply.error.reason or f"error {reply.error.code}")
+                continue
+            try:
+                token = self._asked[reply.metadata.src_node_id]
+                if token is not None and self._checks.reply_token:
+                    check_token(reply, token)
+                if is_train:
+                    check_arrays(reply, expected, self._checks)
+                check_metrics(reply, self._weight, self._checks)
+                as_sent(reply, self._keys)
+            except OnnxTrainError as error:
+                leave_out(reply, str(error))
+            except Exception as error:  # a hostile reply may have any content
+                leave_out(reply, f"it cannot be read: {type(error).__name__}: {error}")
+            else:
+                good.append(reply)
+
+        def without(found: Mapping[int, str]) -> list[Message]:
+            for place, reason in found.items():
+                leave_out(good[place], reason)
+            return [reply for place, reply in enumerate(good) if place not in found]
+
+        good = without(not_believed(good, self._weight, self._checks))
+        for place, claim in bound_examples(good, self._weight, self._checks).items():
+            _log.warning("round %d: node %d claims %r = %s, far above the others; not all count",
+                         number, good[place].metadata.src_node_id, self._weight, claim)  # fmt: skip
+        if is_train:
+            good = without(too_large(good, expected, self._weight, self._checks))
         _keep_common_metrics(good)
         # A sum of floats depends on the order of its terms, so they are not added as they arrive.
         return sorted(good, key=_place), bad
+
+    def _asked_for(self, number: int, replies: list[Message]) -> Iterable[Message]:
+        """Return errors, and the first reply of each node that was asked."""
+        seen: set[int] = set()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node in seen or (node not in self._asked and not reply.has_error()):
+                _log.warning("round %d: node %d replies unasked; it is ignored", number, node)
+                continue
+            if node in self._asked:
+                seen.add(node)
+            yield reply
 
 
 def _averaged(average: Callable[..., T], number: int, replies: list[Message]) -> T | None:
@@ -277,8 +350,8 @@ def _nodes(replies: Iterable[Message]) -> set[int]:
 
 
 def _place(reply: Message) -> tuple[int, int]:
-    own = reply.content.config_records.get("onnxtrain")
-    number = own.get("client") if own is not None else None
+    own = reply.content.config_records.get(ABOUT)
+    number = own.get(CLIENT) if own is not None else None
     node = reply.metadata.src_node_id
     return (number, node) if isinstance(number, int) else (1 << 63, node)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,9 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from onnxtrain.errors import ArgumentError
-from onnxtrain.federated.messages import error_reply
+from onnxtrain.federated.failures import error_reply
 
-_log = logging.getLogger("flwr")
 Call = Callable[[Message, Context], Message]
 
 
@@ -106,10 +104,12 @@ class LocalGrid(Grid):
             # Each client gets its own copy of the records, as over a network.
             configs = {k: ConfigRecord(dict(v)) for k, v in message.content.config_records.items()}
             own = Message(RecordDict({**message.content, **configs}), metadata=message.metadata)
-            return self._client(own, context)
+            reply = self._client(own, context)
+            # As over a network, where the SuperLink knows who is connected.
+            reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+            return reply
         except Exception as error:  # one client must not end the others
-            _log.exception("a client failed")
-            return error_reply(message, f"{type(error).__name__}: {error}")
+            return error_reply(message, error, "client")
 
 
 def run_locally(

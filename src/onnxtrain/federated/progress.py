@@ -18,9 +18,15 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from onnxtrain.errors import StateError
 from onnxtrain.federated.arrays import read_record, to_record
-from onnxtrain.federated.files import pack_arrays, replace_file, unpack_arrays
+from onnxtrain.federated.files import (
+    explained_damage,
+    pack_arrays,
+    replace_file,
+    unpack_arrays,
+)
 from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import Array
+from onnxtrain.format.checkpoint.store import translated
 
 _log = logging.getLogger("flwr")
 _FILE, _HISTORY = "federation.npz", "history.json"
@@ -57,24 +63,27 @@ class Progress:
         file = folder / _FILE
         if not file.exists():
             return None
-        kept = unpack_arrays(file.read_bytes(), f"the federation's file {file}")
-        try:
+        where = f"the federation's file {file}"
+        with translated("read", file):
+            data = file.read_bytes()
+        kept = unpack_arrays(data, where)
+        with explained_damage(where):
             about = strict_json.loads(kept["about"].tobytes())
             if about["format"] not in (1, _FORMAT):
                 raise ValueError(f"format {about['format']}")
+            texts = [about["version"], about["name"], about.get("kind", "")]
+            number = about["round"]
+            if not all(isinstance(text, str) for text in texts) or type(number) is not int:
+                raise ValueError("values of other types than were written")
             return cls(
-                version=about["version"],
-                name=about["name"],
-                round=int(about["round"]),
+                version=texts[0],
+                name=texts[1],
+                round=number,
                 arrays={k[2:]: array for k, array in kept.items() if k.startswith("w:")},
-                history=_read_history(folder / _HISTORY, int(about["round"])),
+                history=_read_history(folder / _HISTORY, number),
                 strategy=_join(about["strategy"], kept),
-                kind=about.get("kind", ""),
+                kind=texts[2],
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(
-                f"the federation's file {file} is damaged ({error}): delete it to start anew"
-            ) from None
 
     def note(self, kind: str, number: int, metrics: MetricRecord, folder: Path | None) -> None:
         """Add the metrics of a round, and write the history."""
@@ -102,13 +111,19 @@ def _read_history(file: Path, last: int) -> dict[str, dict[str, dict[str, Any]]]
     """Return the metrics of completed rounds; later ones are repeated."""
     if not file.exists():
         return {}
+    with translated("read", file):  # a disk that fails now and then costs no metrics
+        data = file.read_bytes()
     try:
-        history = strict_json.loads(file.read_bytes())
+        history = strict_json.loads(data)
         return {
-            kind: {n: metrics for n, metrics in history.get(kind, {}).items() if int(n) <= last}
+            kind: {
+                n: dict(MetricRecord(metrics))  # which has numbers, or raises
+                for n, metrics in history.get(kind, {}).items()
+                if int(n) <= last
+            }
             for kind in _KINDS
         }
-    except (AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # damaged in some way
         _log.warning("%s cannot be read (%s): the metrics of earlier rounds are lost", file, error)
         return {}
 
@@ -226,6 +241,8 @@ def restore(strategy: Strategy, state: Mapping[str, Any]) -> None:
         strategy.load_state_dict(state["state_dict"])
         return
     for name, saved in state.items():
+        if hasattr(type(strategy), name):
+            raise ValueError(f"a strategy's own {name!r}")
         value = getattr(strategy, name, None)
         if isinstance(value, Strategy):
             restore(value, saved)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum, Result, Strategy
 
 from onnxtrain.device.checks import at_least
 from onnxtrain.device.loop import evaluate as evaluate_session
@@ -24,7 +24,9 @@ from onnxtrain.errors import ArgumentError, OnnxTrainError, StateError
 from onnxtrain.federated.arguments import check_export, checked_outputs, made_by, write_export
 from onnxtrain.federated.arrays import from_arrays, read_record, to_arrays
 from onnxtrain.federated.bundle import Bundle, Source, open_artifacts
+from onnxtrain.federated.checks import Checks
 from onnxtrain.federated.compression import Compression
+from onnxtrain.federated.files import explained_damage
 from onnxtrain.federated.guard import Guarded, Settings, least_nodes, setting_of
 from onnxtrain.federated.local import LocalGrid
 from onnxtrain.federated.progress import (
@@ -50,7 +52,7 @@ Weights = Source | Mapping[str, Array] | Callable[[dict[str, tuple[int, ...]]], 
 
 def server_app(
     artifacts: Source | Bundle,
-    strategy: Strategy | Callable[[Context], Strategy] | None = None,
+    strategy: Strategy | str | Callable[[Context], Strategy | str] | None = None,
     *,
     num_rounds: int | None = None,
     weights: Weights | None = None,
@@ -68,6 +70,7 @@ def server_app(
     wait_for: int = 0,
     threads: int | None = None,
     check_version: bool = True,
+    checks: Checks | None = None,
     finish: Finish | None = None,
     prefix: str = "",
 ) -> ServerApp:
@@ -75,8 +78,10 @@ def server_app(
 
     Args:
         artifacts: the artifact folder, or a file that `pack` wrote.
-        strategy: any of Flower's, or a function of the `Context` that returns one; FedAvg by
-            default.
+        strategy: any of Flower's, or the name of a mean that hostile clients cannot move far:
+            "trimmed-mean:0.3" leaves out 30 % of the values at either end, "median", "krum:3" takes
+            the update that is closest to others and expects 3 hostile clients. Or a function of the
+            `Context` that returns one; FedAvg by default.
         num_rounds: the number of rounds; `num-server-rounds` of the run's configuration by
             default, or 3.
         weights: initial weights other than those of the artifacts: a checkpoint file, arrays by
@@ -101,6 +106,7 @@ def server_app(
         threads: the number of threads for evaluation; all cores by default.
         check_version: whether clients need identical graphs. Clients with graphs in the ORT
             format, for instance, do not have them.
+        checks: what is checked in the replies of clients; see `Checks`.
         finish: called at the end with Flower's result, the session with the final weights, and the
             `Context` if it takes three arguments.
         prefix: the prefix of the file names in the artifact folder.
@@ -111,6 +117,8 @@ def server_app(
     _require_number("timeout", timeout, 0)
     _require_number("wait_for", wait_for, 0)
     _require_strategy(strategy)
+    if checks is not None and not isinstance(checks, Checks):
+        raise ArgumentError(f"checks is onnxtrain.federated.Checks(...), not {checks!r}")
     ending = None if finish is None else _ending(finish)
     shared = checked_which(which)
     app = ServerApp()
@@ -126,7 +134,7 @@ def server_app(
         )
         server = Server(
             bundle,
-            FedAvg() if chosen is None else chosen,
+            named_strategy(chosen) if isinstance(chosen, str) else chosen or FedAvg(),
             rounds=at_least(1, "the number of rounds", rounds),
             weights=weights,
             which=shared,
@@ -134,6 +142,7 @@ def server_app(
             resume=resume,
             threads=threads,
             check_version=check_version,
+            checks=checks,
         )
         if export is not None:
             check_export(server.session, export, names)
@@ -165,9 +174,10 @@ class Server:
         resume: bool = True,
         threads: int | None = None,
         check_version: bool = True,
+        checks: Checks | None = None,
     ) -> None:
         self.bundle = bundle
-        self._checks_version = check_version
+        self._checks_version, self._checks = check_version, checks
         self.session = bundle.session(threads)
         if weights is not None:
             self.session.load_parameters(_weights(weights, self.session))
@@ -211,7 +221,8 @@ class Server:
         _log.info("resuming after round %d, from %s", saved.round, self._folder)
         if self._has_weights:
             _log.warning("weights=... is ignored: the federation continues with its own")
-        restore(self.strategy, saved.strategy)
+        with explained_damage(f"the federation in {str(self._folder)!r}"):
+            restore(self.strategy, saved.strategy)
         return saved
 
     def run(
@@ -234,6 +245,8 @@ class Server:
             rounds=self._rounds,
             done=done,
             variances=variances(self.session),
+            statistics=self.session.module.statistics,
+            checks=self._checks,
             after_round=self._save,
             after_evaluation=lambda n, m: progress.note(EVALUATE, n, m, self._folder),
         )
@@ -347,7 +360,27 @@ def _require_number(name: str, value: Any, least: int) -> None:
         raise ArgumentError(f"{name} is a number from {least}, not {value!r}")
 
 
+def named_strategy(given: str) -> Strategy:
+    """Return the strategy of a name: that of a mean that few clients cannot move far."""
+    name, _, number = given.partition(":")
+    with suppress(ValueError):
+        if given in ("fedavg", "median"):
+            return FedAvg() if given == "fedavg" else FedMedian()
+        if name == "trimmed-mean":
+            return FedTrimmedAvg(beta=float(number or 0.2))
+        if name == "krum" and int(number) >= 0:
+            return Krum(num_malicious_nodes=int(number))
+    raise ArgumentError(
+        "a strategy is one of Flower's, or the name of one: 'fedavg', 'median', 'trimmed-mean:0.3' "
+        f"with the part to leave out at either end, 'krum:3' with the number of hostile clients, "
+        f"not {given!r}"
+    )
+
+
 def _require_strategy(given: Any) -> None:
+    if isinstance(given, str):
+        named_strategy(given)
+        return
     is_class = isinstance(given, type)
     if is_class or not (given is None or isinstance(given, Strategy) or callable(given)):
         hint = f"{given.__name__}()" if is_class else "FedAvg()"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.format import strict_json
 from onnxtrain.format.checkpoint.content import RESERVED_PREFIX, Property
 
 PROPERTY = "generation"  # of the checkpoint, among the reserved ones
@@ -43,6 +44,10 @@ class Generation:
         """Return one that takes as much room in a checkpoint as that of the finished files."""
         return cls("0" * 32, dict.fromkeys(files, _LARGEST))
 
+    def digests(self, ending: str) -> list[Digest]:
+        """Return those of files of a format."""
+        return [digest for name, digest in self.files.items() if name.endswith(ending)]
+
     def property(self) -> dict[str, Property]:
         """Return the property of a checkpoint; its length depends on the names of files alone."""
         room = len(self.placeholder(self.files)._to_json())
@@ -57,13 +62,13 @@ class Generation:
         if text is None:
             return None
         try:
-            found = json.loads(str(text))
+            found = strict_json.loads_plain(str(text))
             files = {name: (size, crc) for name, (size, crc) in found["files"].items()}
             identifier = found["id"]
             numbers = [n for pair in files.values() for n in pair]
             if not is_identifier(identifier) or not all(type(n) is int for n in numbers):
                 raise ValueError
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        except (ValueError, TypeError, LookupError, AttributeError):
             raise CheckpointError(
                 "the checkpoint holds a damaged record of the graphs that it belongs to"
             ) from None

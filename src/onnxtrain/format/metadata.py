@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from onnxtrain.format import strict_json
 from onnxtrain.format.model.tensor import stays_in_folder
 
 METADATA_KEY = "onnxtrain"
@@ -45,8 +46,8 @@ class GraphMetadata:
     def from_json(cls, text: str) -> GraphMetadata:
         """Read the value of the property; a ValueError says what is wrong with it."""
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
+            found = strict_json.loads_plain(text)
+        except ValueError:
             raise ValueError("the metadata of onnxtrain is not valid JSON") from None
         if not isinstance(found, dict):
             raise ValueError("the metadata of onnxtrain is not a JSON object")

@@ -7,10 +7,12 @@ an exported model has those of the evaluation graph, replaced by those of the ch
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
+
+from onnxtrain.format import strict_json
 
 PREFIX = "onnxtrain."
 
@@ -42,7 +44,8 @@ class ModelMetadata:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if value is not None and not _PLACES[name].is_valid(value):
-                raise ValueError(f"{name} is {_PLACES[name].wanted}, not {value!r}")
+                wanted = _PLACES[name].wanted
+                raise ValueError(f"{name} is {wanted}, not {strict_json.shortened(value, 300)}")
 
     def properties(self) -> dict[str, str]:
         """Return what is known as properties: keys, and JSON as values."""
@@ -63,8 +66,8 @@ class ModelMetadata:
             if key not in properties:
                 continue
             try:
-                value = json.loads(str(properties[key]))
-            except (ValueError, RecursionError):
+                value = strict_json.loads_plain(str(properties[key]))
+            except ValueError:
                 raise ValueError(f"the property {key!r} is not valid JSON") from None
             if entry and not isinstance(value, dict):
                 raise ValueError(f"the property {key!r} is not a JSON object")
@@ -93,7 +96,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _are_names(value: Any) -> bool:

@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -47,13 +48,7 @@ class NewFiles:
 
     `leftovers` is the pattern of names that dead processes may have left there; `before_writing` is
     called first, and returns names that are in use in spite of that.
-
-    Examples:
-        >>> with NewFiles(path.parent, leftovers_of(path)) as new:
-        ...     new.write(temporary, write, path)
-        ...     with new.committing():
-        ...         os.replace(temporary, path)
-
+    Write all, then rename them within `committing`; `replace_file` is an example.
     """
 
     def __init__(
@@ -121,6 +116,15 @@ def replace_file(path: Path, write: Write) -> None:
         with new.committing():
             os.replace(temporary, path)
             sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those around it, durably; return the new ones, the innermost first."""
+    missing = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+    return missing
 
 
 class ScratchFolder:

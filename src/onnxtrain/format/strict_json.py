@@ -23,7 +23,17 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """Read JSON, including the bare NaN and Infinity that earlier versions wrote.
+    """Read JSON, including the bare NaN and Infinity that earlier versions wrote."""
+    return _parsed(text, _to_number)
+
+
+def loads_plain(text: str | bytes) -> Any:
+    """Read JSON in which "NaN" is a text like others."""
+    return _parsed(text, lambda item: item)
+
+
+def _parsed(text: str | bytes, change: Callable[[Any], Any]) -> Any:
+    """Read JSON of anyone.
 
     Whatever is wrong with the text is a ValueError: a key that is there twice, a number that no
     float holds, and levels without end, too.
@@ -32,7 +42,7 @@ def loads(text: str | bytes) -> Any:
         found = json.loads(text, object_pairs_hook=_object, parse_int=_integer)
     except RecursionError:
         raise ValueError("it has too many levels") from None
-    return _mapped(found, _to_number)
+    return _mapped(found, change)
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -101,7 +111,7 @@ def number(record: Mapping[str, Any], name: str, finite: bool = True) -> float:
     return float(value)
 
 
-def shortened(value: Any) -> str:
+def shortened(value: Any, most: int = 60) -> str:
     """Return a value as messages show it."""
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return text if len(text) <= most else f"{text[:most]}..."

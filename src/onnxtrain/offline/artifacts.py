@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxtrain.errors import one_line
 from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu.kernels import Uncovered, first_of
@@ -75,4 +76,4 @@ class Artifacts:
             ("not on WebGPU", first_of(self.on_cpu)),
             ("note", " ".join(self.notes)),
         )
-        return "\n".join([*lines, *(f"{name:14}{text}" for name, text in more if text)])
+        return "\n".join([*lines, *(f"{name:14}{one_line(text)}" for name, text in more if text)])

@@ -11,6 +11,7 @@ import onnx
 from onnxtrain.errors import ArgumentError
 from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
 from onnxtrain.offline.frontend.load import ModelLike, read_model
+from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
@@ -57,6 +58,7 @@ def forward_model(
     elif after is not None:
         raise ArgumentError("after says where a new layer goes: give classes too")
     proto, path = read_model(model)
+    require_well_formed(proto, "the model")
     properties = {entry.key: entry.value for entry in proto.metadata_props}
     if classes is not None:
         properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone

@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import onnx_ir as ir
-
 from onnxtrain.errors import ArgumentError, ArgumentTypeError
 from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss
@@ -24,7 +22,7 @@ from onnxtrain.offline.inspect_notes import notes_on_integers
 from onnxtrain.offline.named import make_optimizer
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
-from onnxtrain.offline.passes.remat.budget import MemoryBudget, fit_into
+from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.patterns import choose, notes_on_blocked, nothing_trains
@@ -134,7 +132,7 @@ def prepare(
     properties = forward.properties | ModelMetadata(activation=activation).properties()
 
     # 2. One canonical model, and what of it trains.
-    canonical = canonical_model(with_loss)
+    canonical = canonical_model(with_loss, located=True)
     found = survey(canonical, names[0], brought)
     tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, forward.train, listed(freeze), tied)
@@ -150,14 +148,11 @@ def prepare(
     def gradients(lean: bool = False) -> LossGradients:
         return differentiate_loss(canonical, names, trains, frozen, bn=mode, lean=lean)
 
-    def build(
-        source: LossGradients, early: bool = False, last: bool = False
-    ) -> dict[str, ir.Model]:
+    def build(source: LossGradients, early: bool = False, last: bool = False) -> Models:
         made = {"training_model": training_graph(source, target, early=early)}
         if chosen is not None:
-            made["step_model"] = step_graph(
-                source, chosen, target, proximal=proximal, early=early, last=last
-            )
+            how = {"proximal": proximal, "early": early, "last": last}
+            made["step_model"] = step_graph(source, chosen, target, **how)
         return made
 
     if memory_budget is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain.errors import one_line
 from onnxtrain.offline.memory import Activations, megabytes
 from onnxtrain.offline.selection import Finding, some_of, why_nothing_trains
 
@@ -111,7 +112,7 @@ class Report:
             *(("note", note) for note in self.notes),
             ("verdict", self.verdict),
         ]  # fmt: skip
-        return "\n".join(f"{name:14}{text}" for name, text in lines if text)
+        return "\n".join(f"{name:14}{one_line(text)}" for name, text in lines if text)
 
     def _renamed(self) -> str:
         renamed = [self.tensors[name] for name in self.weights if self.tensors[name].modules]

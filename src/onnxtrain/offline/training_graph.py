@@ -94,7 +94,7 @@ def build_training_graphs(
         frozen: initializers to list beside them; they stay initializers.
 
     """
-    canonical = canonical_model(model)
+    canonical = canonical_model(model, located=True)
     found = differentiate_loss(canonical, outputs, trainable, frozen)
     return TrainingGraphs(
         _proto(training_graph(found)),

@@ -4,7 +4,7 @@ import time
 from functools import cache
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -60,6 +60,7 @@ def torch_train(message, context):
     seconds = time.perf_counter() - began
     numbers = {"num-examples": len(y), "train_loss": total / len(y), "train_seconds": seconds}
     content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord(numbers)}
+    content["onnxtrain"] = ConfigRecord({"reply": message.content["config"]["onnxtrain-reply"]})
     return Message(RecordDict(content), reply_to=message)
 
 

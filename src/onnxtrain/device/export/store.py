@@ -58,8 +58,7 @@ def store(path: Path, model: Chunks) -> None:
     temporary = temporary_for(path)
     with translated(path), _new_files(path) as new:
         new.write(temporary, model.write, path)
-        with new.committing():
-            replaced = _data_names(path)
+        with new.committing(), _replacing(path) as replaced:
             _rename(temporary, path)
             _remove(path, replaced)
 
@@ -79,8 +78,7 @@ def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) ->
         except OSError:
             # The disk is full: the new model goes on with the other name of its data.
             has_copy = False
-        with new.committing():
-            replaced = _data_names(path)
+        with new.committing(), _replacing(path) as replaced:
             sync_folder(path.parent)  # the data have their name before the model that refers to it
             new.keep(staged)  # from the next rename on, it is in use
             try:
@@ -89,8 +87,8 @@ def store_with_data(path: Path, model: Callable[[str], Chunks], data: Chunks) ->
                 if first.exists():
                     staged.unlink(missing_ok=True)
                 raise
-            _remove(path, replaced)
             with contextlib.suppress(OSError):
+                _remove(path, replaced)
                 if has_copy:
                     _rename(copy, final)
                     _rename(second, path)
@@ -111,32 +109,55 @@ def _data_names(path: Path) -> set[str]:
     """Return the names of the data files of ours that the present model refers to."""
     try:
         locations = {tensor.location for tensor in ModelFile.read(path).external.values()}
-    except ModelError:
+    except ModelError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
         return set()
-    ours = re.compile(rf"{_staged_names(path)}|{re.escape(path.name)}\.data")
-    return {name for name in locations if ours.fullmatch(name)}
+    staged, final = re.compile(_staged_names(path)), f"{path.name}.data"
+    return {name for name in locations if name == final or staged.fullmatch(name)}
 
 
 def _in_use(path: Path) -> set[str]:
     """Return the names of data files that are no leftovers.
 
-    Earlier versions left two names (hard links) of a file if they were killed. Loaders refuse such
-    a file, so that the name that the model does not use is removed.
+    If the model goes on with another name of its data, `P.data` is a leftover itself. It may even
+    be the same file: earlier versions, killed, left two names (hard links), which loaders refuse.
     """
-    used = _data_names(path)
-    final = path.with_name(f"{path.name}.data")
-    for name in used - {final.name}:
-        with contextlib.suppress(OSError):
-            if final.samefile(path.with_name(name)):
-                final.unlink()
+    used, final = _data_names(path), f"{path.name}.data"
+    if used or _announcement(path).exists():
+        _remove(path, {final} - used)
     return used
+
+
+def _announcement(path: Path) -> Path:
+    """Return the file that is there while data of ours lose their model.
+
+    If the process dies before it has removed them, the next one knows by it whose they are.
+    """
+    return path.with_name(f".{path.name}.replaced")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[set[str]]:
+    """Return the names of data that the new model will replace, and announce it."""
+    replaced = _data_names(path)
+    with contextlib.suppress(OSError):  # on a full disk, data may stay behind
+        if replaced:
+            _announcement(path).touch()
+            sync_folder(path.parent)
+    try:
+        yield replaced
+    except BaseException:
+        _remove(path, set())
+        raise
 
 
 def _remove(path: Path, names: set[str]) -> None:
     """Remove data that no model refers to any more."""
-    for name in names:
+    for name in (*names, _announcement(path).name):
         with contextlib.suppress(OSError):
             path.with_name(name).unlink()
+            sync_folder(path.parent)
 
 
 def _rename(source: Path, target: Path) -> None:

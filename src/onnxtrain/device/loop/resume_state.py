@@ -178,7 +178,7 @@ def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], batch: int)
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else shortened(value)
+    return f"{value:.6g}" if isinstance(value, float) else shortened(value, 300)
 
 
 def saved_record(session: TrainingSession, path: Path | None) -> dict[str, Any] | None:

@@ -107,6 +107,11 @@ def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> st
     `earlier` is the generation of the graphs so far, or "". Graphs and checkpoints of earlier
     versions, of ONNX Runtime or of `onnxblock` have none, and are taken with any.
     """
+    if model.metadata.format != FORMAT:
+        raise ModelError(
+            f"{model.source_name} is of format {model.metadata.format}, and this version of "
+            f"onnxtrain knows format {FORMAT}: use a newer one"
+        )
     own, held = model.metadata.generation, state.generation
     expected = held.identifier if held is not None else earlier
     if not own or not expected:
@@ -115,11 +120,13 @@ def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> st
         other = "the checkpoint is" if held is not None else "the other graphs are"
         raise CheckpointError(
             f"{model.source_name} is of generation {own[:8]}, and {other} of {expected[:8]}: they "
-            "were written by different runs of prepare.",
-            advice="Use the files of one run. A checkpoint can be taken to other graphs with "
-            "`state.generation = None`.",
+            "do not belong together.",
+            advice="Use files that one run of prepare wrote. A checkpoint can be taken to other "
+            "graphs with `state.generation = None`.",
         )
-    if held is not None and held.files and digest_of(model.data) not in held.files.values():
+    # A program may convert graphs to the ORT format by itself.
+    digests = [] if held is None else held.digests(".ort" if model.is_ort else ".onnx")
+    if digests and digest_of(model.data) not in digests:
         raise ModelError(
             f"{model.source_name} is damaged: its size or checksum is not the one that the "
             "checkpoint has for it.",
@@ -130,11 +137,6 @@ def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> st
 
 def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
     """Refuse a graph and a checkpoint that were not made for each other."""
-    if model.metadata.format != FORMAT:
-        raise ModelError(
-            f"{model.source_name} is of format {model.metadata.format}, and this version of "
-            f"onnxtrain knows format {FORMAT}: use a newer one"
-        )
     about = model.metadata
     listed = (*about.trainable, *about.frozen, *about.statistics, *model.external)
     missing = [name for name in listed if not state.has(name)]

@@ -296,7 +296,9 @@ def _tensor(entry: TensorEntry, source: memoryview, nominal: bool) -> Tensor:
         strings = np.empty(len(entry.strings), object)
         strings[:] = entry.strings
         return strings.reshape(entry.dims)
-    data = np.frombuffer(source, np.uint8, entry.size, entry.offset)
+    data = np.empty(0, np.uint8)
+    if entry.size:  # without elements, the offset may be anywhere
+        data = np.frombuffer(source, np.uint8, entry.size, entry.offset)
     data.flags.writeable = False
     if entry.code == BOOL and data.size and data.max() > 1:
         entry.table.fail("a bool is neither 0 nor 1")

@@ -17,10 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
 from onnxtrain.errors import CheckpointError
 
 # The same bound as FlatBuffers' verifier, which ONNX Runtime runs over checkpoints.
 MAX_TABLES = 1_000_000
+# Distinct ones.
+MAX_STRINGS = MAX_TABLES
+# More than any table of the schema has. A vtable may have room for 32,000.
+_MOST_FIELDS = 8
 # FlatBuffers' limit; ONNX Runtime does not read larger files.
 MAX_SIZE = 2**31 - 2
 
@@ -45,6 +51,7 @@ class FlatReader:
         self.tables = 0
         self._read = 0
         self._strings: dict[int, str] = {}
+        self._vtables: dict[int, tuple[int, ...]] = {}
 
     def fail(self, what: str, where: str, position: int | None = None) -> NoReturn:
         """Raise an error about the object `where`."""
@@ -95,6 +102,8 @@ class FlatReader:
     def string(self, position: int, where: str) -> str:
         """Read the string at `position`. Several objects may share one string."""
         if position not in self._strings:
+            if len(self._strings) >= MAX_STRINGS:
+                self.fail(f"the file has more than {MAX_STRINGS} strings", where, position)
             length: int = self.number("u32", position, where)
             # The terminating zero is part of the format, not of the length.
             self.claim(position, 4 + length + 1, where)
@@ -107,6 +116,30 @@ class FlatReader:
                 self.fail("a string is not valid UTF-8", where, start + error.start)
         return self._strings[position]
 
+    def vtable(self, position: int, where: str) -> tuple[int, ...]:
+        """Return the size of tables of a layout, and the offset of each field in them."""
+        if position not in self._vtables:
+            if position < 0 or position + 4 > len(self.data):
+                self.fail("the table points to a layout outside the file", where)
+            size, table_size = struct.unpack_from("<HH", self.data, position)
+            if size < 4 or size % 2 or table_size < 4:
+                self.fail("the layout of the table is damaged", where, position)
+            self.need(position, size, where)
+            fields = min(size // 2 - 2, _MOST_FIELDS)
+            offsets = struct.unpack_from(f"<{fields}H", self.data, position + 4)
+            self._vtables[position] = (table_size, *offsets)
+        return self._vtables[position]
+
+    def targets(self, start: int, count: int, where: str) -> list[int]:
+        """Return the positions that consecutive offsets point to, in a vector that was claimed."""
+        offsets = np.frombuffer(self.data, "<u4", count, start).astype(np.int64)
+        positions = offsets + np.arange(start, start + 4 * count, 4)
+        wrong = np.flatnonzero((offsets == 0) | (positions + 4 > len(self.data)))
+        if wrong.size:
+            self.follow(start + 4 * int(wrong[0]), f"{where}[{wrong[0]}]")
+        found: list[int] = positions.tolist()
+        return found
+
 
 class FlatTable:
     """A table of the file, with fields by their number in the schema."""
@@ -116,17 +149,10 @@ class FlatTable:
         reader.tables += 1
         if reader.tables > MAX_TABLES:
             reader.fail(f"the file has more than {MAX_TABLES} tables", where)
-        vtable: int = position - reader.number("i32", position, where)
-        if vtable < 0 or vtable + 4 > len(reader.data):
-            self.fail("the table points to a layout outside the file")
-        vtable_size: int = reader.number("u16", vtable, where)
-        self._table_size: int = reader.number("u16", vtable + 2, where)
-        if vtable_size < 4 or vtable_size % 2 or self._table_size < 4:
-            reader.fail("the layout of the table is damaged", where, vtable)
-        reader.need(vtable, vtable_size, where)
-        reader.claim(position, self._table_size, where)
-        self._vtable = vtable
-        self._slots = (vtable_size - 4) // 2
+        reader.need(position, 4, where)
+        vtable = position - struct.unpack_from("<i", reader.data, position)[0]
+        self._size, *self._offsets = reader.vtable(vtable, where)
+        reader.claim(position, self._size, where)
 
     def fail(self, what: str) -> NoReturn:
         """Raise an error about the table."""
@@ -147,7 +173,7 @@ class FlatTable:
     def string(self, slot: int, name: str) -> str:
         """A string; "" if it is absent."""
         at = self._target(slot, name)
-        return "" if at is None else self._reader.string(at, f"{self.where}.{name}")
+        return "" if at is None else self._reader.string(at, self.where)
 
     def table(self, slot: int, name: str) -> FlatTable | None:
         """A field that is a table."""
@@ -156,11 +182,14 @@ class FlatTable:
 
     def tables(self, slot: int, name: str) -> Iterator[FlatTable]:
         """A vector of tables."""
-        return (FlatTable(self._reader, *item) for item in self._items(slot, name))
+        where = f"{self.where}.{name}"
+        for index, position in enumerate(self._items(slot, name)):
+            yield FlatTable(self._reader, position, f"{where}[{index}]")
 
     def strings(self, slot: int, name: str) -> list[str]:
         """A vector of strings."""
-        return [self._reader.string(*item) for item in self._items(slot, name)]
+        where = f"{self.where}.{name}"
+        return [self._reader.string(position, where) for position in self._items(slot, name)]
 
     def int64s(self, slot: int, name: str, at_most: int) -> tuple[int, ...]:
         """A vector of signed 64-bit integers."""
@@ -175,35 +204,33 @@ class FlatTable:
 
     def _field(self, slot: int, size: int, name: str) -> int | None:
         """Return the position of a field, or None if it is absent."""
-        if slot >= self._slots:
-            return None
-        offset: int = self._reader.number("u16", self._vtable + 4 + 2 * slot, self.where)
+        offset = self._offsets[slot] if slot < len(self._offsets) else 0
         if offset == 0:
             return None
-        if offset < 4 or offset + size > self._table_size:
+        if offset < 4 or offset + size > self._size:
             self.fail(f"the field {name!r} lies outside its table")
         return self._position + offset
 
     def _target(self, slot: int, name: str) -> int | None:
         """Return the position of the table, vector or string in a field, or None."""
         at = self._field(slot, 4, name)
-        return None if at is None else self._reader.follow(at, f"{self.where}.{name}")
+        return None if at is None else self._reader.follow(at, self.where)
 
     def _vector(self, slot: int, item_size: int, name: str) -> tuple[int, int]:
         """Return where the items of a vector begin, and their number: 0 if it is absent."""
-        at, where = self._target(slot, name), f"{self.where}.{name}"
+        at = self._target(slot, name)
         if at is None:
             return 0, 0
-        count: int = self._reader.number("u32", at, where)
-        self._reader.claim(at, 4 + count * item_size, where)
+        count: int = self._reader.number("u32", at, self.where)
+        self._reader.claim(at, 4 + count * item_size, self.where)
         return at + 4, count
 
-    def _items(self, slot: int, name: str) -> Iterator[tuple[int, str]]:
-        """Return the position of each table or string of a vector, and what to call it."""
+    def _items(self, slot: int, name: str) -> list[int]:
+        """Return the position of each table or string of a vector."""
         start, count = self._vector(slot, 4, name)
-        for index in range(count):
-            item = f"{self.where}.{name}[{index}]"
-            yield self._reader.follow(start + 4 * index, item), item
+        if count > MAX_TABLES:
+            self.fail(f"{name} has {count} entries, where at most {MAX_TABLES} are allowed")
+        return self._reader.targets(start, count, f"{self.where}.{name}")
 
 
 # ---- writing -------------------------------------------------------------------------------------

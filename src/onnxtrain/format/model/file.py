@@ -16,7 +16,7 @@ from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
 from onnxtrain.format.model.tensor import read_entry, read_initializer
-from onnxtrain.format.model.wire import MAX_RANK, Field, Reader
+from onnxtrain.format.model.wire import MAX_PARSED, MAX_RANK, Reader
 
 _ORT_IDENTIFIER = b"ORTM"
 
@@ -32,6 +32,15 @@ class GraphField:
 
     NODE, NAME, INITIALIZER, INPUT, OUTPUT, VALUE_INFO = 1, 2, 5, 11, 12, 13
     QUANTIZATION, SPARSE_INITIALIZER = 14, 15
+
+
+# What is read here.
+_PARTS_OF_MODEL = (
+    ModelField.GRAPH, ModelField.IR_VERSION, ModelField.OPSET_IMPORT, ModelField.METADATA,
+)  # fmt: skip
+_PARTS_OF_GRAPH = (
+    GraphField.NODE, GraphField.INITIALIZER, GraphField.INPUT, GraphField.OUTPUT,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,13 +111,14 @@ class ModelFile:
 
 def graph_of(model: ModelFile, reader: Reader) -> memoryview:
     """Return the bytes of the main graph."""
-    return _one_graph(reader, reader.pick(model.data, "model", ModelField.GRAPH))
+    parts = reader.pick(model.data, "model", ModelField.GRAPH)[ModelField.GRAPH]
+    return _one_graph(reader, reader.messages(parts, "model"))
 
 
-def _one_graph(reader: Reader, parts: dict[int, list[Field]]) -> memoryview:
-    found = reader.messages(parts[ModelField.GRAPH], "model")
+def _one_graph(reader: Reader, found: list[memoryview]) -> memoryview:
     if len(found) != 1:
-        reader.fail(f"there are {len(found)} graphs instead of one: it is no ONNX model", "model")
+        count = "several" if found else "no"
+        reader.fail(f"there are {count} graphs instead of one: it is no ONNX model", "model")
     return found[0]
 
 
@@ -133,15 +143,19 @@ def _read_model(model: ModelFile, data: memoryview) -> ModelFile:
     reader = Reader(model.source_name)
     if len(data) == 0:
         reader.fail("the file is empty", "model")
-    field = ModelField
-    numbers = (field.GRAPH, field.IR_VERSION, field.OPSET_IMPORT, field.METADATA)
-    parts = reader.pick(data, "model", *numbers)
-    graph = _one_graph(reader, parts)
-    model.ir_version = reader.last_int64(parts[field.IR_VERSION], "model")
-    imports = reader.messages(parts[field.OPSET_IMPORT], "opset_import")
-    model.opsets = dict(read_opset(reader, message) for message in imports)
-    entries = reader.messages(parts[field.METADATA], "metadata_props")
-    model.properties = dict(read_entry(reader, entry) for entry in entries)
+    graphs: list[memoryview] = []
+    for part in reader.counted(data, "model", _PARTS_OF_MODEL):
+        if part.number == ModelField.GRAPH:
+            graphs = [*graphs[:1], reader.message(part, "model")]
+        elif part.number == ModelField.IR_VERSION:
+            model.ir_version = reader.int64(part, "model")
+        elif part.number == ModelField.OPSET_IMPORT:
+            domain, version = read_opset(reader, reader.message(part, "opset_import"))
+            model.opsets[domain] = version
+        elif part.number == ModelField.METADATA:
+            key, value = read_entry(reader, reader.message(part, "metadata_props"))
+            model.properties[key] = value
+    graph = _one_graph(reader, graphs)
     metadata = model.properties.pop(METADATA_KEY, None)
     if metadata is not None:
         model.metadata = read_metadata(reader, metadata)
@@ -152,13 +166,20 @@ def _read_model(model: ModelFile, data: memoryview) -> ModelFile:
 def _read_graph(model: ModelFile, reader: Reader, graph: memoryview) -> None:
     initializers: list[tuple[str, ExternalTensor | None]] = []
     values: dict[int, list[ValueType]] = {GraphField.INPUT: [], GraphField.OUTPUT: []}
-    for part in reader.fields(graph, "graph"):
+    parsed = 0
+    for part in reader.fields(graph, "graph", _PARTS_OF_GRAPH):
         if part.number == GraphField.NODE:
             reader.message(part, "graph.node")
             model.node_count += 1
-        elif part.number == GraphField.INITIALIZER:
+            continue
+        parsed += 1
+        if parsed > MAX_PARSED:
+            reader.fail("it has more inputs and initializers than any real model has", "graph")
+        if part.number == GraphField.INITIALIZER:
             message = reader.message(part, "graph.initializer")
             initializers.append(read_initializer(reader, message))
+            if not initializers[-1][0]:
+                reader.fail("it has no name", "graph.initializer")
         elif part.number in values:
             what = "input" if part.number == GraphField.INPUT else "output"
             message = reader.message(part, f"graph.{what}")

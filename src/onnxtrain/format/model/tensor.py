@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
-from onnxtrain.format.model.wire import FIXED32, FIXED64, Field, Reader
+from onnxtrain.format.model.wire import FIXED32, FIXED64, VARINT, Field, Reader, varint_bytes
 
 # The value of data_location for what is in another file.
 EXTERNAL = 1
@@ -159,6 +159,39 @@ def _typed_data(
         return memoryview(b"".join(chunks))
     # Elements narrower than a byte are packed into bytes, one number each.
     count = math.prod(stored.dims) if element.bits >= 8 else data_size(*stored)
-    values = reader.int64s(parts[number], where, most=count)
-    bits = np.array([value & 0xFFFFFFFFFFFFFFFF for value in values], np.uint64)
-    return memoryview(bits.astype(f"<u{max(element.bits // 8, 1)}").tobytes())
+    packed = [
+        varint_bytes(p.value) if p.kind == VARINT else reader.message(p, where)
+        for p in parts[number]
+    ]
+    found = sum(int(np.count_nonzero(np.frombuffer(p, np.uint8) < 0x80)) for p in packed)
+    if found != count:
+        reader.fail(f"it has {found} elements, where its shape needs {count}", where)
+    width = max(element.bits // 8, 1)
+    return memoryview(b"".join(_decoded(reader, part, width, where) for part in packed))
+
+
+_CHUNK = 1 << 16
+
+
+def _decoded(reader: Reader, packed: bytes | memoryview, width: int, where: str) -> bytes:
+    """Return varints as numbers of `width` bytes, a chunk at a time: each may be a single byte."""
+    data, start = np.frombuffer(packed, np.uint8), 0
+    if data.size and data[-1] >= 0x80:
+        reader.fail("a number is cut off: the file is truncated or damaged", where)
+    made = []
+    while start < len(data):
+        part = data[start : start + _CHUNK]
+        last = np.flatnonzero(part < 0x80)
+        if not last.size:
+            reader.fail("a number has more than ten bytes", where)
+        first = np.concatenate([[0], last[:-1] + 1])
+        if int((last - first).max()) >= 10:
+            reader.fail("a number has more than ten bytes", where)
+        values = np.zeros(len(last), np.uint64)
+        for index in range(int((last - first).max()) + 1):
+            has = first + index <= last
+            digits = part[first[has] + index].astype(np.uint64) & np.uint64(0x7F)
+            values[has] |= digits << np.uint64(7 * index)
+        made.append(values.astype(f"<u{width}").tobytes())
+        start += int(last[-1]) + 1
+    return b"".join(made)

@@ -8,14 +8,15 @@ of fields is bounded. Every error is a `ModelError` that names the file, the obj
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
 from onnxtrain.errors import ModelError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-# Far more than the largest models have.
-MAX_FIELDS = 4_000_000
+# Far more than the largest models have: of fields in all, and of those that are parsed, such as
+# initializers, or the parts of one of them.
+MAX_FIELDS, MAX_PARSED = 4_000_000, 300_000
 # numpy and onnxruntime have lower limits.
 MAX_RANK = 64
 
@@ -58,8 +59,10 @@ class Reader:
                 return result & 0xFFFFFFFFFFFFFFFF, position + index + 1
         return self.fail("a number has more than ten bytes", where, position)
 
-    def fields(self, message: memoryview, where: str) -> Iterator[Field]:
-        """The fields of a message, in the order of the file."""
+    def fields(
+        self, message: memoryview, where: str, wanted: Container[int] | None = None
+    ) -> Iterator[Field]:
+        """The fields of a message, in the order of the file: all, or those of some numbers."""
         position, size = 0, len(message)
         while position < size:
             self._left -= 1
@@ -83,7 +86,8 @@ class Reader:
                 end = position + length
                 if end > size:
                     self.fail(_too_long(length, size - position), where, start)
-                yield Field(number, kind, 0, message[position:end], start, end)
+                if wanted is None or number in wanted:
+                    yield Field(number, kind, 0, message[position:end], start, end)
                 position = end
             elif kind == VARINT:
                 value, position = self.varint(message, position, where)
@@ -101,10 +105,17 @@ class Reader:
     def pick(self, message: memoryview, where: str, *numbers: int) -> dict[int, list[Field]]:
         """The fields of a message that have these numbers, by number."""
         found: dict[int, list[Field]] = {number: [] for number in numbers}
-        for field in self.fields(message, where):
-            if field.number in found:
-                found[field.number].append(field)
+        for field in self.counted(message, where, found):
+            found[field.number].append(field)
         return found
+
+    def counted(self, message: memoryview, where: str, wanted: Container[int]) -> Iterator[Field]:
+        """The fields of some numbers, of which there may not be too many."""
+        found = (field for field in self.fields(message, where, wanted) if field.number in wanted)
+        for count, field in enumerate(found):
+            if count == MAX_PARSED:
+                self.fail("there are more fields than any real model has", where)
+            yield field
 
     # ---- values of fields --------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from onnxtrain.errors import BlockError, ModelError, UnknownNameError
+from onnxtrain.errors import BlockError, UnknownNameError
 from onnxtrain.offline.blocks.values import (
     all_graphs,
     defined_names,
@@ -27,8 +27,9 @@ from onnxtrain.offline.blocks.values import (
     unknown,
     without_weights,
 )
+from onnxtrain.offline.frontend.external_data import read_external_tensor, tensors_of
 from onnxtrain.offline.graph.declared import name_open_dims, settled, state
-from onnxtrain.offline.graph.infer import check_proto, infer_proto, root_cause
+from onnxtrain.offline.graph.infer import check_proto, infer_proto
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.versions import FLOOR_IR_VERSION, FLOOR_OPSET
 
@@ -173,7 +174,7 @@ def base(
     own = copy.deepcopy(model)
     drop_default_inputs(own)
     if model_path is not None:
-        _read_small_tensors(own, Path(model_path).parent)
+        _read_small_tensors(own, model_path)
     with _entered(ModelAccessor(own, model_path)) as accessor:
         yield accessor
 
@@ -231,21 +232,13 @@ def current_library() -> str | os.PathLike[str] | None:
     return _library.get()
 
 
-def _read_small_tensors(model: onnx.ModelProto, folder: Path) -> None:
-    """Read what shape inference may need, and all inside of subgraphs, where onnx looks for it.
+def _read_small_tensors(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
+    """Read what shape inference may need, and all outside of the graph's own initializers.
 
-    The rest stays in the files beside the model.
+    onnx would look for those in the working directory. The rest stays beside the model.
     """
-    small = (tensor for tensor in model.graph.initializer if not is_large(tensor))
-    bodies = (body for body in all_graphs(model.graph) if body is not model.graph)
-    for tensor in itertools.chain(small, *(body.initializer for body in bodies)):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            try:
-                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            except Exception as error:  # of the file system, or of onnx's own checks
-                raise ModelError(
-                    f"the tensor {tensor.name!r} cannot be read from its file beside the model: "
-                    f"{root_cause(error)}"
-                ) from None
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
+    stay = {tensor.name for tensor in model.graph.initializer if is_large(tensor)}
+    own = len(model.graph.initializer)
+    for place, tensor in enumerate(tensors_of(model)):
+        if place >= own or tensor.name not in stay:
+            read_external_tensor(tensor, path)

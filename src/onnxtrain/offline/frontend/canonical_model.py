@@ -41,13 +41,14 @@ from onnxtrain.offline.graph.subgraphs import values_of
 FROM_CONSTANT = "from a Constant node"  # in the meta of an initializer
 
 
-def canonical_model(model: ModelLike) -> ir.Model:
+def canonical_model(model: ModelLike, *, located: bool = False) -> ir.Model:
     """Return a model of plain operators at opset 18 or later, with every shape inferred.
 
+    `located` is for a model in which `blocks.values.locate` has written full paths of files.
     BatchNormalization keeps the mode that the model gives it: `set_batch_norm_mode` decides.
     """
     with model_error_context("preparing"):
-        loaded = load(model)
+        loaded = load(model, located=located)
         check_opset(loaded)
         release_initializers(loaded)
         adopt_unofficial(loaded)

@@ -1,14 +1,24 @@
-"""The tensors of a model, in the file or in external files, which are mapped and not read."""
+"""The tensors of a model, in the file or in external files, which are mapped and not read.
+
+A model may name any file, and what it names ends up in artifacts. So only files in the folder of
+the model are read: no absolute path, no way out by `..` or a link, no second name (a hard link).
+onnx checks that too, or not, depending on its version; nothing here relies on it.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.frontend.canonicalize import DEFAULTS_AS_INPUTS_UNTIL
+from onnxtrain.offline.frontend.wellformed import require_well_formed_tensor
 from onnxtrain.offline.graph.infer import SMALL
 from onnxtrain.offline.graph.shapes import dims_of, may_be_same
 
@@ -93,28 +103,121 @@ def _require_file(
 
 
 def _in_folder_of(path: Path, tensor: ir.ExternalTensor, where: str) -> ir.ExternalTensor:
-    """Refuse a file outside of the folder of the model: it would be copied into the result.
+    """Refuse a file outside of the folder of the model: it would be copied into the result."""
+    home, inside = _place_beside(path, tensor.path, where)
+    os.close(_open_inside(home, inside, where))
+    if home == path.parent.resolve():
+        return tensor
+    moved = moved_to(tensor, str(inside), home)
+    moved.meta[_DECLARED_LOCATION] = tensor.location, tensor.base_dir
+    return moved
+
+
+def _place_beside(path: Path, file: str | os.PathLike[str], where: str) -> tuple[Path, Path]:
+    """Return the folder that a file beside a model is in, and its place there, free of links.
 
     Caches of downloaded models consist of links to one store. There the model is a link as well,
     and its files may be where that leads.
     """
-    file, named = Path(tensor.path).resolve(), Path(os.path.normpath(tensor.path))
-    folder, store = path.parent.resolve(), path.resolve().parent
-    home = next((h for h in (folder, store) if file.is_relative_to(h)), None)
+    real, named = Path(file).resolve(), Path(os.path.normpath(file))
+    homes = path.parent.resolve(), path.resolve().parent
+    home = next((h for h in homes if real.is_relative_to(h)), None)
     if home is None or not named.is_relative_to(os.path.normpath(path.parent)):
         raise ModelError(
             f"{where}, which lies outside of the folder of the model: put it there, and let the "
             "model name it by its name alone"
         )
-    if file.stat().st_nlink > 1:
-        raise ModelError(
-            f"{where}, which has another name elsewhere (a hard link): put a copy in its place"
-        )
-    if home == folder:
-        return tensor
-    moved = moved_to(tensor, str(file.relative_to(home)), home)
-    moved.meta[_DECLARED_LOCATION] = tensor.location, tensor.base_dir
-    return moved
+    return home, real.relative_to(home)
+
+
+def _open_inside(home: Path, inside: Path, where: str) -> int:
+    """Open a file for reading, and check what was opened: a name may lead elsewhere by then."""
+    no_link = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDONLY | no_link | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        if os.open not in os.supports_dir_fd:
+            opened = os.open(home / inside, flags)
+        else:
+            opened = os.open(home, os.O_RDONLY)
+            for part in inside.parts:
+                outer = opened
+                try:
+                    opened = os.open(part, flags, dir_fd=outer)
+                finally:
+                    os.close(outer)
+    except OSError as error:
+        raise ModelError(f"{where}, which cannot be read: {error.strerror}") from None
+    about = os.fstat(opened)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        os.close(opened)
+        other = "has another name elsewhere (a hard link)"
+        kind = other if stat.S_ISREG(about.st_mode) else "is no ordinary file"
+        raise ModelError(f"{where}, which {kind}: put a copy in its place")
+    return opened
+
+
+def read_external_tensor(tensor: onnx.TensorProto, path: str | os.PathLike[str]) -> None:
+    """Read a tensor from its file beside a model into the proto, in place."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return
+    require_well_formed_tensor(tensor, f"the tensor {tensor.name!r}")
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    where = f"the tensor {tensor.name!r} is in the file {entries['location']!r}"
+    model = Path(path).absolute()
+    file = model.parent / entries["location"]
+    if not file.is_file():
+        raise ModelError(f"{where}, which is not there: put it beside the model")
+    itemsize = ir.DataType(tensor.data_type).bitwidth / 8
+    needed = math.ceil(math.prod(tensor.dims) * itemsize)
+    offset, length = int(entries.get("offset", 0)), int(entries.get("length", needed))
+    with open(_open_inside(*_place_beside(model, file, where), where), "rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if length != needed or size < offset + needed:
+            raise ModelError(
+                f"{where}, as {length} of its {size} bytes from {offset} on, where {needed} are "
+                "needed: it is truncated, or belongs to another model"
+            )
+        opened.seek(offset)
+        tensor.raw_data = opened.read(needed)
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    del tensor.external_data[:]
+
+
+def read_external_data(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
+    """Read all tensors of a model from their files beside it, in place."""
+    for tensor in tensors_of(model):
+        read_external_tensor(tensor, path)
+
+
+def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor of a model, its own initializers first.
+
+    Those of bodies and functions are among them, and those in attributes.
+    """
+    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [*model.functions, model.graph]
+    while waiting:
+        body = waiting.pop()
+        if isinstance(body, onnx.GraphProto):
+            yield from body.initializer
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+                waiting.extend(attribute.graphs)
+                if attribute.HasField("g"):
+                    waiting.append(attribute.g)
+
+
+def require_own_files(model: onnx.ModelProto) -> None:
+    """Refuse a model without a path whose tensors are outside of the working directory."""
+    beside = Path.cwd() / "model"
+    for tensor in tensors_of(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            location = next((e.value for e in tensor.external_data if e.key == "location"), "")
+            where = f"the given ModelProto keeps the tensor {tensor.name!r} in {location!r}"
+            if location and "\0" not in location:
+                _place_beside(beside, beside.parent / location, where)
 
 
 def moved_to(

@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.offline.graph.initializers import rename_initializer
-from onnxtrain.offline.graph.limits import DEEPEST, require
 from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.subgraphs import subgraphs_of, take_out
 
@@ -21,7 +20,6 @@ def inline_functions(model: ir.Model) -> None:
     """Replace every call of a model-local function by its body, in place."""
     if not model.functions:
         return
-    _require_moderate_size(model)
     names = Names.of(model.graph)
     waiting = [n for n in model.graph.all_nodes() if n.op_identifier() in model.functions]
     while waiting:
@@ -33,58 +31,6 @@ def inline_functions(model: ir.Model) -> None:
         written = _write_body(node, function, names)
         waiting.extend(n for n in written if n.op_identifier() in model.functions)
     model.functions.clear()
-
-
-def _require_moderate_size(model: ir.Model) -> None:
-    """Refuse functions that call themselves, or that would be too many nodes, or too deep ones."""
-    sizes: dict[ir.OperatorIdentifier, tuple[int, int]] = {}  # nodes, and how deep they lie
-    for called in _callees_first(model):
-        sizes[called] = _extent(model.functions[called].graph, sizes)
-    total, depth = _extent(model.graph, sizes)
-    require("inlined_nodes", total, "once its functions are inlined, the model has nodes:")
-    if depth > DEEPEST:
-        raise ModelError(
-            f"once its functions are inlined, the model has {depth} subgraphs in each other; a "
-            f"file can hold {DEEPEST}"
-        )
-
-
-def _extent(
-    graph: ir.Graph, sizes: Mapping[ir.OperatorIdentifier, tuple[int, int]]
-) -> tuple[int, int]:
-    """Return the number of nodes of a graph when all calls are inlined, and how deep they lie."""
-    total, deepest, waiting = 0, 0, [(graph, 0)]
-    while waiting:
-        body, depth = waiting.pop()
-        for node in body:
-            count, levels = sizes.get(node.op_identifier(), (1, 0))
-            total, deepest = total + count, max(deepest, depth + levels)
-            waiting.extend((inner, depth + 1) for inner in subgraphs_of(node))
-    return total, deepest
-
-
-def _callees_first(model: ir.Model) -> list[ir.OperatorIdentifier]:
-    """Return the functions in an order in which each comes after those that it calls."""
-    calls = {
-        called: {n.op_identifier() for n in function.all_nodes()} & model.functions.keys()
-        for called, function in model.functions.items()
-    }
-    callers: dict[ir.OperatorIdentifier, list[ir.OperatorIdentifier]] = {c: [] for c in calls}
-    for caller, called_ones in calls.items():
-        for called in called_ones:
-            callers[called].append(caller)
-    missing = {caller: len(called_ones) for caller, called_ones in calls.items()}
-    order = [caller for caller, count in missing.items() if not count]
-    for called in order:
-        for caller in callers[called]:
-            missing[caller] -= 1
-            if not missing[caller]:
-                order.append(caller)
-    stuck = [called for called, count in missing.items() if count]
-    if stuck:
-        names = ", ".join(repr(name) for _, name, _ in stuck[:4])
-        raise ModelError(f"functions of the model call themselves, or each other in turn: {names}")
-    return order
 
 
 def _write_body(node: ir.Node, function: ir.Function, names: Names) -> list[ir.Node]:

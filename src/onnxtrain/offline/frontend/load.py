@@ -9,11 +9,12 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.offline.frontend.external_data import settle_tensors
+from onnxtrain.offline.frontend.extent import require_moderate_extent
+from onnxtrain.offline.frontend.external_data import require_own_files, settle_tensors
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.declared import says_nothing
 from onnxtrain.offline.graph.infer import root_cause
-from onnxtrain.offline.graph.limits import DEEPEST, require
+from onnxtrain.offline.graph.limits import require
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
 
 USE_PATH_THRESHOLD = 2147483648  # bytes; a larger model is given by its path
@@ -21,9 +22,12 @@ STATES_OPSETS = 3  # the first IR version that does; before, there was opset 1
 ModelLike = onnx.ModelProto | str | os.PathLike[str]
 
 
-def load(model: ModelLike) -> ir.Model:
-    """Load a model from a proto or a path, without reading external weights into memory."""
-    proto, path = read_model(model)
+def load(model: ModelLike, *, located: bool = False) -> ir.Model:
+    """Load a model from a proto or a path, without reading external weights into memory.
+
+    In one that is `located`, onnxtrain itself has written full paths to files that it has checked.
+    """
+    proto, path = read_model(model, located=located)
     origin = "the given ModelProto" if path is None else repr(str(path))
     loaded = _from_proto(proto, origin)
     if path is not None:
@@ -43,16 +47,19 @@ _REMEDY_FOR = {
 }
 
 
-def read_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
+def read_model(model: ModelLike, *, located: bool = False) -> tuple[onnx.ModelProto, Path | None]:
     """Return a model as a proto, and its path if it was given by one; external data stay there."""
     if isinstance(model, onnx.ModelProto):
+        require_moderate_extent(model)
         try:
             size = model.ByteSize()
         except Exception as error:  # names of bytes that are no text, or graphs in graphs in graphs
             raise ModelError(f"the given ModelProto cannot be written down: {error}") from None
+        if not located:
+            require_own_files(model)
         if size > USE_PATH_THRESHOLD:
             raise ModelError("the model is larger than 2 GB: give the path of its file instead")
-        return _checked(model), None
+        return _without_maps(model), None
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             "a model is an onnx.ModelProto or a path to a file, not "
@@ -72,12 +79,12 @@ def read_model(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
             f"{str(path)!r} is not an ONNX model, or it is truncated ({path.stat().st_size} "
             f"bytes){_resembles(path)}"
         ) from None
-    return _checked(read), path
+    require_moderate_extent(read)
+    return _without_maps(read), path
 
 
-def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Refuse a model that is too large, or of dictionaries, as scikit-learn's converters write."""
-    _check_extent(model)
+def _without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Refuse a model of dictionaries, as converters of scikit-learn write it by default."""
     zipped = [name for node in model.graph.node if node.op_type == "ZipMap" for name in node.output]
     if zipped:
         raise ModelError(
@@ -87,29 +94,6 @@ def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _check_extent(model: onnx.ModelProto) -> None:
-    """Refuse too many nodes, and graphs or types that lie too deep in each other to be walked."""
-    count, waiting = 0, [(model.graph, 0), *((function, 0) for function in model.functions)]
-    while waiting:
-        body, depth = waiting.pop()
-        count += len(body.node)
-        if depth > DEEPEST:
-            raise ModelError(f"the model has more than {DEEPEST} subgraphs in each other")
-        for node in body.node:
-            for attribute in node.attribute:
-                if attribute.type in _GRAPHS:
-                    waiting.extend((g, depth + 1) for g in (attribute.g, *attribute.graphs))
-    require("nodes", count, "the model has nodes:")
-    for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        kind, depth = info.type, 0
-        while (holds := kind.WhichOneof("value")) in _CONTAINERS:
-            kind, depth = getattr(getattr(kind, holds), _CONTAINERS[holds]), depth + 1
-            if depth > DEEPEST:
-                raise ModelError(f"the type of {info.name!r} has more than {DEEPEST} levels")
-
-
-_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-_CONTAINERS = {"sequence_type": "elem_type", "optional_type": "elem_type", "map_type": "value_type"}
 _SIGNATURES = (
     (0, b"version https://git-lfs", "a Git LFS pointer: fetch the file itself with 'git lfs pull'"),
     (0, b"PK\x03\x04", "a zip archive: unpack it, or export the checkpoint in it to ONNX"),

@@ -48,7 +48,7 @@ def require_well_formed(model: onnx.ModelProto, origin: str) -> None:
         visible = (*around, _defined(body, origin))
         if isinstance(body, onnx.GraphProto):
             for tensor in body.initializer:
-                _check_tensor(tensor, f"{origin}: the initializer {tensor.name!r}")
+                require_well_formed_tensor(tensor, f"{origin}: the initializer {tensor.name!r}")
             for sparse in body.sparse_initializer:
                 raise ModelError(
                     f"{origin}: the initializer {sparse.values.name!r} is sparse, which onnxtrain "
@@ -163,10 +163,13 @@ def _check_node(node: onnx.NodeProto, origin: str) -> None:
             )
         is_tensor = attribute.type == onnx.AttributeProto.TENSOR and not attribute.ref_attr_name
         for tensor in [attribute.t] if is_tensor else attribute.tensors:
-            _check_tensor(tensor, f"{where}: the tensor in its attribute {attribute.name!r}")
+            require_well_formed_tensor(
+                tensor, f"{where}: the tensor in its attribute {attribute.name!r}"
+            )
 
 
-def _check_tensor(tensor: onnx.TensorProto, what: str) -> None:
+def require_well_formed_tensor(tensor: onnx.TensorProto, what: str) -> None:
+    """Raise a ModelError for a tensor whose type, shape and data do not fit each other."""
     try:
         dtype = ir.DataType(tensor.data_type)
     except ValueError:

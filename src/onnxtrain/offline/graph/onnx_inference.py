@@ -13,7 +13,7 @@ constants and sizes in the model. `_Bits` bounds them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -65,28 +65,50 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    graph = onnx.AttributeProto.GRAPH
-    return [a.g for a in node.attribute if a.type == graph]
+    return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
 
 
 def _nodes_to_hide(model: onnx.ModelProto) -> frozenset[int]:
     """Return the places of nodes that compute with shapes and may read a long vector."""
-    found = _Bits(model.graph)
+    if not model.functions and not _may_have_long_vectors(model.graph):
+        return frozenset()
+    found = _Bits({(f.domain, f.name): f for f in model.functions})
+    found.walk(model.graph)
     return frozenset(found.hidden)
+
+
+def _may_have_long_vectors(graph: onnx.GraphProto) -> bool:
+    """Tell whether any value is a long vector, or may be one as far as is known."""
+    typed = set()
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        kind = info.type.tensor_type
+        if kind.HasField("shape"):
+            typed.add(info.name)
+            dims = kind.shape.dim
+            if len(dims) == 1 and not 0 < dims[0].dim_value < 1 << _LONG:
+                return True
+    if any(len(t.dims) == 1 and t.dims[0] >= 1 << _LONG for t in graph.initializer):
+        return True
+    for node in graph.node:
+        if not typed.issuperset(filter(None, node.output)) and node.op_type != "Constant":
+            return True
+        if any(map(_may_have_long_vectors, _bodies(node))):
+            return True
+    return False
 
 
 class _Bits:
     """Bounds, in bits, the numbers that values hold, and their dimensions."""
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self.hidden: list[int] = []
+    def __init__(self, functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> None:
+        self.hidden: list[int] = []  # places of nodes, in the order of `_nodes`
+        self._functions = functions
         self._place = -1
         self._numbers: dict[str, float] = {}
         self._dims: dict[str, float] = {}
         self._infos: Infos = {}
-        self._walk(graph)
 
-    def _walk(self, graph: onnx.GraphProto) -> None:
+    def walk(self, graph: onnx.GraphProto) -> None:
         for info in (*graph.input, *graph.value_info, *graph.output):
             self._infos[info.name] = info.type
         for info in graph.input:
@@ -98,15 +120,38 @@ class _Bits:
                 self._infos[tensor.name] = onnx.TypeProto()
                 shape = self._infos[tensor.name].tensor_type.shape
                 shape.dim.add(dim_value=tensor.dims[0])
-        for node in graph.node:
+        self._walk_nodes(graph.node)
+
+    def _walk_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in nodes:
             self._place += 1
             place = self._place
+            function = self._functions.get((node.domain, node.op_type))
+            if function is not None:
+                if self._call(node, function):
+                    self.hidden.append(place)
+                continue
             for body in _bodies(node):
-                self._walk(body)
+                self.walk(body)
             self._bound(node)
             computes = node.op_type in _ARITHMETIC and not node.domain
             if computes and any(self._is_long(name) for name in node.input if name):
                 self.hidden.append(place)
+
+    def _call(self, node: onnx.NodeProto, function: onnx.FunctionProto) -> bool:
+        """Bound the results of a function; tell whether a node in it is to be hidden."""
+        inside = _Bits(self._functions)
+        for own, given in zip(function.input, node.input, strict=False):
+            inside._numbers[own] = self._numbers.get(given, 0.0)
+            inside._dims[own] = self._dims.get(given, 0.0)
+            if given in self._infos:
+                inside._infos[own] = self._infos[given]
+        inside._walk_nodes(function.node)
+        for own, made in zip(function.output, node.output, strict=False):
+            known = self._known_dims(made)
+            self._numbers[made] = inside._numbers.get(own, 0.0)
+            self._dims[made] = inside._dims.get(own, 0.0) if known is None else known
+        return bool(inside.hidden)
 
     def _is_long(self, name: str) -> bool:
         """Whether a value is a vector, as far as is known, that is long or could become so."""

@@ -9,10 +9,12 @@ from typing import Any
 
 import onnx
 
-from onnxtrain.errors import BlockError
+from onnxtrain.errors import BlockError, ModelError
 from onnxtrain.offline.blocks.accessor import ModelAccessor, current
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.merge import merge
+from onnxtrain.offline.frontend.external_data import read_external_data
+from onnxtrain.offline.frontend.load import read_model
 
 
 class FunctionLoss(Block):
@@ -105,9 +107,10 @@ class ModelLoss(Block):
         super().__init__()
         if isinstance(model, (str, os.PathLike)):
             try:
-                model = onnx.load(model)
-            except Exception as error:  # each of the formats that onnx reads has its own errors
-                raise BlockError(f"{model!r} cannot be read as a loss model: {error}") from None
+                model, path = read_model(model)
+                read_external_data(model, path or "")
+            except ModelError as error:
+                raise BlockError(f"this cannot be read as a loss model: {error}") from None
         if not isinstance(model, onnx.ModelProto):
             raise BlockError(f"a loss model is an onnx.ModelProto or a path, not {model!r}")
         if not model.graph.output:

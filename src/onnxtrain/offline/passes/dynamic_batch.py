@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxtrain.errors import ModelError
+from onnxtrain.offline.frontend.external_data import read_external_data
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 
 Array = npt.NDArray[Any]
@@ -30,7 +31,7 @@ def with_dynamic_batch(model: ModelLike) -> onnx.ModelProto:
     original = onnx.ModelProto()
     original.CopyFrom(given)
     if path is not None:
-        onnx.load_external_data_for_model(original, str(path.parent))
+        read_external_data(original, path)
     stored = {tensor.name for tensor in original.graph.initializer}
     inputs = [info for info in original.graph.input if info.name not in stored]
     size = _first_dim(inputs[0]) if inputs else 0

@@ -156,7 +156,7 @@ def _replace(
     layer, behind = _find_layer(graph, output, values)
     node, old_weight = layer.node, layer.node.inputs[layer.index]
     group = node.attributes.get_int("group", 1)
-    if classes % group:
+    if group < 1 or classes % group:
         why = f"with {group} groups, which do not divide {classes} classes"
         raise _no_layer(output, node, why, values)
     kept = [
@@ -229,6 +229,8 @@ def _layer(
     shape = static_dims(weight)
     if shape is None or len(shape) < 2:
         raise _no_layer(output, node, "whose weight is not known to be a matrix", values)
+    if 0 in shape:
+        raise _no_layer(output, node, "whose weight has no elements", values)
     if node.op_type == "Conv":
         return _Layer(node, index, shape, 0, math.prod(shape[1:]), 0)
     last = len(shape) - 1

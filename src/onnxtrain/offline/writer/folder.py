@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-from contextlib import ExitStack
-from itertools import takewhile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +22,7 @@ from onnxtrain.format.committed_folder import (
     sync_folder,
 )
 from onnxtrain.format.folder_lock import changing
-from onnxtrain.format.replace_file import ScratchFolder
+from onnxtrain.format.replace_file import ScratchFolder, make_folder
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ class Folder:
 
     def __enter__(self) -> Folder:
         try:
-            self._created = _make_folder(self._place)
+            self._created = make_folder(self._place)
             self._scratch = self._open.enter_context(ScratchFolder(self._place))
         except OSError as error:
             self._remove_created()
@@ -69,8 +67,9 @@ class Folder:
             self._remove_created()
 
     def _remove_created(self) -> None:
-        for folder in self._created[-1:]:  # the outermost
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another process writes there, too
+            for folder in self._created:
+                folder.rmdir()
 
     def file(self, name: str) -> Path:
         """Return where to write a file before it is published, under its final name."""
@@ -107,10 +106,7 @@ class Folder:
             if (self._place / name).is_dir():
                 raise IsADirectoryError(f"{self._place / name} is a directory")
         list_files(self._scratch.path, names, others)
-        for folder in (self._scratch.path, *self._created):
-            sync_folder(folder)
-        for folder in self._created[-1:]:
-            sync_folder(folder.parent)
+        sync_folder(self._scratch.path)
         with changing(self._place):
             self._scratch.release()
             os.rename(self._scratch.path, self._place / COMMITTED)
@@ -138,13 +134,6 @@ def _checked(prefix: str) -> str:
             "artifact_directory instead"
         )
     return prefix
-
-
-def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder and those around it; return the new ones, the innermost first."""
-    missing = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _sync(file: Path) -> None:

@@ -24,6 +24,10 @@ from onnxtrain.offline.writer.folder import Folder
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnxtrain", "com.microsoft")
 # Of constants, which onnxruntime copies for each graph; a workstation may lack the memory.
 _MOST_BYTES = 1 << 30
+# Of all parameters, which are read.
+_MOST_STORED = 1 << 31
+# Of one graph. The time that onnxruntime takes to load a chain is the square of its length.
+_MOST_NODES = 100_000
 
 
 def verify(
@@ -38,13 +42,20 @@ def verify(
             "the library that has them as custom_op_library.",
         )
 
-    constants = dict(read_checkpoint(folder.file("checkpoint")).frozen)
+    largest = max(sum(1 for _ in model.graph.all_nodes()) for model in models.values())
+    if largest > _MOST_NODES:
+        return (
+            f"The graphs were not loaded, as the largest has {largest:,} nodes, which takes "
+            "onnxruntime minutes: open them once with TrainingSession.",
+        )
+    files = [folder.file("checkpoint"), folder.file("checkpoint.data")]
+    stored = sum(file.stat().st_size for file in files if file.exists())
+    if stored > _MOST_STORED:
+        return (_too_large("parameters", stored),)
+    constants = dict(read_checkpoint(files[0]).frozen)
     size = sum(len(tensor_bytes(tensor)) for tensor in constants.values())
     if size > _MOST_BYTES:
-        return (
-            f"The graphs were not loaded, as their constants take {size / 2**30:.1f} GB: open them "
-            "once with TrainingSession where there is enough memory.",
-        )
+        return (_too_large("constants", size),)
 
     def options() -> Any:
         made = default_options()
@@ -74,3 +85,10 @@ def verify(
                 "with verify=False (--no-verify)"
             ) from None
     return ()
+
+
+def _too_large(what: str, size: int) -> str:
+    return (
+        f"The graphs were not loaded, as their {what} take {size / 2**30:.1f} GB: open them once "
+        "with TrainingSession where there is enough memory."
+    )
