@@ -287,7 +287,7 @@ def training_graph(
     """Return the graph that adds the gradients to buffers, or overwrites them on lazy reset.
 
     Nothing changes if the loss or a gradient is not finite. With `early`, gradients do not wait for
-    each other: one is added if the loss and the gradient itself are finite.
+    each other: one is added if the loss and the gradients so far are finite.
     """
     own = _Copy.of(source)
     op, graph = own.op, own.model.graph
@@ -300,7 +300,7 @@ def training_graph(
     graph.inputs.extend([*buffers.values(), reset])
     loss, statistics = graph.outputs[0], list(own.updates.values())
     order = own.in_order()
-    check = check_finite(op, order, list(own.gradients), loss, statistics)
+    check = check_finite(op, order, list(own.gradients), loss, statistics, early=early)
 
     def total(v: ir.Value) -> ir.Value:
         added = op.Add(buffers[v], own.gradients[v])
@@ -353,7 +353,7 @@ def step_graph(
     if proximal:
         gradients = add_proximal(op, graph, gradients)
     parameters, statistics = list(own.gradients), list(own.updates.values())
-    check = optimizer.check(op, gradients, parameters, graph.outputs[0], statistics)
+    check = optimizer.check(op, gradients, parameters, graph.outputs[0], statistics, early=early)
     on_cpu = target == "cpu"
     updated = write_update(
         op, graph, optimizer, parameters, gradients,

@@ -66,7 +66,8 @@ class Executor:
         signature = self.signature
         updated = (n for n in signature.updated if self.state.is_trainable(n))
         names = signature.trained or tuple(updated)
-        found = () if sums is None else np.isfinite(sums).tolist()
+        # With a memory budget, one sum stands for all gradients.
+        found = () if sums is None or sums.size <= len(names) else np.isfinite(sums).tolist()
         return tuple(n for n, is_finite in zip(names, found, strict=False) if not is_finite)
 
     @property

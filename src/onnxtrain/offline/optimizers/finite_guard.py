@@ -21,7 +21,7 @@ the elements are summed, which overflow where they are about to become infinite 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -41,8 +41,9 @@ class FiniteCheck:
     passed: ir.Value  # BOOL[1]
     sums: ir.Value  # a vector: of each gradient, of the loss, of the running statistics
     of_gradients: ir.Value  # those of the gradients alone
-    by_parameter: Mapping[ir.Value, ir.Value]
-    others: Sequence[ir.Value]  # those of the loss and of the running statistics
+    # Of an early check: 0 or NaN, of the gradients so far, and before the first gradient.
+    by_parameter: Mapping[ir.Value, ir.Value] = field(default_factory=dict)
+    before: ir.Value | None = None
 
     def outputs(self, op: Ops) -> list[ir.Value]:
         """Return the flag and the sums as outputs of a graph, under their names."""
@@ -70,6 +71,7 @@ def check_finite(
     statistics: Sequence[ir.Value] = (),
     *,
     sum_of: Sum = plain_sum,
+    early: bool = False,
 ) -> FiniteCheck:
     """Write the check of all gradients, the loss and the new running statistics.
 
@@ -80,6 +82,9 @@ def check_finite(
         loss: the loss, if the graph computes it.
         statistics: the new running statistics, which share one sum.
         sum_of: what tells whether a gradient is finite.
+        early: let each update wait for no more than the gradients before it. Then there is one
+            value for all gradients so far: a sum for each would stay in memory until the end, in
+            the midst of what is freed. It needs a loss.
 
     """
     scope, op.scope = op.scope, "finite_check"
@@ -92,17 +97,24 @@ def check_finite(
     if statistics:
         flat = [flattened(op, op.cast(v, kind)) for v in statistics]
         rest.append(op.ReduceSum(op.concat(flat, axis=0), keepdims=1))
+    if early:
+        last = before = op.ReduceSum(op.Mul(op.concat(rest, axis=0), 0.0), keepdims=1)
+        for p in reversed(list(gradients)):  # in the order in which they are computed
+            made[p] = last = op.Add(last, op.Mul(made[p], 0.0))
+        op.scope = scope
+        return FiniteCheck(_are_finite(op, last), last, last, made, before)
     of_gradients = op.concat([made[p] for p in order], axis=0)
     sums = op.Concat(of_gradients, *rest, axis=0) if rest else of_gradients
     passed = _are_finite(op, sums)
     op.scope = scope
-    return FiniteCheck(passed, sums, of_gradients, made, rest)
+    return FiniteCheck(passed, sums, of_gradients)
 
 
 def early_check(op: Ops, check: FiniteCheck, parameter: ir.Value | None = None) -> ir.Value:
-    """Return whether the loss, the statistics and the gradient of one parameter are finite."""
-    own = [] if parameter is None else [check.by_parameter[parameter]]
-    return _are_finite(op, op.concat([*own, *check.others], axis=0))
+    """Return whether the loss, the statistics and the gradients up to one are finite."""
+    so_far = check.before if parameter is None else check.by_parameter[parameter]
+    assert so_far is not None
+    return _are_finite(op, so_far)
 
 
 def _are_finite(op: Ops, sums: ir.Value) -> ir.Value:

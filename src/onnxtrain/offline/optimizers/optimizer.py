@@ -160,6 +160,8 @@ class Optimizer(ForwardBlock):
         order: Sequence[ir.Value],
         loss: ir.Value | None = None,
         statistics: Sequence[ir.Value] = (),
+        *,
+        early: bool = False,
     ) -> FiniteCheck:
         """Write the check whether a step is finite; see `check_finite`."""
         sum_of: Sum = plain_sum
@@ -167,7 +169,8 @@ class Optimizer(ForwardBlock):
             sum_of = sum_of_squares
         elif self.squares and self.clip_grad is None:
             sum_of = fast_sum_of_squares
-        return check_finite(op, gradients, order, loss, statistics, sum_of=sum_of)
+        early = early and sum_of is not sum_of_squares
+        return check_finite(op, gradients, order, loss, statistics, sum_of=sum_of, early=early)
 
     def _updates(
         self,
@@ -299,8 +302,8 @@ def write_update(
     for each parameter `<p>.updated` and `<p>.momentum<k>.updated`, then the new running statistics.
     With `in_place` they are the old values where the check has not passed, and they may be written
     over the values that they replace, in whatever order nodes run. Without a check, the gradients
-    are checked. An `early` update does not wait for other gradients, which takes less memory: it is
-    made if the loss and its own gradient are finite.
+    are checked. An `early` update does not wait for later gradients, which takes less memory: it is
+    made if the loss and the gradients so far are finite.
     """
     slots = [Slot(p, gradients[p], _states(op, optimizer, p)) for p in parameters]
     learning_rate = _input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
