@@ -319,11 +319,11 @@ def training_graph(
     elif early:
         statistics_passed = early_check(op, check)
         passed = after_readers(op, graph, statistics_passed, list(own.updates), [check.sums])
+        kept = update_if(op, passed, list(own.updates), lambda: statistics) if statistics else []
         totals = {
             v: update_if(op, early_check(op, check, v), [buffers[v]], partial(write, v))[0]
             for v in order
         }
-        kept = update_if(op, passed, list(own.updates), lambda: statistics) if statistics else []
         made = [*(totals[v] for v in own.gradients), *kept]
     else:
         passed = after_readers(op, graph, check.passed, list(own.updates))

@@ -320,9 +320,9 @@ def write_update(
     if early and not isinstance(optimizer.clip_grad, ClipGradNorm):
         places = {p: place for place, p in enumerate(gradients)}
         slots.sort(key=lambda slot: places[slot.parameter])
-        made = _early_updates(op, graph, optimizer, slots, learning_rate, step, chunked, known)
         kept = after_readers(op, graph, early_check(op, known), list(new), [known.sums])
         later = update_if(op, kept, list(new), lambda: list(new.values())) if new else []
+        made = _early_updates(op, graph, optimizer, slots, learning_rate, step, chunked, known)
         return [*(value for p in parameters for value in made[p]), *later]
     passed = after_readers(op, graph, known.passed, [*parameters, *new])
     return update_if(op, passed, [*_values(slots), *new], write)
