@@ -41,7 +41,8 @@ def after_readers(
     with written_behind(op, in_order[-1]):
         flags = [flag_of(op, node.outputs[0]) for node in in_order]
         flag = flags[0] if len(flags) == 1 else op.Max(*flags)
-    return op.And(passed, op.GreaterOrEqual(flag, op.int64([0])))
+        have_run = op.GreaterOrEqual(flag, op.int64([0]))
+    return op.And(passed, have_run)
 
 
 @contextmanager
