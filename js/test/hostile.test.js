@@ -74,7 +74,7 @@ test("records that cannot be right are refused, by name", async () => {
     ['"seed": 1', '"x": 1', /seed is undefined/],
     ['"loss_sum": 0.0', '"loss_sum": "NaN"', /loss_sum is NaN/],
     ['"batch": 0', '"batch": 9007199254740993', /batch is/],
-    ['"batch": 0', '"batch": 2', /2 batches cannot have 0 samples/],
+    ['"batch": 0, "samples": 0', '"batch": 0, "samples": 2', /0 batches cannot have 2 samples/],
     ['"initial_lr": 0.1', '"initial_lr": []', /initial_lr is missing/],
     ['"initial_lr": 0.1', '"initial_lr": -1', /initial_lr is negative/],
     ['"name": "linear"', '"name": 3', /the scheduler has no name/],

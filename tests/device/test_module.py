@@ -284,6 +284,9 @@ def test_a_call_that_is_refused_changes_nothing() -> None:
 )
 def test_a_graph_and_a_checkpoint_of_different_models(checkpoint, training, message) -> None:
     state = CheckpointState.load_checkpoint(GOLDEN / checkpoint / "checkpoint")
+    with pytest.raises(CheckpointError, match="is of generation"):
+        Module(GOLDEN / training / "training_model.onnx", state)
+    state.generation = None
     with pytest.raises(CheckpointError, match=message):
         Module(GOLDEN / training / "training_model.onnx", state)
 

@@ -366,7 +366,7 @@ def test_what_the_program_keeps_is_no_property_of_the_user(tmp_path) -> None:
 def test_what_users_see_of_a_state() -> None:
     seen = [name for name in dir(CheckpointState) if not name.startswith("_")]
     assert seen == [
-        "has_parameter", "load_checkpoint", "nominal", "parameters", "properties",
+        "generation", "has_parameter", "load_checkpoint", "nominal", "parameters", "properties",
         "save_checkpoint", "to_bytes",
     ]  # fmt: skip
     state = open_session().state

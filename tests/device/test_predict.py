@@ -247,6 +247,7 @@ def prepared(tmp_path, properties=(), **options):
     source = onnx.load_model_from_string(
         make_session().export_model_for_inferencing(None, ["output"])
     )
+    del source.metadata_props[:]
     for key, value in properties:
         source.metadata_props.add(key=key, value=value)
     onnxtrain.prepare(source, tmp_path / "artifacts", **options)

@@ -39,6 +39,10 @@ def model_error_context(doing: str) -> Iterator[None]:
         yield
     except (OnnxTrainError, OSError, Warning):  # a full disk and the like are not the model's fault
         raise
+    except MemoryError as error:
+        raise ModelError(
+            f"{doing} the model failed: there is not enough memory. {error}"
+        ) from error
     except Exception as error:
         raise ModelError(
             f"{doing} the model failed with {type(error).__name__}: {error}. Check the model with "

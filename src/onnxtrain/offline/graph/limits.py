@@ -38,7 +38,7 @@ class Limits:
             positions that a gradient writes to, the coefficients of a resampling.
 
     Examples:
-        >>> onnxtrain.inspect("large.onnx", limits=onnxtrain.Limits(elements=2**34))
+        >>> onnxtrain.inspect("mobilenet.onnx", limits=onnxtrain.Limits(elements=2**34))
 
     """
 
