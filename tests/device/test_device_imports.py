@@ -42,8 +42,9 @@ def test_no_module_of_the_device_half_imports_the_workstation() -> None:
 
 def test_the_names_of_the_package() -> None:
     assert dir(onnxtrain) == [
-        "CheckFinite", "EarlyStopping", "History", "OnnxTrainError", "SaveCheckpoint",
-        "TensorBoard", "TrainingSession", "__version__", "artifacts", "evaluate", "federated",
+        "CheckFinite", "EarlyStopping", "History", "Limits", "OnnxTrainError",
+        "SaveCheckpoint", "TensorBoard", "TrainingSession", "__version__", "artifacts",
+        "evaluate", "federated",
         "fit", "gradient", "inspect", "losses", "metrics", "onnxblock", "optim", "predict",
         "prepare", "replace_classifier", "schedules", "set_seed",
     ]  # fmt: skip

@@ -52,7 +52,7 @@ def test_the_part_for_devices_is_small(built) -> None:
     elsewhere = ("offline", "onnxblock", "cli/demo", "federated")
     others = tuple(f"onnxtrain/{name}/" for name in elsewhere)
     device = [size + 121 for name, size in sizes.items() if not name.startswith(others)]
-    assert 100_000 < sum(device) < 240_000
+    assert 100_000 < sum(device) < 280_000
 
 
 def test_every_module_is_as_it_is_in_the_sources(built) -> None:

@@ -23,6 +23,7 @@ from onnxtrain.offline.graph.op_facts import (
     FOLDS_INTEGERS,
     KEEPS_SHAPE,
     RANDOM,
+    READS_ONCE,
     REDUCTIONS,
 )
 from onnxtrain.offline.graph.shapes import constant_array, dims_read, integers
@@ -143,12 +144,8 @@ def _evaluate(node: ir.Node, opset: int) -> Array | None:
         return None
 
 
-# What takes no more time than its inputs and its result have elements. Others may be cheap, too,
-# but a convolution with pads of 2**40 has a small result as well.
-_CHEAP = FOLDS_INTEGERS | BROADCASTS | KEEPS_SHAPE | REDUCTIONS | frozenset(
-    "ArgMax ArgMin CastLike Compress ConstantOfShape Expand GatherElements GatherND NonZero Range "
-    "Tile".split()
-)  # fmt: skip
+# Others may be cheap, too, but a convolution with pads of 2**40 has a small result as well.
+_CHEAP = FOLDS_INTEGERS | BROADCASTS | KEEPS_SHAPE | REDUCTIONS | READS_ONCE
 
 
 def _count(op: str, given: Sequence[Array]) -> float:

@@ -18,18 +18,15 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import onnx
 
+from onnxtrain.offline.graph.op_facts import (
+    ADDS,
+    GROWS_STEEPLY,
+    MULTIPLIES,
+    SHAPE_ARITHMETIC,
+)
+
 _LONG = 16  # bits of the length of a vector; shapes have up to 8 elements, tables of sizes hundreds
 _HIDDEN = "onnxtrain.hidden"
-# The operators that onnx computes shapes with, of any opset.
-_ARITHMETIC = frozenset(
-    "Abs Add Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater Identity Less "
-    "Max Min Mod Mul Neg Not Pow Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Shape Size "
-    "Slice Split Sqrt Squeeze Sub Sum Tile Transpose Trilu Unsqueeze Where CastLike Flatten "
-    "Clip Round And Or GatherND GatherElements ScatterND ScatterElements OneHot Sign".split()
-)
-_PRODUCTS = frozenset("Mul Div MatMul Gemm Einsum Tile Size Pow Resize Upsample".split())
-_SUMS = frozenset("Add Sub Sum Concat Pad CumSum Range ConcatFromSequence".split())
-_STEEP = frozenset("BitShift Exp Pow ReduceProd MatMulInteger".split())
 Infos = dict[str, onnx.TypeProto]
 
 
@@ -43,18 +40,48 @@ def infer_shapes(
     hidden = _nodes_to_hide(first)
     if not hidden:
         return onnx.shape_inference.infer_shapes(proto, strict, strict, True)
-    operators = {}
-    for place, node in enumerate(_nodes(first.graph)):
-        if place in hidden:
-            operators[place] = node.op_type, node.domain
-            node.op_type, node.domain = "Hidden", _HIDDEN
-    first.opset_import.add(domain=_HIDDEN, version=1)
-    inferred = onnx.shape_inference.infer_shapes(first, strict, strict, True)
-    for place, node in enumerate(_nodes(inferred.graph)):
-        if place in hidden:
-            node.op_type, node.domain = operators[place]
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    _hide(made.graph, first.graph, hidden)
+    made.opset_import.add(domain=_HIDDEN, version=1)
+    inferred = onnx.shape_inference.infer_shapes(made, strict, strict, True)
+    for node, original in zip(_nodes(inferred.graph), _nodes(proto.graph), strict=True):
+        node.op_type, node.domain = original.op_type, original.domain
     del inferred.opset_import[-1]
     return inferred
+
+
+def _hide(graph: onnx.GraphProto, inferred: onnx.GraphProto, hidden: frozenset[int]) -> None:
+    """Give nodes an operator that onnx does not know, and their results the types of the first run.
+
+    All others are as in the given model: names of sizes that the first run invented would be taken
+    for names of the model.
+    """
+    types = {info.name: info for info in _declared(inferred)}
+    results: set[str] = set()
+    for place, node in enumerate(_nodes(graph)):
+        if place in hidden:
+            node.op_type, node.domain = "Hidden", _HIDDEN
+            results.update(node.output)
+    _declare(graph, results, types)
+
+
+def _declared(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from graph.value_info
+    for node in graph.node:
+        for body in _bodies(node):
+            yield from _declared(body)
+
+
+def _declare(
+    graph: onnx.GraphProto, names: set[str], types: Mapping[str, onnx.ValueInfoProto]
+) -> None:
+    known = {info.name for info in (*graph.value_info, *graph.output)}
+    for node in graph.node:
+        own = [name for name in node.output if name in names and name not in known]
+        graph.value_info.extend(types[name] for name in own if name in types)
+        for body in _bodies(node):
+            _declare(body, names, types)
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -134,7 +161,7 @@ class _Bits:
             for body in _bodies(node):
                 self.walk(body)
             self._bound(node)
-            computes = node.op_type in _ARITHMETIC and not node.domain
+            computes = node.op_type in SHAPE_ARITHMETIC and not node.domain
             if computes and any(self._is_long(name) for name in node.input if name):
                 self.hidden.append(place)
 
@@ -191,15 +218,15 @@ class _Bits:
                 numbers.extend(self._numbers.get(name, 0.0) for name in results)
                 dims.extend(self._dims.get(name, 0.0) for name in results)
         number, dim = max(numbers, default=0.0), max(dims, default=0.0)
-        if op in _PRODUCTS:
+        if op in MULTIPLIES:
             number, dim = sum(numbers), sum(dims) + sum(numbers)
-        elif op in _SUMS:
+        elif op in ADDS:
             number, dim = number + 1, max(dim, number) + 1
         elif op == "Shape":
             number = dim
         elif op == "Loop":  # as many steps as are asked for, each like the first
             number, dim = number + 32, dim + 32
-        if op in _STEEP:
+        if op in GROWS_STEEPLY:
             number += 64
         if op == "Size":
             number = 3 * dim

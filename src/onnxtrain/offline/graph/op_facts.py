@@ -164,3 +164,22 @@ BOUNDED_IF_POSITIVE = _ops("Log Reciprocal Sqrt")  # all but that of numbers clo
 # The sign of the result is that of the first input, or it is never negative.
 KEEPS_SIGN = REARRANGES | _ops("ReduceMax ReduceMean ReduceMin")
 NOT_NEGATIVE = _ops("Abs Exp ReduceL1 ReduceL2 ReduceSumSquare Relu Sigmoid Softmax Softplus Sqrt")
+
+# ---- cost ----------------------------------------------------------------------------------------
+
+# Takes no more time than its inputs and its result have elements.
+READS_ONCE = _ops(
+    "ArgMax ArgMin CastLike Compress ConstantOfShape Expand GatherElements GatherND NonZero Range "
+    "Tile"
+)
+# onnx computes shapes with it, in some opset.
+SHAPE_ARITHMETIC = _ops(
+    "Abs Add And Cast CastLike Ceil Clip Concat ConstantOfShape Div Equal Expand Flatten Floor "
+    "Gather GatherElements GatherND Greater Identity Less Max Min Mod Mul Neg Not OneHot Or Pow "
+    "Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape "
+    "Sign Size Slice Split Sqrt Squeeze Sub Sum Tile Transpose Trilu Unsqueeze Where"
+)
+# Numbers or sizes of the result are at most the product, or the sum, of those of the inputs.
+MULTIPLIES = _ops("Div Einsum Gemm MatMul Mul Pow Resize Size Tile Upsample")
+ADDS = _ops("Add Concat ConcatFromSequence CumSum Pad Range Sub Sum")
+GROWS_STEEPLY = _ops("BitShift Exp MatMulInteger Pow ReduceProd")  # or by any amount
