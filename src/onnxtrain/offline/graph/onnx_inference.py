@@ -27,6 +27,7 @@ from onnxtrain.offline.graph.op_facts import (
 
 _LONG = 16  # bits of the length of a vector; shapes have up to 8 elements, tables of sizes hundreds
 _HIDDEN = "onnxtrain.hidden"
+_INTEGERS = onnx.TensorProto.INT64, onnx.TensorProto.INT32
 Infos = dict[str, onnx.TypeProto]
 
 
@@ -204,6 +205,12 @@ class _Bits:
                 return None
         return largest
 
+    def _elements(self, name: str, dim: float) -> float:
+        """Return the bits of the number of elements of a value; `dim` are those of a dimension."""
+        if self._known_dims(name) is None:
+            return 3 * dim
+        return sum(_log2(d.dim_value) for d in self._infos[name].tensor_type.shape.dim)
+
     def _bound(self, node: onnx.NodeProto) -> None:
         given = [name for name in node.input if name]
         numbers = [self._numbers.get(name, 0.0) for name in given]
@@ -219,23 +226,27 @@ class _Bits:
                 dims.extend(self._dims.get(name, 0.0) for name in results)
         number, dim = max(numbers, default=0.0), max(dims, default=0.0)
         if op in MULTIPLIES:
-            number, dim = sum(numbers), sum(dims) + sum(numbers)
+            number = sum(numbers)
         elif op in ADDS:
-            number, dim = number + 1, max(dim, number) + 1
+            number, dim = number + 1, dim + _log2(len(given))
         elif op == "Shape":
             number = dim
-        elif op == "Loop":  # as many steps as are asked for, each like the first
-            number, dim = number + 32, dim + 32
+        elif op == "Size":
+            number = self._elements(given[0], dim)
         if op in GROWS_STEEPLY:
             number += 64
-        if op == "Size":
-            number = 3 * dim
         if op in ("Reshape", "Flatten"):
-            dim = max(number, 3 * dim)
+            dim = self._elements(given[0], dim)
+        elif op == "Tile":
+            dim += number
+        elif op in ("Resize", "Upsample"):  # by factors that are not integers
+            dim += 64
         dim = max(dim, number, own)
+        if op not in SHAPE_ARITHMETIC and op != "Constant":
+            number = 0.0  # onnx does not follow the numbers
         for name in node.output:
             known = self._known_dims(name)
-            self._numbers[name] = max(number, own)
+            self._numbers[name] = max(number, own if op == "Constant" else 0.0)
             self._dims[name] = dim if known is None else known
 
 
@@ -244,8 +255,8 @@ def _log2(number: float) -> float:
 
 
 def _bits_of(tensor: onnx.TensorProto) -> float:
-    """Return the bits of the largest number of a small tensor, or of the inverse of the least."""
-    if tensor.data_type == onnx.TensorProto.STRING or math.prod(tensor.dims) > 1024:
+    """Return the bits of the largest number of a small tensor, if onnx computes with it."""
+    if tensor.data_type not in _INTEGERS or math.prod(tensor.dims) > 1024:
         return 0.0
     try:
         array = np.abs(onnx.numpy_helper.to_array(tensor).astype(np.float64))
