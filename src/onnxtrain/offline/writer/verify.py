@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 30
 # Of all parameters, which are read.
 _MOST_STORED = 1 << 31
 # Of one graph. The time that onnxruntime takes to load a chain is the square of its length.
-_MOST_NODES = 100_000
+_MOST_NODES = 50_000
 
 
 def verify(
