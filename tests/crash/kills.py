@@ -24,7 +24,7 @@ from typing import Any
 
 from disk import dying
 from operations import OPERATIONS, Operation
-from power_loss import NEW, OLD, Report, Write, files_in, scratch
+from power_loss import NEW, OLD, Report, Write, files_in, report_on, scratch
 
 STATES = 8  # how many numbers there are; after the last comes the first
 # Children of a process that has all modules but no thread of onnxruntime. It has no other path.
@@ -156,16 +156,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--writers", type=int, default=1)
     options = parser.parse_args()
-    wrong = 0
-    for name in options.operations:
-        began = time.monotonic()
-        kills = -(-options.kills // len(options.operations))
-        report = kill_operation(OPERATIONS[name], kills, options.writers)
-        print(f"{name:18} {report} ({time.monotonic() - began:.0f} s)", flush=True)
-        for line in (report.wrong + report.litter)[:12]:
-            print("   ", line)
-        wrong += len(report.wrong + report.litter)
-    return int(wrong > 0)
+    kills = -(-options.kills // len(options.operations))
+    return report_on(options.operations, lambda one: kill_operation(one, kills, options.writers))
 
 
 if __name__ == "__main__":

@@ -146,21 +146,28 @@ def check_operation(operation: Operation, limit: int, nested: int, every: int = 
     return report
 
 
+def report_on(names: list[str], check: Callable[[Operation], Report]) -> int:
+    """Print what a check of each operation finds; return 1 if something is wrong."""
+    wrong = 0
+    for name in names:
+        began = time.monotonic()
+        report = check(OPERATIONS[name])
+        print(f"{name:18} {report} ({time.monotonic() - began:.0f} s)", flush=True)
+        for line in (report.wrong + report.litter)[:12]:
+            print("   ", line)
+        wrong += len(report.wrong + report.litter)
+    return int(wrong > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operations", nargs="*", default=list(OPERATIONS))
     parser.add_argument("--limit", type=int, default=2000)
     parser.add_argument("--nested", type=int, default=40)
     options = parser.parse_args()
-    wrong = 0
-    for name in options.operations:
-        began = time.monotonic()
-        report = check_operation(OPERATIONS[name], options.limit, options.nested)
-        print(f"{name:18} {report} ({time.monotonic() - began:.0f} s)", flush=True)
-        for line in (report.wrong + report.litter)[:12]:
-            print("   ", line)
-        wrong += len(report.wrong + report.litter)
-    return int(wrong > 0)
+    return report_on(
+        options.operations, lambda one: check_operation(one, options.limit, options.nested)
+    )
 
 
 if __name__ == "__main__":

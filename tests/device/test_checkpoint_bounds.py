@@ -1,15 +1,14 @@
 """A small file cannot make the reader take much memory or time, whatever it claims."""
 
-import json
 import os
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from checkpoints import a_training_state, with_checksum
 from forger import Forger
+from reading_cost import costs_of
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.format.checkpoint.file import read_checkpoint, write_checkpoint
@@ -155,26 +154,6 @@ ATTACKS = {
     "strings that are not there": (shaped(2**40, code=8), None),
 }
 
-PROGRAM = """
-import json, resource, sys, time
-from onnxtrain.errors import CheckpointError
-from onnxtrain.format.checkpoint.file import read_checkpoint
-
-def peak():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if "VmHWM" in line)
-
-limit = 1 << 31  # of addresses; a terabyte must not even be asked for in vain
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-for path in sys.argv[1:]:
-    before, began = peak(), time.monotonic()
-    try:
-        read_checkpoint(path)
-        error = None
-    except CheckpointError as wrong:
-        error = str(wrong)
-    print(json.dumps([error, peak() - before, time.monotonic() - began]), flush=True)
-"""
-
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is told by Linux")
 def test_small_files_take_little_memory_and_time(tmp_path) -> None:
@@ -184,15 +163,8 @@ def test_small_files_take_little_memory_and_time(tmp_path) -> None:
         paths[-1].write_bytes(main)
         if size is not None:
             sparse(tmp_path / f"{index}.data", size)
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    for name, line in zip(ATTACKS, result.stdout.splitlines(), strict=True):
-        error, kilobytes, seconds = json.loads(line)
+    costs = costs_of("checkpoint", paths)
+    for name, (error, kilobytes, seconds) in zip(ATTACKS, costs, strict=True):
         assert kilobytes < 40_000, (name, kilobytes)
         assert seconds < 5, (name, seconds)
         assert error is not None or name in ("many strings", "empty but huge", "strings of nothing")

@@ -1,6 +1,5 @@
 """What a model file may cost to read, and what happens to it while it is in use."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx_bytes import FLOAT, external, graph, model, node, value
+from reading_cost import costs_of
 
 from onnxtrain.device.export.inference_model import export_model
 from onnxtrain.errors import ModelError
@@ -87,23 +87,6 @@ MANY = {
         7, bytes_field(5, text_field(8, "w") + bytes_field(1, b"\1" * 4_000_000))
     ),
 }
-PROGRAM = """
-import json, sys, time
-from onnxtrain.errors import ModelError
-from onnxtrain.format.model.file import ModelFile
-
-def peak():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if "VmHWM" in line)
-
-for path in sys.argv[1:]:
-    before, began = peak(), time.process_time()
-    try:
-        ModelFile.read(path)
-        error = None
-    except ModelError as wrong:
-        error = str(wrong)
-    print(json.dumps([error, peak() - before, time.process_time() - began]), flush=True)
-"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is told by Linux")
@@ -112,15 +95,8 @@ def test_many_small_parts_take_little_memory_and_time(tmp_path) -> None:
     for name, make in MANY.items():
         paths.append(tmp_path / name)
         paths[-1].write_bytes(make())
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    for path, line in zip(paths, result.stdout.splitlines(), strict=True):
-        error, kilobytes, seconds = json.loads(line)
+    costs = costs_of("model", paths)
+    for path, (error, kilobytes, seconds) in zip(paths, costs, strict=True):
         assert error is not None, path.name
         assert kilobytes < 100_000, (path.name, kilobytes)
         assert seconds < 5, (path.name, seconds)

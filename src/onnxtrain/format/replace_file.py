@@ -15,7 +15,6 @@ import stat
 from collections.abc import Callable, Collection, Iterator
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from onnxtrain.format.committed_folder import sync_folder
@@ -95,12 +94,7 @@ class NewFiles:
         """Let a file stay under the name that it was written to."""
         del self._open[path]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for path, file in self._open.items():
             with contextlib.suppress(OSError):  # what could not be written before cannot be now
                 file.close()
@@ -153,12 +147,7 @@ class ScratchFolder:
             (self.path / OWNER).unlink(missing_ok=True)
         self._owner = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._owner is not None:
             self._owner.close()
         shutil.rmtree(self.path, ignore_errors=True)

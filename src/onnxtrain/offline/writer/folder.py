@@ -10,7 +10,6 @@ import logging
 import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from onnxtrain.errors import ArgumentTypeError, OnnxTrainError
@@ -56,12 +55,7 @@ class Folder:
             ) from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         self._open.close()
         if kind is not None:
             self._remove_created()
