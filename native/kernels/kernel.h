@@ -1,0 +1,93 @@
+// What a kernel sees: tensors, attributes, threads. Nothing of onnxruntime's interface.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ort_interface.h"
+
+namespace onnxtrain {
+
+// An error of a kernel: a sentence that onnxruntime hands to the user.
+struct KernelError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Raises a KernelError unless a condition holds.
+inline void require(bool holds, const char* otherwise) {
+  if (!holds) throw KernelError(otherwise);
+}
+
+using Shape = std::vector<int64_t>;
+
+// The number of elements of a shape; an error if it is negative or does not fit.
+int64_t elements_of(const Shape& shape);
+
+// A tensor that a kernel reads or writes.
+struct Tensor {
+  void* data = nullptr;
+  ElementType type = kUndefined;
+  Shape shape;
+  int64_t elements = 0;
+
+  bool exists() const { return type != kUndefined; }
+  const float* floats() const;  // an error if the elements are of another type
+  float* floats();
+};
+
+// The attributes of a node.
+class Attributes {
+ public:
+  Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
+  int64_t integer(const char* name, int64_t otherwise) const;
+  float number(const char* name, float otherwise) const;
+  std::vector<int64_t> integers(const char* name) const;
+
+ private:
+  const OrtApi* api_;
+  const OrtKernelInfo* info_;
+};
+
+// One run of a kernel.
+class Run {
+ public:
+  Run(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
+  size_t input_count() const;
+  size_t output_count() const;
+  Tensor input(size_t index) const;  // one that does not exist if it was left out
+  // The output, which may be the memory of an input.
+  Tensor output(size_t index, const Shape& shape);
+  // Calls work(0) … work(count - 1) on onnxruntime's threads; errors come back to the caller.
+  void parallel(int64_t count, const std::function<void(int64_t)>& work) const;
+
+ private:
+  const OrtApi* api_;
+  OrtKernelContext* context_;
+};
+
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual void run(Run& run) const = 0;
+};
+
+// How inputs and outputs look to onnxruntime: fixed ones, the last of them perhaps repeated.
+struct Signature {
+  std::vector<ElementType> inputs, outputs;
+  bool more_inputs = false, more_outputs = false;  // the last may occur any number of times
+};
+
+// A kernel under the name of its function, without the number behind it.
+struct KernelKind {
+  const char* name;
+  Signature signature;
+  std::unique_ptr<Kernel> (*make)(const Attributes&);
+};
+
+const std::vector<KernelKind>& kernel_kinds();
+
+}  // namespace onnxtrain
