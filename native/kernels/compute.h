@@ -2,12 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+
+#include "isa.h"
+#include "parallel.h"
 
 namespace onnxtrain {
-
-// Calls work(0) … work(count - 1), perhaps at once.
-using Parallel = std::function<void(int64_t count, const std::function<void(int64_t)>& work)>;
 
 // C = A · B, or C += A · B. Strides are in elements.
 struct Product {
@@ -35,7 +34,6 @@ struct Convolution {
 };
 
 struct Compute {
-  const char* name;
   void (*product)(const Product&, const Parallel&);
   // y = x * w + bias; the bias may be missing.
   void (*convolve)(const Convolution&, const float* x, const float* w, const float* bias, float* y, const Parallel&);
@@ -45,7 +43,6 @@ struct Compute {
   void (*convolve_input_gradient)(const Convolution&, const float* dy, const float* w, float* dx, const Parallel&);
 };
 
-// The one for the widest vectors that this processor has.
-const Compute& compute();
+ONNXTRAIN_TABLE(Compute, kCompute, compute)
 
 }  // namespace onnxtrain

@@ -4,15 +4,11 @@
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
-#define ONNXTRAIN_TEXT(name) #name
-#define ONNXTRAIN_NAME(name) ONNXTRAIN_TEXT(name)
-
 void product(const Product& of, const Parallel& parallel) {
   multiply(MatrixPacker<kRows>{of.a, of.a_row, of.a_depth}, MatrixPacker<kColumns>{of.b, of.b_column, of.b_depth},
            MatrixStore{of.c, of.c_row}, of.rows, of.columns, of.depth, of.add, parallel);
 }
 
-extern const Compute kCompute;
-const Compute kCompute = {ONNXTRAIN_NAME(ONNXTRAIN_ISA), product, convolve, convolve_weight_gradient, convolve_input_gradient};
+const Compute kCompute = {product, convolve, convolve_weight_gradient, convolve_input_gradient};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

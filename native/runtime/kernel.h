@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ort_interface.h"
+#include "parallel.h"
 
 namespace onnxtrain {
 
@@ -37,6 +38,7 @@ struct Tensor {
   bool exists() const { return type != kUndefined; }
   const float* floats() const;  // an error if the elements are of another type
   float* floats();
+  const int64_t* integers() const;
 };
 
 // The attributes of a node.
@@ -63,6 +65,10 @@ class Run {
   Tensor output(size_t index, const Shape& shape);
   // Calls work(0) … work(count - 1) on onnxruntime's threads; errors come back to the caller.
   void parallel(int64_t count, const std::function<void(int64_t)>& work) const;
+  // The same as a function, which computations take.
+  Parallel in_parallel() const {
+    return [this](int64_t count, const std::function<void(int64_t)>& work) { parallel(count, work); };
+  }
 
  private:
   const OrtApi* api_;
@@ -75,18 +81,20 @@ class Kernel {
   virtual void run(Run& run) const = 0;
 };
 
-// How inputs and outputs look to onnxruntime: fixed ones, the last of them perhaps repeated.
-struct Signature {
-  std::vector<ElementType> inputs, outputs;
-  bool more_inputs = false, more_outputs = false;  // the last may occur any number of times
-};
-
-// A kernel under the name of its function, without the number behind it.
+// A kernel under the name of its function, without the number behind it. A kernel may be given any
+// number of inputs of any type and checks them itself; those beyond the ones that it knows are read
+// by the plain form of the function only. The last type of outputs stands for all that follow.
 struct KernelKind {
   const char* name;
-  Signature signature;
+  std::vector<ElementType> outputs;
   std::unique_ptr<Kernel> (*make)(const Attributes&);
 };
+
+// The kind of a kernel class that is made from attributes.
+template <class K>
+KernelKind kind_of(const char* name, std::vector<ElementType> outputs) {
+  return {name, std::move(outputs), [](const Attributes& of) -> std::unique_ptr<Kernel> { return std::make_unique<K>(of); }};
+}
 
 const std::vector<KernelKind>& kernel_kinds();
 

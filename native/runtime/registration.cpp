@@ -7,6 +7,7 @@
 #include <limits>
 #include <mutex>
 
+#include "isa.h"
 #include "kernel.h"
 
 namespace onnxtrain {
@@ -90,10 +91,6 @@ struct Instance {
 
 const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
 
-ElementType type_at(const std::vector<ElementType>& types, size_t index) {
-  return types[std::min(index, types.size() - 1)];
-}
-
 OrtStatus* create(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** made) {
   const Operator& own = self(op);
   return guarded(api, own.kind->name, [&] {
@@ -114,17 +111,13 @@ Operator::Operator(const KernelKind& kernel, std::string full_name)
   version = kOrtVersion;
   GetName = [](const OrtCustomOp* op) { return self(op).name.c_str(); };
   GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
-  GetInputTypeCount = [](const OrtCustomOp* op) { return self(op).kind->signature.inputs.size(); };
-  GetInputType = [](const OrtCustomOp* op, size_t i) -> int { return type_at(self(op).kind->signature.inputs, i); };
-  GetOutputTypeCount = [](const OrtCustomOp* op) { return self(op).kind->signature.outputs.size(); };
-  GetOutputType = [](const OrtCustomOp* op, size_t i) -> int { return type_at(self(op).kind->signature.outputs, i); };
-  GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) -> int {
-    const Signature& own = self(op).kind->signature;
-    return own.more_inputs && i + 1 == own.inputs.size() ? kVariadic : kRequired;
-  };
+  GetInputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
+  GetInputType = [](const OrtCustomOp*, size_t) -> int { return kUndefined; };
+  GetOutputTypeCount = [](const OrtCustomOp* op) { return self(op).kind->outputs.size(); };
+  GetOutputType = [](const OrtCustomOp* op, size_t i) -> int { return self(op).kind->outputs[i]; };
+  GetInputCharacteristic = [](const OrtCustomOp*, size_t) -> int { return kVariadic; };
   GetOutputCharacteristic = [](const OrtCustomOp* op, size_t i) -> int {
-    const Signature& own = self(op).kind->signature;
-    return own.more_outputs && i + 1 == own.outputs.size() ? kVariadic : kRequired;
+    return i + 1 == self(op).kind->outputs.size() ? kVariadic : kRequired;
   };
   GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
   GetVariadicInputMinArity = [](const OrtCustomOp*) { return 0; };
@@ -151,7 +144,7 @@ Registry& registry() {
 }
 
 // `ConvGradWeight_7` is the kernel `ConvGradWeight`.
-const KernelKind* kind_of(const std::string& name) {
+const KernelKind* kind_named(const std::string& name) {
   const std::string family = name.substr(0, name.find('_'));
   for (const KernelKind& kind : kernel_kinds())
     if (family == kind.name) return &kind;
@@ -180,6 +173,11 @@ float* Tensor::floats() {
   return static_cast<float*>(data);
 }
 
+const int64_t* Tensor::integers() const {
+  require(type == kInt64, "a tensor is not of type int64");
+  return static_cast<const int64_t*>(data);
+}
+
 int64_t Attributes::integer(const char* name, int64_t otherwise) const {
   int64_t value = otherwise;
   return found(api_, ONNXTRAIN_CALL(api_, KernelInfoGetAttribute_int64)(info_, name, &value)) ? value : otherwise;
@@ -188,6 +186,15 @@ int64_t Attributes::integer(const char* name, int64_t otherwise) const {
 float Attributes::number(const char* name, float otherwise) const {
   float value = otherwise;
   return found(api_, ONNXTRAIN_CALL(api_, KernelInfoGetAttribute_float)(info_, name, &value)) ? value : otherwise;
+}
+
+std::vector<int64_t> Attributes::integers(const char* name) const {
+  size_t count = 0;
+  const auto read = ONNXTRAIN_CALL(api_, KernelInfoGetAttributeArray_int64);
+  if (!found(api_, read(info_, name, nullptr, &count))) return {};
+  std::vector<int64_t> values(count);
+  if (count > 0) check(api_, read(info_, name, values.data(), &count));
+  return values;
 }
 
 size_t Run::input_count() const {
@@ -242,9 +249,23 @@ void Run::parallel(int64_t count, const std::function<void(int64_t)>& work) cons
 
 using namespace onnxtrain;
 
+#define ONNXTRAIN_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The instruction set in use, and the kernels, one a line.
+ONNXTRAIN_EXPORT const char* onnxtrain_isa() { return isa_name(isa()); }
+
+ONNXTRAIN_EXPORT const char* onnxtrain_kernels() {
+  static const std::string names = [] {
+    std::string made;
+    for (const KernelKind& kind : kernel_kinds()) made += (made.empty() ? "" : "\n") + std::string(kind.name);
+    return made;
+  }();
+  return names.c_str();
+}
+
 // Names of functions that the next session has, one a line: each is served by the kernel whose name
 // it begins with. The caller keeps other threads from registering in between.
-extern "C" __attribute__((visibility("default"))) int onnxtrain_expect(const char* names) {
+ONNXTRAIN_EXPORT int onnxtrain_expect(const char* names) {
   Registry& own = registry();
   const std::lock_guard<std::mutex> lock(own.guard);
   own.expected.clear();
@@ -252,14 +273,13 @@ extern "C" __attribute__((visibility("default"))) int onnxtrain_expect(const cha
   for (const char* begin = names; *begin != 0;) {
     const size_t length = std::strcspn(begin, "\n");
     own.expected.emplace_back(begin, length);
-    known += kind_of(own.expected.back()) != nullptr;
+    known += kind_named(own.expected.back()) != nullptr;
     begin += length + (begin[length] != 0);
   }
   return known;
 }
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
-                                                                                const OrtApiBase* base) {
+ONNXTRAIN_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   const OrtApi* api = base->GetApi(kOrtVersion);
   if (api == nullptr) return nullptr;  // an older runtime runs the functions themselves
   return guarded(api, "RegisterCustomOps", [&] {
@@ -269,7 +289,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
     check(api, ONNXTRAIN_CALL(api, CreateCustomOpDomain)(kDomain, &domain));
     const auto add = reinterpret_cast<OrtStatus* (*)(OrtCustomOpDomain*, const OrtCustomOp*)>(api->entries[27]);
     for (const std::string& name : own.expected)
-      if (const KernelKind* kind = kind_of(name)) {
+      if (const KernelKind* kind = kind_named(name)) {
         auto known = std::find_if(own.operators.begin(), own.operators.end(),
                                   [&](const Operator& op) { return op.name == name; });
         if (known == own.operators.end()) known = own.operators.emplace(own.operators.end(), *kind, name);

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernel.h"
+#include "families.h"
 
 namespace onnxtrain {
 namespace {
@@ -26,10 +26,7 @@ struct AdamW : Kernel {
   }
 };
 }
-const std::vector<KernelKind>& kernel_kinds() {
-  static const std::vector<KernelKind> all = {
-    {"AdamW", {{kFloat, kFloat, kFloat, kFloat, kFloat}, {kFloat, kFloat, kFloat}}, [](const Attributes& a) -> std::unique_ptr<Kernel> { return std::make_unique<AdamW>(a); }},
-  };
-  return all;
-}
-}
+
+std::vector<KernelKind> optimizer_kernels() { return {kind_of<AdamW>("AdamW", {kFloat})}; }
+
+}  // namespace onnxtrain

@@ -19,8 +19,6 @@ struct OrtSessionOptions;
 struct OrtCustomOpDomain;
 struct OrtTensorTypeAndShapeInfo;
 struct OrtShapeInferContext;
-struct OrtAllocator;
-struct OrtMemoryInfo;
 
 enum OrtErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
@@ -74,7 +72,7 @@ ONNXTRAIN_ENTRY(90, KernelContext_GetInput, OrtStatus*, const OrtKernelContext*,
 ONNXTRAIN_ENTRY(91, KernelContext_GetOutput, OrtStatus*, OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**)
 ONNXTRAIN_ENTRY(93, ReleaseStatus, void, OrtStatus*)
 ONNXTRAIN_ENTRY(99, ReleaseTensorTypeAndShapeInfo, void, OrtTensorTypeAndShapeInfo*)
-ONNXTRAIN_ENTRY(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo*, const char*, OrtAllocator*, int64_t*, size_t*)
+ONNXTRAIN_ENTRY(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo*, const char*, int64_t*, size_t*)
 ONNXTRAIN_ENTRY(274, KernelContext_ParallelFor, OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*)
 #undef ONNXTRAIN_ENTRY
 

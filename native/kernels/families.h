@@ -1,0 +1,11 @@
+// The families of kernels; all.cpp puts them together.
+#pragma once
+
+#include "kernel.h"
+
+namespace onnxtrain {
+
+std::vector<KernelKind> convolution_kernels();
+std::vector<KernelKind> optimizer_kernels();
+
+}  // namespace onnxtrain

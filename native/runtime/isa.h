@@ -1,0 +1,34 @@
+// Which instruction set this process uses. A computation is compiled once for each, in a namespace
+// of its name (ONNXTRAIN_ISA), and chosen when it is first called.
+#pragma once
+
+namespace onnxtrain {
+
+enum class Isa { portable, avx2, avx512 };
+
+// The widest that the processor has, or a narrower one that the environment variable ONNXTRAIN_ISA
+// names ("portable", "avx2").
+Isa isa();
+const char* isa_name(Isa isa);
+
+}  // namespace onnxtrain
+
+// Declares the tables `kName` of all instruction sets and name(), the one to use. Write it inside
+// of the namespace onnxtrain; each `…_isa.cpp` defines its kName.
+#if defined(__x86_64__)
+#define ONNXTRAIN_TABLE(Type, kName, name)                    \
+  namespace portable { extern const Type kName; }             \
+  namespace avx2 { extern const Type kName; }                 \
+  namespace avx512 { extern const Type kName; }               \
+  inline const Type& name() {                                 \
+    switch (isa()) {                                          \
+      case Isa::avx512: return avx512::kName;                 \
+      case Isa::avx2: return avx2::kName;                     \
+      default: return portable::kName;                        \
+    }                                                         \
+  }
+#else
+#define ONNXTRAIN_TABLE(Type, kName, name)                    \
+  namespace portable { extern const Type kName; }             \
+  inline const Type& name() { return portable::kName; }
+#endif
