@@ -1,7 +1,7 @@
 // Convolutions as products: panels are packed from the image, no matrix of columns is written.
 #pragma once
 
-#include "product.h"
+#include "winograd.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
@@ -27,6 +27,21 @@ inline ImageStore dense_store(float* data, int64_t channels, const int64_t* size
   return {data, channels * pixels, pixels, {{size[0], size[1], size[2]}}, {size[0], size[1], size[2]}, {0, 0, 0}, {1, 1, 1}, true};
 }
 
+// Whether fewer multiplications pay for the maps around them.
+inline bool suits_winograd(const Convolution& conv) {
+  for (int axis = 0; axis < kMostAxes; ++axis)
+    if (conv.stride[axis] != 1 || conv.dilation[axis] != 1 || conv.kernel[axis] != (axis == 0 ? 1 : 3)) return false;
+  return conv.in[0] == 1 && conv.pad[0] == 0 && conv.out[0] == 1 && conv.in_channels >= kLanes && conv.out_channels >= kLanes;
+}
+
+inline winograd::Image input_image(const Convolution& conv) {
+  return {conv.in[1], conv.in[2], conv.groups * conv.in_channels * conv.in_size(), conv.pad[1], conv.pad[2]};
+}
+
+inline winograd::Image output_image(const Convolution& conv) {
+  return {conv.out[1], conv.out[2], conv.groups * conv.out_channels * conv.out_size(), 2 - conv.pad[1], 2 - conv.pad[2]};
+}
+
 inline void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
                      const Parallel& parallel) {
   const int64_t depth = conv.in_channels * conv.taps(), out = conv.out_size();
@@ -34,6 +49,12 @@ inline void convolve(const Convolution& conv, const float* x, const float* w, co
     const Patches patches = patches_of(conv, x + group * conv.in_channels * conv.in_size());
     const MatrixRows weights{w + group * conv.out_channels * depth, depth, 1};
     float* to = y + group * conv.out_channels * out;
+    if (suits_winograd(conv)) {
+      const winograd::Weights own{w + group * conv.out_channels * depth, conv.in_channels, conv.out_channels, 9, depth, false};
+      winograd::convolve(input_image(conv), output_image(conv), own, conv.batch, x + group * conv.in_channels * conv.in_size(),
+                         bias == nullptr ? nullptr : bias + group * conv.out_channels, to, parallel);
+      continue;
+    }
     const ImageStore store = dense_store(to, conv.groups * conv.out_channels, conv.out);
     if (bias != nullptr)
       for (int64_t n = 0; n < conv.batch; ++n)
@@ -90,6 +111,15 @@ struct PhaseWeights {
 inline void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
                                     const Parallel& parallel) {
   const int64_t out = conv.out_size(), in = conv.in_size(), taps = conv.taps();
+  if (suits_winograd(conv)) {
+    for (int64_t group = 0; group < conv.groups; ++group) {
+      const winograd::Weights own{w + group * conv.out_channels * conv.in_channels * 9, conv.out_channels, conv.in_channels,
+                                  conv.in_channels * 9, 9, true};
+      winograd::convolve(output_image(conv), input_image(conv), own, conv.batch, dy + group * conv.out_channels * out, nullptr,
+                         dx + group * conv.in_channels * in, parallel);
+    }
+    return;
+  }
   for (int64_t group = 0; group < conv.groups; ++group)
     for (int64_t pz = 0; pz < std::min(conv.stride[0], conv.in[0]); ++pz)
       for (int64_t py = 0; py < std::min(conv.stride[1], conv.in[1]); ++py)

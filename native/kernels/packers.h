@@ -35,7 +35,12 @@ struct MatrixRows {
   // At most kLanes rows that lie side by side, kLanes deep.
   void transposed(const float* from, int64_t rows, int64_t depth, float* panel) const {
     Vector square[kLanes];
-    for (int x = 0; x < kLanes; ++x) square[x] = x < depth ? load_first(from + x * step, rows) : Vector{};
+    if (depth == kLanes) {
+#pragma GCC unroll 16
+      for (int x = 0; x < kLanes; ++x) square[x] = load_first(from + x * step, rows);
+    } else {
+      for (int x = 0; x < kLanes; ++x) square[x] = x < depth ? load_first(from + x * step, rows) : Vector{};
+    }
     transpose(square);
     for (int i = 0; i < rows; ++i) store(panel + i * kLanes, square[i]);
   }

@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
@@ -32,7 +35,24 @@ inline void store(float* to, Vector value) { *reinterpret_cast<InMemory*>(to) = 
 
 inline Vector broadcast(float value) { return value - Vector{}; }
 
-// The first `count` lanes from memory, zeros behind them; nothing beyond is read.
+// The first `count` lanes from memory, zeros behind them; nothing beyond is read. And the reverse.
+#if defined(__AVX512F__)
+inline __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1u << count) - 1); }
+
+inline Vector load_first(const float* from, int64_t count) { return (Vector)_mm512_maskz_loadu_ps(first_lanes(count), from); }
+
+inline void store_first(float* to, Vector value, int64_t count) { _mm512_mask_storeu_ps(to, first_lanes(count), (__m512)value); }
+#elif defined(__AVX2__)
+inline __m256i first_lanes(int64_t count) {
+  static const int32_t ones_then_zeros[2 * kLanes] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  const int64_t held = std::max<int64_t>(0, std::min<int64_t>(count, kLanes));
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ones_then_zeros + kLanes - held));
+}
+
+inline Vector load_first(const float* from, int64_t count) { return (Vector)_mm256_maskload_ps(from, first_lanes(count)); }
+
+inline void store_first(float* to, Vector value, int64_t count) { _mm256_maskstore_ps(to, first_lanes(count), (__m256)value); }
+#else
 inline Vector load_first(const float* from, int64_t count) {
   if (count >= kLanes) return load(from);
   Vector made{};
@@ -46,6 +66,7 @@ inline void store_first(float* to, Vector value, int64_t count) {
   else if (count > 0)
     std::memcpy(to, &value, sizeof(float) * static_cast<size_t>(count));
 }
+#endif
 
 // One step of a transposition: blocks of kBlock × kBlock lanes change places across the diagonal.
 template <int kBlock, size_t... kLane>
