@@ -69,6 +69,12 @@ inline void convolve_weight_gradient(const Convolution& conv, const float* x, co
   const int64_t columns = conv.in_channels * conv.taps(), out = conv.out_size(), depth = conv.batch * out;
   for (int64_t group = 0; group < conv.groups; ++group) {
     const Patches patches = patches_of(conv, x + group * conv.in_channels * conv.in_size());
+    if (suits_winograd(conv)) {
+      winograd::convolve_weight_gradient(input_image(conv), output_image(conv), conv.batch, conv.in_channels, conv.out_channels,
+                                         x + group * conv.in_channels * conv.in_size(), dy + group * conv.out_channels * out,
+                                         dw + group * conv.out_channels * columns, parallel);
+      continue;
+    }
     const ChannelRows gradients{dy + group * conv.out_channels * out, conv.groups * conv.out_channels * out, out};
     const MatrixStore store{dw + group * conv.out_channels * columns, columns};
     multiply(gradients, PatchRows{patches}, store, conv.out_channels, columns, depth, false, parallel);

@@ -67,7 +67,13 @@ struct Tiling {
 
   int64_t most_tiles() const { return blocks.length(0) * across.length(0); }
 
-  // The rectangles of blocks [from, to).
+  // The most pixels that the tiles of a rectangle read.
+  int64_t most_pixels() const {
+    const int64_t high = across.pieces == 1 ? std::min(rows, blocks.length(0)) : 1;
+    return (2 * high + 2) * (2 * across.length(0) + 2);
+  }
+
+  // The rectangles of a block.
   std::vector<Rectangle> of(int64_t block) const {
     std::vector<Rectangle> found;
     int64_t tiles = 0;
@@ -318,6 +324,129 @@ inline void convolve(const Image& in, const Image& out, const Weights& weights, 
   parallel(tiling.blocks.pieces * outputs.pieces, [&](int64_t task) {
     const int64_t own = task % outputs.pieces, first = outputs.begin(own);
     forward.run(tiling.of(task / outputs.pieces), first, first + outputs.length(own));
+  });
+}
+
+// Rows of a tile of the products for gradients of weights, whose left side is [tile][kLanes].
+constexpr int kGradientRows = kLanes > 4 ? kLanes / 2 : kLanes;
+
+// The gradient with respect to the weights, for a range of channels of both sides and of blocks of tiles.
+struct WeightGradient {
+  const Image& in;
+  const Image& out;
+  const Tiling& tiling;
+  const float* x;
+  const float* dy;
+  int64_t in_channels, out_channels;
+
+  int64_t padded_in() const { return rounded_up(in_channels, kColumns); }
+  int64_t padded_out() const { return rounded_up(out_channels, kLanes); }
+  int64_t points_size() const { return kPoints * padded_in() * padded_out(); }
+
+  struct Range {
+    int64_t panel, panel_end;  // of input channels
+    int64_t lane, lane_end;    // vectors of output channels
+    int64_t block, block_end;  // of tiles
+  };
+
+  // Sets its part of sums[point][out][in].
+  void run(const Range& of, float* sums) const {
+    const int64_t most = tiling.most_tiles(), panels = of.panel_end - of.panel, lanes = of.lane_end - of.lane;
+    const Floats pixels(tiling.most_pixels() * kLanes), left(kPoints * lanes * most * kLanes), right(kPoints * panels * most * kColumns);
+    for (int64_t block = of.block; block < of.block_end; ++block) {
+      const std::vector<Rectangle> tiles = tiling.of(block);
+      const int64_t count = tiles_in(tiles);
+      for (int64_t i = 0; i < lanes; ++i) read_gradients(tiles, of.lane + i, pixels.get(), left.get() + i * count * kLanes, lanes * count * kLanes);
+      for (int64_t i = 0; i < panels; ++i)
+        read_pixels(tiles, of.panel + i, count, pixels.get(), right.get() + i * count * kColumns, panels * count * kColumns);
+      for (int64_t p = 0; p < kPoints; ++p)
+        multiply(of, count, left.get() + p * lanes * count * kLanes, right.get() + p * panels * count * kColumns,
+                 sums + p * padded_out() * padded_in(), block == of.block);
+    }
+  }
+
+ private:
+  void read_gradients(const std::vector<Rectangle>& tiles, int64_t lane, float* pixels, float* to, int64_t point) const {
+    const Image image{out.height, out.width, out.batch_stride};
+    for (const Rectangle& each : tiles) {
+      gather(image, dy + lane * kLanes * out.plane(), std::min<int64_t>(kLanes, out_channels - lane * kLanes), each, 2, pixels);
+      map_all_gradients(pixels, each, point, [&](int64_t tile) { return to + tile * kLanes; });
+    }
+  }
+
+  void read_pixels(const std::vector<Rectangle>& tiles, int64_t panel, int64_t count, float* pixels, float* to, int64_t point) const {
+    for (int64_t j = 0; j < kColumns; j += kLanes) {
+      const int64_t first = panel * kColumns + j, channels = std::max<int64_t>(0, std::min<int64_t>(kLanes, in_channels - first));
+      if (channels == 0) {
+        for (int64_t p = 0; p < kPoints; ++p)
+          for (int64_t t = 0; t < count; ++t) store(to + p * point + t * kColumns + j, Vector{});
+        continue;
+      }
+      for (const Rectangle& each : tiles) {
+        gather(in, x + first * in.plane(), channels, each, 4, pixels);
+        map_all_pixels(pixels, each, point, [&](int64_t tile) { return to + tile * kColumns + j; });
+      }
+    }
+  }
+
+  void multiply(const Range& of, int64_t count, const float* left, const float* right, float* sums, bool fresh) const {
+    for (int64_t panel = of.panel; panel < of.panel_end; ++panel, right += count * kColumns) {
+      const float* a = left;
+      for (int64_t lane = of.lane; lane < of.lane_end; ++lane, a += count * kLanes)
+        for (int64_t i = 0; i < kLanes; i += kGradientRows)
+          add_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right,
+                                                       sums + (lane * kLanes + i) * padded_in() + panel * kColumns, padded_in(), fresh);
+    }
+  }
+};
+
+// Collects the taps of kLanes input channels from `parts` sums of their points.
+inline void collect_taps(const float* sums, int64_t point, int64_t parts, int64_t part, int64_t channels, float* dw) {
+  Vector points[16], half[12], taps[9];
+#pragma GCC unroll 16
+  for (int p = 0; p < kPoints; ++p) points[p] = load(sums + p * point);
+  for (int64_t i = 1; i < parts; ++i)
+#pragma GCC unroll 16
+    for (int p = 0; p < kPoints; ++p) points[p] += load(sums + i * part + p * point);
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) collect_weights(points + c, 4, half + c, 4);
+#pragma GCC unroll 3
+  for (int r = 0; r < 3; ++r) collect_weights(half + 4 * r, 1, taps + 3 * r, 1);
+  if constexpr (kLanes > 9) {
+    Vector square[kLanes];
+    for (int i = 0; i < kLanes; ++i) square[i] = i < 9 ? taps[i] : Vector{};
+    transpose(square);
+    for (int i = 0; i < channels; ++i) store_first(dw + 9 * i, square[i], 9);
+  } else {
+    for (int64_t i = 0; i < channels; ++i)
+      for (int t = 0; t < 9; ++t) dw[9 * i + t] = taps[t][i];
+  }
+}
+
+// The gradient with respect to the weights of one group.
+inline void convolve_weight_gradient(const Image& in, const Image& out, int64_t batch, int64_t in_channels, int64_t out_channels,
+                                     const float* x, const float* dy, float* dw, const Parallel& parallel) {
+  constexpr int64_t kChannels = 128, kTiles = 32, kTasks = 16, kMostFloats = int64_t{1} << 21;
+  const Tiling tiling(batch, out.height, out.width, in_channels + out_channels <= 128 ? 2 * kTiles : kTiles);
+  const WeightGradient gradient{in, out, tiling, x, dy, in_channels, out_channels};
+  const EvenCut panels(pieces_of(in_channels, kColumns), kChannels / kColumns), lanes(pieces_of(out_channels, kLanes), kChannels / kLanes);
+  // Where there are few channels, parts of the batch are summed apart.
+  const int64_t size = gradient.points_size(), ranges = panels.pieces * lanes.pieces;
+  const int64_t wanted = std::max<int64_t>(1, std::min({tiling.blocks.pieces, kTasks / ranges, kMostFloats / size}));
+  const EvenCut parts(tiling.blocks.pieces, pieces_of(tiling.blocks.pieces, wanted));
+  const Floats sums(parts.pieces * size);
+  parallel(parts.pieces * ranges, [&](int64_t task) {
+    const int64_t part = task / ranges, panel = task % ranges % panels.pieces, lane = task % ranges / panels.pieces;
+    gradient.run({panels.begin(panel), panels.begin(panel) + panels.length(panel), lanes.begin(lane),
+                  lanes.begin(lane) + lanes.length(lane), parts.begin(part), parts.begin(part) + parts.length(part)},
+                 sums.get() + part * size);
+  });
+  const EvenCut rows(out_channels, std::max<int64_t>(1, 4096 / in_channels));
+  parallel(rows.pieces, [&](int64_t piece) {
+    for (int64_t o = rows.begin(piece); o < rows.begin(piece) + rows.length(piece); ++o)
+      for (int64_t c = 0; c < in_channels; c += kLanes)
+        collect_taps(sums.get() + o * gradient.padded_in() + c, gradient.padded_out() * gradient.padded_in(), parts.pieces, size,
+                     std::min<int64_t>(kLanes, in_channels - c), dw + (o * in_channels + c) * 9);
   });
 }
 
