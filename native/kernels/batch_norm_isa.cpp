@@ -15,7 +15,7 @@
 namespace onnxtrain::ONNXTRAIN_ISA {
 namespace {
 
-constexpr int64_t kSmallPlane = 64;
+constexpr int64_t kSmallPlane = 40;
 constexpr int64_t kElementsOfTask = 16384;  // at least so many for a thread to take
 constexpr int64_t kCached = 1 << 17;        // floats that stay in the second-level cache
 constexpr int64_t kRowsPerSum = 64;         // rows that are added up in single precision
