@@ -7,6 +7,7 @@ namespace onnxtrain {
 
 std::vector<KernelKind> batch_norm_kernels();
 std::vector<KernelKind> convolution_kernels();
+std::vector<KernelKind> norm_kernels();
 std::vector<KernelKind> optimizer_kernels();
 
 }  // namespace onnxtrain

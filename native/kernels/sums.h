@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "vector.h"
 
@@ -33,9 +34,11 @@ inline void for_each(int64_t count, Body body) {
 }
 
 inline float total_of(Vector lanes) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane];
-  return total;
+  typedef float Quad __attribute__((vector_size(4 * sizeof(float))));
+  Quad parts[kLanes / 4];
+  std::memcpy(parts, &lanes, sizeof(lanes));
+  for (int part = 1; part < kLanes / 4; ++part) parts[0] += parts[part];
+  return (parts[0][0] + parts[0][1]) + (parts[0][2] + parts[0][3]);
 }
 
 // max(low, min(high, value)); what is not a number stays so.
@@ -105,6 +108,7 @@ class Sums {
   }
 
   void settle() {
+    if (taken_ == 0) return;
     for (int which = 0; which < kSums; ++which) {
       totals_[which] += static_cast<double>(total_of(lanes_[which])) + rest_[which];
       lanes_[which] = Vector{};
