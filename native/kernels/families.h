@@ -7,6 +7,8 @@ namespace onnxtrain {
 
 std::vector<KernelKind> activation_kernels();
 std::vector<KernelKind> convolution_kernels();
+std::vector<KernelKind> embedding_kernels();
+std::vector<KernelKind> loss_kernels();
 std::vector<KernelKind> optimizer_kernels();
 
 }  // namespace onnxtrain
