@@ -94,12 +94,24 @@ Vector celu_grad(Vector dy, Vector x, Constants of) {
   return dy * (x > 0.0f ? broadcast(1.0f) : vexp(vmin(x * of.alpha, Vector{})));
 }
 
+// sigmoid(x), and sigmoid(-x), which is 1 - sigmoid(x) without the rounding.
+struct Sigmoids {
+  Vector s, other;
+
+  explicit Sigmoids(Vector x) {
+    const Vector e = vexp(vmin(-x, broadcast(80.0f)));
+    s = 1.0f / (1.0f + e);
+    other = as_rounded(e * s);  // e times something else could be infinite
+  }
+};
+
 Vector swish(Vector x, Constants of) { return x * vsigmoid(x * of.alpha); }
 
 // With s = sigmoid(alpha x): (s + alpha x s (1 - s)) dy.
 Vector swish_grad(Vector dy, Vector x, Constants of) {
-  const Vector scaled = x * of.alpha, s = vsigmoid(scaled);
-  return dy * (s + scaled * (s * (1.0f - s)));
+  const Vector scaled = x * of.alpha;
+  const Sigmoids at(scaled);
+  return dy * (at.s * (scaled * at.other + 1.0f));
 }
 
 // tanh(log(1 + e)) = n / (n + 2) with e = exp(x) and n = e (e + 2). From 20 on it is 1.
@@ -131,16 +143,14 @@ Vector gelu_grad(Vector dy, Vector x, Constants) {
 
 constexpr float kScale = 0.797884561f, kCube = 0.044715f;  // √(2/π), and the factor of x³
 
-Vector gelu_tanh(Vector x, Constants) {
-  const Vector t = vtanh(x * (x * x * (kScale * kCube) + kScale));
-  return x * (t * 0.5f + 0.5f);
-}
+// (1 + tanh(u)) / 2 is sigmoid(2u), with u = √(2/π) (x + c x³).
+Vector gelu_tanh(Vector x, Constants) { return x * vsigmoid(x * (x * x * (2.0f * kScale * kCube) + 2.0f * kScale)); }
 
 Vector gelu_tanh_grad(Vector dy, Vector x, Constants) {
   const Vector square = x * x;
-  const Vector t = vtanh(x * (square * (kScale * kCube) + kScale));
-  const Vector inner = x * (square * (3.0f * kScale * kCube) + kScale);
-  return dy * ((t + 1.0f + inner * (1.0f - t * t)) * 0.5f);
+  const Sigmoids at(x * (square * (2.0f * kScale * kCube) + 2.0f * kScale));
+  const Vector slope = x * (square * (6.0f * kScale * kCube) + 2.0f * kScale);
+  return dy * (at.s * (slope * at.other + 1.0f));
 }
 
 }  // namespace

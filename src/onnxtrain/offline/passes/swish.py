@@ -32,7 +32,7 @@ def _sigmoid_of(product: ir.Node, wanted: Collection[ir.Value]) -> ir.Node | Non
         if x is None or s is None or node is None or (node.domain, node.op_type) != ("", "Sigmoid"):
             continue
         alone = len(s.uses()) == 1 and len(x.uses()) == 2
-        inner = not (s.is_graph_output() or x.is_graph_output() or s in wanted or x in wanted)
+        inner = not (s.is_graph_output() or x.is_graph_output() or s in wanted)
         if node.inputs[0] is x and alone and inner:
             return node
     return None
@@ -45,16 +45,13 @@ def _rule(sigmoid: ir.Node) -> Rule:
     def gradient(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         def write() -> list[ir.Value]:
             """Write what the rules of both nodes would, and add it up."""
-            factors = [op.keep_zeros(dy * v, dy) for v in reversed(node.inputs)]
+            factors = [dy * v for v in reversed(node.inputs)]
             to_x, to_s = factors if node.inputs[0] is x else factors[::-1]
-            through = op.keep_zeros(to_s * s * (1.0 - s), to_s)
-            return [op.add_all([to_x, through])]
+            return [op.add_all([to_x, to_s * s * (1.0 - s)])]
 
-        if op.guarded:
-            return {x: write()[0]}
         mark_kernel([sigmoid, node], "Swish", [x], [node.outputs[0], s], saved=[s], alpha=1.0)
         (dx,) = op.kernel("SwishGrad", [dy, x, s], write, saved=[s], alpha=1.0)
-        return {x: dx}
+        return {x: op.keep_zeros(dx, dy)}
 
     stops = frozenset({0, 1})  # the gradient goes past the factors, to x
     return Rule(gradient, "Mul", "", 1, False, stops, "SiLU", reaches=lambda _: (x,))
