@@ -176,8 +176,7 @@ def prepare(
     with Folder(output, prefix) as folder:
         graph = write_files(
             folder, models, parameters, names, nominal_checkpoint, memory=memory,
-            target=target, on_cpu=on_cpu, properties=properties, ort_format=ort_format,
-            native=native and target == "cpu",
+            target=target, on_cpu=on_cpu, properties=properties, ort_format=ort_format, native=native,
         )  # fmt: skip
         if verify:
             notes = (*notes, *verify_graphs(folder, models, library))

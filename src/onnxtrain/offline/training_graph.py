@@ -44,6 +44,7 @@ from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
+from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
 
 Target = Literal["cpu", "webgpu"]
@@ -105,6 +106,7 @@ def build_training_graphs(
 
 
 def _proto(model: ir.Model) -> onnx.ModelProto:
+    write_functions(model, native=False)
     stamp(model)
     return ir.to_proto(model)
 
@@ -407,6 +409,7 @@ def optimizer_graph(
 def _complete(model: ir.Model, target: Target) -> ir.Model:
     """Rewrite a graph for its target, sweep it, and put the input of the seed behind the others."""
     if target == "webgpu":
+        write_functions(model, native=False)
         rewrite_for_webgpu(model)
     graph = model.graph
     sweep(graph)
