@@ -5,8 +5,11 @@
 
 namespace onnxtrain {
 
+std::vector<KernelKind> activation_kernels();
 std::vector<KernelKind> batch_norm_kernels();
 std::vector<KernelKind> convolution_kernels();
+std::vector<KernelKind> embedding_kernels();
+std::vector<KernelKind> loss_kernels();
 std::vector<KernelKind> norm_kernels();
 std::vector<KernelKind> optimizer_kernels();
 
