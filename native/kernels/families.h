@@ -5,6 +5,7 @@
 
 namespace onnxtrain {
 
+std::vector<KernelKind> attention_kernels();
 std::vector<KernelKind> convolution_kernels();
 std::vector<KernelKind> optimizer_kernels();
 
