@@ -22,7 +22,7 @@ struct Axes {
     return {{given[0], given[1], given[2], given[3]}};
   }
 
-  void check(const Tensor& tensor) const {
+  void check(const Tensor& tensor, bool in_rows) const {
     const int64_t rank = static_cast<int64_t>(tensor.shape.size());
     int64_t seen = 0;
     for (const int64_t axis : of)
@@ -31,7 +31,7 @@ struct Axes {
         seen |= int64_t{1} << axis;
       }
     require(rank <= 4 && seen == (int64_t{1} << rank) - 1, "the axes of attention are not those of its tensors");
-    require(of[3] == rank - 1, "the elements of a row of attention do not lie side by side");
+    require(!in_rows || of[3] == rank - 1, "the elements of a row of attention do not lie side by side");
   }
 
   int64_t size(const Tensor& tensor, int which) const { return of[which] < 0 ? 1 : tensor.shape[of[which]]; }
@@ -45,7 +45,7 @@ struct Axes {
 
   template <class T>
   Heads<T> view(const Tensor& tensor, T* data) const {
-    return {data, stride(tensor, 0), stride(tensor, 1), stride(tensor, 2)};
+    return {data, stride(tensor, 0), stride(tensor, 1), stride(tensor, 2), stride(tensor, 3)};
   }
 
   Shape shape(const int64_t (&sizes)[4]) const {
@@ -64,7 +64,8 @@ struct Axes {
 // What forward and backward have in common.
 struct AttentionKernel : Kernel {
   float scale, hidden;
-  bool masked, flags_hide;
+  bool masked, flags_hide, blind_are_zero;
+  std::vector<int64_t> divides;  // for each further input, whether it divides the scale or multiplies it
   Axes q_axes, k_axes, v_axes, o_axes;
 
   explicit AttentionKernel(const Attributes& of)
@@ -72,15 +73,18 @@ struct AttentionKernel : Kernel {
         hidden(of.number("hidden", -std::numeric_limits<float>::infinity())),
         masked(of.integer("has_mask", 0) != 0),
         flags_hide(of.integer("mask_hides", 0) != 0),
+        blind_are_zero(of.integer("blind_are_zero", 0) != 0),
+        divides(of.integers("divides")),
         q_axes(Axes::read(of, "q_axes")),
         k_axes(Axes::read(of, "k_axes")),
         v_axes(Axes::read(of, "v_axes")),
         o_axes(Axes::read(of, "o_axes")) {}
 
-  Attention read(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) const {
-    q_axes.check(q);
-    k_axes.check(k);
-    v_axes.check(v);
+  // `next` is the first input behind those of the kernel: the mask, and factors of the scale.
+  Attention read(const Run& run, const Tensor& q, const Tensor& k, const Tensor& v, size_t next) const {
+    q_axes.check(q, true);
+    k_axes.check(k, false);
+    v_axes.check(v, false);
     Attention made{};
     made.batch = q_axes.size(q, 0);
     made.heads = q_axes.size(q, 1);
@@ -89,7 +93,7 @@ struct AttentionKernel : Kernel {
     made.keys = k_axes.size(k, 2);
     made.size = q_axes.size(q, 3);
     made.value_size = v_axes.size(v, 3);
-    made.scale = scale;
+    made.blind_are_zero = blind_are_zero;
     require(k_axes.size(k, 0) == made.batch && v_axes.size(v, 0) == made.batch, "queries, keys and values differ in their batch");
     require(v_axes.size(v, 1) == made.key_heads, "keys and values differ in their heads");
     require(v_axes.size(v, 2) == made.keys, "there are not as many values as keys");
@@ -98,7 +102,13 @@ struct AttentionKernel : Kernel {
     made.q = q_axes.view(q, q.floats());
     made.k = k_axes.view(k, k.floats());
     made.v = v_axes.view(v, v.floats());
-    if (masked) read_mask(mask, static_cast<int64_t>(q.shape.size()), made);
+    if (masked) read_mask(run.input(next++), static_cast<int64_t>(q.shape.size()), made);
+    made.scale = scale;
+    for (const int64_t divide : divides) {
+      const Tensor factor = run.input(next++);
+      require(factor.exists() && factor.elements == 1, "a factor of the scale of attention is not one number");
+      made.scale = divide != 0 ? made.scale / *factor.floats() : made.scale * *factor.floats();
+    }
     return made;
   }
 
@@ -134,31 +144,36 @@ struct AttentionKernel : Kernel {
   }
 };
 
-// (q, k, v, mask) → (o, statistics of the rows). Attributes: scale, has_mask; for a mask of flags,
-// `mask_hides` where true hides, and `hidden`, the score of what is hidden; the axes of q, k, v and o.
+// (q, k, v, mask, factors of the scale) → (o, statistics of the rows).
+//
+// Attributes: the constant part of the scale, and `divides` for its other factors; has_mask; for a mask
+// of flags, `mask_hides` where true hides, and `hidden`, the score of what is hidden; blind_are_zero;
+// the axes of q, k, v and o.
 struct AttentionForward : AttentionKernel {
   using AttentionKernel::AttentionKernel;
 
   void run(Run& run) const override {
     const Tensor q = run.input(0), k = run.input(1), v = run.input(2);
-    const Attention of = read(q, k, v, masked ? run.input(3) : Tensor{});
+    const Attention of = read(run, q, k, v, 3);
     Tensor o = run.output(0, o_axes.shape({of.batch, of.heads, of.queries, of.value_size}));
-    o_axes.check(o);
+    o_axes.check(o, true);
     Tensor kept = run.output(1, {2, of.batch, of.heads, of.queries});
+    // What only the plain form of the backward pass reads.
+    for (size_t unused = 2; unused < run.output_count(); ++unused) run.output(unused, {0});
     if (kept.elements > 0) attention().forward(of, o_axes.view(o, o.floats()), rows(of, kept.floats()), run.in_parallel());
   }
 };
 
-// (do, q, k, v, o, statistics of the rows, mask) → (dq, dk, dv).
+// (do, q, k, v, o, statistics of the rows, mask, factors of the scale) → (dq, dk, dv).
 struct AttentionBackward : AttentionKernel {
   using AttentionKernel::AttentionKernel;
 
   void run(Run& run) const override {
     const Tensor d_o = run.input(0), q = run.input(1), k = run.input(2), v = run.input(3), o = run.input(4), kept = run.input(5);
-    const Attention of = read(q, k, v, masked ? run.input(6) : Tensor{});
+    const Attention of = read(run, q, k, v, 6);
     const Shape expected = o_axes.shape({of.batch, of.heads, of.queries, of.value_size});
     require(o.shape == expected && d_o.shape == expected, "the output of attention and its gradient have other shapes than they should");
-    o_axes.check(o);
+    o_axes.check(o, true);
     require(kept.shape == Shape{2, of.batch, of.heads, of.queries}, "what attention has kept has another shape than it should");
     Tensor d_q = run.output(0, q.shape), d_k = run.output(1, k.shape), d_v = run.output(2, v.shape);
     if (of.batch == 0 || of.key_heads == 0) return;
@@ -171,7 +186,9 @@ struct AttentionBackward : AttentionKernel {
 }  // namespace
 
 std::vector<KernelKind> attention_kernels() {
-  return {kind_of<AttentionForward>("Attention", {kFloat}), kind_of<AttentionBackward>("AttentionGrad", {kFloat})};
+  return {kind_of<AttentionForward>("Attention", {kFloat}),
+          kind_of<AttentionForward>("AttentionOrZero", {kFloat, kFloat, kFloat, kBool}),
+          kind_of<AttentionBackward>("AttentionGrad", {kFloat})};
 }
 
 }  // namespace onnxtrain

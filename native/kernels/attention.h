@@ -8,11 +8,11 @@
 
 namespace onnxtrain {
 
-// A tensor (batch, head, row, element); the elements of a row lie side by side, the rest anywhere.
+// A tensor (batch, head, row, element). The elements of queries and outputs lie side by side.
 template <class T>
 struct Heads {
   T* data;
-  int64_t batch_stride, head_stride, row_stride;
+  int64_t batch_stride, head_stride, row_stride, element_stride = 1;
 
   T* head(int64_t batch, int64_t head) const { return data + batch * batch_stride + head * head_stride; }
 };
@@ -32,6 +32,7 @@ struct Attention {
   int64_t batch, heads, key_heads;  // a head of keys may serve several heads of queries
   int64_t queries, keys, size, value_size;
   float scale;
+  bool blind_are_zero;  // the output of a query that sees no key: zero, or else NaN
   Heads<const float> q, k, v;
   Mask mask;
 };

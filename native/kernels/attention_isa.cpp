@@ -127,6 +127,29 @@ void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t col
     for (int64_t j = 0; j < columns; ++j) to.row(i)[j] = from[i * from_stride + j] * factor;
 }
 
+// Reads rows of keys or values, which may lie in columns.
+void read_rows(const Heads<const float>& of, const float* head, int64_t first, int64_t rows, int64_t columns, Matrix to) {
+  const float* from = head + first * of.row_stride;
+  if (of.element_stride == 1)
+    copy_rows(from, of.row_stride, rows, columns, to);
+  else if (of.row_stride == 1)
+    transpose(from, of.element_stride, columns, rows, to.data, to.stride);
+  else
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) to.row(i)[j] = from[i * of.row_stride + j * of.element_stride];
+}
+
+void write_rows(Matrix from, int64_t rows, int64_t columns, const Heads<float>& of, float* head, int64_t first) {
+  float* to = head + first * of.row_stride;
+  if (of.element_stride == 1)
+    copy_rows(from.data, from.stride, rows, columns, {to, of.row_stride});
+  else if (of.row_stride == 1)
+    transpose(from.data, from.stride, rows, columns, to, of.element_stride);
+  else
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) to[i * of.row_stride + j * of.element_stride] = from.row(i)[j];
+}
+
 // Which queries and keys are in work.
 struct Block {
   int64_t batch, head, query, queries, key, keys;
@@ -230,7 +253,7 @@ class Forward {
     const float* v = of_.v.head(at.batch, at.head / group);
     for (at.key = 0; at.key < of_.keys; at.key += kBlock) {
       at.keys = std::min(kBlock, of_.keys - at.key);
-      if (!mask_.exists() || mask_.read(at)) add_keys(at, k + at.key * of_.k.row_stride, v + at.key * of_.v.row_stride);
+      if (!mask_.exists() || mask_.read(at)) add_keys(at, k, v);
     }
     finish(at, o, kept);
   }
@@ -242,8 +265,8 @@ class Forward {
 
   void add_keys(const Block& at, const float* k, const float* v) {
     const int64_t across = wide(at.queries);
-    copy_rows(k, of_.k.row_stride, at.keys, of_.size, keys_);
-    copy_rows(v, of_.v.row_stride, at.keys, of_.value_size, values_);
+    read_rows(of_.k, k, at.key, at.keys, of_.size, keys_);
+    read_rows(of_.v, v, at.key, at.keys, of_.value_size, values_);
     multiply<Before::cleared>(tall(at.keys), across, of_.size, Left<false>{keys_.data, keys_.stride}, queries_, scores_);
     for (int64_t query = 0; query < across; query += kLanes) soften(at, query);
     multiply<Before::scaled>(tall(of_.value_size), across, at.keys, Left<true>{values_.data, values_.stride}, scores_, mixed_, factors_);
@@ -278,12 +301,16 @@ class Forward {
     float* statistics = factors_;
     // The sum over no keys at all is zero; where all keys are hidden it is NaN, as a softmax is.
     if (of_.keys == 0) std::fill_n(sums_, kBlock, 1.0f);
-    for (int64_t query = 0; query < kBlock; query += kLanes) store(statistics + query, 1.0f / load(sums_ + query));
-    for (int64_t d = 0; d < of_.value_size; ++d)
-      for (int64_t query = 0; query < kBlock; query += kLanes) {
+    for (int64_t query = 0; query < kBlock; query += kLanes) {
+      const Vector sum = load(sums_ + query);
+      const Vector one_over = of_.blind_are_zero ? (sum > 0.0f ? 1.0f / sum : Vector{}) : 1.0f / sum;
+      store(statistics + query, one_over);
+      for (int64_t d = 0; d < of_.value_size; ++d) {
         float* place = mixed_.row(d) + query;
-        store(place, load(place) * load(statistics + query));
+        const Vector result = load(place) * one_over;
+        store(place, of_.blind_are_zero ? (sum > 0.0f ? result : Vector{}) : result);
       }
+    }
     float* to = o.head(at.batch, at.head) + at.query * o.row_stride;
     transpose(mixed_.data, kBlock, of_.value_size, at.queries, to, o.row_stride);
     const int64_t row = (at.batch * of_.heads + at.head) * of_.queries + at.query;
@@ -347,18 +374,14 @@ class Backward {
         float* to = to_.d_q.head(batch, head) + query * to_.d_q.row_stride;
         transpose(d_queries_.data, kBlock, of_.size, at.queries, to, to_.d_q.row_stride, of_.scale);
       }
-    write_rows(d_keys_, last - first, of_.size, to_.d_k.head(batch, key_head) + first * to_.d_k.row_stride, to_.d_k.row_stride);
-    write_rows(d_values_, last - first, of_.value_size, to_.d_v.head(batch, key_head) + first * to_.d_v.row_stride, to_.d_v.row_stride);
+    write_rows(d_keys_, last - first, of_.size, to_.d_k, to_.d_k.head(batch, key_head), first);
+    write_rows(d_values_, last - first, of_.value_size, to_.d_v, to_.d_v.head(batch, key_head), first);
   }
 
  private:
   static int64_t floats(const Attention& of, int64_t keys) {
     return (kBlock + tall(keys)) * (wide(of.size) + wide(of.value_size)) +
            kBlock * (of.size + 2 * of.value_size + 2 * tall(of.size) + 3 * kBlock + 3);
-  }
-
-  static void write_rows(Matrix from, int64_t rows, int64_t columns, float* to, int64_t stride) {
-    for (int64_t i = 0; i < rows; ++i) std::copy_n(from.row(i), columns, to + i * stride);
   }
 
   void read_queries(const Block& at) {
@@ -378,15 +401,15 @@ class Backward {
       float product = 0;
       for (int64_t d = 0; d < of_.value_size; ++d) product += o[i * to_.o.row_stride + d] * d_o[i * to_.d_o.row_stride + d];
       delta_[i] = product;
-      blind_ |= largest_[i] == -kInfinity;
+      blind_ |= largest_[i] == -kInfinity && !of_.blind_are_zero;
     }
     for (int64_t i = at.queries; i < kBlock; ++i) largest_[i] = one_over_sum_[i] = delta_[i] = 0;
   }
 
   void add_keys(const Block& at, int64_t key_head, int64_t row) {
     const int64_t across = wide(at.queries), down = tall(at.keys);
-    copy_rows(of_.k.head(at.batch, key_head) + at.key * of_.k.row_stride, of_.k.row_stride, at.keys, of_.size, keys_);
-    copy_rows(of_.v.head(at.batch, key_head) + at.key * of_.v.row_stride, of_.v.row_stride, at.keys, of_.value_size, values_);
+    read_rows(of_.k, of_.k.head(at.batch, key_head), at.key, at.keys, of_.size, keys_);
+    read_rows(of_.v, of_.v.head(at.batch, key_head), at.key, at.keys, of_.value_size, values_);
     multiply<Before::cleared>(down, across, of_.size, Left<false>{keys_.data, keys_.stride}, across_, scores_);
     multiply<Before::cleared>(down, across, of_.value_size, Left<false>{values_.data, values_.stride}, d_across_, d_scores_);
     for (int64_t query = 0; query < across; query += kLanes) differentiate(at, query);
@@ -404,7 +427,8 @@ class Backward {
       float* score = scores_.row(j) + query;
       float* gradient = d_scores_.row(j) + query;
       const Vector masked = mask_.exists() ? mask_.apply(load(score), j, query) : load(score);
-      const Vector probability = vexp(masked - largest) * factor;
+      Vector probability = vexp(masked - largest) * factor;
+      if (of_.blind_are_zero) probability = factor > 0.0f ? probability : Vector{};
       const Vector found = probability * (load(gradient) - delta);
       store(score, probability);
       store(gradient, mask_.exists() ? mask_.pass(found, j, query) : found);
