@@ -8,6 +8,7 @@ const std::vector<KernelKind>& kernel_kinds() {
     std::vector<KernelKind> found;
     for (const auto family : {
              activation_kernels,
+             attention_kernels,
              batch_norm_kernels,
              convolution_kernels,
              embedding_kernels,

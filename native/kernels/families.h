@@ -6,6 +6,7 @@
 namespace onnxtrain {
 
 std::vector<KernelKind> activation_kernels();
+std::vector<KernelKind> attention_kernels();
 std::vector<KernelKind> batch_norm_kernels();
 std::vector<KernelKind> convolution_kernels();
 std::vector<KernelKind> embedding_kernels();
