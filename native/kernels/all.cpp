@@ -15,6 +15,7 @@ const std::vector<KernelKind>& kernel_kinds() {
              loss_kernels,
              norm_kernels,
              optimizer_kernels,
+             recurrent_kernels,
          })
       for (KernelKind& kind : family()) found.push_back(std::move(kind));
     return found;

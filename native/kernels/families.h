@@ -13,5 +13,6 @@ std::vector<KernelKind> embedding_kernels();
 std::vector<KernelKind> loss_kernels();
 std::vector<KernelKind> norm_kernels();
 std::vector<KernelKind> optimizer_kernels();
+std::vector<KernelKind> recurrent_kernels();
 
 }  // namespace onnxtrain
