@@ -7,5 +7,6 @@ namespace onnxtrain {
 
 std::vector<KernelKind> convolution_kernels();
 std::vector<KernelKind> optimizer_kernels();
+std::vector<KernelKind> gradient_kernels();
 
 }  // namespace onnxtrain
