@@ -42,8 +42,8 @@ std::vector<double> sums_of(const Floats& of, bool squares, const Run& run) {
 
 // GradientSums(gradients, loss?, statistics): `gradients` and `statistics` are their numbers,
 // has_loss is 1 where there is a loss, and `squares` is 1 to sum the squares of gradients. Outputs:
-// the sum of each gradient; the same with the loss and one sum of all statistics behind; whether
-// all of these are finite.
+// the sum of each gradient, with the loss and one sum of all statistics behind; whether all of these
+// are finite; and, where that is asked for, the sums of the gradients alone.
 struct GradientSums : Kernel {
   int64_t gradients, statistics;
   bool has_loss, squares;
@@ -71,11 +71,11 @@ struct GradientSums : Kernel {
       found.push_back(static_cast<float>(total));
     }
     const bool are_finite = std::all_of(found.begin(), found.end(), [](float sum) { return std::isfinite(sum); });
-    put(run, 0, found, gradients);
-    put(run, 1, found, static_cast<int64_t>(found.size()));
-    Tensor passed = run.output(2, {1});
-    require(passed.type == kBool, "the third output is a flag");
+    put(run, 0, found, static_cast<int64_t>(found.size()));
+    Tensor passed = run.output(1, {1});
+    require(passed.type == kBool, "the second output is a flag");
     *static_cast<uint8_t*>(passed.data) = are_finite;
+    if (run.output_count() > 2) put(run, 2, found, gradients);
   }
 
  private:
@@ -132,7 +132,7 @@ struct AccumulateGradients : Kernel {
 }  // namespace
 
 std::vector<KernelKind> gradient_kernels() {
-  return {kind_of<GradientSums>("GradientSums", {kFloat, kFloat, kBool}), kind_of<AccumulateGradients>("AccumulateGradients", {kFloat})};
+  return {kind_of<GradientSums>("GradientSums", {kFloat, kBool, kFloat}), kind_of<AccumulateGradients>("AccumulateGradients", {kFloat})};
 }
 
 }  // namespace onnxtrain
