@@ -1,5 +1,5 @@
-// What happens to all gradients of a step at once: they are summed, which tells whether they are
-// finite, or added to what was accumulated.
+// What happens to the gradients of a step: they are summed, which tells whether they are finite, and
+// added to what was accumulated.
 #include <cmath>
 #include <cstring>
 
@@ -40,34 +40,48 @@ std::vector<double> sums_of(const Floats& of, bool squares, const Run& run) {
   return sums;
 }
 
-// GradientSums(gradients, loss?, statistics): `gradients` and `statistics` are their numbers,
-// has_loss is 1 where there is a loss, and `squares` is 1 to sum the squares of gradients. Outputs:
-// the sum of each gradient, with the loss and one sum of all statistics behind; whether all of these
-// are finite; and, where that is asked for, the sums of the gradients alone.
-struct GradientSums : Kernel {
-  int64_t gradients, statistics;
-  bool has_loss, squares;
+// GradientSum(gradient): the sum of all elements, or of their squares where `squares` is 1, as a
+// vector of one. It is one call for each gradient: a single one for all would let onnxruntime
+// compute the gradient of the first layer first, and keep what the others are computed from.
+struct GradientSum : Kernel {
+  bool squares;
 
-  explicit GradientSums(const Attributes& of)
-      : gradients(of.integer("gradients", 0)),
-        statistics(of.integer("statistics", 0)),
-        has_loss(of.integer("has_loss", 0) != 0),
-        squares(of.integer("squares", 0) != 0) {}
+  explicit GradientSum(const Attributes& of) : squares(of.integer("squares", 0) != 0) {}
 
   void run(Run& run) const override {
-    require(gradients >= 0 && statistics >= 0, "the number of tensors is negative");
+    require(run.input_count() >= 1, "there is no gradient");
+    Floats gradient;
+    gradient.add(run.input(0));
+    Tensor made = run.output(0, {1});
+    *made.floats() = static_cast<float>(sums_of(gradient, squares, run)[0]);
+  }
+};
+
+// FiniteCheck(sums, loss?, statistics): `sums` and `statistics` are their numbers, has_loss is 1
+// where there is a loss. Outputs: the sums of gradients, with the loss and one sum of all statistics
+// behind; whether all of these are finite; and, where that is asked for, the sums alone.
+struct FiniteCheck : Kernel {
+  int64_t sums, statistics;
+  bool has_loss;
+
+  explicit FiniteCheck(const Attributes& of)
+      : sums(of.integer("sums", 0)), statistics(of.integer("statistics", 0)), has_loss(of.integer("has_loss", 0) != 0) {}
+
+  void run(Run& run) const override {
+    require(sums >= 0 && statistics >= 0, "the number of tensors is negative");
     const int64_t given = static_cast<int64_t>(run.input_count());
-    require(gradients <= given && statistics <= given - gradients - has_loss, "there are fewer inputs than tensors");
+    require(sums <= given && statistics <= given - sums - has_loss, "there are fewer inputs than tensors");
     std::vector<float> found;
-    for (const double sum : sums_of(tensors(run, 0, gradients), squares, run)) found.push_back(static_cast<float>(sum));
-    if (has_loss) {
-      const Tensor loss = run.input(gradients);
-      require(loss.elements == 1, "the loss is not a single number");
-      found.push_back(*loss.floats());
+    for (int64_t index = 0; index < sums + has_loss; ++index) {
+      const Tensor single = run.input(index);
+      require(single.elements == 1, "a sum or the loss is not a single number");
+      found.push_back(*single.floats());
     }
     if (statistics > 0) {
+      Floats tensors;
+      for (int64_t index = 0; index < statistics; ++index) tensors.add(run.input(sums + has_loss + index));
       double total = 0;
-      for (const double sum : sums_of(tensors(run, gradients + has_loss, statistics), false, run)) total += sum;
+      for (const double sum : sums_of(tensors, false, run)) total += sum;
       found.push_back(static_cast<float>(total));
     }
     const bool are_finite = std::all_of(found.begin(), found.end(), [](float sum) { return std::isfinite(sum); });
@@ -75,16 +89,10 @@ struct GradientSums : Kernel {
     Tensor passed = run.output(1, {1});
     require(passed.type == kBool, "the second output is a flag");
     *static_cast<uint8_t*>(passed.data) = are_finite;
-    if (run.output_count() > 2) put(run, 2, found, gradients);
+    if (run.output_count() > 2) put(run, 2, found, sums);
   }
 
  private:
-  static Floats tensors(const Run& run, int64_t first, int64_t count) {
-    Floats made;
-    for (int64_t index = first; index < first + count; ++index) made.add(run.input(index));
-    return made;
-  }
-
   static void put(Run& run, size_t index, const std::vector<float>& values, int64_t count) {
     Tensor made = run.output(index, {count});
     std::copy(values.begin(), values.begin() + count, made.floats());
@@ -132,7 +140,7 @@ struct AccumulateGradients : Kernel {
 }  // namespace
 
 std::vector<KernelKind> gradient_kernels() {
-  return {kind_of<GradientSums>("GradientSums", {kFloat, kBool, kFloat}), kind_of<AccumulateGradients>("AccumulateGradients", {kFloat})};
+  return {kind_of<GradientSum>("GradientSum", {kFloat}), kind_of<FiniteCheck>("FiniteCheck", {kFloat, kBool, kFloat}), kind_of<AccumulateGradients>("AccumulateGradients", {kFloat})};
 }
 
 }  // namespace onnxtrain
