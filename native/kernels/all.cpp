@@ -12,6 +12,7 @@ const std::vector<KernelKind>& kernel_kinds() {
              batch_norm_kernels,
              convolution_kernels,
              embedding_kernels,
+             gradient_kernels,
              loss_kernels,
              norm_kernels,
              optimizer_kernels,

@@ -354,7 +354,7 @@ def step_graph(
     own.gradients = {v: g for v, g in own.gradients.items() if v.name not in source.fed}
     gradients = own.in_order()
     if proximal:
-        gradients = add_proximal(op, graph, gradients)
+        gradients = add_proximal(op, gradients)
     parameters, statistics = list(own.gradients), list(own.updates.values())
     check = optimizer.check(op, gradients, parameters, graph.outputs[0], statistics, early=early)
     on_cpu = target == "cpu"
