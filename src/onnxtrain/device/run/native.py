@@ -40,13 +40,17 @@ class Library:
 
     def __init__(self, path: str) -> None:
         loaded = ctypes.CDLL(path)
+        if loaded.onnxtrain_interface() != INTERFACE:
+            raise ValueError(
+                f"{path} does not belong to this version of onnxtrain. Install both anew: "
+                f"{INSTALL} --upgrade"
+            )
         for name in ("version", "isa", "kernels", "accepted"):
             getattr(loaded, f"onnxtrain_{name}").restype = ctypes.c_char_p
         loaded.onnxtrain_expect.argtypes = [ctypes.c_char_p]
         loaded.onnxtrain_last_domain.restype = ctypes.c_void_p
         loaded.onnxtrain_extend.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         self.path = path
-        self.interface: int = loaded.onnxtrain_interface()
         self.version: str = loaded.onnxtrain_version().decode()
         self.instruction_set: str = loaded.onnxtrain_isa().decode()
         self.kernels: tuple[str, ...] = tuple(loaded.onnxtrain_kernels().decode().split())
@@ -140,13 +144,6 @@ def _find(wanted: str) -> NativeStatus:
     else:
         find = lambda: str(Path(wanted).resolve(strict=True))  # noqa: E731
     try:
-        loaded = Library(find())
+        return NativeStatus(Library(find()))
     except (OSError, AttributeError, ValueError) as error:
         return NativeStatus(None, f"the native library does not load: {error}", is_failure=True)
-    if loaded.interface != INTERFACE:
-        reason = (
-            f"{loaded.path} is of version {loaded.version}, which does not fit this version of "
-            f"onnxtrain. Install both anew: {INSTALL} --upgrade"
-        )
-        return NativeStatus(None, reason, is_failure=True)
-    return NativeStatus(loaded)
