@@ -9,6 +9,7 @@
 
 #include "isa.h"
 #include "kernel.h"
+#include "recorder.h"
 
 namespace onnxtrain {
 namespace {
@@ -54,27 +55,6 @@ bool found(const OrtApi* api, OrtStatus* reported) {
   return false;
 }
 
-Tensor tensor_of(const OrtApi* api, OrtValue* value) {
-  Tensor tensor;
-  if (value == nullptr) return tensor;
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  check(api, ONNXTRAIN_CALL(api, GetTensorTypeAndShape)(value, &info));
-  int type = 0;
-  size_t rank = 0;
-  OrtStatus* reported = ONNXTRAIN_CALL(api, GetTensorElementType)(info, &type);
-  if (reported == nullptr) reported = ONNXTRAIN_CALL(api, GetDimensionsCount)(info, &rank);
-  if (reported == nullptr) {
-    tensor.shape.resize(rank);
-    reported = ONNXTRAIN_CALL(api, GetDimensions)(info, tensor.shape.data(), rank);
-  }
-  ONNXTRAIN_CALL(api, ReleaseTensorTypeAndShapeInfo)(info);
-  check(api, reported);
-  tensor.type = static_cast<ElementType>(type);
-  tensor.elements = elements_of(tensor.shape);
-  check(api, ONNXTRAIN_CALL(api, GetTensorMutableData)(value, &tensor.data));
-  return tensor;
-}
-
 // A custom operator and the kernel behind it.
 struct Operator : OrtCustomOp {
   const KernelKind* kind;
@@ -87,6 +67,7 @@ struct Instance {
   const OrtApi* api;
   const char* name;
   std::unique_ptr<Kernel> kernel;
+  SeenAttributes attributes;
 };
 
 const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
@@ -94,15 +75,19 @@ const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator
 OrtStatus* create(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** made) {
   const Operator& own = self(op);
   return guarded(api, own.kind->name, [&] {
-    *made = new Instance{api, own.kind->name, own.kind->make(Attributes(api, info))};
+    const OrtApi* used = observed(api);
+    std::unique_ptr<Kernel> kernel = own.kind->make(Attributes(used, info));
+    *made = new Instance{used, own.kind->name, std::move(kernel), take_attributes()};
   });
 }
 
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   const Instance& own = *static_cast<const Instance*>(kernel);
-  return guarded(own.api, own.name, [&] {
-    Run run(own.api, context);
-    own.kernel->run(run);
+  return recorded(own.api, own.name, own.attributes, context, [&] {
+    return guarded(own.api, own.name, [&] {
+      Run run(own.api, context);
+      own.kernel->run(run);
+    });
   });
 }
 
@@ -196,6 +181,27 @@ OrtCustomOpDomain* new_domain(Registry& own, const std::vector<std::string>& fun
 }
 
 }  // namespace
+
+Tensor tensor_of(const OrtApi* api, OrtValue* value) {
+  Tensor tensor;
+  if (value == nullptr) return tensor;
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api, ONNXTRAIN_CALL(api, GetTensorTypeAndShape)(value, &info));
+  int type = 0;
+  size_t rank = 0;
+  OrtStatus* reported = ONNXTRAIN_CALL(api, GetTensorElementType)(info, &type);
+  if (reported == nullptr) reported = ONNXTRAIN_CALL(api, GetDimensionsCount)(info, &rank);
+  if (reported == nullptr) {
+    tensor.shape.resize(rank);
+    reported = ONNXTRAIN_CALL(api, GetDimensions)(info, tensor.shape.data(), rank);
+  }
+  ONNXTRAIN_CALL(api, ReleaseTensorTypeAndShapeInfo)(info);
+  check(api, reported);
+  tensor.type = static_cast<ElementType>(type);
+  tensor.elements = elements_of(tensor.shape);
+  check(api, ONNXTRAIN_CALL(api, GetTensorMutableData)(value, &tensor.data));
+  return tensor;
+}
 
 int64_t elements_of(const Shape& shape) {
   int64_t count = 1;

@@ -1,4 +1,8 @@
-"""Builds the native library once for all workers, and lets the tests of this folder use it."""
+"""Builds the native library once for all workers, and lets the tests of this folder use it.
+
+The build writes each call of a kernel to build/native-cases, for `make native-sanitize` and
+`make native-aarch64`, which call the kernels again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CASES = ROOT / "build" / "native-cases"
 VARIABLE = "ONNXTRAIN_NATIVE"
 
 
@@ -46,4 +51,5 @@ def native_library(built: Path | None, monkeypatch: pytest.MonkeyPatch) -> Path 
     """Where there is no compiler, tests that need the library skip themselves."""
     if built is not None:
         monkeypatch.setenv(VARIABLE, str(built))
+        monkeypatch.setenv("ONNXTRAIN_RECORD", str(CASES))
     return built
