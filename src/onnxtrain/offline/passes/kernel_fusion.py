@@ -48,7 +48,7 @@ def _join_activation(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.V
         return
     (activation,) = readers
     bounds = _bounds(activation)
-    if bounds is None or place_of(activation) is not None or activation.graph is not nodes[0].graph:
+    if bounds is None or place_of(activation) is not None or activation.graph is not y.graph:
         return
     saved = [v for i, v in enumerate([y, *others]) if i in group.saved_outputs and v is not None]
     mark_kernel(
