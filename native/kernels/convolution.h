@@ -27,6 +27,13 @@ inline ImageStore dense_store(float* data, int64_t channels, const int64_t* size
   return {data, channels * pixels, pixels, {{size[0], size[1], size[2]}}, {size[0], size[1], size[2]}, {0, 0, 0}, {1, 1, 1}, true};
 }
 
+// Whether each output reads the one pixel at its place.
+inline bool is_pointwise(const Convolution& conv) {
+  for (int axis = 0; axis < kMostAxes; ++axis)
+    if (conv.kernel[axis] != 1 || conv.stride[axis] != 1 || conv.pad[axis] != 0 || conv.in[axis] != conv.out[axis]) return false;
+  return true;
+}
+
 // Whether fewer multiplications pay for the maps around them.
 inline bool suits_winograd(const Convolution& conv) {
   for (int axis = 0; axis < kMostAxes; ++axis)
@@ -61,7 +68,11 @@ inline void convolve(const Convolution& conv, const float* x, const float* w, co
       for (int64_t n = 0; n < conv.batch; ++n)
         for (int64_t c = 0; c < conv.out_channels; ++c)
           std::fill_n(to + n * store.batch_stride + c * out, out, bias[group * conv.out_channels + c]);
-    multiply(weights, PatchColumns{patches}, store, conv.out_channels, conv.batch * out, depth, bias != nullptr, parallel);
+    if (is_pointwise(conv))
+      multiply(weights, ChannelColumns{patches.image, patches.batch_stride, out}, store, conv.out_channels, conv.batch * out, depth,
+               bias != nullptr, parallel);
+    else
+      multiply(weights, PatchColumns{patches}, store, conv.out_channels, conv.batch * out, depth, bias != nullptr, parallel);
   }
 }
 
@@ -81,8 +92,11 @@ inline void convolve_weight_gradient(const Convolution& conv, const float* x, co
       continue;
     }
     const ChannelRows gradients{dy + group * conv.out_channels * out, conv.groups * conv.out_channels * out, out};
-    const MatrixStore store{dw + group * conv.out_channels * columns, columns};
-    multiply(gradients, PatchRows{patches}, store, conv.out_channels, columns, depth, false, parallel);
+    float* to = dw + group * conv.out_channels * columns;
+    if (is_pointwise(conv))
+      multiply_deep(gradients, ChannelLines{patches.image, patches.batch_stride, out}, to, conv.out_channels, columns, depth, parallel);
+    else
+      multiply_deep(gradients, PatchRows{patches}, to, conv.out_channels, columns, depth, parallel);
   }
 }
 
@@ -133,6 +147,15 @@ inline void convolve_input_gradient(const Convolution& conv, const float* dy, co
                                   conv.in_channels * 9, 9, true};
       winograd::convolve(output_image(conv), input_image(conv), own, conv.batch, dy + group * conv.out_channels * out, nullptr,
                          dx + group * conv.in_channels * in, parallel);
+    }
+    return;
+  }
+  if (is_pointwise(conv)) {
+    for (int64_t group = 0; group < conv.groups; ++group) {
+      const MatrixRows weights{w + group * conv.out_channels * conv.in_channels, 1, conv.in_channels};
+      const ChannelColumns gradients{dy + group * conv.out_channels * out, conv.groups * conv.out_channels * out, out};
+      multiply(weights, gradients, dense_store(dx + group * conv.in_channels * in, conv.groups * conv.in_channels, conv.in),
+               conv.in_channels, conv.batch * in, conv.out_channels, false, parallel);
     }
     return;
   }
