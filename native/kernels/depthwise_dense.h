@@ -34,6 +34,8 @@ template <int kSize, int kWidth, int kHigh>
                                                typename Narrow<kWidth>::Type bias, float* to, int64_t to_pitch) {
   using Own = Narrow<kWidth>;
   const RowPointers<kHigh + kSize - 1, const float> from(source, pitch);
+  // More taps than registers are read for each block; the compiler would keep vectors of them in memory.
+  if (kSize > 3) __asm__("" : "+r"(weights));
   typename Own::Type sum[kHigh];
 #pragma GCC unroll 8
   for (int i = 0; i < kHigh; ++i) sum[i] = bias;
