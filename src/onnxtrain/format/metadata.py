@@ -12,7 +12,7 @@ from onnxtrain.format.model.tensor import stays_in_folder
 
 METADATA_KEY = "onnxtrain"
 FORMAT = 1  # of the artifact folder
-_LEFT_OUT = {"target": "cpu", "memory": None, "on_cpu": (), "generation": ""}
+_LEFT_OUT = {"target": "cpu", "memory": None, "on_cpu": (), "generation": "", "kernels": ()}
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class GraphMetadata:
     memory: Mapping[str, Any] | None = None
     on_cpu: tuple[str, ...] = ()
     generation: str = ""
+    kernels: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the value of the property."""

@@ -64,6 +64,7 @@ def prepare(
     memory_budget: MemoryBudget | None = None,
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
+    native: bool = True,
     proximal: bool = False,
     sample_weight: bool = False,
     prefix: str = "",
@@ -103,6 +104,7 @@ def prepare(
         sizes: numbers for symbolic dimensions, by name, that the budget is meant for.
         target: "webgpu" writes graphs of operators that onnxruntime-web has WebGPU kernels for, as
             far as possible; `Artifacts.on_cpu` lists the rest. They run elsewhere too, more slowly.
+        native: call functions, with plain bodies, where onnxtrain-native has faster kernels.
         proximal: let updates pull the weights back to those of a reference, by a strength that is
             set on the device (FedProx); see `TrainingSession.set_proximal`.
         sample_weight: add an input of a weight for each sample, for `fit(class_weight=...,
@@ -173,7 +175,7 @@ def prepare(
     on_cpu = warn_of_uncovered(models) if target == "webgpu" else {}
     with Folder(output, prefix) as folder:
         graph = write_files(
-            folder, models, parameters, names, nominal_checkpoint, memory=memory,
+            folder, models, parameters, names, nominal_checkpoint, memory=memory, native=native,
             target=target, on_cpu=on_cpu, properties=properties, ort_format=ort_format,
         )  # fmt: skip
         if verify:

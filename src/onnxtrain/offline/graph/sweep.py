@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.kernels import read_by_kernel_alone
 from onnxtrain.offline.graph.subgraphs import release, subgraphs_of
 
 
@@ -16,18 +17,28 @@ def sweep(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
 
     Graph inputs and outputs stay, used or not: they are the interface of the model, or of a body.
     The graph is in topological order, so one pass from its end meets every use before its value.
+    What only native kernels read stays as long as the nodes that they stand in for.
     """
-    dead, kept = [], set(keep)
+    _sweep(graph, set(keep), set())
+
+
+def _sweep(graph: ir.Graph, kept: Collection[ir.Value], named: set[str]) -> None:
+    def is_needed(value: ir.Value) -> bool:
+        used = bool(value.uses()) or value.is_graph_output()
+        return used or value in kept or value.name in named
+
+    dead = []
     for node in reversed(graph):
-        if any(v.uses() or v.is_graph_output() or v in kept for v in node.outputs):
+        if any(map(is_needed, node.outputs)):
+            named.update(read_by_kernel_alone(node))
             for body in subgraphs_of(node):
-                sweep(body)
+                _sweep(body, (), named)
         else:
             release(node)
             dead.append(node)
     graph.remove(dead)
     for name, value in list(graph.initializers.items()):
-        if not (value.uses() or value.is_graph_output() or value.is_graph_input() or value in kept):
+        if not (is_needed(value) or value.is_graph_input()):
             del graph.initializers[name]
 
 

@@ -8,7 +8,7 @@ lists of integers become int64 vectors. `a * b`, `a + b`, `-a` work on values wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.kernels import Attribute, mark_kernel, written_after
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.op_facts import BROADCASTS
 from onnxtrain.offline.graph.shapes import (
@@ -217,6 +218,34 @@ class Writer:
             self._shapes, self._symbols, self._wide = remembered
         graph.outputs.extend(results)
         return graph
+
+    def kernel(
+        self,
+        kind: str,
+        inputs: Sequence[ir.Value],
+        write: Callable[[], Sequence[Any]],
+        *,
+        saved: Collection[ir.Value] = (),
+        **attributes: Attribute,
+    ) -> list[Any]:
+        """Write nodes that a native kernel can stand in for, and return what they compute.
+
+        `inputs` is what the kernel reads, in its order; the nodes may read more. `write` appends
+        the nodes and returns the outputs of the kernel, None for those that nobody needs. For
+        `saved`, see `mark_kernel`.
+        """
+        last = self.target[-1] if len(self.target) else None
+        remembered = self._shapes, self._symbols, self._wide
+        # What is written inside is not used outside: a kernel would not compute it.
+        shapes, symbols, wide = remembered
+        self._shapes, self._symbols, self._wide = dict(shapes), dict(symbols), dict(wide)
+        try:
+            outputs = list(write())
+        finally:
+            self._shapes, self._symbols, self._wide = remembered
+        written = list(written_after(self.target, last))[::-1]
+        mark_kernel(written, kind, inputs, outputs, saved=saved, **attributes)
+        return outputs
 
     @property
     def target(self) -> ir.Graph:

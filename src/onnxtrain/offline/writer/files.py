@@ -38,6 +38,7 @@ from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
 from onnxtrain.offline.training_graph import LossGradients, Target, Tensors
 from onnxtrain.offline.writer.folder import Folder
+from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.shorten_names import names_in, shorten_names
 
 _ORDER = ["training_model", "eval_model", "optimizer_model", "step_model"]
@@ -79,13 +80,15 @@ def write_files(
     on_cpu: Mapping[str, Sequence[Uncovered]] | None = None,
     properties: Mapping[str, str] | None = None,
     ort_format: bool = False,
+    native: bool = True,
 ) -> onnx.ModelProto:
     """Write the graphs and the checkpoint, into which they point for what is frozen.
 
     `on_cpu` lists the nodes of each graph that its target has no kernel for. `properties` are the
     metadata of the model, which the evaluation graph keeps for what is exported from it. With
-    `ort_format` the checkpoint leaves room for what `write_ort` adds. Returns the training graph as
-    it was before the file lost names and shapes that no runtime needs.
+    `ort_format` the checkpoint leaves room for what `write_ort` adds. With `native`, what native
+    kernels can stand in for becomes calls of functions. Returns the training graph as it was before
+    the file lost names and shapes that no runtime needs.
     """
     models = {name: models[name] for name in sorted(models, key=_ORDER.index)}
     stored = parameters.trainable, {**parameters.frozen, **parameters.statistics}
@@ -110,14 +113,18 @@ def write_files(
     protos: dict[str, onnx.ModelProto] = {}
     for name, model in models.items():
         _point_to_checkpoint(model, planned)
-        proto = protos[name] = ir.to_proto(model)
         if name == "training_model":
-            training.CopyFrom(proto)
+            training.CopyFrom(ir.to_proto(model))
+        # What is exported for inference comes from the evaluation graph, which stays plain.
+        functions = write_functions(model, native and target == "cpu" and name != "eval_model")
+        proto = protos[name] = ir.to_proto(model)
+        proto.functions.extend(functions)
         if name != "eval_model":
             shorten_names(proto, forward)
         del proto.metadata_props[:]
         left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
-        about = replace(metadata, on_cpu=tuple(left))
+        kernels = tuple(function.name for function in functions)
+        about = replace(metadata, on_cpu=tuple(left), kernels=kernels)
         proto.metadata_props.add(key=METADATA_KEY, value=about.to_json())
         if name == "eval_model":
             for key, value in (properties or {}).items():
