@@ -45,6 +45,7 @@ inline winograd::Image output_image(const Convolution& conv) {
 inline void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
                      const Parallel& parallel) {
   const int64_t depth = conv.in_channels * conv.taps(), out = conv.out_size();
+  if (conv.batch == 0 || out == 0) return;
   for (int64_t group = 0; group < conv.groups; ++group) {
     const Patches patches = patches_of(conv, x + group * conv.in_channels * conv.in_size());
     const MatrixRows weights{w + group * conv.out_channels * depth, depth, 1};
@@ -67,6 +68,10 @@ inline void convolve(const Convolution& conv, const float* x, const float* w, co
 inline void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
                                      const Parallel& parallel) {
   const int64_t columns = conv.in_channels * conv.taps(), out = conv.out_size(), depth = conv.batch * out;
+  if (depth == 0) {
+    std::fill_n(dw, conv.groups * conv.out_channels * columns, 0.0f);
+    return;
+  }
   for (int64_t group = 0; group < conv.groups; ++group) {
     const Patches patches = patches_of(conv, x + group * conv.in_channels * conv.in_size());
     if (suits_winograd(conv)) {
@@ -117,6 +122,11 @@ struct PhaseWeights {
 inline void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
                                     const Parallel& parallel) {
   const int64_t out = conv.out_size(), in = conv.in_size(), taps = conv.taps();
+  if (conv.batch == 0 || in == 0) return;
+  if (out == 0 || conv.out_channels == 0) {
+    std::fill_n(dx, conv.batch * conv.groups * conv.in_channels * in, 0.0f);
+    return;
+  }
   if (suits_winograd(conv)) {
     for (int64_t group = 0; group < conv.groups; ++group) {
       const winograd::Weights own{w + group * conv.out_channels * conv.in_channels * 9, conv.out_channels, conv.in_channels,
@@ -152,7 +162,7 @@ inline void convolve_input_gradient(const Convolution& conv, const float* dy, co
                                  {conv.stride[0], conv.stride[1], conv.stride[2]}, dense};
           const int64_t columns = conv.batch * patches.grid.positions();
           if (used.empty()) {
-            store.clear(conv.in_channels, columns);
+            clear(store, conv.in_channels, columns);
             continue;
           }
           const PhaseWeights weights{w + group * conv.out_channels * conv.in_channels * taps, conv.in_channels, taps, used};

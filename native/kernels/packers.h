@@ -257,13 +257,6 @@ struct ImageStore {
         }
     });
   }
-
-  // Sets all positions of some channels to zero.
-  void clear(int64_t channels, int64_t columns) const {
-    const std::vector<float> zeros(static_cast<size_t>(kColumns));
-    for (int64_t i = 0; i < channels; ++i)
-      for (int64_t j = 0; j < columns; j += kColumns) put(zeros.data(), i, 1, j, std::min<int64_t>(kColumns, columns - j), true);
-  }
 };
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

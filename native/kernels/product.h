@@ -102,12 +102,24 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
   }
 }
 
+// Sets all of C to zero.
+template <class Store>
+void clear(const Store& store, int64_t rows, int64_t columns) {
+  const float zeros[kColumns] = {};
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; j += kColumns) store.put(zeros, i, 1, j, std::min<int64_t>(kColumns, columns - j), true);
+}
+
 // Computes a whole product in parallel. The cut depends on sizes alone, so that results do not
 // depend on the number of threads.
 template <class PackA, class PackB, class Store>
 void multiply(const PackA& pack_a, const PackB& pack_b, const Store& store, int64_t rows, int64_t columns,
               int64_t depth, bool add, const Parallel& parallel) {
   if (rows == 0 || columns == 0) return;
+  if (depth == 0) {
+    if (!add) clear(store, rows, columns);
+    return;
+  }
   constexpr int64_t kTasks = 16, kLeastWork = int64_t{1} << 21;
   const double work = double(rows) * double(columns) * double(std::max<int64_t>(depth, 1));
   const int64_t tasks = std::max<int64_t>(1, std::min<int64_t>(kTasks, int64_t(work / kLeastWork)));
