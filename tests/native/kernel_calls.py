@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from native.harness import run
 from onnx import helper
+
+from native.harness import run
 
 Array = np.ndarray[Any, Any]
 
