@@ -128,7 +128,9 @@ def test_same_numbers_whatever_the_threads() -> None:
     feeds = feeds_of((100_001,))
     first = run(model, feeds, native=True)
     for threads in (1, 2):
-        for expected, found in zip(first, run(model, feeds, native=True, threads=threads), strict=True):
+        for expected, found in zip(
+            first, run(model, feeds, native=True, threads=threads), strict=True
+        ):
             np.testing.assert_array_equal(expected, found)
 
 
