@@ -20,6 +20,7 @@ from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.selection import output_named, some_of
@@ -121,6 +122,7 @@ def write_gradient(
     op = Ops(graph, prepared.opset_imports[""])
     seed = _seed(op, graph, output, gradient_names[output])
     rules = join_gelu(graph, [*targets, output])
+    rules.update(join_attention(op, graph, [output], targets))
     found = differentiate(op, list(graph), {output: seed}, targets, through, rules=rules)
     results = {value: _result(op, value, found[value]) for value in targets}
     _give_names(op, graph, {results[value]: gradient_names[value] for value in targets})

@@ -26,6 +26,7 @@ from onnxtrain.offline.graph.kernels import (
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.subgraphs import captured_values, release, subgraphs_of, values_of
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.passes.kernel_fusion import join_kernels
 
 DOMAIN = "ai.onnxtrain"
 _LEAST_IR_VERSION = 8  # has functions
@@ -39,6 +40,7 @@ def write_functions(model: ir.Model, native: bool = True) -> list[onnx.FunctionP
     """
     functions = _Functions(model.opset_imports)
     if native:
+        join_kernels(model.graph)
         _replace_groups(model.graph, functions, Names.of(model.graph), {})
     forget_kernel(model.graph.all_nodes())
     sweep(model.graph)
