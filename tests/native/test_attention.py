@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from native.harness import assert_near, gradient_with_functions, kinds_of, run, run_both
 from onnx import TensorProto, helper
+
+from native.harness import assert_near, gradient_with_functions, kinds_of, run, run_both
 
 torch = pytest.importorskip("torch")
 
