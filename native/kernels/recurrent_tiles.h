@@ -100,17 +100,29 @@ TileProduct tile_product_of(int64_t height, std::integer_sequence<int, kHeights.
 
 inline int64_t blocks_of(int64_t hidden) { return pieces_of(hidden, kColumns); }
 
-// Packs a matrix as panels [depth][kColumns], one for each block of columns.
-inline Buffer packed_right(const float* matrix, int64_t depth, int64_t columns, int64_t depth_step,
-                           int64_t column_step, const Parallel& parallel) {
-  Buffer panels(blocks_of(columns) * kColumns * depth);
-  const MatrixPacker<kColumns> pack{matrix, column_step, depth_step};
-  parallel(blocks_of(columns), [&](int64_t block) {
-    const int64_t first = block * kColumns;
-    pack(panels.data() + first * depth, first, std::min<int64_t>(kColumns, columns - first), 0, depth);
-  });
-  return panels;
-}
+// A matrix on the right side of products, packed as panels [depth][kColumns], one for each block of columns.
+// Several matrices of one width can lie below each other.
+class RightPanels {
+ public:
+  RightPanels() = default;
+  RightPanels(int64_t depth, int64_t columns)
+      : depth_(depth), columns_(columns), panels_(blocks_of(columns) * kColumns * depth) {}
+
+  // Packs a matrix into the panels, from a depth on.
+  void pack(int64_t from, const float* matrix, int64_t depth, int64_t depth_step, int64_t column_step,
+            const Parallel& parallel) const {
+    const MatrixPacker<kColumns> packer{matrix, column_step, depth_step};
+    parallel(blocks_of(columns_), [&](int64_t block) {
+      const int64_t first = block * kColumns;
+      packer(at(block, from), first, std::min<int64_t>(kColumns, columns_ - first), 0, depth);
+    });
+  }
+  float* at(int64_t block, int64_t depth) const { return panels_.data() + (block * depth_ + depth) * kColumns; }
+
+ private:
+  int64_t depth_ = 0, columns_ = 0;
+  Buffer panels_;
+};
 
 // The rows of the batch, cut into tiles of one height. Chains are runs of tiles that are computed without
 // waiting for each other, step after step; all tasks of a step meet where there is one chain alone.
@@ -134,7 +146,7 @@ struct RowTiles {
   float* packed(const Buffer& buffer, int64_t tile, int64_t depth) const {
     return buffer.data() + tile * height * depth;
   }
-  // Writes a tile of values as packed rows, `depth` before the first unit.
+  // Writes a tile of values as packed rows; `to` is the place of the first unit.
   void pack(const TileValues& values, int64_t tile, int64_t block, int64_t hidden, float* to) const {
     const int64_t unit = block * kColumns, units = std::min<int64_t>(kColumns, hidden - unit), rows = count(tile);
     for (int64_t k = 0; k < units; ++k)
@@ -201,8 +213,5 @@ struct Direction {
     return layer.initial_c == nullptr ? nullptr : layer.initial_c + state_row(b);
   }
 };
-
-// Steps that are computed between two large products: their gates stay in the cache.
-inline int64_t steps_of_chunk(int64_t batch) { return std::max<int64_t>(1, 512 / std::max<int64_t>(batch, 1)); }
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA
