@@ -47,7 +47,6 @@ inline float largest_lane(Vector x) {
 // x = n ln 2 + rest, with |rest| at most about ln 2 / 2. |x| is at most 1e5.
 struct ReducedExponent {
   Integers n;
-  Vector whole;  // n as floats
   Vector rest;
 };
 
@@ -58,7 +57,7 @@ inline ReducedExponent reduce_exponent(Vector x) {
   const Vector whole = as_rounded(shifted - shift);
   // ln 2 in two parts, of which the first times n is exact.
   const Vector rest = as_rounded(x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  return {bits_of(shifted) - bits_of(shift), whole, rest};
+  return {bits_of(shifted) - bits_of(shift), rest};
 }
 
 // exp(r) - 1 for |r| at most ln 2 / 2.
@@ -81,14 +80,18 @@ inline Vector vexp(Vector x) {
   return x < -86.9f ? Vector{} : half + half;
 }
 
+// exp(x) - 1, right to its last places near 0 too. x is at most 80.
+inline Vector vexpm1(Vector x) {
+  const ReducedExponent of = reduce_exponent(vmax(x, broadcast(-80.0f)));
+  const Vector power = power_of_two(of.n);
+  return small_expm1(of.rest) * power + as_rounded(power - 1.0f);
+}
+
 inline Vector vsigmoid(Vector x) { return 1.0f / (1.0f + vexp(-x)); }
 
 inline Vector vtanh(Vector x) {
   // With e = exp(2x) - 1: tanh = e / (e + 2). From 9.1 on it is 1.
-  const Vector twice = 2.0f * vmin(vmax(x, broadcast(-9.1f)), broadcast(9.1f));
-  const ReducedExponent of = reduce_exponent(twice);
-  const Vector power = power_of_two(of.n);
-  const Vector e = small_expm1(of.rest) * power + as_rounded(power - 1.0f);
+  const Vector e = vexpm1(2.0f * vmin(vmax(x, broadcast(-9.1f)), broadcast(9.1f)));
   return e / (e + 2.0f);
 }
 

@@ -34,6 +34,7 @@ from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
 from onnxtrain.offline.optimizers.finite_guard import check_finite, early_check, update_if
 from onnxtrain.offline.optimizers.in_place import after_readers
+from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import (
     BatchNormMode,
     join_statistics,
@@ -44,6 +45,7 @@ from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
+from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
 
 Target = Literal["cpu", "webgpu"]
@@ -105,6 +107,7 @@ def build_training_graphs(
 
 
 def _proto(model: ir.Model) -> onnx.ModelProto:
+    write_functions(model, native=False)
     stamp(model)
     return ir.to_proto(model)
 
@@ -148,7 +151,7 @@ def differentiate_loss(
     seed_random_bodies(op, graph)
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
-    rules = join_gelu(graph, [*targets, loss])
+    rules = {**join_gelu(graph, [*targets, loss]), **join_attention(op, graph, [loss], targets)}
     nodes = list(graph)
     found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
     with op.arithmetic():
@@ -351,7 +354,7 @@ def step_graph(
     own.gradients = {v: g for v, g in own.gradients.items() if v.name not in source.fed}
     gradients = own.in_order()
     if proximal:
-        gradients = add_proximal(op, graph, gradients)
+        gradients = add_proximal(op, gradients)
     parameters, statistics = list(own.gradients), list(own.updates.values())
     check = optimizer.check(op, gradients, parameters, graph.outputs[0], statistics, early=early)
     on_cpu = target == "cpu"
@@ -407,6 +410,7 @@ def optimizer_graph(
 def _complete(model: ir.Model, target: Target) -> ir.Model:
     """Rewrite a graph for its target, sweep it, and put the input of the seed behind the others."""
     if target == "webgpu":
+        write_functions(model, native=False)
         rewrite_for_webgpu(model)
     graph = model.graph
     sweep(graph)

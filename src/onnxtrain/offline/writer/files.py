@@ -116,7 +116,7 @@ def write_files(
         if name == "training_model":
             training.CopyFrom(ir.to_proto(model))
         # What is exported for inference comes from the evaluation graph, which stays plain.
-        functions = write_functions(model, native and name != "eval_model")
+        functions = write_functions(model, native and target == "cpu" and name != "eval_model")
         proto = protos[name] = ir.to_proto(model)
         proto.functions.extend(functions)
         if name != "eval_model":
