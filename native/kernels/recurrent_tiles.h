@@ -7,7 +7,6 @@
 #include <new>
 #include <utility>
 
-#include "product.h"
 #include "recurrent.h"
 #include "vector_math.h"
 
@@ -98,7 +97,9 @@ TileProduct tile_product_of(int64_t height, std::integer_sequence<int, kHeights.
   return kAll[height - 1];
 }
 
-inline int64_t blocks_of(int64_t hidden) { return pieces_of(hidden, kColumns); }
+inline int64_t ceil_divide(int64_t size, int64_t by) { return (size + by - 1) / by; }
+
+inline int64_t blocks_of(int64_t hidden) { return ceil_divide(hidden, kColumns); }
 
 // A matrix on the right side of products, packed as panels [depth][kColumns], one for each block of columns.
 // Several matrices of one width can lie below each other.
@@ -108,13 +109,19 @@ class RightPanels {
   RightPanels(int64_t depth, int64_t columns)
       : depth_(depth), columns_(columns), panels_(blocks_of(columns) * kColumns * depth) {}
 
-  // Packs a matrix into the panels, from a depth on.
+  // Packs a matrix into the panels, from a depth on; columns that a panel has beyond the last stay zero.
   void pack(int64_t from, const float* matrix, int64_t depth, int64_t depth_step, int64_t column_step,
             const Parallel& parallel) const {
-    const MatrixPacker<kColumns> packer{matrix, column_step, depth_step};
     parallel(blocks_of(columns_), [&](int64_t block) {
-      const int64_t first = block * kColumns;
-      packer(at(block, from), first, std::min<int64_t>(kColumns, columns_ - first), 0, depth);
+      const int64_t first = block * kColumns, count = std::min<int64_t>(kColumns, columns_ - first);
+      const float* source = matrix + first * column_step;
+      float* to = at(block, from);
+      if (column_step == 1) {
+        for (int64_t k = 0; k < depth; ++k) std::copy_n(source + k * depth_step, count, to + k * kColumns);
+        return;
+      }
+      for (int64_t j = 0; j < count; ++j)
+        for (int64_t k = 0; k < depth; ++k) to[k * kColumns + j] = source[j * column_step + k * depth_step];
     });
   }
   float* at(int64_t block, int64_t depth) const { return panels_.data() + (block * depth_ + depth) * kColumns; }
@@ -132,11 +139,11 @@ struct RowTiles {
   explicit RowTiles(int64_t rows) : batch(rows) {
     constexpr int64_t kRowsOfChain = 16;  // fewer would read the weights too often
     chains = std::max<int64_t>(1, rows / kRowsOfChain);
-    const int64_t own = pieces_of(rows, chains);
-    tiles_of_chain = pieces_of(own, kRows);
-    height = pieces_of(own, tiles_of_chain);
-    tiles = pieces_of(rows, height);
-    chains = pieces_of(tiles, tiles_of_chain);
+    const int64_t own = ceil_divide(rows, chains);
+    tiles_of_chain = ceil_divide(own, kRows);
+    height = ceil_divide(own, tiles_of_chain);
+    tiles = ceil_divide(rows, height);
+    chains = ceil_divide(tiles, tiles_of_chain);
   }
   int64_t first(int64_t tile) const { return tile * height; }
   int64_t count(int64_t tile) const { return std::min(height, batch - first(tile)); }
