@@ -5,7 +5,7 @@
 namespace onnxtrain::ONNXTRAIN_ISA {
 
 void product(const Product& of, const Parallel& parallel) {
-  multiply(MatrixPacker<kRows>{of.a, of.a_row, of.a_depth}, MatrixPacker<kColumns>{of.b, of.b_column, of.b_depth},
+  multiply(MatrixRows{of.a, of.a_row, of.a_depth}, MatrixColumns{of.b, of.b_column, of.b_depth},
            MatrixStore{of.c, of.c_row}, of.rows, of.columns, of.depth, of.add, parallel);
 }
 

@@ -1,7 +1,7 @@
 // Convolutions as products: panels are packed from the image, no matrix of columns is written.
 #pragma once
 
-#include "product.h"
+#include "winograd.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
@@ -10,7 +10,7 @@ inline Patches patches_of(const Convolution& conv, const float* image) {
   Patches made{image, conv.groups * conv.in_channels * conv.in_size(), {}, {}, {}, {}};
   for (int axis = 0; axis < kMostAxes; ++axis) {
     made.size[axis] = conv.in[axis];
-    made.grid[axis] = conv.out[axis];
+    made.grid.size[axis] = conv.out[axis];
     made.step[axis] = conv.stride[axis];
   }
   for (int64_t z = 0; z < conv.kernel[0]; ++z)
@@ -21,10 +21,25 @@ inline Patches patches_of(const Convolution& conv, const float* image) {
   return made;
 }
 
-inline ImageStore dense_store(float* data, int64_t channels, int64_t group_channels, const int64_t* size) {
+// An image that a product writes as it lies, `channels` in all groups.
+inline ImageStore dense_store(float* data, int64_t channels, const int64_t* size) {
   const int64_t pixels = size[0] * size[1] * size[2];
-  (void)group_channels;
-  return {data, channels * pixels, pixels, pixels, size, size, {0, 0, 0}, {1, 1, 1}, true};
+  return {data, channels * pixels, pixels, {{size[0], size[1], size[2]}}, {size[0], size[1], size[2]}, {0, 0, 0}, {1, 1, 1}, true};
+}
+
+// Whether fewer multiplications pay for the maps around them.
+inline bool suits_winograd(const Convolution& conv) {
+  for (int axis = 0; axis < kMostAxes; ++axis)
+    if (conv.stride[axis] != 1 || conv.dilation[axis] != 1 || conv.kernel[axis] != (axis == 0 ? 1 : 3)) return false;
+  return conv.in[0] == 1 && conv.pad[0] == 0 && conv.out[0] == 1 && conv.in_channels >= kLanes && conv.out_channels >= kLanes;
+}
+
+inline winograd::Image input_image(const Convolution& conv) {
+  return {conv.in[1], conv.in[2], conv.groups * conv.in_channels * conv.in_size(), conv.pad[1], conv.pad[2]};
+}
+
+inline winograd::Image output_image(const Convolution& conv) {
+  return {conv.out[1], conv.out[2], conv.groups * conv.out_channels * conv.out_size(), 2 - conv.pad[1], 2 - conv.pad[2]};
 }
 
 inline void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
@@ -32,9 +47,15 @@ inline void convolve(const Convolution& conv, const float* x, const float* w, co
   const int64_t depth = conv.in_channels * conv.taps(), out = conv.out_size();
   for (int64_t group = 0; group < conv.groups; ++group) {
     const Patches patches = patches_of(conv, x + group * conv.in_channels * conv.in_size());
-    const MatrixPacker<kRows> weights{w + group * conv.out_channels * depth, depth, 1};
+    const MatrixRows weights{w + group * conv.out_channels * depth, depth, 1};
     float* to = y + group * conv.out_channels * out;
-    const ImageStore store = dense_store(to, conv.groups * conv.out_channels, conv.out_channels, conv.out);
+    if (suits_winograd(conv)) {
+      const winograd::Weights own{w + group * conv.out_channels * depth, conv.in_channels, conv.out_channels, 9, depth, false};
+      winograd::convolve(input_image(conv), output_image(conv), own, conv.batch, x + group * conv.in_channels * conv.in_size(),
+                         bias == nullptr ? nullptr : bias + group * conv.out_channels, to, parallel);
+      continue;
+    }
+    const ImageStore store = dense_store(to, conv.groups * conv.out_channels, conv.out);
     if (bias != nullptr)
       for (int64_t n = 0; n < conv.batch; ++n)
         for (int64_t c = 0; c < conv.out_channels; ++c)
@@ -48,6 +69,12 @@ inline void convolve_weight_gradient(const Convolution& conv, const float* x, co
   const int64_t columns = conv.in_channels * conv.taps(), out = conv.out_size(), depth = conv.batch * out;
   for (int64_t group = 0; group < conv.groups; ++group) {
     const Patches patches = patches_of(conv, x + group * conv.in_channels * conv.in_size());
+    if (suits_winograd(conv)) {
+      winograd::convolve_weight_gradient(input_image(conv), output_image(conv), conv.batch, conv.in_channels, conv.out_channels,
+                                         x + group * conv.in_channels * conv.in_size(), dy + group * conv.out_channels * out,
+                                         dw + group * conv.out_channels * columns, parallel);
+      continue;
+    }
     const ChannelRows gradients{dy + group * conv.out_channels * out, conv.groups * conv.out_channels * out, out};
     const MatrixStore store{dw + group * conv.out_channels * columns, columns};
     multiply(gradients, PatchRows{patches}, store, conv.out_channels, columns, depth, false, parallel);
@@ -76,10 +103,13 @@ struct PhaseWeights {
 
   void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
     const int64_t width = static_cast<int64_t>(used.size());
-    for (int64_t at = k; at < k + depth; ++at, panel += kRows) {
-      const float* from = w + (at / width * in_channels + first) * taps + used[at % width];
-      for (int64_t i = 0; i < count; ++i) panel[i] = from[i * taps];
-      for (int64_t i = count; i < kRows; ++i) panel[i] = 0;
+    for (int64_t done = 0; done < depth; done += kLanes, panel += count * kLanes) {
+      const int64_t left = std::min<int64_t>(depth - done, kLanes);
+      for (int64_t x = 0; x < left; ++x) {
+        const int64_t at = k + done + x;
+        const float* from = w + (at / width * in_channels + first) * taps + used[static_cast<size_t>(at % width)];
+        for (int64_t i = 0; i < count; ++i) panel[i * kLanes + x] = from[i * taps];
+      }
     }
   }
 };
@@ -87,6 +117,15 @@ struct PhaseWeights {
 inline void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
                                     const Parallel& parallel) {
   const int64_t out = conv.out_size(), in = conv.in_size(), taps = conv.taps();
+  if (suits_winograd(conv)) {
+    for (int64_t group = 0; group < conv.groups; ++group) {
+      const winograd::Weights own{w + group * conv.out_channels * conv.in_channels * 9, conv.out_channels, conv.in_channels,
+                                  conv.in_channels * 9, 9, true};
+      winograd::convolve(output_image(conv), input_image(conv), own, conv.batch, dy + group * conv.out_channels * out, nullptr,
+                         dx + group * conv.in_channels * in, parallel);
+    }
+    return;
+  }
   for (int64_t group = 0; group < conv.groups; ++group)
     for (int64_t pz = 0; pz < std::min(conv.stride[0], conv.in[0]); ++pz)
       for (int64_t py = 0; py < std::min(conv.stride[1], conv.in[1]); ++py)
@@ -97,7 +136,7 @@ inline void convolve_input_gradient(const Convolution& conv, const float* dy, co
           for (int axis = 0; axis < kMostAxes; ++axis) {
             own[axis] = phase_taps(conv, axis, phase[axis]);
             patches.size[axis] = conv.out[axis];
-            patches.grid[axis] = (conv.in[axis] - phase[axis] + conv.stride[axis] - 1) / conv.stride[axis];
+            patches.grid.size[axis] = (conv.in[axis] - phase[axis] + conv.stride[axis] - 1) / conv.stride[axis];
             patches.step[axis] = 1;
           }
           std::vector<int64_t> used;
@@ -108,13 +147,12 @@ inline void convolve_input_gradient(const Convolution& conv, const float* dy, co
                 patches.taps.push_back({{z.offset, y.offset, x.offset}});
               }
           const bool dense = conv.stride[0] == 1 && conv.stride[1] == 1 && conv.stride[2] == 1;
-          const ImageStore store{dx + group * conv.in_channels * in, conv.groups * conv.in_channels * in, in,
-                                 patches.positions(), patches.grid, conv.in, {pz, py, px},
+          const ImageStore store{dx + group * conv.in_channels * in, conv.groups * conv.in_channels * in, in, patches.grid,
+                                 {conv.in[0], conv.in[1], conv.in[2]}, {pz, py, px},
                                  {conv.stride[0], conv.stride[1], conv.stride[2]}, dense};
-          const int64_t columns = conv.batch * patches.positions();
+          const int64_t columns = conv.batch * patches.grid.positions();
           if (used.empty()) {
-            for (int64_t i = 0; i < conv.in_channels; ++i)
-              for (int64_t j = 0; j < columns; ++j) store.at(i, j) = 0;
+            store.clear(conv.in_channels, columns);
             continue;
           }
           const PhaseWeights weights{w + group * conv.out_channels * conv.in_channels * taps, conv.in_channels, taps, used};

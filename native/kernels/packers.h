@@ -1,8 +1,9 @@
 // Packers, which say where a product reads its panels from, and stores, which say where it writes.
+//
+// A panel of the left side holds `count` rows in blocks of kLanes along the depth: [block][row][kLanes].
+// A panel of the right side holds columns, `width` of them with zeros behind the last: [depth][width].
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <vector>
 
 #include "compute.h"
@@ -10,23 +11,88 @@
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
-// Lines of a matrix as a panel [depth][kWidth]: rows of the left side, or columns of the right.
-template <int kWidth>
-struct MatrixPacker {
+// Rows of a matrix for the left side.
+struct MatrixRows {
   const float* data;
-  int64_t line, step;  // from line to line, and along the depth
+  int64_t line, step;  // from row to row, and along the depth
 
   void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
-    const float* from = data + first * line + k * step;
-    if (count == kWidth && line == 1) {
-      for (int64_t x = 0; x < depth; ++x, from += step, panel += kWidth)
-        for (int i = 0; i < kWidth; ++i) panel[i] = from[i];
-      return;
+    for (int64_t done = 0; done < depth; done += kLanes, panel += count * kLanes) {
+      const float* from = data + first * line + (k + done) * step;
+      const int64_t left = std::min<int64_t>(depth - done, kLanes);
+      if (step == 1) {
+        for (int64_t i = 0; i < count; ++i) store(panel + i * kLanes, load_first(from + i * line, left));
+      } else if (line == 1) {
+        for (int64_t i = 0; i < count; i += kLanes) transposed(from + i, std::min<int64_t>(count - i, kLanes), left, panel + i * kLanes);
+      } else {
+        for (int64_t i = 0; i < count; ++i)
+          for (int64_t x = 0; x < left; ++x) panel[i * kLanes + x] = from[i * line + x * step];
+      }
     }
-    if (count < kWidth) std::fill(panel, panel + depth * kWidth, 0.0f);
-    for (int64_t i = 0; i < count; ++i) {
-      const float* own = from + i * line;
-      for (int64_t x = 0; x < depth; ++x) panel[x * kWidth + i] = own[x * step];
+  }
+
+ private:
+  // At most kLanes rows that lie side by side, kLanes deep.
+  void transposed(const float* from, int64_t rows, int64_t depth, float* panel) const {
+    Vector square[kLanes];
+    if (depth == kLanes) {
+#pragma GCC unroll 16
+      for (int x = 0; x < kLanes; ++x) square[x] = load_first(from + x * step, rows);
+    } else {
+      for (int x = 0; x < kLanes; ++x) square[x] = x < depth ? load_first(from + x * step, rows) : Vector{};
+    }
+    transpose(square);
+    for (int i = 0; i < rows; ++i) store(panel + i * kLanes, square[i]);
+  }
+};
+
+// Columns of a matrix for the right side.
+struct MatrixColumns {
+  const float* data;
+  int64_t line, step;  // from column to column, and along the depth
+
+  void operator()(float* panel, int64_t first, int64_t count, int64_t width, int64_t k, int64_t depth) const {
+    const float* from = data + first * line + k * step;
+    if (line == 1 && count == kColumns) {
+      for (int64_t x = 0; x < depth; ++x, from += step, panel += kColumns)
+        for (int j = 0; j < kColumns; j += kLanes) store(panel + j, load(from + j));
+    } else if (line == 1) {
+      for (int64_t x = 0; x < depth; ++x, from += step, panel += width)
+        for (int64_t j = 0; j < width; j += kLanes) store(panel + j, load_first(from + j, count - j));
+    } else if (step == 1) {
+      for (int64_t j = 0; j < width; j += kLanes)
+        transpose_lines(from + j * line, line, std::min<int64_t>(count - j, kLanes), depth, panel + j, width);
+    } else {
+      for (int64_t x = 0; x < depth; ++x, panel += width)
+        for (int64_t j = 0; j < width; ++j) panel[j] = j < count ? from[j * line + x * step] : 0;
+    }
+  }
+};
+
+// The positions of a grid in all images of a batch, by rows of the grid.
+struct Grid {
+  int64_t size[kMostAxes];
+
+  int64_t positions() const { return size[0] * size[1] * size[2]; }
+
+  struct Piece {
+    int64_t begin, length, image, z, y, x;
+  };
+
+  // Calls use(piece) for each part of a row within [first, first + count).
+  template <class Use>
+  void pieces(int64_t first, int64_t count, const Use& use) const {
+    const int64_t all = positions();
+    int64_t image = first / all, x = first % all % size[2], y = first % all / size[2] % size[1], z = first % all / size[2] / size[1];
+    for (int64_t done = 0; done < count; x = 0) {
+      const int64_t length = std::min(count - done, size[2] - x);
+      use(Piece{done, length, image, z, y, x});
+      done += length;
+      if (++y < size[1]) continue;
+      y = 0;
+      if (++z < size[0]) continue;
+      z = 0;
+      ++image;
     }
   }
 };
@@ -40,30 +106,48 @@ struct Patches {
   const float* image;
   int64_t batch_stride;     // from image to image
   int64_t size[kMostAxes];  // of the image
-  int64_t grid[kMostAxes];  // of the positions
+  Grid grid;
   int64_t step[kMostAxes];
   std::vector<Tap> taps;
 
-  int64_t positions() const { return grid[0] * grid[1] * grid[2]; }
   int64_t pixels() const { return size[0] * size[1] * size[2]; }
+  int64_t tap_count() const { return static_cast<int64_t>(taps.size()); }
 
-  // Calls use(begin, line, first, last) for each row of the grid in [first, first + count): `line`
-  // is the row of the image at `tap` for its positions [begin, …) of the panel, or null.
-  template <class Use>
-  void rows(int64_t first, int64_t count, int64_t channel, const Tap& tap, const Use& use) const {
-    int64_t done = 0;
-    while (done < count) {
-      const int64_t flat = first + done, in_image = flat % positions();
-      const int64_t x = in_image % grid[2], y = in_image / grid[2] % grid[1], z = in_image / grid[2] / grid[1];
-      const int64_t length = std::min(count - done, grid[2] - x);
-      const int64_t source_z = z * step[0] + tap.offset[0], source_y = y * step[1] + tap.offset[1];
-      const bool inside = source_z >= 0 && source_z < size[0] && source_y >= 0 && source_y < size[1];
-      const float* line = nullptr;
-      if (inside)
-        line = image + flat / positions() * batch_stride + channel * pixels() + (source_z * size[1] + source_y) * size[2];
-      use(done, line, x * step[2] + tap.offset[2], length);
-      done += length;
+  std::vector<Grid::Piece> pieces(int64_t first, int64_t count) const {
+    std::vector<Grid::Piece> found;
+    grid.pieces(first, count, [&](Grid::Piece piece) {
+      piece.image *= batch_stride;
+      piece.z *= step[0];
+      piece.y *= step[1];
+      piece.x *= step[2];
+      found.push_back(piece);
+    });
+    return found;
+  }
+
+  // Writes what a piece of a row reads at a tap; `channel` is where its plane of the first image begins.
+  void copy(const Grid::Piece& piece, const float* channel, const Tap& tap, float* to) const {
+    const int64_t z = piece.z + tap.offset[0], y = piece.y + tap.offset[1], x = piece.x + tap.offset[2];
+    const int64_t width = size[2], length = piece.length;
+    if (z < 0 || z >= size[0] || y < 0 || y >= size[1]) {
+      std::fill_n(to, length, 0.0f);
+      return;
     }
+    const float* line = channel + piece.image + (z * size[1] + y) * width;
+    if (step[2] == 1 && x >= 0 && x + length <= width) {
+      int64_t j = 0;
+      for (; j + kLanes <= length; j += kLanes) store(to + j, load(line + x + j));
+      for (; j < length; ++j) to[j] = line[x + j];
+      return;
+    }
+    const int64_t stride = step[2];
+    int64_t j = 0, at = x;
+    for (; j < length && at < 0; ++j, at += stride) to[j] = 0;
+    if (stride == 2)
+      for (; j < length && at < width; ++j, at += 2) to[j] = line[at];
+    else
+      for (; j < length && at < width; ++j, at += stride) to[j] = line[at];
+    for (; j < length; ++j) to[j] = 0;
   }
 };
 
@@ -71,21 +155,15 @@ struct Patches {
 struct PatchColumns {
   const Patches& patches;
 
-  void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
-    const int64_t taps = static_cast<int64_t>(patches.taps.size()), step = patches.step[2], width = patches.size[2];
-    for (int64_t at = k; at < k + depth; ++at, panel += kColumns) {
-      for (int64_t j = count; j < kColumns; ++j) panel[j] = 0;
-      patches.rows(first, count, at / taps, patches.taps[at % taps],
-                   [&](int64_t begin, const float* line, int64_t x, int64_t length) {
-                     float* to = panel + begin;
-                     if (line == nullptr) {
-                       for (int64_t j = 0; j < length; ++j) to[j] = 0;
-                     } else if (step == 1 && x >= 0 && x + length <= width) {
-                       for (int64_t j = 0; j < length; ++j) to[j] = line[x + j];
-                     } else {
-                       for (int64_t j = 0; j < length; ++j, x += step) to[j] = x >= 0 && x < width ? line[x] : 0;
-                     }
-                   });
+  void operator()(float* panel, int64_t first, int64_t count, int64_t width, int64_t k, int64_t depth) const {
+    const std::vector<Grid::Piece> pieces = patches.pieces(first, count);
+    const int64_t taps = patches.tap_count(), pixels = patches.pixels();
+    int64_t tap = k % taps;
+    const float* channel = patches.image + k / taps * pixels;
+    for (int64_t x = 0; x < depth; ++x, panel += width) {
+      for (const Grid::Piece& piece : pieces) patches.copy(piece, channel, patches.taps[tap], panel + piece.begin);
+      for (int64_t j = count; j < width; ++j) panel[j] = 0;
+      if (++tap == taps) tap = 0, channel += pixels;
     }
   }
 };
@@ -94,17 +172,18 @@ struct PatchColumns {
 struct PatchRows {
   const Patches& patches;
 
-  void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
-    const int64_t taps = static_cast<int64_t>(patches.taps.size()), step = patches.step[2], width = patches.size[2];
-    if (count < kColumns) std::fill(panel, panel + depth * kColumns, 0.0f);
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t at = first + j;
-      patches.rows(k, depth, at / taps, patches.taps[at % taps],
-                   [&](int64_t begin, const float* line, int64_t x, int64_t length) {
-                     float* to = panel + begin * kColumns + j;
-                     for (int64_t i = 0; i < length; ++i, x += step, to += kColumns)
-                       *to = line != nullptr && x >= 0 && x < width ? line[x] : 0;
-                   });
+  void operator()(float* panel, int64_t first, int64_t count, int64_t width, int64_t k, int64_t depth) const {
+    const std::vector<Grid::Piece> pieces = patches.pieces(k, depth);
+    std::vector<float> lines(static_cast<size_t>(kLanes * depth));
+    const int64_t taps = patches.tap_count();
+    for (int64_t j = 0; j < width; j += kLanes) {
+      const int64_t own = std::min<int64_t>(count - j, kLanes);
+      for (int64_t i = 0; i < own; ++i) {
+        const int64_t at = first + j + i;
+        const float* channel = patches.image + at / taps * patches.pixels();
+        for (const Grid::Piece& piece : pieces) patches.copy(piece, channel, patches.taps[at % taps], lines.data() + i * depth + piece.begin);
+      }
+      transpose_lines(lines.data(), depth, own, depth, panel + j, width);
     }
   }
 };
@@ -115,14 +194,20 @@ struct ChannelRows {
   int64_t batch_stride, positions;
 
   void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
-    if (count < kRows) std::fill(panel, panel + depth * kRows, 0.0f);
-    for (int64_t done = 0; done < depth;) {
-      const int64_t image = (k + done) / positions, in_image = (k + done) % positions;
-      const int64_t length = std::min(depth - done, positions - in_image);
-      const float* from = data + image * batch_stride + first * positions + in_image;
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t x = 0; x < length; ++x) panel[(done + x) * kRows + i] = from[i * positions + x];
-      done += length;
+    int64_t image = k / positions, at = k % positions;
+    for (int64_t done = 0; done < depth; done += kLanes, panel += count * kLanes) {
+      const int64_t block = std::min<int64_t>(depth - done, kLanes);
+      for (int64_t filled = 0; filled < block;) {
+        const int64_t length = std::min(block - filled, positions - at);
+        const float* from = data + image * batch_stride + first * positions + at;
+        if (length == kLanes)
+          for (int64_t i = 0; i < count; ++i) store(panel + i * kLanes, load(from + i * positions));
+        else
+          for (int64_t i = 0; i < count; ++i) std::copy_n(from + i * positions, length, panel + i * kLanes + filled);
+        filled += length;
+        at += length;
+        if (at == positions) at = 0, ++image;
+      }
     }
   }
 };
@@ -131,34 +216,54 @@ struct ChannelRows {
 struct MatrixStore {
   float* data;
   int64_t row;
-  float* run(int64_t i, int64_t j, int64_t) const { return data + i * row + j; }  // a run is always whole
-  float& at(int64_t i, int64_t j) const { return data[i * row + j]; }
+
+  float* run(int64_t i, int64_t j, int64_t) const { return data + i * row + j; }  // always whole
   int64_t stride() const { return row; }
+
+  // Puts rows of a tile, kColumns apart, where they belong.
+  void put(const float* tile, int64_t i, int64_t rows, int64_t j, int64_t columns, bool fresh) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* to = data + (i + r) * row + j;
+      for (int64_t x = 0; x < columns; ++x) to[x] = fresh ? tile[r * kColumns + x] : to[x] + tile[r * kColumns + x];
+    }
+  }
 };
 
 // Channels × positions of all images. Positions may be those of a phase: every `step`-th pixel.
 struct ImageStore {
   float* data;
-  int64_t batch_stride, channel_stride, positions;
-  const int64_t* grid;   // of the positions
-  const int64_t* size;   // of the image
+  int64_t batch_stride, channel_stride;
+  Grid grid;
+  int64_t size[kMostAxes];  // of the image
   int64_t first[kMostAxes], step[kMostAxes];
-  bool dense;            // all pixels in order
+  bool dense;  // all pixels in order
 
   float* run(int64_t i, int64_t j, int64_t count) const {
+    const int64_t positions = grid.positions();
     if (!dense || j % positions + count > positions) return nullptr;
     return data + j / positions * batch_stride + i * channel_stride + j % positions;
   }
-  float& at(int64_t i, int64_t j) const {
-    const int64_t p = j % positions;
-    int64_t pixel = p;
-    if (!dense) {
-      const int64_t x = p % grid[2], y = p / grid[2] % grid[1], z = p / grid[2] / grid[1];
-      pixel = ((first[0] + z * step[0]) * size[1] + first[1] + y * step[1]) * size[2] + first[2] + x * step[2];
-    }
-    return data[j / positions * batch_stride + i * channel_stride + pixel];
-  }
   int64_t stride() const { return channel_stride; }
+
+  void put(const float* tile, int64_t i, int64_t rows, int64_t j, int64_t columns, bool fresh) const {
+    grid.pieces(j, columns, [&](const Grid::Piece& piece) {
+      const int64_t z = first[0] + piece.z * step[0], y = first[1] + piece.y * step[1], x = first[2] + piece.x * step[2];
+      float* to = data + piece.image * batch_stride + i * channel_stride + (z * size[1] + y) * size[2] + x;
+      const float* from = tile + piece.begin;
+      for (int64_t r = 0; r < rows; ++r, to += channel_stride, from += kColumns)
+        for (int64_t c = 0; c < piece.length; ++c) {
+          float& place = to[c * step[2]];
+          place = fresh ? from[c] : place + from[c];
+        }
+    });
+  }
+
+  // Sets all positions of some channels to zero.
+  void clear(int64_t channels, int64_t columns) const {
+    const std::vector<float> zeros(static_cast<size_t>(kColumns));
+    for (int64_t i = 0; i < channels; ++i)
+      for (int64_t j = 0; j < columns; j += kColumns) put(zeros.data(), i, 1, j, std::min<int64_t>(kColumns, columns - j), true);
+  }
 };
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -1,0 +1,68 @@
+// The innermost loop of every product: a tile of C that lives in registers.
+#pragma once
+
+#include <array>
+
+#include "vector.h"
+
+namespace onnxtrain::ONNXTRAIN_ISA {
+
+// C += A · B for a tile of kHeight rows and kWidth vectors, `depth` long; `fresh` sets C instead.
+//
+// B is a panel [depth][kWidth · kLanes]. A comes in blocks of kLanes along the depth, a_block apart:
+// its element at row i and depth k of a block is a[i · kRowStep + k · kDepthStep].
+template <int kHeight, int kWidth, int kRowStep, int kDepthStep>
+inline void add_tile(int64_t depth, const float* a, int64_t a_block, const float* b, float* c, int64_t stride, bool fresh) {
+  Vector sum[kHeight][kWidth];
+#pragma GCC unroll 16
+  for (int i = 0; i < kHeight; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kWidth; ++j) sum[i][j] = Vector{};
+  for (; depth > 0; depth -= kLanes, a += a_block) {
+    const float* at = a;
+    const float* const end = a + std::min<int64_t>(depth, kLanes) * kDepthStep;
+    for (; at != end; at += kDepthStep, b += kWidth * kLanes) {
+      Vector right[kWidth];
+#pragma GCC unroll 4
+      for (int j = 0; j < kWidth; ++j) right[j] = load(b + j * kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kHeight; ++i) {
+        const Vector left = broadcast(at[i * kRowStep]);
+#pragma GCC unroll 4
+        for (int j = 0; j < kWidth; ++j) sum[i][j] += left * right[j];
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kHeight; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kWidth; ++j) {
+      float* place = c + i * stride + j * kLanes;
+      store(place, fresh ? sum[i][j] : load(place) + sum[i][j]);
+    }
+}
+
+using TileFunction = void (*)(int64_t, const float*, int64_t, const float*, float*, int64_t, bool);
+
+template <int kWidth, size_t... kHeight>
+constexpr std::array<TileFunction, kRows> tiles_of(std::index_sequence<kHeight...>) {
+  return {add_tile<int(kHeight) + 1, kWidth, kLanes, 1>...};
+}
+
+// The tile of a height and a width in vectors whose rows of A are blocks [height][kLanes].
+template <int kWidth>
+inline TileFunction tile_of(int64_t height) {
+  static constexpr std::array<TileFunction, kRows> all = tiles_of<kWidth>(std::make_index_sequence<kRows>());
+  return all[static_cast<size_t>(height - 1)];
+}
+
+// A length cut into pieces of at most `most`, as even as they can be.
+struct EvenCut {
+  int64_t size, pieces;
+
+  EvenCut(int64_t length, int64_t most) : size(length), pieces(std::max<int64_t>(1, (length + most - 1) / most)) {}
+  int64_t begin(int64_t piece) const { return size / pieces * piece + std::min(piece, size % pieces); }
+  int64_t length(int64_t piece) const { return size / pieces + (piece < size % pieces); }
+};
+
+}  // namespace onnxtrain::ONNXTRAIN_ISA
