@@ -31,8 +31,8 @@ class ForwardPass {
     Buffer all(at_.gates() * panels);
     parallel_(at_.gates() * at_.blocks(), [&](int64_t task) {
       const int64_t gate = task / at_.blocks(), first = task % at_.blocks() * kColumns;
-      const MatrixPacker<kColumns> pack{at_.r() + gate * hidden * hidden, hidden, 1};
-      pack(all.data() + gate * panels + first * hidden, first, std::min<int64_t>(kColumns, hidden - first), 0, hidden);
+      const MatrixColumns pack{at_.r() + gate * hidden * hidden, hidden, 1};
+      pack(all.data() + gate * panels + first * hidden, first, std::min<int64_t>(kColumns, hidden - first), kColumns, 0, hidden);
     });
     return all;
   }

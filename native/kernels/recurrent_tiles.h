@@ -104,10 +104,10 @@ inline int64_t blocks_of(int64_t hidden) { return pieces_of(hidden, kColumns); }
 inline Buffer packed_right(const float* matrix, int64_t depth, int64_t columns, int64_t depth_step,
                            int64_t column_step, const Parallel& parallel) {
   Buffer panels(blocks_of(columns) * kColumns * depth);
-  const MatrixPacker<kColumns> pack{matrix, column_step, depth_step};
+  const MatrixColumns pack{matrix, column_step, depth_step};
   parallel(blocks_of(columns), [&](int64_t block) {
     const int64_t first = block * kColumns;
-    pack(panels.data() + first * depth, first, std::min<int64_t>(kColumns, columns - first), 0, depth);
+    pack(panels.data() + first * depth, first, std::min<int64_t>(kColumns, columns - first), kColumns, 0, depth);
   });
   return panels;
 }

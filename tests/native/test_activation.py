@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from native.harness import assert_near, gradient_with_functions, kinds_of, run, run_both
 from onnx import TensorProto, helper
+
+from native.harness import assert_near, gradient_with_functions, kinds_of, run, run_both
 
 Array = np.ndarray[Any, Any]
 F = torch.nn.functional
@@ -128,7 +129,9 @@ def test_same_numbers_whatever_the_threads() -> None:
     feeds = feeds_of((100_001,))
     first = run(model, feeds, native=True)
     for threads in (1, 2):
-        for expected, found in zip(first, run(model, feeds, native=True, threads=threads), strict=True):
+        for expected, found in zip(
+            first, run(model, feeds, native=True, threads=threads), strict=True
+        ):
             np.testing.assert_array_equal(expected, found)
 
 

@@ -57,7 +57,11 @@ def _computed(node: ir.Node, operands: list[_Array]) -> _Array | None:
         return operands[0].astype(dtype.numpy())
     if node.op_type == "Div" and operands[1].all():
         integers = dtype == ir.DataType.INT64
-        return np.trunc(operands[0] / operands[1]).astype(np.int64) if integers else np.divide(*operands)
+        return (
+            np.trunc(operands[0] / operands[1]).astype(np.int64)
+            if integers
+            else np.divide(*operands)
+        )
     function = _ARITHMETIC.get(node.op_type)
     same_type = all(array.dtype == dtype.numpy() for array in operands)
     return None if function is None or not same_type else function(*operands)
