@@ -151,7 +151,7 @@ struct Phase {
 struct Rows {
   const Planes& planes;
   int64_t out_channels;
-  const float* weights;  // see `pack_weights`
+  const float* weights;  // see `WeightPacker`
   const float* bias;     // may be missing
   float* y;
   int64_t batch_stride;
@@ -237,29 +237,42 @@ struct Rows {
   }
 };
 
-// Packs weights w[in · in_step + out · out_step + tap] as columns of the right side for the taps of a phase,
-// depth in the order of `PatchPixels`.
-inline void pack_weights(const float* w, int64_t all, const std::vector<Tap>& taps, int64_t in, int64_t in_step, int64_t out,
-                         int64_t out_step, float* to, const Parallel& parallel) {
-  const int64_t deep = rounded_up(in, kLanes), wide = rounded_up(out, kLanes), depth = static_cast<int64_t>(taps.size()) * deep;
-  const PackedColumns packed{to, wide, depth};
-  parallel(wide / kLanes, [&](int64_t block) {
-    const int64_t first = block * kLanes, count = std::min<int64_t>(kLanes, out - first), panel = first / kColumns * kColumns;
-    const int64_t width = std::min<int64_t>(kColumns, wide - panel);
-    const int64_t together = in_step == all ? std::min<int64_t>(in, 64) : 1;  // inputs that lie side by side
-    const Floats lines(together * all * kLanes);
-    float* const own = const_cast<float*>(packed.at(panel, 0)) + first - panel;
-    for (int64_t c = 0; c < in; c += together) {
+// Packs weights w[in · in_step + out · out_step + tap] as columns of the right side, phase behind phase, depth
+// in the order of `PatchPixels`.
+struct WeightPacker {
+  const float* w;
+  int64_t taps, in, in_step, out, out_step;
+
+  int64_t size_of_tap() const { return rounded_up(in, kLanes) * rounded_up(out, kLanes); }
+
+  void pack(const std::vector<const Phase*>& phases, float* to, const Parallel& parallel) const {
+    parallel(pieces_of(out, kLanes), [&](int64_t block) { pack_block(phases, block * kLanes, to); });
+  }
+
+ private:
+  void pack_block(const std::vector<const Phase*>& phases, int64_t first, float* to) const {
+    const int64_t count = std::min<int64_t>(kLanes, out - first), deep = rounded_up(in, kLanes);
+    const int64_t together = in_step == taps ? std::min<int64_t>(in, 64) : 1;  // inputs that lie side by side
+    const Floats lines(together * taps * kLanes);
+    for (int64_t c = 0; c < deep; c += together) {
       const int64_t held = std::min(together, in - c);
-      transpose_lines(w + first * out_step + c * in_step, out_step, count, held * all, lines.get(), kLanes);
-      for (size_t t = 0; t < taps.size(); ++t)
-        for (int64_t i = 0; i < held; ++i)
-          store(own + (static_cast<int64_t>(t) * deep + c + i) * width, load(lines.get() + (i * all + taps[t].number) * kLanes));
+      if (held > 0) transpose_lines(w + first * out_step + c * in_step, out_step, count, held * taps, lines.get(), kLanes);
+      for (const Phase* phase : phases) put(*phase, first, c, std::min(together, deep - c), held, lines.get(), to);
     }
-    for (size_t t = 0; t < taps.size(); ++t)
-      for (int64_t c = in; c < deep; ++c) store(own + (static_cast<int64_t>(t) * deep + c) * width, Vector{});
-  });
-}
+  }
+
+  // Writes a vector of outputs for inputs [c, c + count), zeros from `held` of them on.
+  void put(const Phase& phase, int64_t first, int64_t c, int64_t count, int64_t held, const float* lines, float* to) const {
+    const int64_t deep = rounded_up(in, kLanes), wide = rounded_up(out, kLanes), panel = first / kColumns * kColumns;
+    const int64_t width = std::min<int64_t>(kColumns, wide - panel), depth = static_cast<int64_t>(phase.taps.size()) * deep;
+    float* own = to + phase.first_tap * size_of_tap() + panel * depth + first - panel + c * width;
+    for (const Tap& tap : phase.taps) {
+      for (int64_t i = 0; i < count; ++i)
+        store(own + i * width, i < held ? load(lines + (i * taps + tap.number) * kLanes) : Vector{});
+      own += deep * width;
+    }
+  }
+};
 
 // Turns [out][tap][in], `in` rounded up, into [out][in][tap].
 inline void write_weights(const float* from, int64_t out, int64_t taps, int64_t in, float* dw, const Parallel& parallel) {

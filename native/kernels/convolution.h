@@ -164,34 +164,36 @@ struct Group {
  private:
   void forward_by_pixels(const float* x, const float* w, const float* bias, float* y) const {
     const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
-    const Floats weights(of.taps() * planes.padded() * rounded_up(of.out_channels, kLanes));
-    const std::vector<channels_last::Tap> taps = all_taps(patches_of(of, x));
-    channels_last::pack_weights(w, of.taps(), taps, of.in_channels, of.taps(), of.out_channels, columns(), weights.get(), parallel);
+    const channels_last::Phase phase{0, 1, of.out[2], all_taps(patches_of(of, x)), 0};
+    const channels_last::WeightPacker packer{w, of.taps(), of.in_channels, of.taps(), of.out_channels, columns()};
+    const Floats weights(of.taps() * packer.size_of_tap());
+    packer.pack({&phase}, weights.get(), parallel);
     const channels_last::Rows rows{planes, of.out_channels, weights.get(), bias, y, y_stride(),
                                    {of.out[0], of.out[1], of.out[2]}, {0, 0}, {1, 1}, {of.out[0], of.out[1]},
-                                   {of.stride[0], of.stride[1], of.stride[2]}, {{0, 1, of.out[2], taps, 0}}};
+                                   {of.stride[0], of.stride[1], of.stride[2]}, {phase}};
     rows.run(parallel);
   }
 
   void input_gradient_by_pixels(const float* dy, const float* w, float* dx) const {
     const channels_last::Planes planes{dy, of.batch, y_stride(), of.out_channels, {of.out[0], of.out[1], of.out[2]}};
-    const int64_t size_of_tap = planes.padded() * rounded_up(of.in_channels, kLanes);
-    const Floats weights(of.taps() * size_of_tap);
-    int64_t packed = 0;  // taps
+    const channels_last::WeightPacker packer{w, of.taps(), of.out_channels, columns(), of.in_channels, of.taps()};
+    const Floats weights(of.taps() * packer.size_of_tap());
+    std::vector<channels_last::Rows> all;  // by phases of the first two axes
+    int64_t packed = 0;                    // taps
     for_each_phase(of, 2, [&](int64_t pz, int64_t py, int64_t) {
-      channels_last::Rows rows{planes, of.in_channels, weights.get(), nullptr, dx, x_stride(),
-                               {of.in[0], of.in[1], of.in[2]}, {pz, py}, {of.stride[0], of.stride[1]},
-                               {phase_size(of, 0, pz), phase_size(of, 1, py)}, {1, 1, 1}, {}};
+      all.push_back({planes, of.in_channels, weights.get(), nullptr, dx, x_stride(), {of.in[0], of.in[1], of.in[2]}, {pz, py},
+                     {of.stride[0], of.stride[1]}, {phase_size(of, 0, pz), phase_size(of, 1, py)}, {1, 1, 1}, {}});
       for (int64_t px = 0; px < std::min(of.stride[2], of.in[2]); ++px) {
         const int64_t phase[kMostAxes] = {pz, py, px};
-        rows.phases.push_back({px, of.stride[2], phase_size(of, 2, px), phase_taps(of, phase), packed});
-        const channels_last::Phase& own = rows.phases.back();
-        channels_last::pack_weights(w, of.taps(), own.taps, of.out_channels, columns(), of.in_channels, of.taps(),
-                                    weights.get() + packed * size_of_tap, parallel);
-        packed += static_cast<int64_t>(own.taps.size());
+        all.back().phases.push_back({px, of.stride[2], phase_size(of, 2, px), phase_taps(of, phase), packed});
+        packed += static_cast<int64_t>(all.back().phases.back().taps.size());
       }
-      rows.run(parallel);
     });
+    std::vector<const channels_last::Phase*> phases;
+    for (const channels_last::Rows& rows : all)
+      for (const channels_last::Phase& phase : rows.phases) phases.push_back(&phase);
+    packer.pack(phases, weights.get(), parallel);
+    for (const channels_last::Rows& rows : all) rows.run(parallel);
   }
 
   struct PhaseOf {
