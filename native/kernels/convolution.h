@@ -137,10 +137,11 @@ struct Group {
     const Patches patches = patches_of(of, x);
     if (of.taps() == 1 || !suits_channels_last(of.in_channels, of.out_channels))
       return multiply_deep(gradients, PatchRows{patches}, dw, of.out_channels, columns(), depth, parallel);
-    const int64_t padded = rounded_up(of.in_channels, kLanes), taps = of.taps();
+    const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
+    const int64_t padded = planes.padded(), taps = of.taps();
     const Floats copy(of.batch * of.in_size() * padded), sums(of.out_channels * taps * padded);
-    channels_last::write_pixels(x, x_stride(), of.batch, of.in_channels, of.in_size(), copy.get(), parallel);
-    const channels_last::Pixels pixels{copy.get(), padded, {of.in[0], of.in[1], of.in[2]}};
+    const channels_last::Pixels pixels{planes, 0, copy.get()};
+    channels_last::read_all(pixels, parallel);
     const std::vector<channels_last::Tap> own = all_taps(patches);
     multiply_deep(gradients, channels_last::PatchColumnsByPosition{pixels, patches.grid, of.stride, own}, sums.get(), of.out_channels,
                   taps * padded, depth, parallel);
@@ -162,33 +163,37 @@ struct Group {
 
  private:
   void forward_by_pixels(const float* x, const float* w, const float* bias, float* y) const {
-    const int64_t padded = rounded_up(of.in_channels, kLanes);
-    const Floats copy(of.batch * of.in_size() * padded), matrix(of.taps() * padded * rounded_up(of.out_channels, kLanes));
-    channels_last::write_pixels(x, x_stride(), of.batch, of.in_channels, of.in_size(), copy.get(), parallel);
-    channels_last::write_matrix(w, of.taps(), of.in_channels, of.taps(), of.out_channels, columns(), matrix.get(), parallel);
-    const channels_last::Pixels pixels{copy.get(), padded, {of.in[0], of.in[1], of.in[2]}};
-    const channels_last::Rows rows{pixels, of.batch, of.out_channels, matrix.get(), bias, y, y_stride(),
+    const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
+    const channels_last::Phase phase{0, 1, of.out[2], all_taps(patches_of(of, x)), 0};
+    const channels_last::WeightPacker packer{w, of.taps(), of.in_channels, of.taps(), of.out_channels, columns()};
+    const Floats weights(of.taps() * packer.size_of_tap());
+    packer.pack({&phase}, weights.get(), parallel);
+    const channels_last::Rows rows{planes, of.out_channels, weights.get(), bias, y, y_stride(),
                                    {of.out[0], of.out[1], of.out[2]}, {0, 0}, {1, 1}, {of.out[0], of.out[1]},
-                                   {of.stride[0], of.stride[1], of.stride[2]}, {{0, 1, of.out[2], all_taps(patches_of(of, x))}}};
+                                   {of.stride[0], of.stride[1], of.stride[2]}, {phase}};
     rows.run(parallel);
   }
 
   void input_gradient_by_pixels(const float* dy, const float* w, float* dx) const {
-    const int64_t padded = rounded_up(of.out_channels, kLanes);
-    const Floats copy(of.batch * of.out_size() * padded), matrix(of.taps() * padded * rounded_up(of.in_channels, kLanes));
-    channels_last::write_pixels(dy, y_stride(), of.batch, of.out_channels, of.out_size(), copy.get(), parallel);
-    channels_last::write_matrix(w, of.taps(), of.out_channels, columns(), of.in_channels, of.taps(), matrix.get(), parallel);
-    const channels_last::Pixels pixels{copy.get(), padded, {of.out[0], of.out[1], of.out[2]}};
+    const channels_last::Planes planes{dy, of.batch, y_stride(), of.out_channels, {of.out[0], of.out[1], of.out[2]}};
+    const channels_last::WeightPacker packer{w, of.taps(), of.out_channels, columns(), of.in_channels, of.taps()};
+    const Floats weights(of.taps() * packer.size_of_tap());
+    std::vector<channels_last::Rows> all;  // by phases of the first two axes
+    int64_t packed = 0;                    // taps
     for_each_phase(of, 2, [&](int64_t pz, int64_t py, int64_t) {
-      channels_last::Rows rows{pixels, of.batch, of.in_channels, matrix.get(), nullptr, dx, x_stride(),
-                               {of.in[0], of.in[1], of.in[2]}, {pz, py}, {of.stride[0], of.stride[1]},
-                               {phase_size(of, 0, pz), phase_size(of, 1, py)}, {1, 1, 1}, {}};
+      all.push_back({planes, of.in_channels, weights.get(), nullptr, dx, x_stride(), {of.in[0], of.in[1], of.in[2]}, {pz, py},
+                     {of.stride[0], of.stride[1]}, {phase_size(of, 0, pz), phase_size(of, 1, py)}, {1, 1, 1}, {}});
       for (int64_t px = 0; px < std::min(of.stride[2], of.in[2]); ++px) {
         const int64_t phase[kMostAxes] = {pz, py, px};
-        rows.phases.push_back({px, of.stride[2], phase_size(of, 2, px), phase_taps(of, phase)});
+        all.back().phases.push_back({px, of.stride[2], phase_size(of, 2, px), phase_taps(of, phase), packed});
+        packed += static_cast<int64_t>(all.back().phases.back().taps.size());
       }
-      rows.run(parallel);
     });
+    std::vector<const channels_last::Phase*> phases;
+    for (const channels_last::Rows& rows : all)
+      for (const channels_last::Phase& phase : rows.phases) phases.push_back(&phase);
+    packer.pack(phases, weights.get(), parallel);
+    for (const channels_last::Rows& rows : all) rows.run(parallel);
   }
 
   struct PhaseOf {
