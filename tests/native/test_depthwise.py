@@ -57,9 +57,7 @@ class Case:
         y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
         node = helper.make_node("Conv", names, ["y"], **self.attributes)
         graph = helper.make_graph([node], "graph", inputs, [y])
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10
-        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
         return onnx.shape_inference.infer_shapes(model)
 
     def feeds(self) -> dict[str, Array]:
