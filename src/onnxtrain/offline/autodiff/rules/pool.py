@@ -13,7 +13,6 @@ from onnxtrain.offline.autodiff.registry import Cotangents, refuse, required, ru
 from onnxtrain.offline.autodiff.rules.conv_data import flipped_pads, spread
 from onnxtrain.offline.autodiff.rules.scatter_helpers import add_elements
 from onnxtrain.offline.autodiff.window import Window, pool_window
-from onnxtrain.offline.graph.kernels import Attribute
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import integers, is_half
 from onnxtrain.offline.graph.sizes import (
@@ -267,7 +266,7 @@ refuse(
 _MOST_AXES = 3  # that kernels know
 
 
-def _kernel_attributes(window: Window) -> dict[str, Attribute] | None:
+def _kernel_attributes(window: Window) -> dict[str, Any] | None:
     """Return the attributes of kernels; None where padding is known at run time only."""
     pads = integers([*window.before, *window.after])
     if pads is None or window.rank > _MOST_AXES:
@@ -284,13 +283,16 @@ def _kernel_like(
     dy: ir.Value,
     x: ir.Value,
     write: Callable[[], list[ir.Value]],
-    **attributes: Attribute,
+    **attributes: Any,
 ) -> ir.Value:
     """Return what a kernel computes from dy in the shape of x."""
     axes = integers(op.dims(x)[2:])
+    dx: ir.Value
     if axes is not None:  # batch and channels are those of dy
-        return op.kernel(kind, [dy], write, sizes=axes, **attributes)[0]
-    return op.kernel(kind, [dy, op.shape_of(x)], write, **attributes)[0]
+        dx = op.kernel(kind, [dy], write, sizes=axes, **attributes)[0]
+    else:
+        dx = op.kernel(kind, [dy, op.shape_of(x)], write, **attributes)[0]
+    return dx
 
 
 # ---- helpers -------------------------------------------------------------------------------------
