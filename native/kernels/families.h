@@ -14,6 +14,7 @@ std::vector<KernelKind> gradient_kernels();
 std::vector<KernelKind> loss_kernels();
 std::vector<KernelKind> norm_kernels();
 std::vector<KernelKind> optimizer_kernels();
+std::vector<KernelKind> pool_kernels();
 std::vector<KernelKind> recurrent_kernels();
 
 }  // namespace onnxtrain
