@@ -128,7 +128,7 @@ def write_gradient(
     _give_names(op, graph, {results[value]: gradient_names[value] for value in targets})
     graph.outputs.extend(results.values())
     sweep(graph)
-    stamp(prepared)
+    stamp(prepared)  # before nodes disappear in functions
     functions = write_functions(prepared, native)
     proto = _to_proto(prepared)
     proto.functions.extend(functions)
