@@ -1,6 +1,6 @@
 // Functions of vectors: exponential, logarithm, tanh, sigmoid, the normal distribution. Each is right
-// to a few units in the last place, keeps NaN, and has the limits of the exact function at infinity.
-// Results too small for a normal float may become zero.
+// to a few units in the last place and keeps NaN. Where the exact result is below 1e-34, it may be
+// another number of that size, or zero.
 #pragma once
 
 #include <cstdint>
@@ -153,7 +153,7 @@ struct Normal {
 
 inline Normal vnormal(Vector x) {
   const Vector distance = vabs(x);
-  const Vector bell = small_exp(vmax(-0.5f * x * x, broadcast(-87.0f)));
+  const Vector bell = small_exp(vmax(-0.5f * x * x, broadcast(-80.0f)));
   // The tail beyond the distance is the bell times a smooth function, a polynomial of t.
   const Vector t = 1.0f / (0.3f * distance + 1.0f);
   Vector p = broadcast(0.0383782014f);
