@@ -40,17 +40,17 @@ class BackwardPass {
     const int64_t hidden = at_.hidden(), inputs = at_.layer.inputs, square = hidden * hidden;
     const int64_t depth = (cell_ == Cell::gru ? 2 : at_.gates()) * hidden;
     state_weights_ = RightPanels(depth, hidden);
-    state_weights_.pack(0, at_.r(), depth, hidden, 1, parallel_);
+    state_weights_.pack(0, at_.r(), depth, hidden, false, parallel_);
     if (cell_ == Cell::gru) {
       candidate_weights_ = RightPanels(hidden, hidden);
-      candidate_weights_.pack(0, at_.r() + 2 * square, hidden, hidden, 1, parallel_);
+      candidate_weights_.pack(0, at_.r() + 2 * square, hidden, hidden, false, parallel_);
     }
     if (io_.dx == nullptr) return;
     const bool moved = cell_ == Cell::gru_linear;  // the candidate comes first
     const int64_t above = moved ? hidden : 0, rest = at_.gates() * hidden - above;
     input_weights_ = RightPanels(at_.gates() * hidden, inputs);
-    if (moved) input_weights_.pack(0, at_.w() + rest * inputs, hidden, inputs, 1, parallel_);
-    input_weights_.pack(above, at_.w(), rest, inputs, 1, parallel_);
+    if (moved) input_weights_.pack(0, at_.w() + rest * inputs, hidden, inputs, false, parallel_);
+    input_weights_.pack(above, at_.w(), rest, inputs, false, parallel_);
   }
 
   void prepare_sums() {
@@ -100,6 +100,19 @@ class BackwardPass {
   float* packed(int64_t position, int64_t tile, int64_t slot) const {
     const int64_t hidden = at_.hidden();
     return rows_.packed(position % 2 == 0 ? even_ : odd_, tile, slots_ * hidden) + slot * hidden * rows_.height;
+  }
+
+  // Fetches what a step will read into the cache, while products are computed.
+  void prefetch(int64_t position, int64_t tile, int64_t block) const {
+    constexpr int64_t kLine = 16;  // floats of a cache line
+    const int64_t hidden = at_.hidden(), first = block * kColumns, last = std::min(first + kColumns, hidden);
+    const int64_t time = at_.time(position);
+    for (int64_t b = rows_.first(tile); b < rows_.first(tile) + rows_.count(tile); ++b)
+      for (int64_t unit = first; unit < last; unit += kLine) {
+        for (int64_t part = 0; part < saved_of(cell_); ++part)
+          __builtin_prefetch(io_.saved + at_.saved_row(time, b) + part * hidden + unit);
+        if (io_.dy != nullptr) __builtin_prefetch(io_.dy + at_.y_row(time, b) + unit);
+      }
   }
 
   // What comes to the state after a step from the gates of the next one.
@@ -155,6 +168,7 @@ class BackwardPass {
 
   void lstm(int64_t position, int64_t tile, int64_t block) const {
     TileValues next, values[4];
+    prefetch(position, tile, block);
     multiply_next(position, tile, block, next);
     const int64_t hidden = at_.hidden();
     const float *p_i = at_.peepholes(0), *p_o = at_.peepholes(1), *p_f = at_.peepholes(2);
@@ -184,6 +198,7 @@ class BackwardPass {
 
   void gru_linear(int64_t position, int64_t tile, int64_t block) const {
     TileValues next, values[4];
+    prefetch(position, tile, block);
     multiply_next(position, tile, block, next);
     const int64_t hidden = at_.hidden();
     each(position, tile, block, [&](const Row& row, const Place& place) {
@@ -207,6 +222,7 @@ class BackwardPass {
 
   void gru_candidate(int64_t position, int64_t tile, int64_t block) const {
     TileValues next, value;
+    prefetch(position, tile, block);
     multiply_next(position, tile, block, next);
     const int64_t hidden = at_.hidden();
     each(position, tile, block, [&](const Row& row, const Place& place) {

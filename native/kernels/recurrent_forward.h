@@ -35,8 +35,8 @@ class ForwardPass {
     const int64_t hidden = layer.hidden, inputs = layer.inputs;
     for (int64_t gate = 0; gate < at_.gates(); ++gate) {
       weights_[gate] = RightPanels(depth_, hidden);
-      weights_[gate].pack(0, at_.w() + gate * hidden * inputs, inputs, 1, inputs, parallel_);
-      weights_[gate].pack(inputs, at_.r() + gate * hidden * hidden, hidden, 1, hidden, parallel_);
+      weights_[gate].pack(0, at_.w() + gate * hidden * inputs, inputs, inputs, true, parallel_);
+      weights_[gate].pack(inputs, at_.r() + gate * hidden * hidden, hidden, hidden, true, parallel_);
     }
   }
 

@@ -49,15 +49,14 @@ void each_vector(int64_t block, int64_t hidden, const Use& use) {
 // Units of a row; a row that is null is zero.
 inline Vector get(const float* row, const Place& place) {
   if (row == nullptr) return Vector{};
-  if (place.count == kLanes) return load(row + place.unit);
-  Vector part{};
-  for (int64_t i = 0; i < place.count; ++i) part[i] = row[place.unit + i];
-  return part;
+  return place.count == kLanes ? load(row + place.unit) : load_first(row + place.unit, place.count);
 }
 
 inline void put(float* row, const Place& place, Vector value) {
-  if (place.count == kLanes) return store(row + place.unit, value);
-  for (int64_t i = 0; i < place.count; ++i) row[place.unit + i] = value[i];
+  if (place.count == kLanes)
+    store(row + place.unit, value);
+  else
+    store_first(row + place.unit, value, place.count);
 }
 
 // A tile of values, in rows of kColumns.
@@ -73,7 +72,6 @@ using TileProduct = void (*)(int64_t depth, const float* left, const float* righ
 
 template <int kHeight>
 void tile_product(int64_t depth, const float* left, const float* right, TileValues& to) {
-  constexpr int kVectors = kColumns / kLanes;
   Vector sum[kHeight][kVectors];
   for (int i = 0; i < kHeight; ++i)
     for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector{};
@@ -109,19 +107,19 @@ class RightPanels {
   RightPanels(int64_t depth, int64_t columns)
       : depth_(depth), columns_(columns), panels_(blocks_of(columns) * kColumns * depth) {}
 
-  // Packs a matrix into the panels, from a depth on; columns that a panel has beyond the last stay zero.
-  void pack(int64_t from, const float* matrix, int64_t depth, int64_t depth_step, int64_t column_step,
-            const Parallel& parallel) const {
+  // Packs a matrix into the panels, from a depth on; columns that a panel has beyond the last stay zero. Rows of
+  // the matrix lie along the columns, or, if `transposed`, along the depth.
+  void pack(int64_t from, const float* matrix, int64_t depth, int64_t row, bool transposed, const Parallel& parallel) const {
     parallel(blocks_of(columns_), [&](int64_t block) {
       const int64_t first = block * kColumns, count = std::min<int64_t>(kColumns, columns_ - first);
-      const float* source = matrix + first * column_step;
+      const float* source = matrix + first * (transposed ? row : 1);
       float* to = at(block, from);
-      if (column_step == 1) {
-        for (int64_t k = 0; k < depth; ++k) std::copy_n(source + k * depth_step, count, to + k * kColumns);
+      if (!transposed) {
+        for (int64_t k = 0; k < depth; ++k) std::copy_n(source + k * row, count, to + k * kColumns);
         return;
       }
-      for (int64_t j = 0; j < count; ++j)
-        for (int64_t k = 0; k < depth; ++k) to[k * kColumns + j] = source[j * column_step + k * depth_step];
+      for (int64_t j = 0; j < count; j += kLanes)
+        transpose_lines(source + j * row, row, std::min<int64_t>(kLanes, count - j), depth, to + j, kColumns);
     });
   }
   float* at(int64_t block, int64_t depth) const { return panels_.data() + (block * depth_ + depth) * kColumns; }
