@@ -182,6 +182,8 @@ void run_steps(const RowTiles& rows, int64_t blocks, int64_t count, int stages, 
       });
 }
 
+static_assert(kSavedUnits % kLanes == 0, "vectors lie within blocks");
+
 // One direction of a layer. Positions count steps in the order of the direction, times are rows of x.
 struct Direction {
   const RecurrentLayer& layer;
@@ -202,8 +204,10 @@ struct Direction {
   }
   // Rows of sequences and of states.
   int64_t y_row(int64_t time, int64_t b) const { return ((time * layer.directions + index) * layer.batch + b) * layer.hidden; }
-  int64_t saved_row(int64_t time, int64_t b) const {
-    return ((index * layer.steps + time) * layer.batch + b) * saved_of(layer.cell) * layer.hidden;
+  // One of the vectors that a step saves, from a unit on: until the end of its block.
+  int64_t saved_at(int64_t time, int64_t b, int64_t part, int64_t unit) const {
+    const int64_t block = (index * layer.steps + time) * ceil_divide(layer.hidden, kSavedUnits) + unit / kSavedUnits;
+    return ((block * layer.batch + b) * saved_of(layer.cell) + part) * kSavedUnits + unit % kSavedUnits;
   }
   int64_t state_row(int64_t b) const { return (index * layer.batch + b) * layer.hidden; }
   // Whether a sequence is in its initial state before a step. In steps beyond its length a forward sequence
@@ -213,9 +217,9 @@ struct Direction {
     if (!is_first(position, b)) return y + y_row(time(position - 1), b);
     return layer.initial_h == nullptr ? nullptr : layer.initial_h + state_row(b);
   }
-  const float* c_before(const float* saved, int64_t position, int64_t b) const {
-    if (!is_first(position, b)) return saved + saved_row(time(position - 1), b) + 4 * layer.hidden;
-    return layer.initial_c == nullptr ? nullptr : layer.initial_c + state_row(b);
+  Vector c_before(const float* saved, int64_t position, int64_t b, const Place& place) const {
+    if (!is_first(position, b)) return load(saved + saved_at(time(position - 1), b, 4, place.unit));
+    return layer.initial_c == nullptr ? Vector{} : get(layer.initial_c + state_row(b), place);
   }
 };
 
