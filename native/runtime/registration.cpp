@@ -126,8 +126,8 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry only;
-  return only;
+  static Registry* const only = new Registry;  // never freed: sessions may be the last to go
+  return *only;
 }
 
 const KernelKind* kind_named(const std::string& name) {
@@ -204,10 +204,12 @@ Tensor tensor_of(const OrtApi* api, OrtValue* value) {
 }
 
 int64_t elements_of(const Shape& shape) {
+  constexpr int64_t most = int64_t{1} << 48;
   int64_t count = 1;
   for (const int64_t size : shape) {
     require(size >= 0, "a dimension is negative");
-    require(size == 0 || count <= (int64_t{1} << 48) / size, "a tensor has too many elements");
+    // Also beside a dimension of 0: kernels compute with dimensions before they look at the count.
+    require(size <= most && (size == 0 || count <= most / size), "a tensor has too many elements");
     count *= size;
   }
   return count;
