@@ -128,8 +128,9 @@ native-cases: $(VENV)/dev
 
 # valgrind knows no AVX-512. Each instruction set that the processor lacks runs as the next narrower one.
 native-sanitize: $(if $(RECORDED),,native-cases)
-	cmake -S native -B build/native-sanitize -DONNXTRAIN_SANITIZE=ON
-	cmake --build build/native-sanitize -j $(JOBS) --target replay
+	@$(call NEEDS,cmake,cmake) \
+	set -x; cmake -S native -B build/native-sanitize -DONNXTRAIN_SANITIZE=ON && \
+	cmake --build build/native-sanitize -j $(JOBS) --target replay && \
 	for isa in portable avx2 avx512; do \
 	  ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
 	done
