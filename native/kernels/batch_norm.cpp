@@ -33,6 +33,7 @@ struct BatchNorm : Kernel {
   Settings settings;
   explicit BatchNorm(const Attributes& of) : settings(of) {}
   void run(Run& run) const override {
+    require(run.input_count() >= 3, "BatchNorm needs 3 inputs");
     const Tensor x = run.input(0), scale = run.input(1), bias = run.input(2);
     const BatchNormShape shape = settings.shape_of(x);
     Tensor y = run.output(0, x.shape), mean = run.output(1, {shape.channels}), variance = run.output(2, {shape.channels});
@@ -46,6 +47,7 @@ struct BatchNormGrad : Kernel {
   bool of_batch;
   explicit BatchNormGrad(const Attributes& of) : settings(of), of_batch(of.integer("frozen", 0) == 0) {}
   void run(Run& run) const override {
+    require(run.input_count() >= 6, "BatchNormGrad needs 6 inputs");
     const Tensor dy = run.input(0), x = run.input(1), scale = run.input(2), bias = run.input(3);
     const Tensor mean = run.input(4), variance = run.input(5);
     const BatchNormShape shape = settings.shape_of(x);

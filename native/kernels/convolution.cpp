@@ -1,5 +1,12 @@
-// Conv(x, w, bias?), ConvGradInput(dy, w, shape of x) and ConvGradWeight(x, dy, shape of w), with
-// the attributes strides, dilations, pads and group as Conv has them.
+// The kernels of convolutions, with the attributes strides, dilations, pads and group of the operator Conv:
+//
+//   Conv(x, w, bias?)             y; with has_bias
+//   ConvGradInput(dy, w, …)       dx; its axes are the attribute sizes, or input 2 is its whole shape. With
+//                                 has_bias, input 2 is added to its channels: a ConvTranspose.
+//   ConvGradWeight(x, dy)         dw, with kernel_shape
+//   ConvGradBias(dy)              the sum of each channel
+//
+// How many windows there are is the size of dy where it is given.
 #include <algorithm>
 
 #include "compute.h"
@@ -19,28 +26,53 @@ struct Window {
   // The convolution of an image and weights, if they fit each other.
   Convolution of(const Shape& x, const Shape& w) const {
     const int64_t axes = static_cast<int64_t>(x.size()) - 2;
-    require(axes >= 1 && axes <= kMostAxes && w.size() == x.size(), "a convolution needs one to three axes beside batch and channels, the same in image and weights");
-    require(groups >= 1 && w[0] % groups == 0 && x[1] == w[1] * groups, "channels of image and weights do not fit the groups");
+    require(axes >= 1 && axes <= kMostAxes && w.size() == x.size(),
+            "a convolution needs one to three axes beside batch and channels, the same in image and weights");
+    require(groups >= 1 && w[0] % groups == 0 && w[1] <= x[1] && x[1] == w[1] * groups,
+            "the channels of image and weights do not fit the groups");
     Convolution made{x[0], groups, w[1], w[0] / groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
     for (int64_t axis = 0; axis < axes; ++axis) {
       const int64_t own = kMostAxes - axes + axis;
-      const int64_t before = pad(axis, axes, 0), after = pad(axis, axes, 1);
       made.in[own] = x[axis + 2];
       made.kernel[own] = w[axis + 2];
       made.stride[own] = value(strides, axis, axes);
       made.dilation[own] = value(dilations, axis, axes);
-      made.pad[own] = before;
-      require(made.kernel[own] >= 1 && made.stride[own] >= 1 && made.dilation[own] >= 1, "kernel, strides and dilations have to be positive");
-      require(before >= 0 && after >= 0 && std::max({before, after, made.kernel[own], made.stride[own], made.dilation[own]}) < kMost, "padding, kernel, strides or dilations are out of range");
-      const int64_t reach = made.in[own] + before + after - made.dilation[own] * (made.kernel[own] - 1) - 1;
+      made.pad[own] = pad(axis, axes, 0);
+      require(std::min({made.kernel[own], made.stride[own], made.dilation[own]}) >= 1 && made.pad[own] >= 0,
+              "kernel, strides and dilations have to be positive, padding not negative");
+      require(std::max({made.in[own], made.kernel[own], made.stride[own], made.dilation[own], made.pad[own]}) < kMost,
+              "the image, its kernel, strides, dilations or padding are too large");
+    }
+    return made;
+  }
+
+  // The same with as many windows as the padding leaves room for.
+  Convolution padded(const Shape& x, const Shape& w) const {
+    Convolution made = of(x, w);
+    const int64_t axes = static_cast<int64_t>(x.size()) - 2;
+    for (int64_t axis = 0; axis < axes; ++axis) {
+      const int64_t own = kMostAxes - axes + axis, after = pad(axis, axes, 1);
+      require(after >= 0 && after < kMost, "the padding is out of range");
+      const int64_t reach = made.in[own] + made.pad[own] + after - made.dilation[own] * (made.kernel[own] - 1) - 1;
       require(reach >= 0, "the kernel is larger than the padded image");
       made.out[own] = reach / made.stride[own] + 1;
     }
     return made;
   }
 
+  // The same with as many windows as there are gradients.
+  Convolution with(const Shape& x, const Shape& w, const Shape& dy) const {
+    Convolution made = of(x, w);
+    require(dy.size() == x.size() && dy[0] == x[0] && dy[1] == w[0], "the gradient does not fit the image and the weights");
+    for (size_t axis = 2; axis < dy.size(); ++axis) {
+      require(dy[axis] < kMost, "the gradient is too large");
+      made.out[kMostAxes - dy.size() + axis] = dy[axis];
+    }
+    return made;
+  }
+
  private:
-  static constexpr int64_t kMost = int64_t{1} << 31;
+  static constexpr int64_t kMost = int64_t{1} << 30;
 
   static int64_t value(const std::vector<int64_t>& given, int64_t axis, int64_t axes) {
     require(given.empty() || static_cast<int64_t>(given.size()) == axes, "strides or dilations have another number of axes than the image");
@@ -52,67 +84,126 @@ struct Window {
   }
 };
 
-Shape output_shape(const Convolution& conv, const Shape& x, const Shape& w) {
-  Shape made{x[0], w[0]};
-  for (size_t axis = 2; axis < x.size(); ++axis) made.push_back(conv.out[kMostAxes - x.size() + axis]);
-  return made;
-}
-
-Shape shape_from(const Tensor& vector) {
-  require(vector.shape.size() == 1 && vector.elements <= 8, "a shape is a vector of int64");
-  Shape made(vector.integers(), vector.integers() + vector.elements);
-  elements_of(made);
-  return made;
+// The bias of as many channels, if there is one.
+const float* bias_of(const Tensor& given, int64_t channels) {
+  require(given.elements == channels, "the bias has another size than the channels");
+  return given.floats();
 }
 
 struct Conv : Kernel {
   Window window;
+  bool has_bias;
+
   explicit Conv(const Attributes& of) : window(of), has_bias(of.integer("has_bias", 0) != 0) {}
   void run(Run& run) const override {
     const Tensor x = run.input(0), w = run.input(1);
-    const Convolution conv = window.of(x.shape, w.shape);
-    const float* bias = nullptr;
-    if (has_bias) {
-      const Tensor given = run.input(2);
-      require(given.elements == w.shape[0], "the bias has another size than the channels");
-      bias = given.floats();
-    }
-    Tensor y = run.output(0, output_shape(conv, x.shape, w.shape));
+    const Convolution conv = window.padded(x.shape, w.shape);
+    const float* bias = has_bias ? bias_of(run.input(2), w.shape[0]) : nullptr;
+    Shape shape{x.shape[0], w.shape[0]};
+    shape.insert(shape.end(), conv.out + kMostAxes - (x.shape.size() - 2), conv.out + kMostAxes);
+    Tensor y = run.output(0, shape);
     if (y.elements > 0) compute().convolve(conv, x.floats(), w.floats(), bias, y.floats(), run.in_parallel());
   }
-  bool has_bias;
 };
 
 struct ConvGradInput : Kernel {
   Window window;
-  explicit ConvGradInput(const Attributes& of) : window(of) {}
+  std::vector<int64_t> sizes;
+  bool has_bias;
+
+  explicit ConvGradInput(const Attributes& of) : window(of), sizes(of.integers("sizes")), has_bias(of.integer("has_bias", 0) != 0) {}
   void run(Run& run) const override {
     const Tensor dy = run.input(0), w = run.input(1);
-    const Shape shape = shape_from(run.input(2));
-    const Convolution conv = window.of(shape, w.shape);
-    require(dy.shape == output_shape(conv, shape, w.shape), "the gradient has another shape than the output of the convolution");
+    const Shape shape = shape_of_dx(run, dy, w);
+    const Convolution conv = window.with(shape, w.shape, dy.shape);
+    const float* bias = has_bias && !sizes.empty() ? bias_of(run.input(2), shape[1]) : nullptr;
     Tensor dx = run.output(0, shape);
-    if (dx.elements > 0) compute().convolve_input_gradient(conv, dy.floats(), w.floats(), dx.floats(), run.in_parallel());
+    if (dx.elements == 0) return;
+    compute().convolve_input_gradient(conv, dy.floats(), w.floats(), dx.floats(), run.in_parallel());
+    if (bias == nullptr) return;
+    float* to = dx.floats();
+    const int64_t pixels = conv.in_size();
+    run.parallel(shape[0] * shape[1], [&](int64_t plane) {
+      const float added = bias[plane % shape[1]];
+      for (float *at = to + plane * pixels, *end = at + pixels; at < end; ++at) *at += added;
+    });
+  }
+
+ private:
+  Shape shape_of_dx(const Run& run, const Tensor& dy, const Tensor& w) const {
+    require(dy.shape.size() >= 3 && w.shape.size() == dy.shape.size(), "the gradient and the weights have other axes");
+    if (!sizes.empty()) {
+      require(window.groups >= 1 && window.groups <= w.shape[0], "the channels of image and weights do not fit the groups");
+      Shape made{dy.shape[0], w.shape[1] * window.groups};
+      made.insert(made.end(), sizes.begin(), sizes.end());
+      elements_of(made);
+      return made;
+    }
+    const Tensor given = run.input(2);
+    require(given.shape.size() == 1 && given.elements <= kMostAxes + 2, "a shape is a vector of int64");
+    Shape made(given.integers(), given.integers() + given.elements);
+    elements_of(made);
+    return made;
   }
 };
 
 struct ConvGradWeight : Kernel {
   Window window;
-  explicit ConvGradWeight(const Attributes& of) : window(of) {}
+  std::vector<int64_t> kernel;
+
+  explicit ConvGradWeight(const Attributes& of) : window(of), kernel(of.integers("kernel_shape")) {}
   void run(Run& run) const override {
     const Tensor x = run.input(0), dy = run.input(1);
-    const Shape shape = shape_from(run.input(2));
-    const Convolution conv = window.of(x.shape, shape);
-    require(dy.shape == output_shape(conv, x.shape, shape), "the gradient has another shape than the output of the convolution");
+    require(x.shape.size() >= 3 && dy.shape.size() == x.shape.size(), "the image and the gradient have other axes");
+    require(window.groups >= 1 && x.shape[1] % window.groups == 0, "the channels of image and weights do not fit the groups");
+    Shape shape{dy.shape[1], x.shape[1] / window.groups};
+    shape.insert(shape.end(), kernel.begin(), kernel.end());
+    elements_of(shape);
+    const Convolution conv = window.with(x.shape, shape, dy.shape);
     Tensor dw = run.output(0, shape);
     if (dw.elements > 0) compute().convolve_weight_gradient(conv, x.floats(), dy.floats(), dw.floats(), run.in_parallel());
+  }
+};
+
+// The sum of a line in parts that are short enough to keep their digits.
+double sum_of(const float* from, int64_t count) {
+  constexpr int64_t kPart = 256;
+  double sum = 0;
+  for (int64_t begin = 0; begin < count; begin += kPart) {
+    float part = 0;
+    for (int64_t i = begin; i < std::min(begin + kPart, count); ++i) part += from[i];
+    sum += part;
+  }
+  return sum;
+}
+
+struct ConvGradBias : Kernel {
+  explicit ConvGradBias(const Attributes&) {}
+  void run(Run& run) const override {
+    const Tensor dy = run.input(0);
+    require(dy.shape.size() >= 2, "the gradient has no channels");
+    const float* from = dy.floats();
+    const int64_t batch = dy.shape[0], channels = dy.shape[1];
+    Tensor db = run.output(0, {channels});
+    float* to = db.floats();
+    const int64_t pixels = channels == 0 || batch == 0 ? 0 : dy.elements / batch / channels;
+    // Few elements are not worth the way to another thread.
+    const int64_t together = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, batch * pixels));
+    run.parallel((channels + together - 1) / together, [&](int64_t task) {
+      for (int64_t c = task * together; c < std::min((task + 1) * together, channels); ++c) {
+        double sum = 0;
+        for (int64_t n = 0; n < batch; ++n) sum += sum_of(from + (n * channels + c) * pixels, pixels);
+        to[c] = static_cast<float>(sum);
+      }
+    });
   }
 };
 
 }  // namespace
 
 std::vector<KernelKind> convolution_kernels() {
-  return {kind_of<Conv>("Conv", {kFloat}), kind_of<ConvGradInput>("ConvGradInput", {kFloat}), kind_of<ConvGradWeight>("ConvGradWeight", {kFloat})};
+  return {kind_of<Conv>("Conv", {kFloat}), kind_of<ConvGradInput>("ConvGradInput", {kFloat}),
+          kind_of<ConvGradWeight>("ConvGradWeight", {kFloat}), kind_of<ConvGradBias>("ConvGradBias", {kFloat})};
 }
 
 }  // namespace onnxtrain

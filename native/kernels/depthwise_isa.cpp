@@ -2,6 +2,7 @@
 // see depthwise_tiles.h for how.
 #include "depthwise.h"
 
+#include "depthwise_dense.h"
 #include "depthwise_tiles.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
@@ -20,6 +21,69 @@ template <class Work>
 void in_tasks(int64_t count, int64_t elements_of_unit, const Parallel& parallel, const Work& work) {
   const int64_t units = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, elements_of_unit));
   parallel(pieces(count, units), [&](int64_t task) { work(task * units, std::min(count, (task + 1) * units)); });
+}
+
+// ---- planes of square kernels without stride -----------------------------------------------------
+
+bool is_dense(const Convolution& conv) {
+  const bool flat = conv.kernel[kZ] == 1 && conv.in[kZ] == 1 && conv.out[kZ] == 1;
+  const bool square = conv.kernel[kY] == conv.kernel[kX] && (conv.kernel[kX] == 3 || conv.kernel[kX] == 5);
+  return flat && square && conv.stride[kY] == 1 && conv.stride[kX] == 1 && conv.dilation[kY] == 1 && conv.dilation[kX] == 1;
+}
+
+DensePlanes dense_planes(const Convolution& conv) {
+  return {conv.kernel[kX], conv.in[kY], conv.in[kX], conv.out[kY], conv.out[kX], conv.pad[kY], conv.pad[kX]};
+}
+
+// The gradient of the input is a convolution of dy with the kernel turned around.
+DensePlanes dense_planes_back(const Convolution& conv) {
+  const int64_t last = conv.kernel[kX] - 1;
+  return {conv.kernel[kX], conv.out[kY], conv.out[kX], conv.in[kY], conv.in[kX], last - conv.pad[kY], last - conv.pad[kX]};
+}
+
+// Calls work(tiled(tile), plane) for the planes of each tile.
+template <class Tiled, class Work>
+void over_tiles(const Cut& cut, int64_t planes, int64_t elements, const Parallel& parallel, const Tiled& tiled,
+                const Work& work) {
+  in_tasks(planes * cut.tiles(), elements, parallel, [&](int64_t unit, int64_t end) {
+    while (unit < end) {
+      const int64_t index = unit / planes, first = unit % planes, count = std::min(planes - first, end - unit);
+      auto own = tiled(index);
+      for (int64_t plane = first; plane < first + count; ++plane) work(own, plane);
+      unit += count;
+    }
+  });
+}
+
+template <int kSize, int kWidth>
+void dense_convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
+                    const Parallel& parallel) {
+  const DensePlanes planes = dense_planes(conv);
+  const Cut cut = planes.cut();
+  const int64_t channels = conv.groups * conv.out_channels, in = conv.in_size(), out = conv.out_size();
+  over_tiles(cut, conv.batch * channels, cut.tile_rows * cut.tile_columns, parallel,
+             [&](int64_t index) { return DenseTile(planes, cut, index); },
+             [&](DenseTile& own, int64_t plane) {
+               const int64_t channel = plane % channels;
+               const float* source = x + (conv.out_channels == 1 ? plane : plane / conv.out_channels) * in;
+               own.convolve<kSize, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel], y + plane * out);
+             });
+}
+
+template <int kSize, int kWidth>
+void dense_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx, const Parallel& parallel) {
+  const DensePlanes planes = dense_planes_back(conv);
+  const Cut cut = planes.cut();
+  const int64_t in = conv.in_size(), out = conv.out_size();
+  std::vector<float> turned(static_cast<size_t>(conv.groups * kSize * kSize));
+  for (int64_t at = 0; at < conv.groups * kSize * kSize; at += kSize * kSize)
+    std::reverse_copy(w + at, w + at + kSize * kSize, turned.data() + at);
+  over_tiles(cut, conv.batch * conv.groups, cut.tile_rows * cut.tile_columns, parallel,
+             [&](int64_t index) { return DenseTile(planes, cut, index); },
+             [&](DenseTile& own, int64_t plane) {
+               const float* weights = turned.data() + plane % conv.groups * kSize * kSize;
+               own.convolve<kSize, kWidth>(dy + plane * out, weights, 0, dx + plane * in);
+             });
 }
 
 // ---- large to small: forward, and the gradient of weights ----------------------------------------
@@ -108,29 +172,34 @@ void convolve_plane(const Convolution& conv, OutputTile& own, int64_t index, con
 
 void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
               const Parallel& parallel) {
+  if (is_dense(conv))
+    return by_columns(conv.out[kX], [&](auto narrow) {
+      constexpr int width = WidthOf<decltype(narrow)>::value;
+      if (conv.kernel[kX] == 3) return dense_convolve<3, width>(conv, x, w, bias, y, parallel);
+      dense_convolve<5, width>(conv, x, w, bias, y, parallel);
+    });
   const Cut cut = cut_of_output(conv);
   const int64_t planes = conv.batch * conv.groups * conv.out_channels * conv.out[kZ];
-  in_tasks(planes * cut.tiles(), cut.tile_rows * cut.tile_columns, parallel, [&](int64_t unit, int64_t end) {
-    while (unit < end) {
-      const int64_t tile = unit / planes;
-      OutputTile own(conv, cut, tile);
-      for (; unit < end && unit / planes == tile; ++unit) convolve_plane(conv, own, unit % planes, x, w, bias, y);
-    }
-  });
+  over_tiles(cut, planes, cut.tile_rows * cut.tile_columns, parallel,
+             [&](int64_t index) { return OutputTile(conv, cut, index); },
+             [&](OutputTile& own, int64_t plane) { convolve_plane(conv, own, plane, x, w, bias, y); });
 }
 
 // ---- the gradient of weights ---------------------------------------------------------------------
 
 // Sums of a channel's taps: vectors that become doubles before they hold too many terms.
+template <int kWidth>
 class TapSums {
  public:
   explicit TapSums(int64_t taps) : parts_(static_cast<size_t>(taps)), totals_(static_cast<size_t>(taps)) {}
 
-  Vector* parts(int64_t first_tap) { return parts_.data() + first_tap; }
+  using Row = typename Narrow<kWidth>::Type;
+
+  Row* parts(int64_t first_tap) { return parts_.data() + first_tap; }
 
   void count(int64_t terms) {
     terms_ += terms;
-    if (terms_ > kMostTerms * kLanes) fold();
+    if (terms_ > kMostTerms * kWidth) fold();
   }
 
   // Adds the sums to `to` and begins anew.
@@ -144,22 +213,23 @@ class TapSums {
 
   void fold() {
     for (size_t tap = 0; tap < parts_.size(); ++tap) {
-      float sum = 0;
-      for (int lane = 0; lane < kLanes; ++lane) sum += parts_[tap][lane];
+      float lanes[kWidth], sum = 0;
+      Narrow<kWidth>::write(lanes, parts_[tap]);
+      for (int lane = 0; lane < kWidth; ++lane) sum += lanes[lane];
       totals_[tap] += sum;
-      parts_[tap] = Vector{};
+      parts_[tap] = Row{};
     }
     terms_ = 0;
   }
 
-  std::vector<Vector> parts_;
+  std::vector<Row> parts_;
   std::vector<double> totals_;
   int64_t terms_ = 0;
 };
 
 // Adds what one tile of the images [first, end) gives to a channel's weights.
 void correlate_channel(const Convolution& conv, OutputTile& own, int64_t channel, int64_t first, int64_t end,
-                       const float* x, const float* dy, TapSums& sums) {
+                       const float* x, const float* dy, TapSums<kLanes>& sums) {
   const int64_t channels = conv.groups * conv.out_channels, taps = static_cast<int64_t>(own.places.size());
   const int64_t in = conv.in[kY] * conv.in[kX], length = own.tile.result_length();
   for (int64_t image = first; image < end; ++image)
@@ -177,31 +247,72 @@ void correlate_channel(const Convolution& conv, OutputTile& own, int64_t channel
     }
 }
 
-void weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
+// Calls work(channel, first image, end of images, totals of the channel's taps) for tasks that
+// `begin(tile)` has made ready, and sums up. Where channels are few, parts of the batch are tasks of
+// their own.
+template <class Work>
+void sum_over_channels(const Convolution& conv, float* dw, const Parallel& parallel, const Work& work) {
   constexpr int64_t kEnough = 32;  // tasks
-  const Cut cut = cut_of_output(conv);
   const int64_t channels = conv.groups * conv.out_channels, taps = conv.taps();
   const int64_t elements = conv.batch * conv.out_size();
-  // Where channels are few, the images of a batch are tasks of their own, summed afterwards.
   const int64_t parts = std::max<int64_t>(1, std::min({conv.batch, kEnough / channels, elements / kTaskElements}));
   const int64_t images = std::max<int64_t>(1, pieces(conv.batch, parts));
   std::vector<double> totals(static_cast<size_t>(parts * channels * taps));
   in_tasks(parts * channels, elements / parts, parallel, [&](int64_t first, int64_t end) {
-    TapSums sums(taps);
-    for (int64_t tile = 0; tile < cut.tiles(); ++tile) {
-      OutputTile own(conv, cut, tile);
+    work([&](const auto& one) {
       for (int64_t unit = first; unit < end; ++unit) {
         const int64_t image = unit / channels * images;
-        correlate_channel(conv, own, unit % channels, image, std::min(conv.batch, image + images), x, dy, sums);
-        sums.take(totals.data() + unit * taps);
+        one(unit % channels, image, std::min(conv.batch, image + images), totals.data() + unit * taps);
       }
-    }
+    });
   });
   for (int64_t at = 0; at < channels * taps; ++at) {
     double sum = 0;
     for (int64_t part = 0; part < parts; ++part) sum += totals[static_cast<size_t>(part * channels * taps + at)];
     dw[at] = static_cast<float>(sum);
   }
+}
+
+template <int kSize, int kWidth>
+void dense_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
+  const DensePlanes planes = dense_planes(conv);
+  const Cut cut = planes.cut();
+  const int64_t channels = conv.groups * conv.out_channels, in = conv.in_size(), out = conv.out_size();
+  const float* const dy_end = dy + conv.batch * channels * out;
+  sum_over_channels(conv, dw, parallel, [&](const auto& each_channel) {
+    TapSums<kWidth> sums(kSize * kSize);
+    for (int64_t index = 0; index < cut.tiles(); ++index) {
+      DenseTile own(planes, cut, index);
+      each_channel([&](int64_t channel, int64_t image, int64_t end, double* totals) {
+        const float* source = x + channel / conv.out_channels * in;
+        for (; image < end; ++image) {
+          own.multiply<kSize, kWidth>(source + image * conv.groups * in, dy + (image * channels + channel) * out, dy_end, sums.parts(0));
+          sums.count(own.tile.result_length());
+        }
+        sums.take(totals);
+      });
+    }
+  });
+}
+
+void weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
+  if (is_dense(conv))
+    return by_columns(conv.out[kX], [&](auto narrow) {
+      constexpr int width = WidthOf<decltype(narrow)>::value;
+      if (conv.kernel[kX] == 3) return dense_weight_gradient<3, width>(conv, x, dy, dw, parallel);
+      dense_weight_gradient<5, width>(conv, x, dy, dw, parallel);
+    });
+  const Cut cut = cut_of_output(conv);
+  sum_over_channels(conv, dw, parallel, [&](const auto& each_channel) {
+    TapSums<kLanes> sums(conv.taps());
+    for (int64_t index = 0; index < cut.tiles(); ++index) {
+      OutputTile own(conv, cut, index);
+      each_channel([&](int64_t channel, int64_t image, int64_t end, double* totals) {
+        correlate_channel(conv, own, channel, image, end, x, dy, sums);
+        sums.take(totals);
+      });
+    }
+  });
 }
 
 // ---- small to large: the gradient of the input ---------------------------------------------------
@@ -322,18 +433,18 @@ void input_gradient_plane(const Convolution& conv, const Reach& depth, InputTile
 }
 
 void input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx, const Parallel& parallel) {
+  if (is_dense(conv) && conv.out_channels == 1)
+    return by_columns(conv.in[kX], [&](auto narrow) {
+      constexpr int width = WidthOf<decltype(narrow)>::value;
+      if (conv.kernel[kX] == 3) return dense_input_gradient<3, width>(conv, dy, w, dx, parallel);
+      dense_input_gradient<5, width>(conv, dy, w, dx, parallel);
+    });
   const Reach depth(conv, kZ), down(conv, kY), across(conv, kX);
   const Cut cut = cut_of_input(conv, down, across);
   const int64_t planes = conv.batch * conv.groups * conv.in[kZ];
   const int64_t elements = cut.tile_rows * cut.tile_columns * down.count() * across.count();
-  in_tasks(planes * cut.tiles(), elements, parallel, [&](int64_t unit, int64_t end) {
-    while (unit < end) {
-      const int64_t tile = unit / planes;
-      InputTile own(conv, down, across, cut, tile);
-      for (; unit < end && unit / planes == tile; ++unit)
-        input_gradient_plane(conv, depth, own, across.count(), unit % planes, dy, w, dx);
-    }
-  });
+  over_tiles(cut, planes, elements, parallel, [&](int64_t index) { return InputTile(conv, down, across, cut, index); },
+             [&](InputTile& own, int64_t plane) { input_gradient_plane(conv, depth, own, across.count(), plane, dy, w, dx); });
 }
 
 // ---- which convolutions --------------------------------------------------------------------------

@@ -6,11 +6,18 @@
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
+alignas(64) constexpr int kLaneNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 template <int kWidth>
 struct Narrow {
   typedef float Type __attribute__((vector_size(kWidth * sizeof(float))));
   typedef float Unaligned __attribute__((vector_size(kWidth * sizeof(float)), aligned(sizeof(float)), may_alias));
+  typedef int Mask __attribute__((vector_size(kWidth * sizeof(int)), may_alias));
 
+  // 0, 1, 2 …
+  static Mask lanes() {
+    return *reinterpret_cast<const Mask*>(kLaneNumbers);
+  }
   static Type read(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
   static void write(float* to, Type value) { *reinterpret_cast<Unaligned*>(to) = value; }
 };

@@ -46,6 +46,7 @@ struct Tile {
       pitch = std::max(pitch, end - before + std::max(before, columns.length - end));
     }
     plane = (rows.length - 1) * pitch + std::max(pitch, columns.length);
+    find_parts();
   }
 
   // Floats of the copy; vectors that begin in it may read this many.
@@ -62,31 +63,52 @@ struct Tile {
 
   // Copies what lies inside of the source; the rest of the copy is zero already.
   void fill(float* copy, const float* source) const {
-    for (int64_t phase = 0; phase < rows.phases; ++phase) {
-      const int64_t low = rows.low(phase), count = rows.high(phase) - low;
-      if (count <= 0) continue;
-      const float* from = source + (rows.base + phase + low * rows.step) * columns.size;
-      fill_rows(copy + place(phase, 0) + low * pitch, from, rows.step * columns.size, count);
+    if (columns.step == 1) {
+      for (const Part& part : parts)
+        copy_rows(copy + part.to, pitch, source + part.from, rows.step * columns.size, part.rows, part.count);
+    } else if (columns.step == 2 && columns.phases == 2) {
+      for (const Part& part : parts)
+        split_rows(copy + part.to, copy + part.odd, pitch, source + part.from, rows.step * columns.size, part.rows, part.count);
+    } else {
+      for (const Part& part : parts)
+        for (int64_t row = 0; row < part.rows; ++row)
+          for (int64_t at = 0; at < part.count; ++at)
+            copy[part.to + row * pitch + at] = source[part.from + row * rows.step * columns.size + at * columns.step];
     }
   }
 
  private:
-  void fill_rows(float* to, const float* from, int64_t from_step, int64_t count) const {
-    if (columns.step == 1) {
-      const int64_t low = columns.low(0);
-      copy_rows(to + low, pitch, from + columns.base + low, from_step, count, columns.high(0) - low);
-    } else if (columns.step == 2 && columns.phases == 2) {
-      const int64_t first = std::max<int64_t>(0, columns.base);
+  static constexpr int64_t kWide = 48;
+
+  // Rows to copy: from where to where, how many and how long.
+  struct Part {
+    int64_t to, odd, from, rows, count;
+  };
+  std::vector<Part> parts;
+
+  void find_parts() {
+    // Wide rows are read in the order of memory; of narrow ones, those of a phase are copied at once.
+    const int64_t together = rows.phases > 1 && columns.size >= kWide ? 1 : rows.length;
+    for (int64_t begin = 0; begin < rows.length; begin += together)
+      for (int64_t phase = 0; phase < rows.phases; ++phase) {
+        const int64_t low = std::max(begin, rows.low(phase)), count = std::min(begin + together, rows.high(phase)) - low;
+        const int64_t from = (rows.base + phase + low * rows.step) * columns.size;
+        if (count > 0) find_columns(place(phase, 0) + low * pitch, from, count);
+      }
+  }
+
+  void find_columns(int64_t to, int64_t from, int64_t count) {
+    if (columns.step == 2 && columns.phases == 2) {
+      const int64_t first = std::max<int64_t>(0, columns.base), into = first - columns.base;
       const int64_t end = std::min(columns.size, columns.base + 2 * columns.length);
-      if (first >= end) return;
-      float* const even = to + (first - columns.base) % 2 * plane + (first - columns.base) / 2;
-      float* const odd = to + (first + 1 - columns.base) % 2 * plane + (first + 1 - columns.base) / 2;
-      split_rows(even, odd, pitch, from + first, from_step, count, end - first);
-    } else {
-      for (int64_t phase = 0; phase < columns.phases; ++phase)
-        for (int64_t row = 0; row < count; ++row)
-          for (int64_t at = columns.low(phase); at < columns.high(phase); ++at)
-            to[phase * plane + row * pitch + at] = from[row * from_step + columns.base + phase + at * columns.step];
+      const int64_t even = to + into % 2 * plane + into / 2, odd = to + (into + 1) % 2 * plane + (into + 1) / 2;
+      if (first < end) parts.push_back({even, odd, from + first, count, end - first});
+      return;
+    }
+    for (int64_t phase = 0; phase < columns.phases; ++phase) {
+      const int64_t low = columns.low(phase), length_inside = columns.high(phase) - low;
+      const int64_t first = from + columns.base + phase + low * columns.step;
+      if (length_inside > 0) parts.push_back({to + phase * plane + low, 0, first, count, length_inside});
     }
   }
 };

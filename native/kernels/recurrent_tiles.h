@@ -7,7 +7,6 @@
 #include <new>
 #include <utility>
 
-#include "product.h"
 #include "recurrent.h"
 #include "vector_math.h"
 
@@ -98,19 +97,39 @@ TileProduct tile_product_of(int64_t height, std::integer_sequence<int, kHeights.
   return kAll[height - 1];
 }
 
-inline int64_t blocks_of(int64_t hidden) { return pieces_of(hidden, kColumns); }
+inline int64_t ceil_divide(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
-// Packs a matrix as panels [depth][kColumns], one for each block of columns.
-inline Buffer packed_right(const float* matrix, int64_t depth, int64_t columns, int64_t depth_step,
-                           int64_t column_step, const Parallel& parallel) {
-  Buffer panels(blocks_of(columns) * kColumns * depth);
-  const MatrixColumns pack{matrix, column_step, depth_step};
-  parallel(blocks_of(columns), [&](int64_t block) {
-    const int64_t first = block * kColumns;
-    pack(panels.data() + first * depth, first, std::min<int64_t>(kColumns, columns - first), kColumns, 0, depth);
-  });
-  return panels;
-}
+inline int64_t blocks_of(int64_t hidden) { return ceil_divide(hidden, kColumns); }
+
+// A matrix on the right side of products, packed as panels [depth][kColumns], one for each block of columns.
+// Several matrices of one width can lie below each other.
+class RightPanels {
+ public:
+  RightPanels() = default;
+  RightPanels(int64_t depth, int64_t columns)
+      : depth_(depth), columns_(columns), panels_(blocks_of(columns) * kColumns * depth) {}
+
+  // Packs a matrix into the panels, from a depth on; columns that a panel has beyond the last stay zero.
+  void pack(int64_t from, const float* matrix, int64_t depth, int64_t depth_step, int64_t column_step,
+            const Parallel& parallel) const {
+    parallel(blocks_of(columns_), [&](int64_t block) {
+      const int64_t first = block * kColumns, count = std::min<int64_t>(kColumns, columns_ - first);
+      const float* source = matrix + first * column_step;
+      float* to = at(block, from);
+      if (column_step == 1) {
+        for (int64_t k = 0; k < depth; ++k) std::copy_n(source + k * depth_step, count, to + k * kColumns);
+        return;
+      }
+      for (int64_t j = 0; j < count; ++j)
+        for (int64_t k = 0; k < depth; ++k) to[k * kColumns + j] = source[j * column_step + k * depth_step];
+    });
+  }
+  float* at(int64_t block, int64_t depth) const { return panels_.data() + (block * depth_ + depth) * kColumns; }
+
+ private:
+  int64_t depth_ = 0, columns_ = 0;
+  Buffer panels_;
+};
 
 // The rows of the batch, cut into tiles of one height. Chains are runs of tiles that are computed without
 // waiting for each other, step after step; all tasks of a step meet where there is one chain alone.
@@ -120,11 +139,11 @@ struct RowTiles {
   explicit RowTiles(int64_t rows) : batch(rows) {
     constexpr int64_t kRowsOfChain = 16;  // fewer would read the weights too often
     chains = std::max<int64_t>(1, rows / kRowsOfChain);
-    const int64_t own = pieces_of(rows, chains);
-    tiles_of_chain = pieces_of(own, kRows);
-    height = pieces_of(own, tiles_of_chain);
-    tiles = pieces_of(rows, height);
-    chains = pieces_of(tiles, tiles_of_chain);
+    const int64_t own = ceil_divide(rows, chains);
+    tiles_of_chain = ceil_divide(own, kRows);
+    height = ceil_divide(own, tiles_of_chain);
+    tiles = ceil_divide(rows, height);
+    chains = ceil_divide(tiles, tiles_of_chain);
   }
   int64_t first(int64_t tile) const { return tile * height; }
   int64_t count(int64_t tile) const { return std::min(height, batch - first(tile)); }
@@ -134,7 +153,7 @@ struct RowTiles {
   float* packed(const Buffer& buffer, int64_t tile, int64_t depth) const {
     return buffer.data() + tile * height * depth;
   }
-  // Writes a tile of values as packed rows, `depth` before the first unit.
+  // Writes a tile of values as packed rows; `to` is the place of the first unit.
   void pack(const TileValues& values, int64_t tile, int64_t block, int64_t hidden, float* to) const {
     const int64_t unit = block * kColumns, units = std::min<int64_t>(kColumns, hidden - unit), rows = count(tile);
     for (int64_t k = 0; k < units; ++k)
@@ -201,8 +220,5 @@ struct Direction {
     return layer.initial_c == nullptr ? nullptr : layer.initial_c + state_row(b);
   }
 };
-
-// Steps that are computed between two large products: their gates stay in the cache.
-inline int64_t steps_of_chunk(int64_t batch) { return std::max<int64_t>(1, 512 / std::max<int64_t>(batch, 1)); }
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -48,7 +48,7 @@ def _join_activation(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.V
         return
     (activation,) = readers
     bounds = _bounds(activation)
-    if bounds is None or place_of(activation) is not None or activation.graph is not nodes[0].graph:
+    if bounds is None or place_of(activation) is not None or activation.graph is not y.graph:
         return
     saved = [v for i, v in enumerate([y, *others]) if i in group.saved_outputs and v is not None]
     mark_kernel(
@@ -79,8 +79,9 @@ def _join_activation_gradient(
     if list(layer.inputs) != inputs[1:6]:
         return
     saved = [inputs[i] for i in group.saved_inputs]
+    together = [*_in_order(groups[before]), *_in_order(nodes)]
     mark_kernel(
-        [*_in_order(groups[before]), *_in_order(nodes)], group.kind, [given[0], *inputs[1:]], outputs,
+        together, group.kind, [given[0], *inputs[1:]], outputs,
         saved=saved, **{**group.attributes, **_clipped(bounds)},
     )  # fmt: skip
 
@@ -88,7 +89,7 @@ def _join_activation_gradient(
 def _gradient_of_activation(
     dy: ir.Value, readers: Iterable[ir.Node], groups: Mapping[KernelGroup, _Nodes]
 ) -> KernelGroup | None:
-    """Return the group that computes a cotangent, if it is one that can be joined to its readers."""
+    """Return the group that computes a cotangent, if it can be joined to its readers."""
     producer = dy.producer()
     marked = None if producer is None else place_of(producer)
     if marked is None or marked[0].kind not in _ACTIVATION_GRADIENTS or marked[0] not in groups:
