@@ -5,7 +5,17 @@
 
 namespace onnxtrain {
 
+std::vector<KernelKind> activation_kernels();
+std::vector<KernelKind> attention_kernels();
+std::vector<KernelKind> batch_norm_kernels();
 std::vector<KernelKind> convolution_kernels();
+std::vector<KernelKind> embedding_kernels();
+std::vector<KernelKind> gradient_kernels();
+std::vector<KernelKind> loss_kernels();
+std::vector<KernelKind> matmul_kernels();
+std::vector<KernelKind> norm_kernels();
 std::vector<KernelKind> optimizer_kernels();
+std::vector<KernelKind> pool_kernels();
+std::vector<KernelKind> recurrent_kernels();
 
 }  // namespace onnxtrain

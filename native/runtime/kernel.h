@@ -41,6 +41,9 @@ struct Tensor {
   const int64_t* integers() const;
 };
 
+// The tensor that a value of onnxruntime holds; one that does not exist for none.
+Tensor tensor_of(const OrtApi* api, OrtValue* value);
+
 // The attributes of a node.
 class Attributes {
  public:

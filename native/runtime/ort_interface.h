@@ -11,6 +11,7 @@ namespace onnxtrain {
 // The lowest version that has every entry used here: the library loads into 1.19 and all later.
 constexpr uint32_t kOrtVersion = 19;
 
+struct OrtCustomOp;
 struct OrtStatus;
 struct OrtValue;
 struct OrtKernelInfo;
@@ -56,7 +57,9 @@ F* entry(const OrtApi* api, int index) {
   using name##Function = result(__VA_ARGS__);
 
 ONNXTRAIN_ENTRY(0, CreateStatus, OrtStatus*, OrtErrorCode, const char*)
+ONNXTRAIN_ENTRY(2, GetErrorMessage, const char*, const OrtStatus*)
 ONNXTRAIN_ENTRY(26, CreateCustomOpDomain, OrtStatus*, const char*, OrtCustomOpDomain**)
+ONNXTRAIN_ENTRY(27, CustomOpDomain_Add, OrtStatus*, OrtCustomOpDomain*, const OrtCustomOp*)
 ONNXTRAIN_ENTRY(28, AddCustomOpDomain, OrtStatus*, OrtSessionOptions*, OrtCustomOpDomain*)
 ONNXTRAIN_ENTRY(51, GetTensorMutableData, OrtStatus*, OrtValue*, void**)
 ONNXTRAIN_ENTRY(60, GetTensorElementType, OrtStatus*, const OrtTensorTypeAndShapeInfo*, int*)

@@ -2,13 +2,15 @@
 // lets no exception pass.
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <limits>
+#include <map>
 #include <mutex>
+#include <set>
 
 #include "isa.h"
 #include "kernel.h"
+#include "recorder.h"
 
 namespace onnxtrain {
 namespace {
@@ -41,7 +43,7 @@ OrtStatus* guarded(const OrtApi* api, const char* name, F function) noexcept {
 // Throws what onnxruntime reports.
 void check(const OrtApi* api, OrtStatus* reported) {
   if (reported == nullptr) return;
-  const char* text = reinterpret_cast<const char* (*)(const OrtStatus*)>(api->entries[2])(reported);
+  const char* text = ONNXTRAIN_CALL(api, GetErrorMessage)(reported);
   const std::string copy(text == nullptr ? "an unknown error" : text);
   ONNXTRAIN_CALL(api, ReleaseStatus)(reported);
   throw KernelError(copy);
@@ -52,27 +54,6 @@ bool found(const OrtApi* api, OrtStatus* reported) {
   if (reported == nullptr) return true;
   ONNXTRAIN_CALL(api, ReleaseStatus)(reported);
   return false;
-}
-
-Tensor tensor_of(const OrtApi* api, OrtValue* value) {
-  Tensor tensor;
-  if (value == nullptr) return tensor;
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  check(api, ONNXTRAIN_CALL(api, GetTensorTypeAndShape)(value, &info));
-  int type = 0;
-  size_t rank = 0;
-  OrtStatus* reported = ONNXTRAIN_CALL(api, GetTensorElementType)(info, &type);
-  if (reported == nullptr) reported = ONNXTRAIN_CALL(api, GetDimensionsCount)(info, &rank);
-  if (reported == nullptr) {
-    tensor.shape.resize(rank);
-    reported = ONNXTRAIN_CALL(api, GetDimensions)(info, tensor.shape.data(), rank);
-  }
-  ONNXTRAIN_CALL(api, ReleaseTensorTypeAndShapeInfo)(info);
-  check(api, reported);
-  tensor.type = static_cast<ElementType>(type);
-  tensor.elements = elements_of(tensor.shape);
-  check(api, ONNXTRAIN_CALL(api, GetTensorMutableData)(value, &tensor.data));
-  return tensor;
 }
 
 // A custom operator and the kernel behind it.
@@ -87,6 +68,7 @@ struct Instance {
   const OrtApi* api;
   const char* name;
   std::unique_ptr<Kernel> kernel;
+  SeenAttributes attributes;
 };
 
 const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
@@ -94,15 +76,19 @@ const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator
 OrtStatus* create(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** made) {
   const Operator& own = self(op);
   return guarded(api, own.kind->name, [&] {
-    *made = new Instance{api, own.kind->name, own.kind->make(Attributes(api, info))};
+    const OrtApi* used = observed(api);
+    std::unique_ptr<Kernel> kernel = own.kind->make(Attributes(used, info));
+    *made = new Instance{used, own.kind->name, std::move(kernel), take_attributes()};
   });
 }
 
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   const Instance& own = *static_cast<const Instance*>(kernel);
-  return guarded(own.api, own.name, [&] {
-    Run run(own.api, context);
-    own.kernel->run(run);
+  return recorded(own.api, own.name, own.attributes, context, [&] {
+    return guarded(own.api, own.name, [&] {
+      Run run(own.api, context);
+      own.kernel->run(run);
+    });
   });
 }
 
@@ -131,33 +117,106 @@ Operator::Operator(const KernelKind& kernel, std::string full_name)
   KernelDestroy = [](void* kernel) { delete static_cast<Instance*>(kernel); };
 }
 
-// Operators live as long as the process: sessions refer to them.
+// Operators and domains live as long as the process: sessions and their options refer to them.
 struct Registry {
   std::mutex guard;
-  std::deque<Operator> operators;
-  std::vector<std::string> expected;
+  std::map<std::string, Operator> operators;
+  std::map<std::string, OrtCustomOpDomain*> domains;  // by the names of their operators, one a line
+  std::string accepted;                               // those of the next session
+  const OrtApi* api = nullptr;
 };
 
 Registry& registry() {
-  static Registry only;
-  return only;
+  static Registry* const only = new Registry;  // never freed: sessions may be the last to go
+  return *only;
 }
 
-// `ConvGradWeight_7` is the kernel `ConvGradWeight`.
 const KernelKind* kind_named(const std::string& name) {
-  const std::string family = name.substr(0, name.find('_'));
   for (const KernelKind& kind : kernel_kinds())
-    if (family == kind.name) return &kind;
+    if (name == kind.name) return &kind;
   return nullptr;
+}
+
+// `ConvGradWeight_7` is served by the kernel `ConvGradWeight`.
+std::string kind_of_function(const std::string& name) { return name.substr(0, name.find('_')); }
+
+// `Attention`, `AttentionOrZero` and `AttentionGrad` are partners: the last one reads what the others
+// saved, in a form of their own. Partners are known by their names up to `Grad`: one begins with the
+// other.
+bool are_partners(const std::string& kind, const std::string& other) {
+  const std::string a = kind.substr(0, kind.find("Grad")), b = other.substr(0, other.find("Grad"));
+  return a.compare(0, b.size(), b) == 0 || b.compare(0, a.size(), a) == 0;
+}
+
+std::vector<std::string> lines_of(const char* text) {
+  std::vector<std::string> lines;
+  while (*text != 0) {
+    const size_t length = std::strcspn(text, "\n");
+    if (length > 0) lines.emplace_back(text, length);
+    text += length + (text[length] != 0);
+  }
+  return lines;
+}
+
+// The functions of a graph that kernels serve. Of partners all are served or none: without a
+// kernel for its gradient, a function has to save what the plain form of the gradient reads.
+std::vector<std::string> served(const std::vector<std::string>& functions) {
+  std::set<std::string> unknown;
+  for (const std::string& name : functions)
+    if (kind_named(kind_of_function(name)) == nullptr) unknown.insert(kind_of_function(name));
+  std::vector<std::string> found;
+  for (const std::string& name : functions) {
+    const auto is_partner = [&](const std::string& of) { return are_partners(kind_of_function(name), of); };
+    if (std::none_of(unknown.begin(), unknown.end(), is_partner)) found.push_back(name);
+  }
+  return found;
+}
+
+// Adds the operators of some functions to a domain.
+void add_operators(Registry& own, OrtCustomOpDomain* domain, const std::vector<std::string>& functions) {
+  for (const std::string& name : functions) {
+    const auto known = own.operators.try_emplace(name, *kind_named(kind_of_function(name)), name).first;
+    check(own.api, ONNXTRAIN_CALL(own.api, CustomOpDomain_Add)(domain, &known->second));
+  }
+}
+
+OrtCustomOpDomain* new_domain(Registry& own, const std::vector<std::string>& functions) {
+  OrtCustomOpDomain* domain = nullptr;
+  check(own.api, ONNXTRAIN_CALL(own.api, CreateCustomOpDomain)(kDomain, &domain));
+  add_operators(own, domain, functions);
+  return domain;
 }
 
 }  // namespace
 
+Tensor tensor_of(const OrtApi* api, OrtValue* value) {
+  Tensor tensor;
+  if (value == nullptr) return tensor;
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api, ONNXTRAIN_CALL(api, GetTensorTypeAndShape)(value, &info));
+  int type = 0;
+  size_t rank = 0;
+  OrtStatus* reported = ONNXTRAIN_CALL(api, GetTensorElementType)(info, &type);
+  if (reported == nullptr) reported = ONNXTRAIN_CALL(api, GetDimensionsCount)(info, &rank);
+  if (reported == nullptr) {
+    tensor.shape.resize(rank);
+    reported = ONNXTRAIN_CALL(api, GetDimensions)(info, tensor.shape.data(), rank);
+  }
+  ONNXTRAIN_CALL(api, ReleaseTensorTypeAndShapeInfo)(info);
+  check(api, reported);
+  tensor.type = static_cast<ElementType>(type);
+  tensor.elements = elements_of(tensor.shape);
+  check(api, ONNXTRAIN_CALL(api, GetTensorMutableData)(value, &tensor.data));
+  return tensor;
+}
+
 int64_t elements_of(const Shape& shape) {
+  constexpr int64_t most = int64_t{1} << 48;
   int64_t count = 1;
   for (const int64_t size : shape) {
     require(size >= 0, "a dimension is negative");
-    require(size == 0 || count <= (int64_t{1} << 48) / size, "a tensor has too many elements");
+    // Also beside a dimension of 0: kernels compute with dimensions before they look at the count.
+    require(size <= most && (size == 0 || count <= most / size), "a tensor has too many elements");
     count *= size;
   }
   return count;
@@ -251,6 +310,12 @@ using namespace onnxtrain;
 
 #define ONNXTRAIN_EXPORT extern "C" __attribute__((visibility("default")))
 
+// What the device half and the library have to agree on: these functions, and what kernels read
+// and write. A kernel that reads or writes something else than before gets another name.
+ONNXTRAIN_EXPORT int onnxtrain_interface() { return 1; }
+
+ONNXTRAIN_EXPORT const char* onnxtrain_version() { return ONNXTRAIN_VERSION; }
+
 // The instruction set in use, and the kernels, one a line.
 ONNXTRAIN_EXPORT const char* onnxtrain_isa() { return isa_name(isa()); }
 
@@ -263,20 +328,46 @@ ONNXTRAIN_EXPORT const char* onnxtrain_kernels() {
   return names.c_str();
 }
 
-// Names of functions that the next session has, one a line: each is served by the kernel whose name
-// it begins with. The caller keeps other threads from registering in between.
+// Takes the names of the functions that the next session has, one a line, and returns how many of
+// them kernels serve. The caller keeps other threads from registering in between.
 ONNXTRAIN_EXPORT int onnxtrain_expect(const char* names) {
+  try {
+    const std::vector<std::string> functions = served(lines_of(names));
+    Registry& own = registry();
+    const std::lock_guard<std::mutex> lock(own.guard);
+    own.accepted.clear();
+    for (const std::string& name : functions) own.accepted += (own.accepted.empty() ? "" : "\n") + name;
+    return static_cast<int>(functions.size());
+  } catch (...) {
+    return -1;
+  }
+}
+
+// The names that kernels serve, of those that were last expected.
+ONNXTRAIN_EXPORT const char* onnxtrain_accepted() { return registry().accepted.c_str(); }
+
+// For options that serve several sessions: a domain of their own, which grows before each session.
+// Options can be given a domain once only.
+ONNXTRAIN_EXPORT OrtCustomOpDomain* onnxtrain_last_domain() {
   Registry& own = registry();
   const std::lock_guard<std::mutex> lock(own.guard);
-  own.expected.clear();
-  int known = 0;
-  for (const char* begin = names; *begin != 0;) {
-    const size_t length = std::strcspn(begin, "\n");
-    own.expected.emplace_back(begin, length);
-    known += kind_named(own.expected.back()) != nullptr;
-    begin += length + (begin[length] != 0);
+  const auto found = own.domains.find(own.accepted);
+  if (found == own.domains.end()) return nullptr;
+  OrtCustomOpDomain* domain = found->second;
+  own.domains.erase(found);  // nobody else is given it
+  return domain;
+}
+
+// Adds functions to the domain of such options. None of them is in it yet.
+ONNXTRAIN_EXPORT int onnxtrain_extend(OrtCustomOpDomain* domain, const char* names) {
+  try {
+    Registry& own = registry();
+    const std::lock_guard<std::mutex> lock(own.guard);
+    add_operators(own, domain, served(lines_of(names)));
+    return 0;
+  } catch (...) {
+    return -1;
   }
-  return known;
 }
 
 ONNXTRAIN_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
@@ -285,16 +376,9 @@ ONNXTRAIN_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const 
   return guarded(api, "RegisterCustomOps", [&] {
     Registry& own = registry();
     const std::lock_guard<std::mutex> lock(own.guard);
-    OrtCustomOpDomain* domain = nullptr;
-    check(api, ONNXTRAIN_CALL(api, CreateCustomOpDomain)(kDomain, &domain));
-    const auto add = reinterpret_cast<OrtStatus* (*)(OrtCustomOpDomain*, const OrtCustomOp*)>(api->entries[27]);
-    for (const std::string& name : own.expected)
-      if (const KernelKind* kind = kind_named(name)) {
-        auto known = std::find_if(own.operators.begin(), own.operators.end(),
-                                  [&](const Operator& op) { return op.name == name; });
-        if (known == own.operators.end()) known = own.operators.emplace(own.operators.end(), *kind, name);
-        check(api, add(domain, &*known));
-      }
+    own.api = api;
+    OrtCustomOpDomain*& domain = own.domains[own.accepted];
+    if (domain == nullptr) domain = new_domain(own, lines_of(own.accepted.c_str()));
     check(api, ONNXTRAIN_CALL(api, AddCustomOpDomain)(options, domain));
   });
 }

@@ -26,6 +26,8 @@ COMMANDS = {
     "export artifacts -o exported.ort --format ort": "bytes",
     "checkpoint show artifacts": "parameters",
     "gradient model.onnx --wrt image -o gradient.onnx": "nodes",
+    "doctor": "native",
+    "doctor artifacts": "graphs",
     "ops": "operators",
     "ops Conv Loop": "operators",
 }

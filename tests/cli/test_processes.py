@@ -49,6 +49,7 @@ def test_the_device_needs_no_extra(folder) -> None:
         "export artifacts -o model.onnx",
         "checkpoint show artifacts",
         "completion bash",
+        "doctor artifacts",
     ):
         done = bare(folder, *arguments.split())
         assert done.returncode == 0, done.stderr

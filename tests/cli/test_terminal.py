@@ -44,6 +44,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 COMMANDS = (
+    "doctor",
     "checkpoint show c",
     "inspect m.onnx --all",
     "gradient m.onnx -o g.onnx --wrt x",

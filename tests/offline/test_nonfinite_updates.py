@@ -104,5 +104,6 @@ def test_updates_in_pieces(tmp_path: Path) -> None:
     onnxtrain.prepare(network(width=1 << 18), tmp_path, loss="mse", optimizer="adamw")
     step = onnx.load(tmp_path / "step_model.onnx", load_external_data=False)
     branches = [a.g for n in step.graph.node if n.op_type == "If" for a in n.attribute]
-    assert any(node.op_type in ("Scan", "Loop") for branch in branches for node in branch.node)
+    bodies = [*branches, *step.functions]
+    assert any(node.op_type in ("Scan", "Loop") for body in bodies for node in body.node)
     assert_bad_batches_change_nothing(tmp_path)

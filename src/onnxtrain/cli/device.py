@@ -44,7 +44,9 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     resumes = options.resume and saved.exists()
     set_seed(options.seed)
     start = saved if resumes else options.start
-    session = TrainingSession.from_folder(folder, checkpoint=start and _existing(start))
+    session = TrainingSession.from_folder(
+        folder, checkpoint=start and _existing(start), native=options.native
+    )
     data = load(options.data, session, remembered(session, options), "--data")
     validation = None
     if options.validation:

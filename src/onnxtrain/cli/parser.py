@@ -84,7 +84,7 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for add in (
         _inspect, _prepare, _train, _eval, _export, _predict, _checkpoint, _gradient, _ops, _demo,
-        _completion,
+        _doctor, _completion,
     ):  # fmt: skip
         add(commands)
     return parser
@@ -165,6 +165,10 @@ def _prepare(commands: Any) -> None:
         help="train matrices of equal values apart",
     )  # fmt: skip
     add("--target", choices=("cpu", "webgpu"), default="cpu", help="where the graphs run")
+    add(
+        "--no-native", dest="native", action="store_false",
+        help="write plain graphs, without functions for native kernels",
+    )  # fmt: skip
     add("--weight-decay", type=_rate, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")
@@ -225,6 +229,10 @@ def _train(commands: Any) -> None:
     again("--restart", action="store_true", help="begin anew, and replace the run that is there")
     add("--plot", type=_file, metavar="PICTURE", help="draw loss and metrics (.png, .svg, .pdf)")
     add("--seed", type=_seed, default=0, metavar="N")
+    add(
+        "--no-native", dest="native", action="store_false",
+        help="do not use the kernels of onnxtrain-native",
+    )  # fmt: skip
     _how_to_read(parser)
     _metrics(parser)
 
@@ -308,6 +316,14 @@ def _demo(commands: Any) -> None:
         help="the folder to write",
     )  # fmt: skip
     add("--seed", type=_seed, default=0, metavar="N")
+
+
+def _doctor(commands: Any) -> None:
+    add = _command(
+        commands, "doctor", "doctor",
+        "show what training runs on: onnxruntime, the processor, native kernels",
+    ).add_argument  # fmt: skip
+    add("artifacts", nargs="?", type=_file, help="show which kernels run for this folder, too")
 
 
 def _completion(commands: Any) -> None:

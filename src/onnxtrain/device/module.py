@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -45,6 +46,8 @@ class Module(ParameterBuffers):
         batch_size: fix the dimension that all inputs begin with: onnxruntime then knows all
             shapes beforehand. A batch of another size is an error, or, with "auto", rebuilds
             the sessions.
+        native: use the kernels of the package onnxtrain-native, if it is installed. They run on
+            the CPU only.
 
     """
 
@@ -57,6 +60,7 @@ class Module(ParameterBuffers):
         session_options: Any = None,
         *,
         batch_size: Batch = None,
+        native: bool = True,
     ) -> None:
         if not isinstance(state, CheckpointState):
             raise ArgumentTypeError(f"state is a CheckpointState, not {type(state).__name__}")
@@ -65,9 +69,10 @@ class Module(ParameterBuffers):
         self.state = state
         self.training_state = state._training  # what graphs are bound to
         self._generation = ""
+        self._graphs = weakref.WeakSet[Graph]()
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
-        self.settings = Settings(providers, session_options, fixed, automatic)
+        self.settings = Settings(providers, session_options, fixed, automatic, bool(native))
         held = self.training_state
         with held.lock:
             held.move_to(where)
@@ -86,6 +91,7 @@ class Module(ParameterBuffers):
         """Open a graph file that belongs to this module."""
         graph = Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
         self._generation = check_generation(graph.model, self.training_state, self._generation)
+        self._graphs.add(graph)
         return graph
 
     def __call__(self, *user_inputs: Any, **named: Any) -> Any:
@@ -128,6 +134,12 @@ class Module(ParameterBuffers):
                 f"the batch has {size} samples, and batch_size={self.settings.batch} fixed it. "
                 "With batch_size='auto' the sessions are rebuilt for another size"
             )
+
+    @property
+    def native(self) -> tuple[str, ...]:
+        """The native kernels that run in place of functions of the graphs; empty without them."""
+        functions = {name for graph in self._graphs for name in graph.kernels}
+        return tuple(sorted({name.partition("_")[0] for name in functions}))
 
     @property
     def skipped_batches(self) -> int:

@@ -44,6 +44,7 @@ class TrainingSession:
         device: as for `Module`.
         session_options: as for `Module`.
         batch_size: as for `Module`.
+        native: as for `Module`.
 
     Examples:
         >>> session = TrainingSession("artifacts")
@@ -64,8 +65,14 @@ class TrainingSession:
         device: str | Sequence[Any] = "cpu",
         session_options: Any = None,
         batch_size: Batch = None,
+        native: bool = True,
     ) -> None:
-        options = device, session_options, batch_size
+        options = {
+            "device": device,
+            "session_options": session_options,
+            "batch_size": batch_size,
+            "native": native,
+        }
         if train_model is not None:
             graphs = train_model, eval_model, optimizer_model, step_model
             self._open(checkpoint, graphs, options)
@@ -76,16 +83,13 @@ class TrainingSession:
             raise ArgumentError("train_model is missing: pass the training graph, or a folder")
 
     def _open(
-        self, checkpoint: CheckpointState | Source, graphs: Graphs, options: tuple[Any, Any, Batch]
+        self, checkpoint: CheckpointState | Source, graphs: Graphs, options: Mapping[str, Any]
     ) -> None:
         train_model, eval_model, optimizer_model, step_model = graphs
         if not isinstance(checkpoint, CheckpointState):
             checkpoint = CheckpointState.load_checkpoint(checkpoint)
         self.state = checkpoint
-        device, session_options, batch_size = options
-        self.module = Module(
-            train_model, self.state, eval_model, device, session_options, batch_size=batch_size
-        )
+        self.module = Module(train_model, self.state, eval_model, **options)
         updates = optimizer_model if optimizer_model is not None else step_model
         self.optimizer = None if updates is None else Optimizer(updates, self.module)
         self._can_update_alone = optimizer_model is not None
@@ -107,7 +111,7 @@ class TrainingSession:
             directory: the folder.
             prefix: what the names of the files begin with.
             checkpoint: a checkpoint to continue from, instead of the folder's.
-            options: `device`, `session_options`, `batch_size`.
+            options: `device`, `session_options`, `batch_size`, `native`.
 
         """
         with _files_of(directory, prefix, checkpoint) as (found, graphs):
@@ -134,6 +138,11 @@ class TrainingSession:
     def _step_executor(self, step_model: Model) -> StepExecutor:
         graph = self.module.graph(step_model)
         return StepExecutor(graph, self.module.training_state, self._optimizer)
+
+    @property
+    def native(self) -> tuple[str, ...]:
+        """The native kernels that run in place of functions of the graphs; empty without them."""
+        return self.module.native
 
     # ---- steps ---------------------------------------------------------------------------------
 

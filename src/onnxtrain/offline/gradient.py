@@ -20,9 +20,11 @@ from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.selection import output_named, some_of
+from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
 
 _PROTO_LIMIT = 2**31 - 2**26  # 2 GB, less what the graph itself may take
@@ -76,16 +78,19 @@ def gradient(
     operators = _names_in(straight_through, "straight_through")
     if not (of is None or isinstance(of, str)):
         raise ArgumentError(f"of is the name of an output, or None, not {type(of).__name__}")
-    return _gradient(model, names, of, operators, bn)
+    return write_gradient(model, names, of, operators, bn)
 
 
-def _gradient(
+def write_gradient(
     model: ModelLike,
     wrt: Sequence[str],
     of: str | None,
     straight_through: Sequence[str],
     bn: BatchNormMode | None,
+    *,
+    native: bool = False,
 ) -> onnx.ModelProto:
+    """Differentiate a model; with `native`, native kernels can stand in for parts of the result."""
     prepared = canonical_model(model)
     set_batch_norm_mode(prepared, bn)
     graph = prepared.graph
@@ -117,13 +122,17 @@ def _gradient(
     op = Ops(graph, prepared.opset_imports[""])
     seed = _seed(op, graph, output, gradient_names[output])
     rules = join_gelu(graph, [*targets, output])
+    rules.update(join_attention(op, graph, [output], targets))
     found = differentiate(op, list(graph), {output: seed}, targets, through, rules=rules)
     results = {value: _result(op, value, found[value]) for value in targets}
     _give_names(op, graph, {results[value]: gradient_names[value] for value in targets})
     graph.outputs.extend(results.values())
     sweep(graph)
-    stamp(prepared)
-    return _to_proto(prepared)
+    stamp(prepared)  # before nodes disappear in functions
+    functions = write_functions(prepared, native)
+    proto = _to_proto(prepared)
+    proto.functions.extend(functions)
+    return proto
 
 
 def _names_in(names: str | Iterable[str], argument: str) -> list[str]:

@@ -175,9 +175,8 @@ def prepare(
     on_cpu = warn_of_uncovered(models) if target == "webgpu" else {}
     with Folder(output, prefix) as folder:
         graph = write_files(
-            folder, models, parameters, names, nominal_checkpoint, memory=memory,
+            folder, models, parameters, names, nominal_checkpoint, memory=memory, native=native,
             target=target, on_cpu=on_cpu, properties=properties, ort_format=ort_format,
-            native=native and target == "cpu",
         )  # fmt: skip
         if verify:
             notes = (*notes, *verify_graphs(folder, models, library))

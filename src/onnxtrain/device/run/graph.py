@@ -8,21 +8,31 @@ bound once, as input and, in place, as output.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.device.export.layout import stored_data, with_initializers
-from onnxtrain.errors import ArgumentError, ModelError, StateError
+from onnxtrain.device.export.layout import stored_data, with_initializers, with_outputs
+from onnxtrain.device.run.native import Library, native_status
+from onnxtrain.errors import (
+    ArgumentError,
+    ModelError,
+    OnnxTrainError,
+    StateError,
+    TrainingWarning,
+)
 from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
 from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.wire import Reader
+from onnxtrain.format.names import BUFFER, GRADIENT
 
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
 
@@ -32,13 +42,15 @@ class Settings:
     """How sessions are made.
 
     `options` is the user's own SessionOptions, a function that makes one, or None. `batch` fixes
-    the symbolic dimension that all inputs begin with; it may change if `automatic`.
+    the symbolic dimension that all inputs begin with; it may change if `automatic`. `native` lets
+    the kernels of the native library run, if it is installed.
     """
 
     providers: Sequence[Any]
     options: Any = None
     batch: int | None = None
     automatic: bool = False
+    native: bool = True
     _made: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,11 +68,24 @@ class Settings:
                 "options for each session"
             )
 
+    @property
+    def library(self) -> Library | None:
+        """The native library, if its kernels may run: they are for the CPU alone."""
+        names = [given if isinstance(given, str) else given[0] for given in self.providers]
+        if not self.native or names != ["CPUExecutionProvider"]:
+            return None
+        return native_status().library
+
+    @property
+    def shares_options(self) -> bool:
+        """Whether all sessions are made from the same options."""
+        return self.options is not None and not callable(self.options)
+
     def new_options(self) -> tuple[Any, bool]:
         """Return the options for a session, and whether they are this session's own."""
         if self.options is None:
             return default_options(), True
-        if not callable(self.options):
+        if self.shares_options:
             return self.options, False
         made = self.options()
         new = isinstance(made, ort.SessionOptions)
@@ -157,6 +182,7 @@ class Graph:
         self._version = -1
         self._batch: int | None = None
         self._is_closed = False
+        self._runs_plain = model.is_ort  # a file in the ORT format has no functions
         if model.is_ort:
             self._take_interface()
         self._has_batch = batch_symbol(model.inputs) is not None
@@ -165,6 +191,13 @@ class Graph:
     def name(self) -> str:
         """What messages call it."""
         return self.model.source_name
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The functions of the graph that native kernels stand in for."""
+        functions = () if self._runs_plain else self.model.metadata.kernels
+        library = self.settings.library if functions else None
+        return () if library is None else library.served(functions)
 
     def _take_interface(self) -> None:
         """Ask onnxruntime for what a file in the ORT format does not tell us."""
@@ -177,6 +210,23 @@ class Graph:
             model.metadata = read_metadata(Reader(self.name), metadata)
         if self.settings.batch is None:
             self._session, self._version = session, self._frozen.version
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """The gradients of a training graph that its session has as outputs beside its own.
+
+        A file in the ORT format cannot be changed, and a large one is read by onnxruntime itself.
+        """
+        model = self.model
+        if not model.metadata.gradients or model.is_ort or not model.content.is_kept:
+            return ()
+        inputs = {value.name for value in model.inputs}
+        taken = inputs | {value.name for value in model.outputs}
+        return tuple(
+            name
+            for name in dict.fromkeys(model.metadata.gradients)
+            if name not in taken and f"{name.removesuffix(GRADIENT)}{BUFFER}" in inputs
+        )
 
     def note_constants(self) -> None:
         """Remember which frozen parameters cannot change, as they are inside of the graph."""
@@ -223,6 +273,19 @@ class Graph:
         return self._session
 
     def _make_session(self, batch: int | None) -> Any:
+        if self.settings.shares_options or not self.kernels:
+            return self._new_session(batch)
+        try:
+            return self._new_session(batch)
+        except ModelError as error:
+            self._runs_plain = True
+            session = self._new_session(batch)  # what is wrong with the graph itself is raised
+            warnings.warn(
+                f"{self.name} runs without native kernels: {error}", TrainingWarning, stacklevel=2
+            )
+            return session
+
+    def _new_session(self, batch: int | None) -> Any:
         options, own = self.settings.new_options()
         lean = self.settings.options is None and self.model.metadata.memory is not None
         if lean and _has_lean_arena():
@@ -254,19 +317,35 @@ class Graph:
             inline.update(external)
         try:
             source = self._source(inline)
-            return ort.InferenceSession(
-                source,
-                options,
-                providers=list(self.settings.providers),
-                disabled_optimizers=needless_optimizers(source),
-            )
+            with self._with_kernels(options):
+                return ort.InferenceSession(
+                    source,
+                    options,
+                    providers=list(self.settings.providers),
+                    disabled_optimizers=needless_optimizers(source),
+                )
+        except OnnxTrainError:
+            raise
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             raise ModelError(f"onnxruntime does not load {self.name}: {error}") from None
 
+    def _with_kernels(self, options: Any) -> AbstractContextManager[None]:
+        """Register native kernels in the options of the session that is made in this context."""
+        library, functions = self.settings.library, self.model.metadata.kernels
+        if library is None or not functions or self._runs_plain:
+            return nullcontext()
+        return library.registered(options, functions, is_shared=self.settings.shares_options)
+
     def _source(self, changes: Mapping[str, Tensor]) -> str | bytes:
-        if changes:
-            return with_initializers(self.model, changes)
-        return self.model.content.loadable()
+        model = self.model
+        source = with_initializers(model, changes) if changes else model.content.loadable()
+        if not self.gradients or isinstance(source, str):
+            return source
+        types = {value.name: value for value in model.inputs}
+        buffers = [types[f"{name.removesuffix(GRADIENT)}{BUFFER}"] for name in self.gradients]
+        return with_outputs(
+            source, (replace(v, name=n) for n, v in zip(self.gradients, buffers, strict=True))
+        )
 
 
 # The passes of onnxruntime's optimiser that look for quantized operators, by its names for them;

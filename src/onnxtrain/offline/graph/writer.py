@@ -237,7 +237,8 @@ class Writer:
         last = self.target[-1] if len(self.target) else None
         remembered = self._shapes, self._symbols, self._wide
         # What is written inside is not used outside: a kernel would not compute it.
-        self._shapes, self._symbols, self._wide = (dict(known) for known in remembered)
+        shapes, symbols, wide = remembered
+        self._shapes, self._symbols, self._wide = dict(shapes), dict(symbols), dict(wide)
         try:
             outputs = list(write())
         finally:

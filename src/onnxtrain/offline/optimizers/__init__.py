@@ -9,10 +9,10 @@ from onnxtrain.offline.optimizers.in_place import late_readers
 from onnxtrain.offline.optimizers.optimizer import (
     Optimizer,
     State,
-    add_proximal,
     write_optimizer,
     write_update,
 )
+from onnxtrain.offline.optimizers.proximal import add_proximal
 from onnxtrain.offline.optimizers.rules import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 from onnxtrain.offline.optimizers.update_context import ParameterGroup
 from onnxtrain.offline.optimizers.update_writer import Slot, Updated

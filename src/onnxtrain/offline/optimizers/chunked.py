@@ -46,11 +46,10 @@ def update_chunked(
     The results have the shape [chunks, elements of a chunk]. None for a tensor that is too small,
     or whose size has no suitable divisor.
     """
-    dims = static_dims(tensors[0])
-    size = None if dims is None else chunk_size(math.prod(dims))
-    if dims is None or size is None:
+    cut = chunks_of(tensors[0])
+    if cut is None:
         return None
-    count = math.prod(dims) // size
+    count, size = cut
     chunks = [op.reshape(tensor, [count, size]) for tensor in tensors]
     labels = ["parameter", "gradient", *(f"momentum{i}" for i in range(len(tensors) - 2))]
     inputs = [
@@ -64,6 +63,13 @@ def update_chunked(
         result.type = inner.type
         op.with_dims(result, [count, size])
     return results
+
+
+def chunks_of(tensor: ir.Value) -> tuple[int, int] | None:
+    """Return how many chunks a tensor is cut into, and their size; None if it stays whole."""
+    dims = static_dims(tensor)
+    size = None if dims is None else chunk_size(math.prod(dims))
+    return None if dims is None or size is None else (math.prod(dims) // size, size)
 
 
 def chunk_size(elements: int) -> int | None:

@@ -91,23 +91,51 @@ def check_finite(
     values = [*gradients.values(), *([] if loss is None else [loss]), *statistics]
     is_double = any(v.dtype == ir.DataType.DOUBLE for v in values)
     kind = ir.DataType.DOUBLE if is_double else ir.DataType.FLOAT
+
+    squares = int(sum_of is not plain_sum)
     # Written in the order of the gradients: onnxruntime begins with what is last in the file.
-    made = {p: op.cast(sum_of(op, gradient), kind) for p, gradient in gradients.items()}
-    rest = [] if loss is None else [op.cast(flattened(op, loss), kind)]
-    if statistics:
-        flat = [flattened(op, op.cast(v, kind)) for v in statistics]
-        rest.append(op.ReduceSum(op.concat(flat, axis=0), keepdims=1))
+    made = {p: _summed(op, g, sum_of, kind, squares) for p, g in gradients.items()}
+
+    def sums_of_others() -> list[ir.Value]:
+        found = [] if loss is None else [op.cast(flattened(op, loss), kind)]
+        if statistics:
+            flat = [flattened(op, op.cast(v, kind)) for v in statistics]
+            found.append(op.ReduceSum(op.concat(flat, axis=0), keepdims=1))
+        return found
+
+    def write() -> list[ir.Value | None]:
+        others = sums_of_others()
+        of_gradients = op.Concat(*(made[p] for p in order), axis=0)
+        sums = op.Concat(of_gradients, *others, axis=0) if others else of_gradients
+        return [sums, _are_finite(op, sums), of_gradients if others else None]
+
     if early:
-        last = before = op.ReduceSum(op.Mul(op.concat(rest, axis=0), 0.0), keepdims=1)
+        others = sums_of_others()
+        last = before = op.ReduceSum(op.Mul(op.concat(others, axis=0), 0.0), keepdims=1)
         for p in reversed(list(gradients)):  # in the order in which they are computed
             made[p] = last = op.Add(last, op.Mul(made[p], 0.0))
         op.scope = scope
         return FiniteCheck(_are_finite(op, last), last, last, made, before)
-    of_gradients = op.concat([made[p] for p in order], axis=0)
-    sums = op.Concat(of_gradients, *rest, axis=0) if rest else of_gradients
-    passed = _are_finite(op, sums)
+    inputs = [*(made[p] for p in order), *([] if loss is None else [loss]), *statistics]
+    sums, passed, of_gradients = op.kernel(
+        "FiniteCheck", inputs, write,
+        sums=len(order), has_loss=int(loss is not None), statistics=len(statistics),
+    )  # fmt: skip
     op.scope = scope
-    return FiniteCheck(passed, sums, of_gradients)
+    return FiniteCheck(passed, sums, sums if of_gradients is None else of_gradients)
+
+
+def _summed(op: Ops, gradient: ir.Value, sum_of: Sum, dtype: ir.DataType, squares: int) -> ir.Value:
+    """Return what tells whether a gradient is finite, as a vector of length one.
+
+    One kernel for all gradients would let onnxruntime compute that of the first layer first, and
+    keep what the others are computed from until then.
+    """
+    (made,) = op.kernel(
+        "GradientSum", [gradient], lambda: [op.cast(sum_of(op, gradient), dtype)], squares=squares
+    )
+    assert isinstance(made, ir.Value)
+    return made
 
 
 def early_check(op: Ops, check: FiniteCheck, parameter: ir.Value | None = None) -> ir.Value:

@@ -9,7 +9,7 @@ for parameters and states alike, so that nothing is allocated or copied. This is
 1. the If depends on every other node that reads `<x>` (`late_readers` lists exceptions; there are
    none), and so does the node that writes `<x>.updated` in its branch;
 2. where that node reads `<x>` itself, it is element-wise on equal shapes: it reads each element
-   before it writes it. A Scan over chunks does so chunk by chunk.
+   before it writes it. A Scan over chunks does so chunk by chunk, a native kernel too.
 
 A formula therefore reads a state once, and continues with the updated one.
 """
@@ -20,13 +20,14 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
-from onnxtrain.format.names import GRADIENT, LEARNING_RATE, PROXIMAL_MU, REFERENCE, STEP
+from onnxtrain.format.names import GRADIENT, LEARNING_RATE, STEP
 from onnxtrain.offline.blocks.accessor import current
 from onnxtrain.offline.blocks.append_graph import append, writer
 from onnxtrain.offline.blocks.block import ForwardBlock
@@ -34,7 +35,12 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
-from onnxtrain.offline.optimizers.clip import ClipGradNorm, GradientClip, sum_of_squares
+from onnxtrain.offline.optimizers.clip import (
+    ClipGradNorm,
+    ClipGradValue,
+    GradientClip,
+    sum_of_squares,
+)
 from onnxtrain.offline.optimizers.finite_guard import (
     FiniteCheck,
     Sum,
@@ -45,9 +51,17 @@ from onnxtrain.offline.optimizers.finite_guard import (
     update_if,
 )
 from onnxtrain.offline.optimizers.in_place import after_readers
+from onnxtrain.offline.optimizers.native_update import (
+    SlotGroup,
+    StepInputs,
+    StepNumbers,
+    as_kernel,
+)
+from onnxtrain.offline.optimizers.proximal import add_proximal
 from onnxtrain.offline.optimizers.update_context import (
     ParameterGroup,
     UpdateContext,
+    at_least_zero,
     settings_of,
 )
 from onnxtrain.offline.optimizers.update_writer import (
@@ -56,6 +70,7 @@ from onnxtrain.offline.optimizers.update_writer import (
     Update,
     Updated,
     UpdateWriter,
+    graph_input,
     reserve,
 )
 
@@ -146,12 +161,24 @@ class Optimizer(ForwardBlock):
 
         """
         scope, op.scope = op.scope, "optimizer"
+        given = StepInputs(learning_rate, step, check)
+        made: dict[ir.Value, Updated] = {}
         try:
             with op.arithmetic():
-                updates = self._updates(op, slots, learning_rate, step, check)
-                return UpdateWriter(op, chunked).write(updates)
+                groups = self._groups(slots)
+                shared = self._numbers(op, slots, given) if len(groups) > 1 else None
+                for group in groups:
+
+                    def write(group: SlotGroup = group) -> list[Updated]:
+                        numbers = shared or self._numbers(op, slots, given)
+                        return UpdateWriter(op, chunked).write(self._updates(op, group, numbers))
+
+                    updated = as_kernel(op, self, group, given, chunked, write)
+                    parameters = (slot.parameter for slot in group.slots)
+                    made.update(zip(parameters, updated, strict=True))
         finally:
             op.scope = scope
+        return [made[slot.parameter] for slot in slots]
 
     def check(
         self,
@@ -172,39 +199,55 @@ class Optimizer(ForwardBlock):
         early = early and sum_of is not sum_of_squares
         return check_finite(op, gradients, order, loss, statistics, sum_of=sum_of, early=early)
 
-    def _updates(
-        self,
-        op: Ops,
-        slots: Sequence[Slot],
-        learning_rate: ir.Value,
-        step: ir.Value,
-        check: FiniteCheck | None,
-    ) -> list[Update]:
-        """Return the update of each parameter; those with equal settings share one formula."""
+    def kernel(self, weight_decay: float) -> dict[str, int | float] | None:
+        """Return the settings that the native kernel of this class has as attributes.
+
+        None where there is none. A subclass does not inherit it, since its formula is another.
+        """
+        return None
+
+    def _groups(self, slots: Sequence[Slot]) -> list[SlotGroup]:
+        """Return the parameters by their settings and types: each group has one formula."""
+        names = [str(slot.parameter.name) for slot in slots]
+        found: dict[tuple[float, float, ir.DataType | None], list[Slot]] = {}
+        settings = settings_of(self.groups, self.weight_decay, names)
+        for slot, (decay, scale) in zip(slots, settings, strict=True):
+            found.setdefault((decay, scale, slot.parameter.dtype), []).append(slot)
+        return [SlotGroup(own, decay, scale) for (decay, scale, _), own in found.items()]
+
+    def _numbers(self, op: Ops, slots: Sequence[Slot], given: StepInputs) -> StepNumbers:
+        """Write what all groups have in common."""
         rate, number = (
-            op.squeeze(op.cast(v, ir.DataType.DOUBLE), [0]) for v in (learning_rate, step)
+            op.squeeze(op.cast(v, ir.DataType.DOUBLE), [0]) for v in (given.rate, given.step)
         )
         gradients, clip = [slot.gradient for slot in slots], None
-        if check is not None and isinstance(self.clip_grad, ClipGradNorm):
-            clip = self.clip_grad.factor(op, check.of_gradients)
-        elif self.clip_grad is not None:
+        if given.check is not None and isinstance(self.clip_grad, ClipGradNorm):
+            clip = self.clip_grad.factor(op, given.check.of_gradients)
+        elif self.clip_grad is not None and type(self.clip_grad) is not ClipGradValue:
             gradients, clip = self.clip_grad.write(op, gradients)
-        names = [str(slot.parameter.name) for slot in slots]
-        formulas: dict[tuple[float, float, ir.DataType], Formula] = {}
-        updates = []
-        settings = settings_of(self.groups, self.weight_decay, names)
-        for slot, gradient, (decay, scale) in zip(slots, gradients, settings, strict=True):
-            dtype = slot.parameter.dtype
-            assert dtype is not None
-            if (decay, scale, dtype) not in formulas:
-                working = _working(dtype)
-                own_rate = rate if scale == 1.0 else op.Mul(rate, scale)
-                formula = self.formula(UpdateContext(op, working, own_rate, number, decay, clip))
-                if dtype != working:
-                    formula = _with_remainder(op, formula)
-                formulas[decay, scale, dtype] = formula
-            updates.append(Update(slot, gradient, formulas[decay, scale, dtype]))
-        return updates
+        by_parameter = {s.parameter: g for s, g in zip(slots, gradients, strict=True)}
+        return StepNumbers(rate, number, clip, by_parameter)
+
+    def _updates(self, op: Ops, group: SlotGroup, numbers: StepNumbers) -> list[Update]:
+        """Return the update of each parameter of a group, with the formula of all of them."""
+        gradients = [numbers.gradients[slot.parameter] for slot in group.slots]
+        if type(self.clip_grad) is ClipGradValue:
+            gradients, _ = self.clip_grad.write(op, gradients)
+        dtype = group.slots[0].parameter.dtype
+        assert dtype is not None
+        working = _working(dtype)
+        scale, rate = group.rate_scale, numbers.rate
+        own_rate = rate if scale == 1.0 else op.Mul(rate, scale)
+        context = UpdateContext(
+            op, working, own_rate, numbers.step, group.weight_decay, numbers.clip
+        )
+        formula = self.formula(context)
+        if dtype != working:
+            formula = _with_remainder(op, formula)
+        return [
+            Update(slot, gradient, formula)
+            for slot, gradient in zip(group.slots, gradients, strict=True)
+        ]
 
     # ---- as a block ----------------------------------------------------------------------------
 
@@ -259,15 +302,15 @@ def write_optimizer(
     they are updates, and false if a gradient is not finite: then they are the inputs.
     """
     graph = op.target
-    learning_rate = _input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
-    step = _input(op, STEP, ir.DataType.INT64, [1])
+    learning_rate = graph_input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
+    step = graph_input(op, STEP, ir.DataType.INT64, [1])
     slots = []
     for name, dtype, dims in parameters:
-        parameter = _input(op, name, dtype, dims)
-        gradient = _input(op, f"{name}{GRADIENT}", dtype, dims)
+        parameter = graph_input(op, name, dtype, dims)
+        gradient = graph_input(op, f"{name}{GRADIENT}", dtype, dims)
         slots.append(Slot(parameter, gradient, _states(op, optimizer, parameter)))
     if proximal:
-        pulled = add_proximal(op, graph, {slot.parameter: slot.gradient for slot in slots})
+        pulled = add_proximal(op, {slot.parameter: slot.gradient for slot in slots})
         slots = [replace(slot, gradient=pulled[slot.parameter]) for slot in slots]
     gradients = {slot.parameter: slot.gradient for slot in slots}
     check = optimizer.check(op, gradients, list(gradients))
@@ -306,8 +349,8 @@ def write_update(
     made if the loss and the gradients so far are finite.
     """
     slots = [Slot(p, gradients[p], _states(op, optimizer, p)) for p in parameters]
-    learning_rate = _input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
-    step = _input(op, STEP, ir.DataType.INT64, [1])
+    learning_rate = graph_input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
+    step = graph_input(op, STEP, ir.DataType.INT64, [1])
     known = optimizer.check(op, gradients, parameters) if check is None else check
     new = statistics or {}
 
@@ -340,15 +383,25 @@ def _early_updates(
 ) -> dict[ir.Value, list[ir.Value]]:
     """Write each update in an If of its own; return the new values by parameter."""
     scope, op.scope = op.scope, "optimizer"
+    given = StepInputs(learning_rate, step, check)
     made = {}
     with op.arithmetic():
-        for update in optimizer._updates(op, slots, learning_rate, step, check):
-            slot = update.slot
+        numbers = optimizer._numbers(op, slots, given)
+        groups = {s.parameter: group for group in optimizer._groups(slots) for s in group.slots}
+        updates = {
+            update.slot.parameter: update
+            for group in dict.fromkeys(groups.values())
+            for update in optimizer._updates(op, group, numbers)
+        }
+        for slot in slots:
             passed = early_check(op, check, slot.parameter)
             passed = after_readers(op, graph, passed, [slot.parameter], [check.sums])
+            alone = replace(groups[slot.parameter], slots=[slot])
 
-            def write(update: Update = update) -> list[ir.Value]:
-                return _values(UpdateWriter(op, chunked).write([update]))
+            def write(group: SlotGroup = alone) -> list[ir.Value]:
+                update = updates[group.slots[0].parameter]
+                plain = partial(UpdateWriter(op, chunked).write, [update])
+                return _values(as_kernel(op, optimizer, group, given, chunked, plain))
 
             made[slot.parameter] = update_if(op, passed, _values([slot]), write)
     op.scope = scope
@@ -360,46 +413,12 @@ def _values(slots: Iterable[Slot | Updated]) -> list[ir.Value]:
     return [value for slot in slots for value in (slot.parameter, *slot.states)]
 
 
-def add_proximal(
-    op: Ops, graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]
-) -> dict[ir.Value, ir.Value]:
-    """Return the gradients of parameters with the proximal term µ(w − w₀) added to each.
-
-    FedProx adds µ/2·‖w − w₀‖² to the loss, where w₀ are the weights that a round of federated
-    learning began with: the term pulls the weights of a client back to those of the server. Its
-    gradient is added before clipping and the formula; the reported loss does not contain it. Adds
-    the inputs `proximal_mu` (FLOAT[1]) and, for each parameter, `<p>.reference`.
-    """
-    mu = _input(op, PROXIMAL_MU, ir.DataType.FLOAT, [1])
-    scope, op.scope = op.scope, "proximal"
-    made = {}
-    numbers: dict[ir.DataType, ir.Value] = {}
-    for parameter, gradient in gradients.items():
-        dtype = parameter.dtype
-        assert dtype is not None
-        name = f"{parameter.name}{REFERENCE}"
-        reference = _input(op, name, dtype, dims_of(parameter) or ())
-        if dtype not in numbers:
-            numbers[dtype] = op.squeeze(op.cast(mu, dtype), [0])
-        pull = op.Mul(numbers[dtype], op.Sub(parameter, reference))
-        made[parameter] = op.type_as(op.Add(gradient, pull), parameter)
-    op.scope = scope
-    return made
-
-
 def _states(op: Ops, optimizer: Optimizer, parameter: ir.Value) -> tuple[ir.Value, ...]:
     assert parameter.dtype is not None
     return tuple(
-        _input(op, f"{parameter.name}.{state.name}", state.dtype, dims_of(parameter) or ())
+        graph_input(op, f"{parameter.name}.{state.name}", state.dtype, dims_of(parameter) or ())
         for state in optimizer.states(parameter.dtype)
     )
-
-
-def _input(op: Ops, name: str, dtype: ir.DataType, dims: Sequence[Dim]) -> ir.Value:
-    value = ir.Value(name=reserve(op, name))
-    value.dtype, value.shape = dtype, ir.Shape(dims)
-    op.target.inputs.append(value)
-    return value
 
 
 def _working(dtype: ir.DataType) -> ir.DataType:
@@ -419,17 +438,3 @@ def _with_remainder(op: Ops, formula: Formula) -> Formula:
         return rounded, *updated, op.Sub(exact, op.Cast(rounded, to=remainder.dtype))
 
     return update
-
-
-def at_least_zero(name: str, number: float) -> float:
-    """Return a setting that must not be negative."""
-    if not number >= 0:
-        raise BlockError(f"{name} is {number}; it must not be below zero")
-    return number
-
-
-def below_one(name: str, *numbers: float) -> tuple[float, ...]:
-    """Return settings that must be at least 0 and below 1."""
-    if not all(0 <= number < 1 for number in numbers):
-        raise BlockError(f"{name} is {numbers}; it must be at least 0 and below 1")
-    return numbers

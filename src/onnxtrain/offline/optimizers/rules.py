@@ -16,11 +16,18 @@ import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.optimizers.clip import GradientClip
-from onnxtrain.offline.optimizers.optimizer import Optimizer, at_least_zero, below_one
-from onnxtrain.offline.optimizers.update_context import Number, ParameterGroup, UpdateContext
+from onnxtrain.offline.optimizers.optimizer import Optimizer
+from onnxtrain.offline.optimizers.update_context import (
+    Number,
+    ParameterGroup,
+    UpdateContext,
+    at_least_zero,
+    below_one,
+)
 from onnxtrain.offline.optimizers.update_writer import Formula
 
 Values = Sequence[ir.Value]
+Settings = dict[str, int | float]
 Flavour = Literal["huggingface", "torch"]
 
 
@@ -76,6 +83,15 @@ class AdamW(Optimizer):
         """Return the equivalent of torch.optim.AdamW, with the same defaults."""
         return cls(True, betas, eps, weight_decay, clip_grad, groups=groups, flavour="torch")
 
+    def kernel(self, weight_decay: float) -> Settings:
+        """Return the attributes of the native kernel."""
+        flavour = {"as_torch": int(self.flavour == "torch")}
+        return (
+            _adam_settings(self.betas, self.eps)
+            | flavour
+            | {"bias_correction": int(self.bias_correction)}
+        )
+
     def formula(self, ctx: UpdateContext) -> Formula:
         """Return the update above."""
         torch = self.flavour == "torch"
@@ -112,6 +128,10 @@ class Adam(Optimizer):
         super().__init__(weight_decay, clip_grad, groups)
         self.betas = below_one("betas", *betas)
         self.eps = at_least_zero("eps", eps)
+
+    def kernel(self, weight_decay: float) -> Settings:
+        """Return the attributes of the native kernel."""
+        return _adam_settings(self.betas, self.eps)
 
     def formula(self, ctx: UpdateContext) -> Formula:
         """Return the update above."""
@@ -150,6 +170,14 @@ class SGD(Optimizer):
         if nesterov and (not momentum or dampening):
             raise BlockError("Nesterov's momentum needs a momentum, and no dampening")
         self.initial = (0.0,) if momentum else ()
+
+    def kernel(self, weight_decay: float) -> Settings:
+        """Return the attributes of the native kernel."""
+        return {
+            "momentum": float(self.momentum),
+            "dampening": float(self.dampening),
+            "nesterov": int(self.nesterov),
+        }
 
     def formula(self, ctx: UpdateContext) -> Formula:
         """Return the update above."""
@@ -212,6 +240,16 @@ class RMSprop(Optimizer):
         self.centered = centered
         self.initial = (0.0,) * (1 + bool(momentum) + centered)
 
+    def kernel(self, weight_decay: float) -> Settings:
+        """Return the attributes of the native kernel."""
+        return {
+            "alpha": float(self.alpha),
+            "one_minus_alpha": 1.0 - self.alpha,
+            "epsilon": float(self.eps),
+            "momentum": float(self.momentum),
+            "centered": int(self.centered),
+        }
+
     def formula(self, ctx: UpdateContext) -> Formula:
         """Return the update above."""
         op, alpha = ctx.op, self.alpha
@@ -270,6 +308,14 @@ class Adagrad(Optimizer):
             "initial_accumulator_value", initial_accumulator_value
         )
 
+    def kernel(self, weight_decay: float) -> Settings:
+        """Return the attributes of the native kernel."""
+        return {
+            "rate_decay": float(self.lr_decay),
+            "initial": float(self.initial_accumulator_value),
+            "epsilon": float(self.eps),
+        }
+
     def formula(self, ctx: UpdateContext) -> Formula:
         """Return the update above."""
         op = ctx.op
@@ -308,6 +354,15 @@ class Lion(Optimizer):
         self.betas = below_one("betas", *betas)
         if 0.0 in self.betas:
             raise BlockError(f"betas is {betas}; Lion needs both above zero")
+
+    def kernel(self, weight_decay: float) -> Settings:
+        """Return the attributes of the native kernel."""
+        b1, b2 = self.betas
+        return {
+            "beta2": float(b2),
+            "one_minus_beta2": 1.0 - b2,
+            "gradient_to_sign": (1 - b1) * b2 / b1,
+        }
 
     def formula(self, ctx: UpdateContext) -> Formula:
         """Return the update above.
@@ -348,6 +403,13 @@ def _adam(
         return ctx.scale(m / (op.Sqrt(v) + least), rate), m, v
 
     return update
+
+
+def _adam_settings(betas: tuple[float, ...], eps: float) -> Settings:
+    """Return the attributes of the kernels; one minus a number keeps digits that it lacks."""
+    b1, b2 = map(float, betas)
+    rest = {"one_minus_beta1": 1.0 - b1, "one_minus_beta2": 1.0 - b2}
+    return {"beta1": b1, "beta2": b2, **rest, "epsilon": float(eps)}
 
 
 def _keep(ctx: UpdateContext) -> Number:

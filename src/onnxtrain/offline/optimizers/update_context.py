@@ -93,3 +93,17 @@ def settings_of(
         own = group.weight_decay
         found.append((weight_decay if own is None else own, group.lr_scale))
     return found
+
+
+def at_least_zero(name: str, number: float) -> float:
+    """Return a setting that must not be negative."""
+    if not number >= 0:
+        raise BlockError(f"{name} is {number}; it must not be below zero")
+    return number
+
+
+def below_one(name: str, *numbers: float) -> tuple[float, ...]:
+    """Return settings that must be at least 0 and below 1."""
+    if not all(0 <= number < 1 for number in numbers):
+        raise BlockError(f"{name} is {numbers}; it must be at least 0 and below 1")
+    return numbers

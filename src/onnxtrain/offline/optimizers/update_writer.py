@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain.errors import BlockError
 from onnxtrain.format.names import UPDATED
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import Dim
 from onnxtrain.offline.optimizers.chunked import update_chunked
 from onnxtrain.offline.optimizers.multi_tensor import is_small, update_multi_tensor
 
@@ -114,3 +115,11 @@ def reserve(op: Ops, name: str) -> str:
             "build the optimizer in onnxblock.empty_base()"
         )
     return name
+
+
+def graph_input(op: Ops, name: str, dtype: ir.DataType, dims: Sequence[Dim]) -> ir.Value:
+    """Add an input to the graph that is being written."""
+    value = ir.Value(name=reserve(op, name))
+    value.dtype, value.shape = dtype, ir.Shape(dims)
+    op.target.inputs.append(value)
+    return value

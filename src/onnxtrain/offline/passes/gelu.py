@@ -15,8 +15,10 @@ import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, Rule
 from onnxtrain.offline.autodiff.rules.activation import gelu_cotangent
+from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_half
+from onnxtrain.offline.passes.swish import join_swish
 
 
 def join_gelu(graph: ir.Graph, wanted: Iterable[ir.Value]) -> dict[ir.Node, Rule]:
@@ -28,15 +30,27 @@ def join_gelu(graph: ir.Graph, wanted: Iterable[ir.Value]) -> dict[ir.Node, Rule
     search = _Search(frozenset(wanted))
     products = [node for node in graph if node.op_type == "Mul" and node.domain == ""]
     found = {node: search.argument_of_gelu(node) for node in products}
-    return {node: _rule(x) for node, x in found.items() if x is not None}
+    gelus = {node: _rule(x) for node, x in found.items() if x is not None}
+    return {**gelus, **join_swish(products, search.wanted)}
 
 
 def _rule(x: ir.Value) -> Rule:
     def gradient(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+        mark_kernel(_nodes_from(x, node), "Gelu", [x], [node.outputs[0]])
         return {x: gelu_cotangent(op, x, dy)}
 
     stops = frozenset({0, 1})  # the gradient goes past the factors, to x
     return Rule(gradient, "Mul", "", 1, False, stops, "Gelu", reaches=lambda _: (x,))
+
+
+def _nodes_from(x: ir.Value, last: ir.Node) -> list[ir.Node]:
+    """Return the nodes between x and the last one, in the order of their values."""
+    found: dict[ir.Node, None] = {}
+    for value in last.inputs:
+        producer = None if value is None or value is x else value.producer()
+        if producer is not None and constant_array(value) is None:
+            found.update(dict.fromkeys(_nodes_from(x, producer)))
+    return [*found, last]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from onnxtrain.format.checkpoint.file import (
 from onnxtrain.format.element_types import STRING
 from onnxtrain.format.generation import PROPERTY, Generation, digest_of
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
+from onnxtrain.format.names import BUFFER, GRADIENT
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.graph.shapes import FLOATS
@@ -116,15 +117,16 @@ def write_files(
         if name == "training_model":
             training.CopyFrom(ir.to_proto(model))
         # What is exported for inference comes from the evaluation graph, which stays plain.
-        functions = write_functions(model, native and name != "eval_model")
+        functions = write_functions(model, native and target == "cpu" and name != "eval_model")
         proto = protos[name] = ir.to_proto(model)
         proto.functions.extend(functions)
+        gradients = _named_gradients(proto) if name == "training_model" else ()
         if name != "eval_model":
-            shorten_names(proto, forward)
+            shorten_names(proto, forward.union(gradients))
         del proto.metadata_props[:]
         left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
         kernels = tuple(function.name for function in functions)
-        about = replace(metadata, on_cpu=tuple(left), kernels=kernels)
+        about = replace(metadata, on_cpu=tuple(left), kernels=kernels, gradients=gradients)
         proto.metadata_props.add(key=METADATA_KEY, value=about.to_json())
         if name == "eval_model":
             for key, value in (properties or {}).items():
@@ -156,6 +158,15 @@ def _digest(protos: Mapping[str, onnx.ModelProto], content: CheckpointContent) -
         else:
             digest.update(tensor_bytes(tensor))
     return digest.hexdigest()[:32]
+
+
+def _named_gradients(training: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the names of the gradients in a training graph that a runtime can ask for."""
+    inputs = {value.name for value in training.graph.input}
+    wanted = {
+        f"{name.removesuffix(BUFFER)}{GRADIENT}" for name in inputs if name.endswith(BUFFER)
+    } - inputs
+    return tuple(n for node in training.graph.node for n in node.output if n in wanted)
 
 
 def _write_graphs(

@@ -24,8 +24,9 @@ from onnxtrain.offline.graph.kernels import (
     output_values,
 )
 from onnxtrain.offline.graph.names import Names
-from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.graph.subgraphs import captured_values, release, subgraphs_of, values_of
+from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.passes.kernel_fusion import join_kernels
 
 DOMAIN = "ai.onnxtrain"
 _LEAST_IR_VERSION = 8  # has functions
@@ -39,6 +40,7 @@ def write_functions(model: ir.Model, native: bool = True) -> list[onnx.FunctionP
     """
     functions = _Functions(model.opset_imports)
     if native:
+        join_kernels(model.graph)
         _replace_groups(model.graph, functions, Names.of(model.graph), {})
     forget_kernel(model.graph.all_nodes())
     sweep(model.graph)
@@ -143,8 +145,7 @@ def _with_partners(calls: list[_Call], owners: Mapping[ir.Node, ir.Node]) -> lis
         for value, call in saved.items():
             readers = {call_of.get(owners.get(user, user)) for user, _ in value.uses()} - {call}
             expected = (
-                r is not None
-                and any(r.inputs[i] is value for i in r.group.saved_inputs)
+                r is not None and any(r.inputs[i] is value for i in r.group.saved_inputs)
                 for r in readers
             )
             if value.is_graph_output() or not all(expected):
@@ -161,11 +162,11 @@ def _without_cycles(graph: ir.Graph, calls: list[_Call]) -> list[_Call]:
         cycles = _cycles(_sources(graph, unit_of))
         if not cycles:
             return calls
-        longest = (
+        lost = {
             max((unit for unit in cycle if isinstance(unit, _Call)), key=lambda c: len(c.nodes))
             for cycle in cycles
-        )
-        calls = [call for call in calls if call not in set(longest)]
+        }
+        calls = [call for call in calls if call not in lost]
 
 
 _Unit = _Call | ir.Node
@@ -267,12 +268,14 @@ class _Functions:
         call = replace(call, inputs=[self._replaced.get(v, v) for v in call.inputs])
         group, body = call.group, _Body(call)
         function = onnx.FunctionProto(
-            domain=DOMAIN, input=body.inputs, output=body.outputs, attribute=sorted(group.attributes)
+            domain=DOMAIN,
+            input=body.inputs,
+            output=body.outputs,
+            attribute=sorted(group.attributes),
         )
         function.node.extend(body.nodes)
-        used = {node.domain for node in call.nodes} | {
-            inner.domain for node in call.nodes for b in subgraphs_of(node) for inner in b.all_nodes()
-        }
+        inner = (n for node in call.nodes for b in subgraphs_of(node) for n in b.all_nodes())
+        used = {node.domain for node in (*call.nodes, *inner)}
         for domain in sorted({"", *used}):
             function.opset_import.add(domain=domain, version=self.opsets[domain])
         key = group.kind.encode() + b" " + function.SerializeToString(deterministic=True)

@@ -12,14 +12,17 @@ import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, rule
 from onnxtrain.offline.autodiff.rules.elementwise import unary
+from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 
 # ---- piecewise linear --------------------------------------------------------------------------
 
 # The mask comes from the output where it can, so that the input need not be kept.
-unary("Relu", notes="0 at 0")(lambda op, x, y, dy: op.select(op.Greater(y, 0.0), dy, of=y))
-unary("LeakyRelu", notes="alpha at 0; alpha may be negative")(
+unary("Relu", notes="0 at 0", kernel="ReluGrad", reads="y")(
+    lambda op, x, y, dy: op.select(op.Greater(y, 0.0), dy, of=y)
+)
+unary("LeakyRelu", notes="alpha at 0; alpha may be negative", kernel="LeakyReluGrad")(
     lambda op, x, y, dy, alpha=0.01: op.Where(op.Greater(x, 0.0), dy, dy * alpha)
 )
 unary("ThresholdedRelu", notes="0 at alpha")(
@@ -28,7 +31,7 @@ unary("ThresholdedRelu", notes="0 at alpha")(
 unary("Shrink", notes="0 at ±lambd")(
     lambda op, x, y, dy, lambd=0.5, bias=0.0: op.select(op.Greater(op.Abs(x), lambd), dy, of=y)
 )
-unary("HardSigmoid", notes="0 at both ends")(
+unary("HardSigmoid", notes="0 at both ends", kernel="HardSigmoidGrad", reads="y")(
     lambda op, x, y, dy, alpha=0.2, beta=0.5: op.select(
         op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), dy * alpha, of=y
     )
@@ -43,7 +46,7 @@ def prelu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     return op.Where(positive, dy, dy * slope), op.Where(positive, 0.0, dy * x)
 
 
-@unary("HardSwish", notes="0 at -3, 1 at 3")
+@unary("HardSwish", notes="0 at -3, 1 at 3", kernel="HardSwishGrad", forward="HardSwish")
 def hard_swish(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
     """Dx = (x/3 + 1/2) dy between -3 and 3, 0 below, dy above."""
     slope = op.Where(op.Less(x, 3.0), op.Mul(x, 1.0 / 3.0) + 0.5, 1.0)
@@ -52,8 +55,10 @@ def hard_swish(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
 
 # ---- exponential -------------------------------------------------------------------------------
 
-unary("Sigmoid")(lambda op, x, y, dy: dy * y * (1.0 - y))
-unary("Softplus")(lambda op, x, y, dy: dy * op.Sigmoid(x))
+unary("Sigmoid", kernel="SigmoidGrad", reads="y")(lambda op, x, y, dy: dy * y * (1.0 - y))
+unary("Softplus", kernel="SoftplusGrad", forward="Softplus")(
+    lambda op, x, y, dy: dy * op.Sigmoid(x)
+)
 
 
 @unary("Softsign")
@@ -63,7 +68,7 @@ def softsign(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
     return op.Div(dy, base * base)
 
 
-@unary("Elu")
+@unary("Elu", kernel="EluGrad", forward="Elu")
 def elu(
     op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value, alpha: float = 1.0, gamma: float = 1.0
 ) -> ir.Value:
@@ -73,24 +78,26 @@ def elu(
     return op.Where(op.Greater(x, 0.0), above, below)
 
 
-unary("Selu")(partial(elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875))
+unary("Selu", kernel="EluGrad", forward="Elu")(
+    partial(elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
+)
 
 
-@unary("Celu")
+@unary("Celu", kernel="CeluGrad")
 def celu(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value, alpha: float = 1.0) -> ir.Value:
     """Y = alpha (exp(x/alpha) - 1) below 0, so dx = (y/alpha + 1) dy there."""
     below = dy * (y * (1.0 / alpha) + 1.0)
     return op.Where(op.Greater(x, 0.0), dy, below)
 
 
-@unary("Mish")
+@unary("Mish", kernel="MishGrad", forward="Mish")
 def mish(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
     """With t = tanh(softplus(x)): y = x t, dx = (t + x (1 - t²) sigmoid(x)) dy."""
     t = op.Tanh(op.Softplus(x))
     return op.Mul(dy, t + x * op.Sigmoid(x) * (1.0 - t * t))
 
 
-@unary("Swish")
+@unary("Swish", kernel="SwishGrad", forward="Swish")
 def swish(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value, alpha: float = 1.0) -> ir.Value:
     """With s = sigmoid(alpha x): y = x s, dx = (s + alpha y (1 - s)) dy."""
     s = op.Sigmoid(x if alpha == 1.0 else x * alpha)
@@ -104,13 +111,22 @@ def gelu(op: Ops, x: ir.Value, y: ir.Value, dy: ir.Value, approximate: str = "no
 
     Y = x (1 + t)/2, so dx = (1 + t + x (1 - t²) u')/2 dy.
     """
+    node = y.producer()
+    assert node is not None
     if approximate == "none":
+        mark_kernel([node], "Gelu", [x], [y])
         return gelu_cotangent(op, x, dy)
-    k, c = math.sqrt(2.0 / math.pi), 0.044715
-    square = x * x
-    t = op.Tanh(x * (square * (k * c) + k))
-    inner = x * (square * (3.0 * k * c) + k)
-    return op.Mul(dy, (t + 1.0 + inner * (1.0 - t * t)) * 0.5)
+    mark_kernel([node], "GeluTanh", [x], [y])
+
+    def write() -> list[ir.Value]:
+        k, c = math.sqrt(2.0 / math.pi), 0.044715
+        square = x * x
+        t = op.Tanh(x * (square * (k * c) + k))
+        inner = x * (square * (3.0 * k * c) + k)
+        return [op.Mul(dy, (t + 1.0 + inner * (1.0 - t * t)) * 0.5)]
+
+    dx: ir.Value = op.kernel("GeluTanhGrad", [dy, x], write)[0]
+    return dx
 
 
 def gelu_cotangent(op: Ops, x: ir.Value, dy: ir.Value) -> ir.Value:
@@ -119,10 +135,15 @@ def gelu_cotangent(op: Ops, x: ir.Value, dy: ir.Value) -> ir.Value:
     Divided by exp(a²), which takes a pass less and is right where that is infinite. The sign is for
     onnxruntime, which would share x/√2 with the forward pass, and then neither fuse nor free it.
     """
-    a = op.Mul(x, -math.sqrt(0.5))
-    bell = op.Div(a, op.Exp(op.Mul(a, a)))
-    slope = 1.0 - (op.Erf(a) + bell * (2.0 / math.sqrt(math.pi)))
-    return op.Mul(dy * slope, 0.5)
+
+    def write() -> list[ir.Value]:
+        a = op.Mul(x, -math.sqrt(0.5))
+        bell = op.Div(a, op.Exp(op.Mul(a, a)))
+        slope = 1.0 - (op.Erf(a) + bell * (2.0 / math.sqrt(math.pi)))
+        return [op.Mul(dy * slope, 0.5)]
+
+    dx: ir.Value = op.kernel("GeluGrad", [dy, x], write)[0]
+    return dx
 
 
 # ---- dropout -----------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ import onnx_ir as ir
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.offline.autodiff.definitions import Definition, wanted, write_definition
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
+from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import constant_array, working_type
+from onnxtrain.offline.graph.shapes import constant_array, dims_of, working_type
 
 # ---- gradient ----------------------------------------------------------------------------------
 
@@ -34,13 +35,33 @@ def batch_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
             "a BatchNormalization in training mode was not rewritten before differentiation"
         )
     x, scale, bias, mean, var = required(node, 5)
+    of_batch = _deviation_from_batch_mean(op, node)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    rest: list[ir.Value | None] = []  # of given statistics, which hardly anyone reads
+
+    def write() -> list[ir.Value]:
+        made = _gradients(op, node, dy, of_batch)
+        rest.extend(made[3:])
+        return [v for v in made[:3] if v is not None]
+
+    saved = [] if of_batch is None else [of_batch]
+    made = op.kernel(
+        "BatchNormGrad", [dy, x, scale, bias, mean, var, *saved], write,
+        saved=saved, epsilon=epsilon, frozen=int(of_batch is None),
+    )  # fmt: skip
+    return *made, *rest
+
+
+def _gradients(
+    op: Ops, node: ir.Node, dy: ir.Value, of_batch: ir.Value | None
+) -> list[ir.Value | None]:
+    x, scale, bias, mean, var = required(node, 5)
     wide = working_type(x, scale, mean)
     axes = _all_but_channels(op, x)
     seed = op.cast(dy, wide)
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     inv_std = op.Reciprocal(op.Sqrt(op.cast(var, wide) + epsilon))
     gain = op.cast(scale, wide) * inv_std
-    of_batch = _deviation_from_batch_mean(op, node)
     if of_batch is None:
         deviation = op.cast(x, wide) - _by_channel(op, op.cast(mean, wide), x)
     else:
@@ -57,13 +78,13 @@ def batch_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         slope = _by_channel(op, dscale * inv_std / count, x)
         inner = seed - deviation * slope - _by_channel(op, sums / count, x)
         dx = inner * _by_channel(op, gain, x)
-    return (
+    return [
         op.cast(dx, x.dtype),
         op.cast(dscale, scale.dtype),
         op.cast(sums, bias.dtype),
         dmean,
         dvar,
-    )
+    ]
 
 
 def _all_but_channels(op: Ops, x: ir.Value) -> list[int]:
@@ -130,6 +151,31 @@ def rewrite_training_batch_norm(model: ir.Model) -> None:
     with op.arithmetic():
         for node in _in_training_mode(model):
             write_definition(op, node, _BATCH_STATISTICS)
+    for node in model.graph.all_nodes():
+        if node.op_type == "BatchNormalization" and node.domain == "":
+            _mark(op, node)
+
+
+def _mark(op: Ops, node: ir.Node) -> None:
+    """Mark a node and what computes its statistics as one kernel, if they are of its own input."""
+    x, scale, bias, mean, var = required(node, 5)
+    deviation = None if dims_of(x) is None else _deviation_from_batch_mean(op, node)
+    if deviation is None:
+        return
+    nodes: dict[ir.Node, None] = {}
+    pending = [node]
+    while pending:
+        found = pending.pop()
+        nodes[found] = None
+        makers = (v.producer() for v in found.inputs if v is not None and v is not x)
+        pending += [maker for maker in makers if maker is not None and maker not in nodes]
+    statistics = {"BatchNormalization", "ReduceMean", "Sub", "Mul", "Reshape"}
+    if {each.op_type for each in nodes} <= statistics:
+        mark_kernel(
+            [each for each in node.graph or () if each in nodes], "BatchNorm", [x, scale, bias],
+            [node.outputs[0], mean, var, deviation],
+            saved=[deviation], epsilon=node.attributes.get_float("epsilon", 1e-5),
+        )  # fmt: skip
 
 
 def complete_outputs(model: ir.Model) -> None:

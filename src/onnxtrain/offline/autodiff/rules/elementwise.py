@@ -6,6 +6,7 @@ from the output of the forward operator, it is, so that the input need not be ke
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,6 +14,7 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
+from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_float, is_half, working_type
 from onnxtrain.offline.graph.writer import attributes_of
@@ -106,16 +108,31 @@ def mod(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 # ---- functions of one variable -----------------------------------------------------------------
 
 
-def unary(*op_types: str, notes: str = "") -> Callable[[F], F]:
+def unary(
+    *op_types: str, notes: str = "", kernel: str = "", reads: str = "x", forward: str = ""
+) -> Callable[[F], F]:
     """Register dx of a function y of x alone, as `formula(op, x, y, dy, **attributes)`.
 
-    The formula has the defaults of the attributes.
+    The formula has the defaults of the attributes. `kernel` names a native kernel of the gradient,
+    which takes dy and `reads`, "x" or "y"; `forward` names one of the function itself.
     """
 
     def register(formula: F) -> F:
+        parameters = inspect.signature(formula).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+
         @rule(*op_types, notes=notes)
         def differentiate(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-            dx = formula(op, node.inputs[0], node.outputs[0], dy, **attributes_of(node))
+            (x,), y, given = required(node), node.outputs[0], attributes_of(node)
+            attributes = {**defaults, **given}
+            if forward:
+                mark_kernel([node], forward, [x], [y], **attributes)
+
+            def write() -> list[ir.Value]:
+                return [formula(op, x, y, dy, **given)]
+
+            inputs = [dy, y if reads == "y" else x]
+            (dx,) = op.kernel(kernel, inputs, write, **attributes) if kernel else write()
             return (op.keep_zeros(dx, dy),)
 
         return formula
@@ -138,7 +155,7 @@ unary("Acos")(lambda op, x, y, dy: -(dy / op.Sqrt(1.0 - x * x)))
 unary("Atan")(lambda op, x, y, dy: dy / (x * x + 1.0))
 unary("Sinh")(lambda op, x, y, dy: dy * op.Cosh(x))
 unary("Cosh")(lambda op, x, y, dy: dy * op.Sinh(x))
-unary("Tanh")(lambda op, x, y, dy: dy * (1.0 - y * y))
+unary("Tanh", kernel="TanhGrad", reads="y")(lambda op, x, y, dy: dy * (1.0 - y * y))
 unary("Asinh")(lambda op, x, y, dy: dy / op.Sqrt(x * x + 1.0))
 unary("Acosh")(lambda op, x, y, dy: dy / op.Sqrt(x * x - 1.0))
 unary("Atanh")(lambda op, x, y, dy: dy / (1.0 - x * x))
@@ -163,14 +180,20 @@ def clip(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     are exported as Clip. Exact zeros are frequent only before the latter: behind a dead channel.
     """
     x, y, low, high = *required(node), node.outputs[0], optional(node, 1), optional(node, 2)
+    if (kernel := _clip_kernel(node)) is not None:
+        kind, (least, most) = kernel
+        read = y if kind == "ClipInsideGrad" else x
+
+        def write() -> list[ir.Value]:
+            return [op.select(_inside(op, node, x, y), dy, of=y)]
+
+        return op.kernel(kind, [dy, read], write, low=least, high=most)
     if is_half(x):
         x = op.cast(x, working_type(x))
         low, high = (None if v is None else op.cast(v, working_type(v)) for v in (low, high))
         y = op.Clip(x, low, high)
     untouched = op.Equal(x, y)
-    inside = untouched
-    if _bounds(node) == (0.0, 6.0):
-        inside = op.And(op.Greater(y, 0.0), op.Less(y, 6.0))
+    inside = _inside(op, node, x, y) if _is_relu6(node) else untouched
     dx = op.select(inside, dy, of=node.outputs[0])
     lowered = op.Not(untouched)
     dlow = dhigh = None
@@ -182,6 +205,29 @@ def clip(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     if high is not None:
         dhigh = op.sum_to(op.Where(lowered, dy, 0.0), high)
     return dx, dlow, dhigh
+
+
+def _inside(op: Ops, node: ir.Node, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Tell where the gradient of Clip passes."""
+    if _is_relu6(node):
+        return op.And(op.Greater(y, 0.0), op.Less(y, 6.0))
+    return op.Equal(x, y)
+
+
+def _is_relu6(node: ir.Node) -> bool:
+    return _bounds(node) == (0.0, 6.0)
+
+
+def _clip_kernel(node: ir.Node) -> tuple[str, tuple[float, float]] | None:
+    """Return the kernel of a gradient that goes to x alone, and its bounds: both are known."""
+    if any(v is not None and constant_array(v) is None for v in node.inputs[1:3]):
+        return None
+    known = [*_bounds(node), None, None]
+    low = -math.inf if known[0] is None else known[0]
+    high = math.inf if known[1] is None else known[1]
+    if not low <= high or is_half(required(node)[0]):
+        return None
+    return "ClipInsideGrad" if _is_relu6(node) else "ClipGrad", (low, high)
 
 
 def _bounds(node: ir.Node) -> tuple[float | None, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -19,7 +21,14 @@ from onnxtrain.offline.autodiff.rules.scatter_helpers import (
     spread,
 )
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN, constant_array, dims_of, working_type
+from onnxtrain.offline.graph.shapes import (
+    UNKNOWN,
+    Dim,
+    constant_array,
+    dims_of,
+    static_dims,
+    working_type,
+)
 from onnxtrain.offline.graph.sizes import arange, sizes, zeros_at_run_time
 from onnxtrain.offline.graph.writer import attributes_of
 
@@ -31,6 +40,31 @@ def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The slices of the cotangent, added up where they were taken from."""
     x, indices = required(node, 2)
     axis = node.attributes.get_int("axis", 0) % op.rank(x)
+    places = _different_places(indices, op.dims(x)[axis])
+    if axis or places is not None or _static_size(indices) == 1:
+        return (_gathered(op, x, indices, axis, dy, places),)
+
+    def write() -> list[ir.Value]:
+        return [_gathered(op, x, indices, axis, dy, None)]
+
+    return op.kernel("EmbeddingGrad", [indices, dy, op.shape_of(x)], write)
+
+
+def _static_size(value: ir.Value) -> int | None:
+    """Return the number of elements, where it is known."""
+    known = static_dims(value)
+    return None if known is None else math.prod(known)
+
+
+def _gathered(
+    op: Ops,
+    x: ir.Value,
+    indices: ir.Value,
+    axis: int,
+    dy: ir.Value,
+    places: npt.NDArray[np.int64] | None,
+) -> ir.Value:
+    """Return the cotangent of x; `places` are the indices, if they are known and all different."""
     size, count = op.dim(x, axis), element_count(op, indices)
     slices = dy  # as they are if the indices are a vector; other forms are seen as one
     if dims_of(indices) == ():
@@ -42,29 +76,28 @@ def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
             dims, known = list(op.dims(x)), constant_array(count)
             dims[axis] = UNKNOWN if known is None else int(known[0])
             op.with_dims(slices, dims)
-    places = _different_places(indices, size)
     if places is not None:
-        return (op.type_as(spread(op, slices, axis, size, places), x),)
+        return op.type_as(spread(op, slices, axis, size, places), x)
     if op.dims(slices)[axis] == 1:
         index = op.cast(op.reshape(indices, [1]), ir.DataType.INT64)
         before = op.Where(op.Less(index, 0), op.Add(index, size), index)
         after = op.Sub(op.Sub(size, before), 1)
-        return (op.type_as(pad(op, slices, {axis: (before, after)}), x),)
+        return op.type_as(pad(op, slices, {axis: (before, after)}), x)
     # Embedding tables. ScatterND on whole rows takes half the time, but loses updates of repeated
     # indices (see scatter_helpers.py). A one-hot MatMul is faster on tables of up to a few hundred
     # rows, but spreads one infinite number over all of them.
     zeros = zeros_at_run_time(op, sizes(op, x), working_type(x), indices)
-    return (op.shape_as(add_along(op, slices, zeros, axis, indices), x),)
+    return op.shape_as(add_along(op, slices, zeros, axis, indices), x)
 
 
-def _different_places(indices: ir.Value, size: ir.Value) -> npt.NDArray[np.int64] | None:
+def _different_places(indices: ir.Value, size: Dim) -> npt.NDArray[np.int64] | None:
     """Return the indices, none of them negative, if they are known and no two are equal."""
-    known, length = constant_array(indices), constant_array(size)
+    known, length = constant_array(indices), size if isinstance(size, int) else None
     if known is None or (length is None and np.any(known < 0)):
         return None
     places: npt.NDArray[np.int64] = known.reshape(-1).astype(np.int64)
     if length is not None:
-        places = np.where(places < 0, places + int(length[0]), places)
+        places = np.where(places < 0, places + length, places)
     return places if np.unique(places).size == places.size else None
 
 

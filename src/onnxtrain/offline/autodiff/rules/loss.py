@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, required, rule
+from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import working_type
+from onnxtrain.offline.graph.shapes import dims_of, working_type
 
 # ---- softmax -----------------------------------------------------------------------------------
 
@@ -15,14 +18,27 @@ from onnxtrain.offline.graph.shapes import working_type
 def softmax(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """With the sum s along the axis: dx = y (dy - s(y dy))."""
     y, axis = op.without_nan(node.outputs[0]), node.attributes.get_int("axis", -1)
-    return (y * (dy - op.sum(dy * y, [axis], keepdims=True)),)
+
+    def write() -> list[ir.Value]:
+        return [y * (dy - op.sum(dy * y, [axis], keepdims=True))]
+
+    return op.kernel("SoftmaxGrad", [dy, y], write) if _is_last(axis, y) else write()
 
 
 @rule("LogSoftmax")
 def log_softmax(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """With the sum s along the axis: dx = dy - exp(y) s(dy)."""
     y, axis = op.without_nan(node.outputs[0]), node.attributes.get_int("axis", -1)
-    return (dy - op.Exp(y) * op.sum(dy, [axis], keepdims=True),)
+
+    def write() -> list[ir.Value]:
+        return [dy - op.Exp(y) * op.sum(dy, [axis], keepdims=True)]
+
+    return op.kernel("LogSoftmaxGrad", [dy, y], write) if _is_last(axis, y) else write()
+
+
+def _is_last(axis: int, value: ir.Value) -> bool:
+    dims = dims_of(value)
+    return axis == -1 or (dims is not None and axis == len(dims) - 1)
 
 
 # ---- losses ------------------------------------------------------------------------------------
@@ -38,26 +54,64 @@ def softmax_cross_entropy_loss(
     """
     (scores,) = required(node)
     wide = working_type(scores)
-    # The kernel computes it in any case, and exp of it is cheaper than a softmax beside it: along
-    # axis 1 of (8, 21, 128, 128) the Softmax of onnxruntime takes three times as long as the loss.
     log_prob = op.type_as(output_of(op, node, 1, "log_prob"), scores)
-    prob = op.Exp(op.cast(log_prob, wide))
-    parts = []
-    if dloss is not None:
-        labels, weight = _labels_and_weight(op, node, op.cast(dloss, wide))
-        indices = op.unsqueeze(labels, [1])
-        minus_one = op.Expand(op.const(-1.0, wide), op.shape_of(indices))
-        # One number per label changes: scattering it beats every one-hot of the size of the
-        # scores (512×30522, all that is written here: 5 ms; OneHot 30, Equal and Where 25).
-        difference = op.ScatterElements(prob, indices, minus_one, axis=1, reduction="add")
-        parts.append(difference * weight)
-    if dlog_prob is not None:
-        seed = op.cast(dlog_prob, wide)
-        parts.append(seed - prob * op.sum(seed, [1], keepdims=True))
-    dscores = op.cast(op.add_all(parts), scores.dtype)
+
+    def write() -> list[ir.Value]:
+        # The kernel computes it in any case, and exp of it is cheaper than a softmax beside it:
+        # along axis 1 of (8, 21, 128, 128) the Softmax of onnxruntime takes three times as long
+        # as the loss.
+        prob = op.Exp(op.cast(log_prob, wide))
+        parts = []
+        if dloss is not None:
+            parts.append(_from_terms(op, node, prob, op.cast(dloss, wide)))
+        if dlog_prob is not None:
+            seed = op.cast(dlog_prob, wide)
+            parts.append(seed - prob * op.sum(seed, [1], keepdims=True))
+        return [op.cast(op.add_all(parts), scores.dtype)]
+
+    (dscores,) = (
+        write()
+        if dloss is None or dlog_prob is not None
+        else _with_kernels(op, node, dloss, log_prob, write)
+    )
     if dloss is None or optional(node, 2) is None:
         return (dscores,)
     return dscores, None, _class_weights(op, node, op.cast(log_prob, wide), op.cast(dloss, wide))
+
+
+def _from_terms(op: Ops, node: ir.Node, prob: ir.Value, dloss: ir.Value) -> ir.Value:
+    """Return the part of dscores that comes from the loss."""
+    labels, weight = _labels_and_weight(op, node, dloss)
+    indices = op.unsqueeze(labels, [1])
+    minus_one = op.Expand(op.const(-1.0, prob.dtype), op.shape_of(indices))
+    # One number per label changes: scattering it beats every one-hot of the size of the
+    # scores (512×30522, all that is written here: 5 ms; OneHot 30, Equal and Where 25).
+    difference = op.ScatterElements(prob, indices, minus_one, axis=1, reduction="add")
+    return op.Mul(difference, weight)
+
+
+def _with_kernels(
+    op: Ops,
+    node: ir.Node,
+    dloss: ir.Value,
+    log_prob: ir.Value,
+    write: Callable[[], list[ir.Value]],
+) -> list[ir.Value]:
+    """Write dscores as a kernel, beside one of the loss, which saves other things than log_prob."""
+    given = [v for v in node.inputs if v is not None]
+    ignored = node.attributes.get_int("ignore_index")
+    reduction = node.attributes.get_string("reduction", "mean")
+    attributes = {
+        "has_weight": int(len(given) == 3),
+        "has_ignored": int(ignored is not None),
+        "ignored": ignored or 0,
+        "reduction": ["none", "mean", "sum"].index(reduction),
+    }
+    outputs = [node.outputs[0], log_prob]
+    mark_kernel([node], "SoftmaxCrossEntropy", given, outputs, saved=[log_prob], **attributes)
+    inputs = [dloss, log_prob, *given]
+    kind = "SoftmaxCrossEntropyGrad"
+    return op.kernel(kind, inputs, write, saved=[log_prob], **attributes)
 
 
 @rule("NegativeLogLikelihoodLoss", notes="to the scores and to the class weights")

@@ -12,10 +12,12 @@ out a pass over the activations for each. Half types are computed in float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, required, rule
+from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import Dim, same_dims, working_type
 
@@ -36,6 +38,8 @@ def layer_normalization(
     wide = working_type(x)
     xw = op.cast(x, wide)
     mean, inv_std = _layer_statistics(op, node, xw, axes)
+    if dy is not None and dmean is None and dinv_std is None and wide == x.dtype:
+        return _layer_kernel(op, node, dy, mean, inv_std)
     centred = xw - mean
     dx: list[ir.Value] = []
     dscale = dbias = None
@@ -53,16 +57,47 @@ def layer_normalization(
     return op.cast(op.add_all(dx), x.dtype), dscale, dbias
 
 
+def _layer_kernel(
+    op: Ops, node: ir.Node, dy: ir.Value, mean: ir.Value, inv_std: ir.Value
+) -> Cotangents:
+    """Write the gradient with respect to all inputs where only y is differentiated."""
+    x, scale, bias = *required(node, 2), optional(node, 2)
+    axes = _last_axes(op, node, x)
+
+    def write() -> Sequence[ir.Value | None]:
+        return _scaled_rows(op, dy, x - mean, inv_std, scale, bias, axes, True)
+
+    factors = [scale] if bias is None else [scale, bias]
+    if not all(same_dims(op.dims(v), op.dims(x)[axes[0] :]) for v in factors):
+        return tuple(write())
+    about: dict[str, Any] = {"axis": axes[0], "epsilon": node.attributes.get_float("epsilon", 1e-5)}
+    if node.attributes.get_int("stash_type", 1) == ir.DataType.FLOAT:
+        mark_kernel(
+            [node], "LayerNorm", [x, *factors], node.outputs,
+            has_bias=int(bias is not None), **about,
+        )  # fmt: skip
+    return tuple(op.kernel("LayerNormGrad", [dy, x, scale, mean, inv_std], write, **about))
+
+
 @rule("RMSNormalization", since=23)
 def rms_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """As at the top of this file, without the mean: c = x."""
     x, scale = required(node, 2)
     axes = _last_axes(op, node, x)
-    wide = working_type(x)
-    xw = op.cast(x, wide)
-    inv_rms = _inverse_root(op, node, op.mean(xw * xw, axes))
-    dx, dscale, _ = _scaled_rows(op, op.cast(dy, wide), xw, inv_rms, scale, None, axes, False)
-    return op.cast(dx, x.dtype), dscale
+
+    def write() -> list[ir.Value]:
+        wide = working_type(x)
+        xw = op.cast(x, wide)
+        inv_rms = _inverse_root(op, node, op.mean(xw * xw, axes))
+        dx, dscale, _ = _scaled_rows(op, op.cast(dy, wide), xw, inv_rms, scale, None, axes, False)
+        return [op.cast(dx, x.dtype), dscale]
+
+    if not same_dims(op.dims(scale), op.dims(x)[axes[0] :]):
+        return tuple(write())
+    about: dict[str, Any] = {"axis": axes[0], "epsilon": node.attributes.get_float("epsilon", 1e-5)}
+    if node.attributes.get_int("stash_type", 1) == ir.DataType.FLOAT:
+        mark_kernel([node], "RMSNorm", [x, scale], node.outputs, **about)
+    return tuple(op.kernel("RMSNormGrad", [dy, x, scale], write, **about))
 
 
 def _last_axes(op: Ops, node: ir.Node, x: ir.Value) -> list[int]:
@@ -170,16 +205,35 @@ def group_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     Up to opset 20 scale and bias are per group, from then on per channel.
     """
     groups = node.attributes.get_int("num_groups")
-    return _grouped(op, node, dy, groups, per_channel=op.opset >= 21)
+    return _group_kernel(op, node, dy, groups, per_channel=op.opset >= 21)
 
 
 @rule("InstanceNormalization")
 def instance_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """As at the top of this file, for each channel of each sample."""
-    return _grouped(op, node, dy, 0, per_channel=True)
+    return _group_kernel(op, node, dy, 0, per_channel=True)
 
 
-def _grouped(op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: bool) -> Cotangents:
+def _group_kernel(
+    op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: bool
+) -> Cotangents:
+    x, scale, bias = required(node, 3)
+    about: dict[str, Any] = {
+        "groups": groups,
+        "per_channel": int(per_channel),
+        "epsilon": node.attributes.get_float("epsilon", 1e-5),
+    }
+    mark_kernel([node], "GroupNorm", [x, scale, bias], node.outputs, **about)
+
+    def write() -> list[ir.Value]:
+        return _grouped(op, node, dy, groups, per_channel)
+
+    return tuple(op.kernel("GroupNormGrad", [dy, x, scale], write, **about))
+
+
+def _grouped(
+    op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: bool
+) -> list[ir.Value]:
     """Write the gradient for (samples, groups, the rest); 0 groups: each channel is one.
 
     Sums are taken per channel first, which is all that scale and bias need, and the averages of
@@ -208,7 +262,7 @@ def _grouped(op: Ops, node: ir.Node, dy: ir.Value, groups: int, per_channel: boo
     over = [0] if per_channel else [0, 2]
     dscale = op.reshape_like(op.sum(dots * inv, over), scale)
     dbias = op.reshape_like(op.sum(sums, over), bias)
-    return op.cast(dx, x.dtype), op.cast(dscale, scale.dtype), op.cast(dbias, bias.dtype)
+    return [op.cast(dx, x.dtype), op.cast(dscale, scale.dtype), op.cast(dbias, bias.dtype)]
 
 
 # ---- without scale -----------------------------------------------------------------------------

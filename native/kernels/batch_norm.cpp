@@ -1,0 +1,72 @@
+// BatchNorm(x, scale, bias, what is added to y if has_residual=1) -> y, mean, variance, and an empty
+// tensor in place of x - mean;
+// BatchNormGrad(dy, x, scale, bias, mean, variance) -> dx, dscale, dbias; with frozen=1 the statistics
+// are given ones. Attributes: epsilon; clipped=1 with low and high if y is clipped behind it, where the
+// gradient passes between the bounds only.
+#include "batch_norm.h"
+
+#include "families.h"
+
+namespace onnxtrain {
+namespace {
+
+struct Settings {
+  float epsilon, low, high;
+  bool clipped;
+
+  explicit Settings(const Attributes& of)
+      : epsilon(of.number("epsilon", 1e-5f)), low(of.number("low", 0)), high(of.number("high", 0)), clipped(of.integer("clipped", 0) != 0) {}
+
+  BatchNormShape shape_of(const Tensor& x) const {
+    require(x.shape.size() >= 2, "BatchNormalization needs a batch and channels");
+    int64_t plane = 1;
+    for (size_t axis = 2; axis < x.shape.size(); ++axis) plane *= x.shape[axis];
+    return {x.shape[0], x.shape[1], plane, epsilon, clipped, low, high};
+  }
+};
+
+const float* per_channel(const Tensor& given, const BatchNormShape& shape) {
+  require(given.shape.size() == 1 && given.elements == shape.channels, "scale, bias, mean or variance have another size than the channels");
+  return given.floats();
+}
+
+struct BatchNorm : Kernel {
+  Settings settings;
+  bool has_residual;
+  explicit BatchNorm(const Attributes& of) : settings(of), has_residual(of.integer("has_residual", 0) != 0) {}
+  void run(Run& run) const override {
+    require(run.input_count() >= (has_residual ? 4u : 3u), "BatchNorm needs 3 inputs, or 4 with a residual");
+    const Tensor x = run.input(0), scale = run.input(1), bias = run.input(2);
+    const BatchNormShape shape = settings.shape_of(x);
+    Tensor y = run.output(0, x.shape), mean = run.output(1, {shape.channels}), variance = run.output(2, {shape.channels});
+    if (run.output_count() > 3) run.output(3, {0});
+    const Tensor residual = has_residual ? run.input(3) : Tensor();
+    require(!has_residual || residual.shape == x.shape, "the residual has another shape than the input");
+    const float* added = has_residual ? residual.floats() : nullptr;
+    batch_norm().forward(shape, {x.floats(), per_channel(scale, shape), per_channel(bias, shape), added, y.floats(), mean.floats(), variance.floats()}, run.in_parallel());
+  }
+};
+
+struct BatchNormGrad : Kernel {
+  Settings settings;
+  bool of_batch;
+  explicit BatchNormGrad(const Attributes& of) : settings(of), of_batch(of.integer("frozen", 0) == 0) {}
+  void run(Run& run) const override {
+    require(run.input_count() >= 6, "BatchNormGrad needs 6 inputs");
+    const Tensor dy = run.input(0), x = run.input(1), scale = run.input(2), bias = run.input(3);
+    const Tensor mean = run.input(4), variance = run.input(5);
+    const BatchNormShape shape = settings.shape_of(x);
+    require(dy.shape == x.shape, "the gradient has another shape than the input");
+    Tensor dx = run.output(0, x.shape), dscale = run.output(1, {shape.channels}), dbias = run.output(2, {shape.channels});
+    const BatchNormBackward of{dy.floats(), x.floats(), per_channel(scale, shape), per_channel(bias, shape), per_channel(mean, shape), per_channel(variance, shape), of_batch, dx.floats(), dscale.floats(), dbias.floats()};
+    batch_norm().backward(shape, of, run.in_parallel());
+  }
+};
+
+}  // namespace
+
+std::vector<KernelKind> batch_norm_kernels() {
+  return {kind_of<BatchNorm>("BatchNorm", {kFloat}), kind_of<BatchNormGrad>("BatchNormGrad", {kFloat})};
+}
+
+}  // namespace onnxtrain

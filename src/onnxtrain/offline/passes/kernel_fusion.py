@@ -1,0 +1,149 @@
+"""Joins groups of native kernels with what stands next to them.
+
+The sum with a residual and the ReLU or ReLU6 behind a BatchNormalization are one instruction each
+for a kernel that has the number in a register, and a pass over memory of their own otherwise. The
+plain nodes stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from onnxtrain.offline.graph.kernels import (
+    KernelGroup,
+    input_values,
+    kernel_groups,
+    mark_kernel,
+    output_values,
+    place_of,
+)
+from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
+from onnxtrain.offline.graph.subgraphs import values_of
+
+_Nodes = Mapping[int, ir.Node]
+_Bounds = tuple[float, float]
+_RELU, _RELU6 = (0.0, float("inf")), (0.0, 6.0)
+_ACTIVATION_GRADIENTS = {"ReluGrad": _RELU, "ClipInsideGrad": _RELU6}
+
+
+def join_kernels(graph: ir.Graph) -> None:
+    """Join the groups of a graph, its subgraphs not included, as far as kernels can do it."""
+    groups = kernel_groups(graph)
+    named = {str(v.name): v for v in values_of(graph)}
+    for group, nodes in groups.items():
+        if group.kind == "BatchNormGrad":
+            _join_activation_gradient(group, nodes, groups, named)
+    # From the end: a sum of two layers is joined to the one that is computed last.
+    for group, nodes in reversed(groups.items()):
+        if group.kind == "BatchNorm":
+            _join_what_follows(group, nodes, named)
+
+
+def _join_what_follows(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.Value]) -> None:
+    """Let BatchNorm add a residual and clip before it writes, if only these nodes read it."""
+    inputs, (y, *others) = input_values(group, nodes, named), output_values(group, nodes)
+    if inputs is None or y is None:
+        return
+    attributes, together = dict(group.attributes), _in_order(nodes)
+    node = _only_reader(y)
+    residual = None if node is None else _residual(node, y)
+    if node is not None and residual is not None:
+        together.append(node)
+        inputs.append(residual)
+        attributes["has_residual"] = 1
+        y = node.outputs[0]
+        node = _only_reader(y)
+    bounds = None if node is None else _bounds(node)
+    if node is not None and bounds is not None:
+        together.append(node)
+        attributes.update(_clipped(bounds))
+        y = node.outputs[0]
+    saved = [v for i, v in enumerate(others, 1) if i in group.saved_outputs and v is not None]
+    mark_kernel(together, group.kind, inputs, [y, *others], saved=saved, **attributes)
+
+
+def _only_reader(value: ir.Value) -> ir.Node | None:
+    """Return the node that reads a value if there is one alone, and it is in no group."""
+    readers = {node for node, _ in value.uses()}
+    if len(readers) != 1 or value.is_graph_output():
+        return None
+    (reader,) = readers
+    producer = value.producer()
+    beside = producer is not None and reader.graph is producer.graph
+    return reader if beside and place_of(reader) is None else None
+
+
+def _residual(node: ir.Node, y: ir.Value) -> ir.Value | None:
+    """Return the other operand of a sum if it has the same shape."""
+    if node.op_type != "Add" or node.domain != "":
+        return None
+    other = node.inputs[1] if node.inputs[0] is y else node.inputs[0]
+    dims, own = None if other is None else dims_of(other), dims_of(y)
+    if other is y or dims is None or own is None or not same_dims(dims, own):
+        return None
+    return other
+
+
+def _join_activation_gradient(
+    group: KernelGroup,
+    nodes: _Nodes,
+    groups: Mapping[KernelGroup, _Nodes],
+    named: Mapping[str, ir.Value],
+) -> None:
+    """Let BatchNormGrad find out from x where a ReLU or ReLU6 behind the layer let pass."""
+    inputs, outputs = input_values(group, nodes, named), output_values(group, nodes)
+    before = None if inputs is None else _gradient_of_activation(inputs[0], nodes.values(), groups)
+    if inputs is None or before is None:
+        return
+    given = input_values(before, groups[before], named)
+    activation = None if given is None else given[1].producer()
+    bounds = _ACTIVATION_GRADIENTS[before.kind]
+    if given is None or activation is None or _bounds(activation) != bounds:
+        return
+    layer = None if activation.inputs[0] is None else activation.inputs[0].producer()
+    if layer is None or layer.op_type != "BatchNormalization" or layer.domain != "":
+        return
+    if list(layer.inputs) != inputs[1:6]:
+        return
+    saved = [inputs[i] for i in group.saved_inputs]
+    together = [*_in_order(groups[before]), *_in_order(nodes)]
+    mark_kernel(
+        together, group.kind, [given[0], *inputs[1:]], outputs,
+        saved=saved, **{**group.attributes, **_clipped(bounds)},
+    )  # fmt: skip
+
+
+def _gradient_of_activation(
+    dy: ir.Value, readers: Iterable[ir.Node], groups: Mapping[KernelGroup, _Nodes]
+) -> KernelGroup | None:
+    """Return the group that computes a cotangent, if it can be joined to its readers."""
+    producer = dy.producer()
+    marked = None if producer is None else place_of(producer)
+    if marked is None or marked[0].kind not in _ACTIVATION_GRADIENTS or marked[0] not in groups:
+        return None
+    alone = {node for node, _ in dy.uses()} <= set(readers) and not dy.is_graph_output()
+    return marked[0] if alone and output_values(marked[0], groups[marked[0]])[0] is dy else None
+
+
+def _bounds(node: ir.Node) -> _Bounds | None:
+    """Return the bounds of a node that is a ReLU or ReLU6."""
+    if node.domain == "" and node.op_type == "Relu":
+        return _RELU
+    if node.domain != "" or node.op_type != "Clip" or len(node.inputs) != 3:
+        return None
+    known = [constant_array(v) for v in node.inputs[1:]]
+    if any(a is None or a.size != 1 for a in known):
+        return None
+    found = tuple(float(a.reshape(())) for a in known if a is not None)
+    return _RELU6 if found == _RELU6 else None
+
+
+def _clipped(bounds: _Bounds) -> dict[str, int | float]:
+    low, high = bounds
+    return {"clipped": 1, "low": low, "high": high}
+
+
+def _in_order(nodes: _Nodes) -> list[ir.Node]:
+    return [nodes[place] for place in sorted(nodes)]

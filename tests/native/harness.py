@@ -1,0 +1,85 @@
+"""Runs graphs with functions twice: as plain operators, and with the native kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnxtrain.offline.gradient import write_gradient
+from onnxtrain.offline.passes.batch_norm import BatchNormMode
+
+ROOT = Path(__file__).parents[2]
+Feeds = Mapping[str, np.ndarray[Any, Any]]
+
+
+@cache
+def library() -> Path:
+    """The library, built in the checkout; ONNXTRAIN_NATIVE names another one."""
+    given = os.environ.get("ONNXTRAIN_NATIVE", "")
+    if given not in ("", "0", "1"):
+        return Path(given)
+    if shutil.which("cmake") is None:
+        pytest.skip("the native library is built by cmake, which is not installed")
+    folder = ROOT / "build" / "native"
+    for command in (["-S", ROOT / "native", "-B", folder], ["--build", folder, "-j", "2"]):
+        made = subprocess.run(["cmake", *map(str, command)], capture_output=True, text=True)
+        assert made.returncode == 0, made.stdout + made.stderr
+    return folder / "libonnxtrain_native.so"
+
+
+def gradient_with_functions(
+    model: onnx.ModelProto,
+    wrt: Sequence[str],
+    of: str | None = None,
+    bn: BatchNormMode | None = None,
+) -> onnx.ModelProto:
+    """Differentiate a model as `onnxtrain.gradient` does, with calls of functions."""
+    return write_gradient(model, wrt, of, (), bn, native=True)
+
+
+def kinds_of(model: onnx.ModelProto) -> set[str]:
+    """The kernels that can stand in for functions of a model."""
+    return {function.name.partition("_")[0] for function in model.functions}
+
+
+def run(model: onnx.ModelProto, feeds: Feeds, *, native: bool, threads: int = 1) -> list[Any]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    if native:
+        own = ctypes.CDLL(str(library()))
+        names = [function.name for function in model.functions]
+        known = own.onnxtrain_expect("\n".join(names).encode())
+        assert known == len(names), f"there is no kernel for some of {names}"
+        options.register_custom_ops_library(str(library()))
+    providers = ["CPUExecutionProvider"]
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+    return list(session.run(None, dict(feeds)))
+
+
+def run_both(model: onnx.ModelProto, feeds: Feeds) -> tuple[list[Any], list[Any]]:
+    """Return what the plain operators compute, and what the kernels do."""
+    return run(model, feeds, native=False), run(model, feeds, native=True)
+
+
+def assert_near(plain: Sequence[Any], native: Sequence[Any], ulps: float = 16) -> None:
+    """Compare within some units in the last place of the largest element of each result."""
+    assert len(plain) == len(native)
+    for expected, found in zip(plain, native, strict=True):
+        assert expected.shape == found.shape
+        assert expected.dtype == found.dtype
+        if expected.size == 0:
+            continue
+        scale = float(np.max(np.abs(expected[np.isfinite(expected)]), initial=1e-30))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=ulps * scale * 2.0**-23)

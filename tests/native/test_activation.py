@@ -1,0 +1,181 @@
+"""Kernels of activations and their gradients: against their functions, and against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from native.harness import assert_near, gradient_with_functions, kinds_of, run, run_both
+
+Array = np.ndarray[Any, Any]
+F = torch.nn.functional
+
+
+def model_of(nodes: list[onnx.NodeProto], shape: tuple[int | str, ...], opset: int = 20) -> Any:
+    """A model from x to y."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
+    numbers = {"half": 0.5, "one": 1.0, "root": 2**0.5, "zero": 0.0, "six": 6.0, "low": -0.5}
+    used = {name for node in nodes for name in node.input} & {*numbers}
+    constants = [
+        helper.make_tensor(name, TensorProto.FLOAT, [], [numbers[name]]) for name in sorted(used)
+    ]
+    graph = helper.make_graph(nodes, "graph", [x], [y], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def node(op_type: str, inputs: str = "x", output: str = "y", **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs.split(), [output], **attributes)
+
+
+FIVE_NODES = [
+    node("Div", "x root", "a"),
+    node("Erf", "a", "b"),
+    node("Add", "b one", "c"),
+    node("Mul", "x c", "d"),
+    node("Mul", "d half"),
+]
+SILU = [node("Sigmoid", "x", "s"), node("Mul", "x s")]
+Case = tuple[list[onnx.NodeProto], set[str], Callable[[Any], Any]]
+CASES: dict[str, Case] = {
+    "relu": ([node("Relu")], {"ReluGrad"}, F.relu),
+    "leaky": (
+        [node("LeakyRelu", alpha=-0.3)],
+        {"LeakyReluGrad"},
+        lambda x: torch.where(x > 0, x, -0.3 * x),
+    ),
+    "sigmoid": ([node("Sigmoid")], {"SigmoidGrad"}, torch.sigmoid),
+    "tanh": ([node("Tanh")], {"TanhGrad"}, torch.tanh),
+    "relu6": ([node("Clip", "x zero six")], {"ClipInsideGrad"}, F.relu6),
+    "clip": ([node("Clip", "x low one")], {"ClipGrad"}, lambda x: x.clamp(-0.5, 1.0)),
+    "hard_sigmoid": (
+        [node("HardSigmoid", alpha=1 / 6)],
+        {"HardSigmoidGrad"},
+        F.hardsigmoid,
+    ),
+    "hard_swish": ([node("HardSwish")], {"HardSwish", "HardSwishGrad"}, F.hardswish),
+    "softplus": ([node("Softplus")], {"Softplus", "SoftplusGrad"}, F.softplus),
+    "elu": ([node("Elu", alpha=0.7)], {"Elu", "EluGrad"}, lambda x: F.elu(x, 0.7)),
+    "selu": ([node("Selu")], {"Elu", "EluGrad"}, F.selu),
+    "celu": ([node("Celu", alpha=1.5)], {"CeluGrad"}, lambda x: F.celu(x, 1.5)),
+    "mish": ([node("Mish")], {"Mish", "MishGrad"}, F.mish),
+    "silu": (SILU, {"Swish", "SwishGrad"}, F.silu),
+    "gelu": ([node("Gelu")], {"Gelu", "GeluGrad"}, F.gelu),
+    "gelu_tanh": (
+        [node("Gelu", approximate="tanh")],
+        {"GeluTanh", "GeluTanhGrad"},
+        lambda x: F.gelu(x, approximate="tanh"),
+    ),
+    "five_nodes": (FIVE_NODES, {"Gelu", "GeluGrad"}, F.gelu),
+}
+SHAPES = [(1,), (0, 4), (3, 5), (2, 3, 7, 11), (50_000,)]
+
+
+def feeds_of(shape: tuple[int, ...], scale: float = 3.0) -> dict[str, Array]:
+    random = np.random.default_rng(0)
+    x, dy = (random.normal(size=shape).astype(np.float32) for _ in range(2))
+    return {"x": x * np.float32(scale), "y_grad": dy}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_like_the_function(case: str, shape: tuple[int, ...]) -> None:
+    nodes, kinds, _ = CASES[case]
+    model = gradient_with_functions(model_of(nodes, shape), ["x"])
+    assert kinds_of(model) == kinds
+    # The plain gradient of Mish loses digits in 1 - t².
+    assert_near(*run_both(model, feeds_of(shape)), ulps=64 if case == "mish" else 16)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_like_torch(case: str) -> None:
+    nodes, _, reference = CASES[case]
+    feeds = feeds_of((999,))
+    model = gradient_with_functions(model_of(nodes, (999,)), ["x"])
+    y, dx = run(model, feeds, native=True)
+    x = torch.tensor(feeds["x"], dtype=torch.float64, requires_grad=True)
+    expected = reference(x)
+    expected.backward(torch.tensor(feeds["y_grad"], dtype=torch.float64))
+    assert x.grad is not None
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=2e-6, atol=4e-7)
+    np.testing.assert_allclose(dx, x.grad.numpy(), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_extreme_values(case: str) -> None:
+    """Large arguments, infinity and NaN give what the plain operators give, where that is right."""
+    nodes, _, _ = CASES[case]
+    x = np.array([0.0, -0.0, 1e-30, 20, -20, 60, -60, 90, -90, 1e4, -1e4], np.float32)
+    model = gradient_with_functions(model_of(nodes, x.shape), ["x"])
+    feeds = {"x": x, "y_grad": np.ones_like(x)}
+    plain, native = run_both(model, feeds)
+    for expected, found in zip(plain, native, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=3e-6, atol=3e-6)
+    nan = np.full_like(x, np.nan)
+    y, dx = run(model, {"x": nan, "y_grad": np.ones_like(x)}, native=True)
+    expected_y, expected_dx = run(model, {"x": nan, "y_grad": np.ones_like(x)}, native=False)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected_y))
+    if case not in ("hard_swish", "leaky", "relu6"):
+        np.testing.assert_array_equal(np.isnan(dx), np.isnan(expected_dx))
+
+
+def test_same_numbers_whatever_the_threads() -> None:
+    model = gradient_with_functions(model_of(CASES["gelu"][0], (100_001,)), ["x"])
+    feeds = feeds_of((100_001,))
+    first = run(model, feeds, native=True)
+    for threads in (1, 2):
+        for expected, found in zip(
+            first, run(model, feeds, native=True, threads=threads), strict=True
+        ):
+            np.testing.assert_array_equal(expected, found)
+
+
+def test_a_silu_whose_sigmoid_is_read_elsewhere_stays_plain() -> None:
+    nodes = [*SILU[:1], node("Mul", "x s", "z"), node("Add", "z s")]
+    model = gradient_with_functions(model_of(nodes, (5,)), ["x"])
+    assert kinds_of(model) == {"SigmoidGrad"}
+    assert_near(*run_both(model, feeds_of((5,))))
+
+
+def call(kind: str, *shapes: tuple[int, ...], types: str = "ff") -> None:
+    """Run a kernel by itself on zeros."""
+    kinds = {"f": TensorProto.FLOAT, "i": TensorProto.INT64}
+    inputs = [f"i{n}" for n in range(len(shapes))]
+    function = helper.make_function(
+        "ai.onnxtrain", f"{kind}_0", inputs, ["o"], [helper.make_node("Identity", ["i0"], ["o"])],
+        [helper.make_opsetid("", 20)],
+    )  # fmt: skip
+    values = [
+        helper.make_tensor_value_info(name, kinds[t], [None] * len(shape))
+        for name, t, shape in zip(inputs, types, shapes, strict=False)
+    ]
+    graph = helper.make_graph(
+        [helper.make_node(f"{kind}_0", inputs, ["o"], domain="ai.onnxtrain")], "graph", values,
+        [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=10)
+    numpy_types = {"f": np.float32, "i": np.int64}
+    feeds = {
+        name: np.zeros(shape, numpy_types[t])
+        for name, t, shape in zip(inputs, types, shapes, strict=False)
+    }
+    run(model, feeds, native=True)
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    with pytest.raises(Exception, match="another shape"):
+        call("GeluGrad", (3,), (4,))
+    with pytest.raises(Exception, match="another shape"):
+        call("ReluGrad", (12,), (3, 4))
+    with pytest.raises(Exception, match="two inputs"):
+        call("ReluGrad", (3,))
+    with pytest.raises(Exception, match="not of type float"):
+        call("ReluGrad", (3,), (3,), types="fi")
+    with pytest.raises(Exception, match="not of type float"):
+        call("Gelu", (3,), types="i")
