@@ -176,10 +176,10 @@ def prepare(
     with Folder(output, prefix) as folder:
         graph = write_files(
             folder, models, parameters, names, nominal_checkpoint, memory=memory, target=target,
-            native=native, precision=precision, on_cpu=on_cpu, properties=properties, ort_format=ort_format,
+            native=native, precision=precision, on_cpu=on_cpu, properties=properties,
+            ort_format=ort_format,
         )  # fmt: skip
-        if verify:
-            notes = (*notes, *verify_graphs(folder, models, library))
+        notes = (*notes, *(verify_graphs(folder, models, library) if verify else ()))
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()
