@@ -15,6 +15,7 @@ TRANSFORMERS := $(VENV)-transformers
 PACKAGES := $(VENV)-packages
 FLOWER := $(VENV)-flower
 FUZZ   := $(VENV)-fuzz
+NATIVE := $(VENV)-native
 # The tests compare with torch. On Linux this version may come with CUDA:
 # TORCH="torch==2.13.0+cpu --extra-index-url …" selects another build.
 TORCH  ?= torch==2.13.0
@@ -28,7 +29,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: native native-wheel native-cases native-sanitize native-aarch64 test-native demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -45,6 +46,10 @@ help:
 	@echo "make test-transformers    compare the gradients of thirty architectures with torch"
 	@echo "make fuzz                 feed hostile files to every reader (minutes; MINUTES=120 for hours)"
 	@echo "make test-packages        train the models that sixty public packages ship (an hour)"
+	@echo "make native               build the native library and install it into $(VENV)"
+	@echo "make native-wheel         build its wheels for Linux, x86-64 and aarch64"
+	@echo "make native-sanitize      run its kernels under AddressSanitizer, UBSan and valgrind"
+	@echo "make native-aarch64       run its kernels for aarch64, in an emulator"
 	@echo "make docs                 run all examples, write their pages, build the site"
 	@echo "make site                 build the site from the existing pages"
 	@echo "make lock                 write the lock files of the test environments anew"
@@ -96,7 +101,56 @@ test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVIC
 	ONNXTRAIN_OLDEST_PYTHON=$(abspath $(OLDEST)/bin/python) \
 	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(MAKE) RECORDED=1 native-sanitize native-aarch64
 	$(MAKE) test-flower
+
+# ---- the native library ----------------------------------------------------------------------------
+
+native: $(VENV)/dev $(NATIVE)/ready
+	$(NATIVE)/bin/python native/wheels.py dist/native $$(uname -m)
+	$(BIN)/python -m pip install --quiet --no-deps --no-index --force-reinstall \
+	    dist/native/onnxtrain_native-*_$$(uname -m).whl
+	$(BIN)/onnxtrain doctor
+
+native-wheel: $(NATIVE)/ready
+	$(NATIVE)/bin/python native/wheels.py dist/native
+
+$(NATIVE)/ready: $(LOCKS)
+	$(INSTALL) $(NATIVE) native -- build scikit-build-core wheel
+	@touch $@
+
+# The tests record each call of a kernel, and a program without onnxruntime calls the kernels again:
+# under sanitizers and valgrind, and for another processor, with hostile input too. RECORDED=1: the
+# tests have run already.
+CASES := build/native-cases
+native-cases: $(VENV)/dev
+	$(BIN)/python -m pytest tests/native -n $(JOBS) --dist worksteal
+
+# valgrind knows no AVX-512. Each instruction set that the processor lacks runs as the next narrower one.
+native-sanitize: $(if $(RECORDED),,native-cases)
+	@$(call NEEDS,cmake,cmake) \
+	set -x; cmake -S native -B build/native-sanitize -DONNXTRAIN_SANITIZE=ON && \
+	cmake --build build/native-sanitize -j $(JOBS) --target replay && \
+	for isa in portable avx2 avx512; do \
+	  ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
+	done
+	@$(call NEEDS,valgrind,valgrind) \
+	set -x; cmake -S native -B build/native-replay && \
+	cmake --build build/native-replay -j $(JOBS) --target replay && \
+	ONNXTRAIN_ISA=avx2 valgrind --quiet --error-exitcode=1 --max-stackframe=8000000 \
+	    build/native-replay/replay $(CASES) --most 20000
+
+native-aarch64: $(if $(RECORDED),,native-cases)
+	@$(call NEEDS,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu) \
+	$(call NEEDS,qemu-aarch64,qemu-user) \
+	set -x; cmake -S native -B build/native-aarch64 -DCMAKE_SYSTEM_NAME=Linux \
+	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ && \
+	cmake --build build/native-aarch64 -j $(JOBS) --target onnxtrain_native replay && \
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/native-aarch64/replay $(CASES) --hostile
+
+# Without a program the rest of a recipe is left out, with a message; with LOCKED=1 that is an error.
+NEEDS = command -v $(1) >/dev/null || { \
+	  echo "SKIPPED: there is no $(1) (Debian has it in $(2))"; exit $(if $(LOCKED),1,0); };
 
 # Power fails and processes are killed while files are written; at least KILLS kills in all.
 KILLS ?= 1000
@@ -304,11 +358,14 @@ $(DEVICE)/ready: pyproject.toml $(LOCKS) $(shell find src -name '*.py') | $(VENV
 	@touch $@
 
 # The minimum that training needs, one environment for each way to train: their sizes are measured.
-$(BENCH)-device/ready: pyproject.toml $(shell find src -name '*.py')
+$(BENCH)-device/ready: pyproject.toml $(shell find src native -name '*.py' -o -name '*.cpp' -o -name '*.h') | $(NATIVE)/ready
 	$(PYTHON) -m venv $(BENCH)-device
 	$(BENCH)-device/bin/python -m pip install --quiet --upgrade pip
 	$(BENCH)-device/bin/python -m pip install --quiet .
 	$(BENCH)-device/bin/python -m pip install --quiet --no-deps --force-reinstall .
+	$(NATIVE)/bin/python native/wheels.py dist/native $$(uname -m)
+	$(BENCH)-device/bin/python -m pip install --quiet --no-deps --no-index --force-reinstall \
+	    dist/native/onnxtrain_native-*_$$(uname -m).whl
 	@touch $@
 
 $(BENCH)-torch/ready: Makefile
@@ -353,4 +410,4 @@ web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(VENV)-lock $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example $(FUZZ) .fuzz site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(NATIVE) $(VENV)-lock $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example $(FUZZ) .fuzz site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache

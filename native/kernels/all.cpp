@@ -14,6 +14,7 @@ const std::vector<KernelKind>& kernel_kinds() {
              embedding_kernels,
              gradient_kernels,
              loss_kernels,
+             matmul_kernels,
              norm_kernels,
              optimizer_kernels,
              pool_kernels,

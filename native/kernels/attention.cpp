@@ -187,7 +187,7 @@ struct AttentionBackward : AttentionKernel {
 
 std::vector<KernelKind> attention_kernels() {
   return {kind_of<AttentionForward>("Attention", {kFloat}),
-          kind_of<AttentionForward>("AttentionOrZero", {kFloat, kFloat, kFloat, kBool}),
+          kind_of<AttentionForward>("AttentionOrZero", {kFloat, kFloat, kBool, kFloat}),
           kind_of<AttentionBackward>("AttentionGrad", {kFloat})};
 }
 

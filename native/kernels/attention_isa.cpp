@@ -164,11 +164,25 @@ class BlockMask {
 
   bool exists() const { return mask_.exists(); }
 
-  // Reads the mask of a block; false if it hides all of it, so that no probability is above zero.
-  bool read(const Block& at) const {
-    const int64_t first = at.batch * mask_.batch_stride + at.head * mask_.head_stride + at.query * mask_.query_stride +
-                          at.key * mask_.key_stride;
-    return mask_.added != nullptr ? read_added(mask_.added + first, at) : read_flags(mask_.flags + first, at);
+  // Whether the mask hides all of a block, so that no probability is above zero.
+  bool hides_all(const Block& at) const {
+    const int64_t queries = mask_.query_stride == 0 ? 1 : at.queries, keys = mask_.key_stride == 0 ? 1 : at.keys;
+    const float* added = mask_.added == nullptr ? nullptr : mask_.added + start(at);
+    if (added == nullptr && mask_.hidden != -kInfinity) return false;
+    for (int64_t i = queries; i-- > 0;)
+      for (int64_t j = 0; j < keys; ++j)
+        if (added != nullptr ? added[i * mask_.query_stride + j * mask_.key_stride] != -kInfinity : keeps(at, i, j)) return false;
+    return true;
+  }
+
+  void read(const Block& at) const {
+    const float* added = mask_.added == nullptr ? nullptr : mask_.added + start(at);
+    if (added != nullptr && mask_.key_stride == 1 && mask_.query_stride != 0)
+      transpose(added, mask_.query_stride, at.queries, at.keys, place_.data, place_.stride);
+    else if (added != nullptr)
+      fill(at, [&](int64_t i, int64_t j) { return added[i * mask_.query_stride + j * mask_.key_stride]; });
+    else
+      fill(at, [&](int64_t i, int64_t j) { return keeps(at, i, j) ? 1.0f : 0.0f; });
   }
 
   // The scores of key j with the mask, at the given vector of queries.
@@ -183,32 +197,13 @@ class BlockMask {
   }
 
  private:
-  bool read_added(const float* from, const Block& at) const {
-    if (hides_all(at, [&](int64_t i, int64_t j) { return from[i * mask_.query_stride + j * mask_.key_stride] == -kInfinity; }))
-      return false;
-    if (mask_.key_stride == 1 && mask_.query_stride != 0)
-      transpose(from, mask_.query_stride, at.queries, at.keys, place_.data, place_.stride);
-    else
-      fill(at, [&](int64_t i, int64_t j) { return from[i * mask_.query_stride + j * mask_.key_stride]; });
-    return true;
+  int64_t start(const Block& at) const {
+    return at.batch * mask_.batch_stride + at.head * mask_.head_stride + at.query * mask_.query_stride +
+           at.key * mask_.key_stride;
   }
 
-  bool read_flags(const uint8_t* from, const Block& at) const {
-    const auto kept = [&](int64_t i, int64_t j) {
-      return (from[i * mask_.query_stride + j * mask_.key_stride] != 0) != mask_.flags_hide;
-    };
-    if (mask_.hidden == -kInfinity && hides_all(at, [&](int64_t i, int64_t j) { return !kept(i, j); })) return false;
-    fill(at, [&](int64_t i, int64_t j) { return kept(i, j) ? 1.0f : 0.0f; });
-    return true;
-  }
-
-  template <class Hidden>
-  bool hides_all(const Block& at, const Hidden& hidden) const {
-    const int64_t queries = mask_.query_stride == 0 ? 1 : at.queries, keys = mask_.key_stride == 0 ? 1 : at.keys;
-    for (int64_t i = queries; i-- > 0;)
-      for (int64_t j = 0; j < keys; ++j)
-        if (!hidden(i, j)) return false;
-    return true;
+  bool keeps(const Block& at, int64_t i, int64_t j) const {
+    return (mask_.flags[start(at) + i * mask_.query_stride + j * mask_.key_stride] != 0) != mask_.flags_hide;
   }
 
   template <class Value>
@@ -253,7 +248,8 @@ class Forward {
     const float* v = of_.v.head(at.batch, at.head / group);
     for (at.key = 0; at.key < of_.keys; at.key += kBlock) {
       at.keys = std::min(kBlock, of_.keys - at.key);
-      if (!mask_.exists() || mask_.read(at)) add_keys(at, k, v);
+      if (mask_.exists() && mask_.hides_all(at)) continue;
+      add_keys(at, k, v);
     }
     finish(at, o, kept);
   }
@@ -268,6 +264,7 @@ class Forward {
     read_rows(of_.k, k, at.key, at.keys, of_.size, keys_);
     read_rows(of_.v, v, at.key, at.keys, of_.value_size, values_);
     multiply<Before::cleared>(tall(at.keys), across, of_.size, Left<false>{keys_.data, keys_.stride}, queries_, scores_);
+    if (mask_.exists()) mask_.read(at);
     for (int64_t query = 0; query < across; query += kLanes) soften(at, query);
     multiply<Before::scaled>(tall(of_.value_size), across, at.keys, Left<true>{values_.data, values_.stride}, scores_, mixed_, factors_);
   }
@@ -369,7 +366,8 @@ class Backward {
         read_queries(at);
         for (; at.key < last; at.key += kBlock) {
           at.keys = std::min(kBlock, last - at.key);
-          if (!mask_.exists() || mask_.read(at) || blind_) add_keys(at, key_head, at.key - first);
+          if (mask_.exists() && !blind_ && mask_.hides_all(at)) continue;
+          add_keys(at, key_head, at.key - first);
         }
         float* to = to_.d_q.head(batch, head) + query * to_.d_q.row_stride;
         transpose(d_queries_.data, kBlock, of_.size, at.queries, to, to_.d_q.row_stride, of_.scale);
@@ -412,6 +410,7 @@ class Backward {
     read_rows(of_.v, of_.v.head(at.batch, key_head), at.key, at.keys, of_.value_size, values_);
     multiply<Before::cleared>(down, across, of_.size, Left<false>{keys_.data, keys_.stride}, across_, scores_);
     multiply<Before::cleared>(down, across, of_.value_size, Left<false>{values_.data, values_.stride}, d_across_, d_scores_);
+    if (mask_.exists()) mask_.read(at);
     for (int64_t query = 0; query < across; query += kLanes) differentiate(at, query);
     multiply<Before::kept>(down, wide(of_.value_size), at.queries, Left<false>{scores_.data, kBlock}, d_outputs_,
                            Matrix{d_values_.row(row), d_values_.stride});

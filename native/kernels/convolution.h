@@ -1,6 +1,7 @@
 // Convolutions as products: panels are packed from the image, no matrix of columns is written.
 #pragma once
 
+#include "channels_last.h"
 #include "winograd.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
@@ -27,6 +28,13 @@ inline ImageStore dense_store(float* data, int64_t channels, const int64_t* size
   return {data, channels * pixels, pixels, {{size[0], size[1], size[2]}}, {size[0], size[1], size[2]}, {0, 0, 0}, {1, 1, 1}, true};
 }
 
+// Whether each output reads the one pixel at its place.
+inline bool is_pointwise(const Convolution& conv) {
+  for (int axis = 0; axis < kMostAxes; ++axis)
+    if (conv.kernel[axis] != 1 || conv.stride[axis] != 1 || conv.pad[axis] != 0 || conv.in[axis] != conv.out[axis]) return false;
+  return true;
+}
+
 // Whether fewer multiplications pay for the maps around them.
 inline bool suits_winograd(const Convolution& conv) {
   for (int axis = 0; axis < kMostAxes; ++axis)
@@ -42,49 +50,8 @@ inline winograd::Image output_image(const Convolution& conv) {
   return {conv.out[1], conv.out[2], conv.groups * conv.out_channels * conv.out_size(), 2 - conv.pad[1], 2 - conv.pad[2]};
 }
 
-inline void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
-                     const Parallel& parallel) {
-  const int64_t depth = conv.in_channels * conv.taps(), out = conv.out_size();
-  if (conv.batch == 0 || out == 0) return;
-  for (int64_t group = 0; group < conv.groups; ++group) {
-    const Patches patches = patches_of(conv, x + group * conv.in_channels * conv.in_size());
-    const MatrixRows weights{w + group * conv.out_channels * depth, depth, 1};
-    float* to = y + group * conv.out_channels * out;
-    if (suits_winograd(conv)) {
-      const winograd::Weights own{w + group * conv.out_channels * depth, conv.in_channels, conv.out_channels, 9, depth, false};
-      winograd::convolve(input_image(conv), output_image(conv), own, conv.batch, x + group * conv.in_channels * conv.in_size(),
-                         bias == nullptr ? nullptr : bias + group * conv.out_channels, to, parallel);
-      continue;
-    }
-    const ImageStore store = dense_store(to, conv.groups * conv.out_channels, conv.out);
-    if (bias != nullptr)
-      for (int64_t n = 0; n < conv.batch; ++n)
-        for (int64_t c = 0; c < conv.out_channels; ++c)
-          std::fill_n(to + n * store.batch_stride + c * out, out, bias[group * conv.out_channels + c]);
-    multiply(weights, PatchColumns{patches}, store, conv.out_channels, conv.batch * out, depth, bias != nullptr, parallel);
-  }
-}
-
-inline void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
-                                     const Parallel& parallel) {
-  const int64_t columns = conv.in_channels * conv.taps(), out = conv.out_size(), depth = conv.batch * out;
-  if (depth == 0) {
-    std::fill_n(dw, conv.groups * conv.out_channels * columns, 0.0f);
-    return;
-  }
-  for (int64_t group = 0; group < conv.groups; ++group) {
-    const Patches patches = patches_of(conv, x + group * conv.in_channels * conv.in_size());
-    if (suits_winograd(conv)) {
-      winograd::convolve_weight_gradient(input_image(conv), output_image(conv), conv.batch, conv.in_channels, conv.out_channels,
-                                         x + group * conv.in_channels * conv.in_size(), dy + group * conv.out_channels * out,
-                                         dw + group * conv.out_channels * columns, parallel);
-      continue;
-    }
-    const ChannelRows gradients{dy + group * conv.out_channels * out, conv.groups * conv.out_channels * out, out};
-    const MatrixStore store{dw + group * conv.out_channels * columns, columns};
-    multiply(gradients, PatchRows{patches}, store, conv.out_channels, columns, depth, false, parallel);
-  }
-}
+// Whether a copy of the image with channels last pays.
+inline bool suits_channels_last(int64_t channels, int64_t results) { return channels >= kLanes && results >= kLanes; }
 
 // The taps of one axis that reach the pixels of a phase, and the place that each reads in dy.
 struct PhaseTap {
@@ -100,75 +67,257 @@ inline std::vector<PhaseTap> phase_taps(const Convolution& conv, int axis, int64
   return found;
 }
 
+// All taps of a phase of the pixels of the input.
+inline std::vector<channels_last::Tap> phase_taps(const Convolution& conv, const int64_t* phase) {
+  std::vector<channels_last::Tap> found;
+  for (const PhaseTap& z : phase_taps(conv, 0, phase[0]))
+    for (const PhaseTap& y : phase_taps(conv, 1, phase[1]))
+      for (const PhaseTap& x : phase_taps(conv, 2, phase[2]))
+        found.push_back({{z.offset, y.offset, x.offset}, (z.tap * conv.kernel[1] + y.tap) * conv.kernel[2] + x.tap});
+  return found;
+}
+
+inline std::vector<channels_last::Tap> all_taps(const Patches& patches) {
+  std::vector<channels_last::Tap> found;
+  for (const Patches::Tap& tap : patches.taps)
+    found.push_back({{tap.offset[0], tap.offset[1], tap.offset[2]}, static_cast<int64_t>(found.size())});
+  return found;
+}
+
+// Pixels of a phase along an axis: from `phase` on, a stride apart.
+inline int64_t phase_size(const Convolution& conv, int axis, int64_t phase) {
+  return (conv.in[axis] - phase + conv.stride[axis] - 1) / conv.stride[axis];
+}
+
+// Calls work(pz, py, px) for each phase, or with px = 0 alone.
+template <class Work>
+void for_each_phase(const Convolution& conv, int axes, const Work& work) {
+  for (int64_t pz = 0; pz < std::min(conv.stride[0], conv.in[0]); ++pz)
+    for (int64_t py = 0; py < std::min(conv.stride[1], conv.in[1]); ++py)
+      for (int64_t px = 0; px < (axes == 3 ? std::min(conv.stride[2], conv.in[2]) : 1); ++px) work(pz, py, px);
+}
+
+// ---- one group of channels ------------------------------------------------------------------------
+
+// A group of a convolution: `of` is the whole, pointers are at the channels of the group.
+struct Group {
+  const Convolution& of;
+  const Parallel& parallel;
+
+  int64_t x_stride() const { return of.groups * of.in_channels * of.in_size(); }
+  int64_t y_stride() const { return of.groups * of.out_channels * of.out_size(); }
+  int64_t columns() const { return of.in_channels * of.taps(); }
+
+  void forward(const float* x, const float* w, const float* bias, float* y) const {
+    if (suits_winograd(of)) {
+      const winograd::Weights weights{w, of.in_channels, of.out_channels, 9, columns(), false};
+      return winograd::convolve(input_image(of), output_image(of), weights, of.batch, x, bias, y, parallel);
+    }
+    if (of.taps() > 1 && suits_channels_last(of.in_channels, of.out_channels)) return forward_by_pixels(x, w, bias, y);
+    const ImageStore store = dense_store(y, of.groups * of.out_channels, of.out);
+    const MatrixRows weights{w, columns(), 1};
+    const int64_t out = of.out_size(), positions = of.batch * out;
+    if (bias != nullptr)
+      for (int64_t n = 0; n < of.batch; ++n)
+        for (int64_t c = 0; c < of.out_channels; ++c) std::fill_n(y + n * y_stride() + c * out, out, bias[c]);
+    if (is_pointwise(of))
+      return multiply(weights, ChannelColumns{x, x_stride(), out}, store, of.out_channels, positions, columns(), bias != nullptr, parallel);
+    const Patches patches = patches_of(of, x);
+    if (of.taps() == 1) {
+      const Floats met(of.batch * of.in_channels * out);
+      read_met(patches, met.get());
+      return multiply(weights, ChannelColumns{met.get(), of.in_channels * out, out}, store, of.out_channels, positions, columns(),
+                      bias != nullptr, parallel);
+    }
+    multiply(weights, PatchColumns{patches}, store, of.out_channels, positions, columns(), bias != nullptr, parallel);
+  }
+
+  void weight_gradient(const float* x, const float* dy, float* dw) const {
+    if (suits_winograd(of))
+      return winograd::convolve_weight_gradient(input_image(of), output_image(of), of.batch, of.in_channels, of.out_channels, x, dy, dw,
+                                                parallel);
+    const int64_t out = of.out_size(), depth = of.batch * out;
+    const ChannelRows gradients{dy, y_stride(), out};
+    if (is_pointwise(of))
+      return multiply_deep(gradients, ChannelLines{x, x_stride(), out}, dw, of.out_channels, columns(), depth, parallel);
+    const Patches patches = patches_of(of, x);
+    if (of.taps() == 1) {
+      const Floats met(of.batch * of.in_channels * out);
+      read_met(patches, met.get());
+      return multiply_deep(gradients, ChannelLines{met.get(), of.in_channels * out, out}, dw, of.out_channels, columns(), depth, parallel);
+    }
+    if (!suits_channels_last(of.in_channels, of.out_channels))
+      return multiply_deep(gradients, PatchRows{patches}, dw, of.out_channels, columns(), depth, parallel);
+    const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
+    const int64_t padded = planes.padded(), taps = of.taps();
+    const Floats copy(of.batch * of.in_size() * padded), sums(of.out_channels * taps * padded);
+    const channels_last::Pixels pixels{planes, 0, copy.get()};
+    channels_last::read_all(pixels, parallel);
+    const std::vector<channels_last::Tap> own = all_taps(patches);
+    multiply_deep(gradients, channels_last::PatchColumnsByPosition{pixels, patches.grid, of.stride, own}, sums.get(), of.out_channels,
+                  taps * padded, depth, parallel);
+    channels_last::write_weights(sums.get(), of.out_channels, taps, of.in_channels, dw, parallel);
+  }
+
+  void input_gradient(const float* dy, const float* w, float* dx) const {
+    if (suits_winograd(of)) {
+      const winograd::Weights weights{w, of.out_channels, of.in_channels, columns(), 9, true};
+      return winograd::convolve(output_image(of), input_image(of), weights, of.batch, dy, nullptr, dx, parallel);
+    }
+    if (is_pointwise(of))
+      return multiply(MatrixRows{w, 1, of.in_channels}, ChannelColumns{dy, y_stride(), of.out_size()},
+                      dense_store(dx, of.groups * of.in_channels, of.in), of.in_channels, of.batch * of.in_size(), of.out_channels, false,
+                      parallel);
+    if (of.taps() == 1) {
+      const int64_t out = of.out_size();
+      const Floats met(of.batch * of.in_channels * out);
+      multiply(MatrixRows{w, 1, of.in_channels}, ChannelColumns{dy, y_stride(), out}, dense_store(met.get(), of.in_channels, of.out),
+               of.in_channels, of.batch * out, of.out_channels, false, parallel);
+      return write_met(met.get(), dx);
+    }
+    if (suits_channels_last(of.out_channels, of.in_channels)) return input_gradient_by_pixels(dy, w, dx);
+    for_each_phase(of, 3, [&](int64_t pz, int64_t py, int64_t px) { input_gradient_of_phase({pz, py, px}, dy, w, dx); });
+  }
+
+ private:
+  void forward_by_pixels(const float* x, const float* w, const float* bias, float* y) const {
+    const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
+    const channels_last::Phase phase{0, 1, of.out[2], all_taps(patches_of(of, x)), 0};
+    const channels_last::WeightPacker packer{w, of.taps(), of.in_channels, of.taps(), of.out_channels, columns()};
+    const Floats weights(of.taps() * packer.size_of_tap());
+    packer.pack({&phase}, weights.get(), parallel);
+    const channels_last::Rows rows{planes, of.out_channels, weights.get(), bias, y, y_stride(),
+                                   {of.out[0], of.out[1], of.out[2]}, {0, 0}, {1, 1}, {of.out[0], of.out[1]},
+                                   {of.stride[0], of.stride[1], of.stride[2]}, {phase}};
+    rows.run(parallel);
+  }
+
+  void input_gradient_by_pixels(const float* dy, const float* w, float* dx) const {
+    const channels_last::Planes planes{dy, of.batch, y_stride(), of.out_channels, {of.out[0], of.out[1], of.out[2]}};
+    const channels_last::WeightPacker packer{w, of.taps(), of.out_channels, columns(), of.in_channels, of.taps()};
+    const Floats weights(of.taps() * packer.size_of_tap());
+    std::vector<channels_last::Rows> all;  // by phases of the first two axes
+    int64_t packed = 0;                    // taps
+    for_each_phase(of, 2, [&](int64_t pz, int64_t py, int64_t) {
+      all.push_back({planes, of.in_channels, weights.get(), nullptr, dx, x_stride(), {of.in[0], of.in[1], of.in[2]}, {pz, py},
+                     {of.stride[0], of.stride[1]}, {phase_size(of, 0, pz), phase_size(of, 1, py)}, {1, 1, 1}, {}});
+      for (int64_t px = 0; px < std::min(of.stride[2], of.in[2]); ++px) {
+        const int64_t phase[kMostAxes] = {pz, py, px};
+        all.back().phases.push_back({px, of.stride[2], phase_size(of, 2, px), phase_taps(of, phase), packed});
+        packed += static_cast<int64_t>(all.back().phases.back().taps.size());
+      }
+    });
+    std::vector<const channels_last::Phase*> phases;
+    for (const channels_last::Rows& rows : all)
+      for (const channels_last::Phase& phase : rows.phases) phases.push_back(&phase);
+    packer.pack(phases, weights.get(), parallel);
+    for (const channels_last::Rows& rows : all) rows.run(parallel);
+  }
+
+  // Copies the pixels that the windows of a single tap meet, as planes of the size of the output.
+  void read_met(const Patches& patches, float* to) const {
+    const std::vector<Grid::Piece> pieces = patches.pieces(0, of.out_size());
+    const EvenCut cut(of.batch * of.in_channels, std::max<int64_t>(1, 16384 / of.out_size()));
+    parallel(cut.pieces, [&](int64_t task) {
+      for (int64_t plane = cut.begin(task), end = plane + cut.length(task); plane < end; ++plane) {
+        const float* from = patches.image + plane / of.in_channels * x_stride() + plane % of.in_channels * of.in_size();
+        for (const Grid::Piece& piece : pieces) patches.copy(piece, from, patches.taps[0], to + plane * of.out_size() + piece.begin);
+      }
+    });
+  }
+
+  // The reverse: all other pixels are zero.
+  void write_met(const float* from, float* dx) const {
+    const EvenCut cut(of.batch * of.in_channels, std::max<int64_t>(1, 16384 / of.in_size()));
+    const Grid grid{{of.out[0], of.out[1], of.out[2]}};
+    parallel(cut.pieces, [&](int64_t task) {
+      for (int64_t plane = cut.begin(task), end = plane + cut.length(task); plane < end; ++plane) {
+        float* to = dx + plane / of.in_channels * x_stride() + plane % of.in_channels * of.in_size();
+        std::fill_n(to, of.in_size(), 0.0f);
+        grid.pieces(0, of.out_size(), [&](const Grid::Piece& piece) {
+          const int64_t z = piece.z * of.stride[0] - of.pad[0], y = piece.y * of.stride[1] - of.pad[1];
+          if (z < 0 || z >= of.in[0] || y < 0 || y >= of.in[1]) return;
+          float* line = to + (z * of.in[1] + y) * of.in[2];
+          const float* own = from + plane * of.out_size() + piece.begin;
+          for (int64_t i = 0, x = piece.x * of.stride[2] - of.pad[2]; i < piece.length; ++i, x += of.stride[2])
+            if (x >= 0 && x < of.in[2]) line[x] = own[i];
+        });
+      }
+    });
+  }
+
+  struct PhaseOf {
+    int64_t at[kMostAxes];
+  };
+
+  void input_gradient_of_phase(const PhaseOf& phase, const float* dy, const float* w, float* dx) const;
+};
+
 // Rows of the left side for the gradient of the input: weights by input channel.
 struct PhaseWeights {
   const float* w;
-  int64_t in_channels, taps;         // of the convolution
-  const std::vector<int64_t>& used;  // taps of the phase
+  int64_t in_channels, all;                    // taps of the convolution
+  const std::vector<channels_last::Tap>& taps;  // of the phase
 
   void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
-    const int64_t width = static_cast<int64_t>(used.size());
+    const int64_t width = static_cast<int64_t>(taps.size());
     for (int64_t done = 0; done < depth; done += kLanes, panel += count * kLanes) {
       const int64_t left = std::min<int64_t>(depth - done, kLanes);
       for (int64_t x = 0; x < left; ++x) {
         const int64_t at = k + done + x;
-        const float* from = w + (at / width * in_channels + first) * taps + used[static_cast<size_t>(at % width)];
-        for (int64_t i = 0; i < count; ++i) panel[i * kLanes + x] = from[i * taps];
+        const float* from = w + (at / width * in_channels + first) * all + taps[static_cast<size_t>(at % width)].number;
+        for (int64_t i = 0; i < count; ++i) panel[i * kLanes + x] = from[i * all];
       }
     }
   }
 };
 
+inline void Group::input_gradient_of_phase(const PhaseOf& phase, const float* dy, const float* w, float* dx) const {
+  const std::vector<channels_last::Tap> taps = phase_taps(of, phase.at);
+  Patches patches{dy, y_stride(), {of.out[0], of.out[1], of.out[2]}, {}, {1, 1, 1}, {}};
+  for (const channels_last::Tap& tap : taps) patches.taps.push_back({{tap.offset[0], tap.offset[1], tap.offset[2]}});
+  for (int axis = 0; axis < kMostAxes; ++axis) patches.grid.size[axis] = phase_size(of, axis, phase.at[axis]);
+  const bool dense = of.stride[0] == 1 && of.stride[1] == 1 && of.stride[2] == 1;
+  const ImageStore store{dx, x_stride(), of.in_size(), patches.grid, {of.in[0], of.in[1], of.in[2]},
+                         {phase.at[0], phase.at[1], phase.at[2]}, {of.stride[0], of.stride[1], of.stride[2]}, dense};
+  multiply(PhaseWeights{w, of.in_channels, of.taps(), taps}, PatchColumns{patches}, store, of.in_channels,
+           of.batch * patches.grid.positions(), of.out_channels * static_cast<int64_t>(taps.size()), false, parallel);
+}
+
+// ---- all groups -----------------------------------------------------------------------------------
+
+inline void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
+                     const Parallel& parallel) {
+  if (conv.batch == 0 || conv.out_size() == 0) return;
+  const Group one{conv, parallel};
+  for (int64_t g = 0; g < conv.groups; ++g)
+    one.forward(x + g * conv.in_channels * conv.in_size(), w + g * conv.out_channels * one.columns(),
+                bias == nullptr ? nullptr : bias + g * conv.out_channels, y + g * conv.out_channels * conv.out_size());
+}
+
+inline void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
+                                     const Parallel& parallel) {
+  const Group one{conv, parallel};
+  if (conv.batch == 0 || conv.out_size() == 0) {
+    std::fill_n(dw, conv.groups * conv.out_channels * one.columns(), 0.0f);
+    return;
+  }
+  for (int64_t g = 0; g < conv.groups; ++g)
+    one.weight_gradient(x + g * conv.in_channels * conv.in_size(), dy + g * conv.out_channels * conv.out_size(),
+                        dw + g * conv.out_channels * one.columns());
+}
+
 inline void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
                                     const Parallel& parallel) {
-  const int64_t out = conv.out_size(), in = conv.in_size(), taps = conv.taps();
-  if (conv.batch == 0 || in == 0) return;
-  if (out == 0 || conv.out_channels == 0) {
-    std::fill_n(dx, conv.batch * conv.groups * conv.in_channels * in, 0.0f);
+  if (conv.batch == 0 || conv.in_size() == 0) return;
+  const Group one{conv, parallel};
+  if (conv.out_size() == 0 || conv.out_channels == 0) {
+    std::fill_n(dx, conv.batch * one.x_stride(), 0.0f);
     return;
   }
-  if (suits_winograd(conv)) {
-    for (int64_t group = 0; group < conv.groups; ++group) {
-      const winograd::Weights own{w + group * conv.out_channels * conv.in_channels * 9, conv.out_channels, conv.in_channels,
-                                  conv.in_channels * 9, 9, true};
-      winograd::convolve(output_image(conv), input_image(conv), own, conv.batch, dy + group * conv.out_channels * out, nullptr,
-                         dx + group * conv.in_channels * in, parallel);
-    }
-    return;
-  }
-  for (int64_t group = 0; group < conv.groups; ++group)
-    for (int64_t pz = 0; pz < std::min(conv.stride[0], conv.in[0]); ++pz)
-      for (int64_t py = 0; py < std::min(conv.stride[1], conv.in[1]); ++py)
-        for (int64_t px = 0; px < std::min(conv.stride[2], conv.in[2]); ++px) {
-          const int64_t phase[kMostAxes] = {pz, py, px};
-          Patches patches{dy + group * conv.out_channels * out, conv.groups * conv.out_channels * out, {}, {}, {}, {}};
-          std::vector<PhaseTap> own[kMostAxes];
-          for (int axis = 0; axis < kMostAxes; ++axis) {
-            own[axis] = phase_taps(conv, axis, phase[axis]);
-            patches.size[axis] = conv.out[axis];
-            patches.grid.size[axis] = (conv.in[axis] - phase[axis] + conv.stride[axis] - 1) / conv.stride[axis];
-            patches.step[axis] = 1;
-          }
-          std::vector<int64_t> used;
-          for (const PhaseTap& z : own[0])
-            for (const PhaseTap& y : own[1])
-              for (const PhaseTap& x : own[2]) {
-                used.push_back((z.tap * conv.kernel[1] + y.tap) * conv.kernel[2] + x.tap);
-                patches.taps.push_back({{z.offset, y.offset, x.offset}});
-              }
-          const bool dense = conv.stride[0] == 1 && conv.stride[1] == 1 && conv.stride[2] == 1;
-          const ImageStore store{dx + group * conv.in_channels * in, conv.groups * conv.in_channels * in, in, patches.grid,
-                                 {conv.in[0], conv.in[1], conv.in[2]}, {pz, py, px},
-                                 {conv.stride[0], conv.stride[1], conv.stride[2]}, dense};
-          const int64_t columns = conv.batch * patches.grid.positions();
-          if (used.empty()) {
-            clear(store, conv.in_channels, columns);
-            continue;
-          }
-          const PhaseWeights weights{w + group * conv.out_channels * conv.in_channels * taps, conv.in_channels, taps, used};
-          multiply(weights, PatchColumns{patches}, store, conv.in_channels, columns,
-                   conv.out_channels * static_cast<int64_t>(used.size()), false, parallel);
-        }
+  for (int64_t g = 0; g < conv.groups; ++g)
+    one.input_gradient(dy + g * conv.out_channels * conv.out_size(), w + g * conv.out_channels * one.columns(),
+                       dx + g * conv.in_channels * conv.in_size());
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

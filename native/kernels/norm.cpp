@@ -53,6 +53,7 @@ struct LayerNorm : RowNorm {
   bool has_bias;
   explicit LayerNorm(const Attributes& of, bool with_mean = true) : RowNorm(of, with_mean), has_bias(of.integer("has_bias", 0) != 0) {}
   void run(Run& run) const override {
+    require(run.input_count() >= (has_bias ? 3u : 2u), "normalization needs x, a scale and perhaps a bias");
     const Tensor x = run.input(0), scale = run.input(1);
     const Rows rows(x, axis);
     const float* bias = has_bias ? rows.along(run.input(2)) : nullptr;
@@ -71,6 +72,7 @@ struct LayerNorm : RowNorm {
 struct LayerNormGrad : RowNorm {
   explicit LayerNormGrad(const Attributes& of, bool with_mean = true) : RowNorm(of, with_mean) {}
   void run(Run& run) const override {
+    require(run.input_count() >= (has_mean ? 5u : 3u), has_mean ? "LayerNormGrad needs 5 inputs" : "RMSNormGrad needs 3 inputs");
     const Tensor dy = run.input(0), x = run.input(1), scale = run.input(2);
     const Rows rows(x, axis);
     require(dy.shape == x.shape, "the gradient has another shape than the input");
@@ -116,6 +118,7 @@ struct Groups : Kernel {
 struct GroupNorm : Groups {
   using Groups::Groups;
   void run(Run& run) const override {
+    require(run.input_count() >= 3, "GroupNorm needs 3 inputs");
     const Tensor x = run.input(0), scale = run.input(1), bias = run.input(2);
     const GroupNormShape shape = shape_of(x);
     const GroupNormForward of{x.floats(), factors(scale, shape), factors(bias, shape), run.output(0, x.shape).floats()};
@@ -126,6 +129,7 @@ struct GroupNorm : Groups {
 struct GroupNormGrad : Groups {
   using Groups::Groups;
   void run(Run& run) const override {
+    require(run.input_count() >= 3, "GroupNormGrad needs 3 inputs");
     const Tensor dy = run.input(0), x = run.input(1), scale = run.input(2);
     const GroupNormShape shape = shape_of(x);
     require(dy.shape == x.shape, "the gradient has another shape than the input");

@@ -134,20 +134,19 @@ struct Patches {
       return;
     }
     const float* line = channel + piece.image + (z * size[1] + y) * width;
-    if (step[2] == 1 && x >= 0 && x + length <= width) {
-      int64_t j = 0;
-      for (; j + kLanes <= length; j += kLanes) store(to + j, load(line + x + j));
-      for (; j < length; ++j) to[j] = line[x + j];
-      return;
-    }
     const int64_t stride = step[2];
-    int64_t j = 0, at = x;
-    for (; j < length && at < 0; ++j, at += stride) to[j] = 0;
-    if (stride == 2)
-      for (; j < length && at < width; ++j, at += 2) to[j] = line[at];
+    // Positions [begin, end) read inside of the line.
+    const int64_t begin = x >= 0 ? 0 : std::min(length, (stride - 1 - x) / stride);
+    const int64_t end = x >= width ? begin : std::max(begin, std::min(length, (width - 1 - x) / stride + 1));
+    for (int64_t j = 0; j < begin; ++j) to[j] = 0;
+    const float* from = line + x + begin * stride;
+    if (stride == 1)
+      copy_floats(from, end - begin, to + begin);
+    else if (stride == 2)
+      copy_even(from, 2 * (end - begin) - 1, to + begin);
     else
-      for (; j < length && at < width; ++j, at += stride) to[j] = line[at];
-    for (; j < length; ++j) to[j] = 0;
+      for (int64_t j = begin; j < end; ++j, from += stride) to[j] = *from;
+    for (int64_t j = end; j < length; ++j) to[j] = 0;
   }
 };
 
@@ -188,6 +187,47 @@ struct PatchRows {
   }
 };
 
+// The planes of all images, one channel a line along the depth, for the right side.
+struct ChannelColumns {
+  const float* data;
+  int64_t batch_stride, positions;
+
+  void operator()(float* panel, int64_t first, int64_t count, int64_t width, int64_t k, int64_t depth) const {
+    int64_t image = first / positions, at = first % positions;
+    for (int64_t done = 0; done < count; ++image, at = 0) {
+      const int64_t length = std::min(count - done, positions - at);
+      const float* from = data + image * batch_stride + k * positions + at;
+      float* to = panel + done;
+      if (length == kColumns)
+        for (int64_t x = 0; x < depth; ++x, from += positions, to += width)
+          for (int j = 0; j < kColumns; j += kLanes) store(to + j, load(from + j));
+      else
+        for (int64_t x = 0; x < depth; ++x, from += positions, to += width) copy_floats(from, length, to);
+      done += length;
+    }
+    if (count < width)
+      for (int64_t x = 0; x < depth; ++x)
+        for (int64_t j = count; j < width; ++j) panel[x * width + j] = 0;
+  }
+};
+
+// The same where depth runs over the positions, and each column is a channel.
+struct ChannelLines {
+  const float* data;
+  int64_t batch_stride, positions;
+
+  void operator()(float* panel, int64_t first, int64_t count, int64_t width, int64_t k, int64_t depth) const {
+    int64_t image = k / positions, at = k % positions;
+    for (int64_t done = 0; done < depth; ++image, at = 0) {
+      const int64_t length = std::min(depth - done, positions - at);
+      const float* from = data + image * batch_stride + first * positions + at;
+      for (int64_t j = 0; j < width; j += kLanes)
+        transpose_lines(from + j * positions, positions, std::min<int64_t>(count - j, kLanes), length, panel + done * width + j, width);
+      done += length;
+    }
+  }
+};
+
 // Lines of channels along the positions of all images: rows of the left side, depth over positions.
 struct ChannelRows {
   const float* data;
@@ -203,7 +243,7 @@ struct ChannelRows {
         if (length == kLanes)
           for (int64_t i = 0; i < count; ++i) store(panel + i * kLanes, load(from + i * positions));
         else
-          for (int64_t i = 0; i < count; ++i) std::copy_n(from + i * positions, length, panel + i * kLanes + filled);
+          for (int64_t i = 0; i < count; ++i) copy_floats(from + i * positions, length, panel + i * kLanes + filled);
         filled += length;
         at += length;
         if (at == positions) at = 0, ++image;
@@ -211,6 +251,14 @@ struct ChannelRows {
     }
   }
 };
+
+// Sets or adds to part of a row.
+inline void put_row(const float* from, int64_t count, float* to, bool fresh) {
+  for (int64_t x = 0; x < count; x += kLanes) {
+    const Vector added = load(from + x);
+    store_first(to + x, fresh ? added : added + load_first(to + x, count - x), count - x);
+  }
+}
 
 // A matrix as the place of results.
 struct MatrixStore {
@@ -222,10 +270,7 @@ struct MatrixStore {
 
   // Puts rows of a tile, kColumns apart, where they belong.
   void put(const float* tile, int64_t i, int64_t rows, int64_t j, int64_t columns, bool fresh) const {
-    for (int64_t r = 0; r < rows; ++r) {
-      float* to = data + (i + r) * row + j;
-      for (int64_t x = 0; x < columns; ++x) to[x] = fresh ? tile[r * kColumns + x] : to[x] + tile[r * kColumns + x];
-    }
+    for (int64_t r = 0; r < rows; ++r) put_row(tile + r * kColumns, columns, data + (i + r) * row + j, fresh);
   }
 };
 
@@ -250,11 +295,16 @@ struct ImageStore {
       const int64_t z = first[0] + piece.z * step[0], y = first[1] + piece.y * step[1], x = first[2] + piece.x * step[2];
       float* to = data + piece.image * batch_stride + i * channel_stride + (z * size[1] + y) * size[2] + x;
       const float* from = tile + piece.begin;
-      for (int64_t r = 0; r < rows; ++r, to += channel_stride, from += kColumns)
+      for (int64_t r = 0; r < rows; ++r, to += channel_stride, from += kColumns) {
+        if (step[2] == 1) {
+          put_row(from, piece.length, to, fresh);
+          continue;
+        }
         for (int64_t c = 0; c < piece.length; ++c) {
           float& place = to[c * step[2]];
           place = fresh ? from[c] : place + from[c];
         }
+      }
     });
   }
 };

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <new>
+#include <type_traits>
 
 #include "packers.h"
 #include "tile.h"
@@ -60,21 +61,31 @@ struct Block {
   int64_t row, row_end, column, column_end, k, k_end;
 };
 
+// Panels of B that are there already: [panel][depth][width], in the order of the columns.
+struct PackedColumns {
+  const float* panels;
+  int64_t columns, depth;  // of all panels; columns are whole vectors
+
+  const float* at(int64_t column, int64_t k) const {
+    return panels + column * depth + k * std::min<int64_t>(kColumns, columns - column);
+  }
+};
+
 // Computes a block of C.
 //
 // `pack_a(panel, row, rows, k, depth)` writes rows of A, `pack_b(panel, column, columns, width, k, depth)`
-// columns of B; see packers.h.
+// columns of B, unless they are packed already; see packers.h.
 template <class PackA, class PackB, class Store>
 void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store, const Block& block, bool add) {
   float* const packed_a = panels();
   float* const packed_b = packed_a + kBlockRows * kDepth;
-  alignas(64) float tile[kRows * kColumns];
+  alignas(64) float tile[kRows * kColumns + kLanes];  // pieces of a row are read as whole vectors
   for (int64_t jc = block.column; jc < block.column_end; jc += kBlockColumns) {
     const int64_t j_end = std::min(jc + kBlockColumns, block.column_end);
     for (int64_t kc = block.k; kc < block.k_end; kc += kDepth) {
       const int64_t depth = std::min(kDepth, block.k_end - kc), padded = rounded_up(depth, kLanes);
       const bool fresh = !add && kc == block.k;
-      for (int64_t j = jc; j < j_end; j += kColumns) {
+      if constexpr (!std::is_same_v<PackB, PackedColumns>) for (int64_t j = jc; j < j_end; j += kColumns) {
         const int64_t columns = std::min<int64_t>(kColumns, j_end - j);
         pack_b(packed_b + (j - jc) * depth, j, columns, rounded_up(columns, kLanes), kc, depth);
       }
@@ -85,6 +96,7 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
         for (int64_t j = jc; j < j_end; j += kColumns) {
           const int64_t columns = std::min<int64_t>(kColumns, j_end - j), width = rounded_up(columns, kLanes);
           const float* b = packed_b + (j - jc) * depth;
+          if constexpr (std::is_same_v<PackB, PackedColumns>) b = pack_b.at(j, kc);
           for (int64_t p = 0; p < cut.pieces; ++p) {
             const int64_t i = ic + cut.begin(p), rows = cut.length(p);
             const float* a = packed_a + cut.begin(p) * padded;
@@ -105,7 +117,7 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
 // Sets all of C to zero.
 template <class Store>
 void clear(const Store& store, int64_t rows, int64_t columns) {
-  const float zeros[kColumns] = {};
+  const float zeros[kColumns + kLanes] = {};
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; j += kColumns) store.put(zeros, i, 1, j, std::min<int64_t>(kColumns, columns - j), true);
 }
@@ -138,6 +150,29 @@ void multiply(const PackA& pack_a, const PackB& pack_b, const Store& store, int6
     const int64_t piece = task % down.pieces, column = task / down.pieces * wide, row = down.begin(piece);
     multiply_block(pack_a, pack_b, store,
                    {row, row + down.length(piece), column, std::min(column + wide, columns), 0, depth}, add);
+  });
+}
+
+// A product whose depth is long beside its rows and columns: parts of the depth are summed apart.
+template <class PackA, class PackB>
+void multiply_deep(const PackA& pack_a, const PackB& pack_b, float* c, int64_t rows, int64_t columns, int64_t depth,
+                   const Parallel& parallel) {
+  constexpr int64_t kParts = 16, kLeastDepth = 4 * kDepth, kMostFloats = int64_t{1} << 21;
+  const int64_t size = rows * columns;
+  const int64_t parts = std::min({kParts, depth / kLeastDepth, kMostFloats / std::max<int64_t>(1, size)});
+  if (parts < 2) return multiply(pack_a, pack_b, MatrixStore{c, columns}, rows, columns, depth, false, parallel);
+  const EvenCut cut(depth, rounded_up(pieces_of(depth, parts), kDepth));
+  const Floats sums((cut.pieces - 1) * size);
+  parallel(cut.pieces, [&](int64_t part) {
+    const MatrixStore store{part == 0 ? c : sums.get() + (part - 1) * size, columns};
+    multiply_block(pack_a, pack_b, store, {0, rows, 0, columns, cut.begin(part), cut.begin(part) + cut.length(part)}, false);
+  });
+  const EvenCut ranges(size, 8192);
+  parallel(ranges.pieces, [&](int64_t range) {
+    for (int64_t part = 1; part < cut.pieces; ++part) {
+      const float* from = sums.get() + (part - 1) * size;
+      for (int64_t i = ranges.begin(range), end = i + ranges.length(range); i < end; ++i) c[i] += from[i];
+    }
   });
 }
 

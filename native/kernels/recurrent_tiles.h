@@ -7,7 +7,6 @@
 #include <new>
 #include <utility>
 
-#include "product.h"
 #include "recurrent.h"
 #include "vector_math.h"
 
@@ -50,15 +49,14 @@ void each_vector(int64_t block, int64_t hidden, const Use& use) {
 // Units of a row; a row that is null is zero.
 inline Vector get(const float* row, const Place& place) {
   if (row == nullptr) return Vector{};
-  if (place.count == kLanes) return load(row + place.unit);
-  Vector part{};
-  for (int64_t i = 0; i < place.count; ++i) part[i] = row[place.unit + i];
-  return part;
+  return place.count == kLanes ? load(row + place.unit) : load_first(row + place.unit, place.count);
 }
 
 inline void put(float* row, const Place& place, Vector value) {
-  if (place.count == kLanes) return store(row + place.unit, value);
-  for (int64_t i = 0; i < place.count; ++i) row[place.unit + i] = value[i];
+  if (place.count == kLanes)
+    store(row + place.unit, value);
+  else
+    store_first(row + place.unit, value, place.count);
 }
 
 // A tile of values, in rows of kColumns.
@@ -74,7 +72,6 @@ using TileProduct = void (*)(int64_t depth, const float* left, const float* righ
 
 template <int kHeight>
 void tile_product(int64_t depth, const float* left, const float* right, TileValues& to) {
-  constexpr int kVectors = kColumns / kLanes;
   Vector sum[kHeight][kVectors];
   for (int i = 0; i < kHeight; ++i)
     for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector{};
@@ -98,19 +95,39 @@ TileProduct tile_product_of(int64_t height, std::integer_sequence<int, kHeights.
   return kAll[height - 1];
 }
 
-inline int64_t blocks_of(int64_t hidden) { return pieces_of(hidden, kColumns); }
+inline int64_t ceil_divide(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
-// Packs a matrix as panels [depth][kColumns], one for each block of columns.
-inline Buffer packed_right(const float* matrix, int64_t depth, int64_t columns, int64_t depth_step,
-                           int64_t column_step, const Parallel& parallel) {
-  Buffer panels(blocks_of(columns) * kColumns * depth);
-  const MatrixColumns pack{matrix, column_step, depth_step};
-  parallel(blocks_of(columns), [&](int64_t block) {
-    const int64_t first = block * kColumns;
-    pack(panels.data() + first * depth, first, std::min<int64_t>(kColumns, columns - first), kColumns, 0, depth);
-  });
-  return panels;
-}
+inline int64_t blocks_of(int64_t hidden) { return ceil_divide(hidden, kColumns); }
+
+// A matrix on the right side of products, packed as panels [depth][kColumns], one for each block of columns.
+// Several matrices of one width can lie below each other.
+class RightPanels {
+ public:
+  RightPanels() = default;
+  RightPanels(int64_t depth, int64_t columns)
+      : depth_(depth), columns_(columns), panels_(blocks_of(columns) * kColumns * depth) {}
+
+  // Packs a matrix into the panels, from a depth on; columns that a panel has beyond the last stay zero. Rows of
+  // the matrix lie along the columns, or, if `transposed`, along the depth.
+  void pack(int64_t from, const float* matrix, int64_t depth, int64_t row, bool transposed, const Parallel& parallel) const {
+    parallel(blocks_of(columns_), [&](int64_t block) {
+      const int64_t first = block * kColumns, count = std::min<int64_t>(kColumns, columns_ - first);
+      const float* source = matrix + first * (transposed ? row : 1);
+      float* to = at(block, from);
+      if (!transposed) {
+        for (int64_t k = 0; k < depth; ++k) std::copy_n(source + k * row, count, to + k * kColumns);
+        return;
+      }
+      for (int64_t j = 0; j < count; j += kLanes)
+        transpose_lines(source + j * row, row, std::min<int64_t>(kLanes, count - j), depth, to + j, kColumns);
+    });
+  }
+  float* at(int64_t block, int64_t depth) const { return panels_.data() + (block * depth_ + depth) * kColumns; }
+
+ private:
+  int64_t depth_ = 0, columns_ = 0;
+  Buffer panels_;
+};
 
 // The rows of the batch, cut into tiles of one height. Chains are runs of tiles that are computed without
 // waiting for each other, step after step; all tasks of a step meet where there is one chain alone.
@@ -120,11 +137,11 @@ struct RowTiles {
   explicit RowTiles(int64_t rows) : batch(rows) {
     constexpr int64_t kRowsOfChain = 16;  // fewer would read the weights too often
     chains = std::max<int64_t>(1, rows / kRowsOfChain);
-    const int64_t own = pieces_of(rows, chains);
-    tiles_of_chain = pieces_of(own, kRows);
-    height = pieces_of(own, tiles_of_chain);
-    tiles = pieces_of(rows, height);
-    chains = pieces_of(tiles, tiles_of_chain);
+    const int64_t own = ceil_divide(rows, chains);
+    tiles_of_chain = ceil_divide(own, kRows);
+    height = ceil_divide(own, tiles_of_chain);
+    tiles = ceil_divide(rows, height);
+    chains = ceil_divide(tiles, tiles_of_chain);
   }
   int64_t first(int64_t tile) const { return tile * height; }
   int64_t count(int64_t tile) const { return std::min(height, batch - first(tile)); }
@@ -134,7 +151,7 @@ struct RowTiles {
   float* packed(const Buffer& buffer, int64_t tile, int64_t depth) const {
     return buffer.data() + tile * height * depth;
   }
-  // Writes a tile of values as packed rows, `depth` before the first unit.
+  // Writes a tile of values as packed rows; `to` is the place of the first unit.
   void pack(const TileValues& values, int64_t tile, int64_t block, int64_t hidden, float* to) const {
     const int64_t unit = block * kColumns, units = std::min<int64_t>(kColumns, hidden - unit), rows = count(tile);
     for (int64_t k = 0; k < units; ++k)
@@ -165,6 +182,8 @@ void run_steps(const RowTiles& rows, int64_t blocks, int64_t count, int stages, 
       });
 }
 
+static_assert(kSavedUnits % kLanes == 0, "vectors lie within blocks");
+
 // One direction of a layer. Positions count steps in the order of the direction, times are rows of x.
 struct Direction {
   const RecurrentLayer& layer;
@@ -185,8 +204,10 @@ struct Direction {
   }
   // Rows of sequences and of states.
   int64_t y_row(int64_t time, int64_t b) const { return ((time * layer.directions + index) * layer.batch + b) * layer.hidden; }
-  int64_t saved_row(int64_t time, int64_t b) const {
-    return ((index * layer.steps + time) * layer.batch + b) * saved_of(layer.cell) * layer.hidden;
+  // One of the vectors that a step saves, from a unit on: until the end of its block.
+  int64_t saved_at(int64_t time, int64_t b, int64_t part, int64_t unit) const {
+    const int64_t block = (index * layer.steps + time) * ceil_divide(layer.hidden, kSavedUnits) + unit / kSavedUnits;
+    return ((block * layer.batch + b) * saved_of(layer.cell) + part) * kSavedUnits + unit % kSavedUnits;
   }
   int64_t state_row(int64_t b) const { return (index * layer.batch + b) * layer.hidden; }
   // Whether a sequence is in its initial state before a step. In steps beyond its length a forward sequence
@@ -196,13 +217,10 @@ struct Direction {
     if (!is_first(position, b)) return y + y_row(time(position - 1), b);
     return layer.initial_h == nullptr ? nullptr : layer.initial_h + state_row(b);
   }
-  const float* c_before(const float* saved, int64_t position, int64_t b) const {
-    if (!is_first(position, b)) return saved + saved_row(time(position - 1), b) + 4 * layer.hidden;
-    return layer.initial_c == nullptr ? nullptr : layer.initial_c + state_row(b);
+  Vector c_before(const float* saved, int64_t position, int64_t b, const Place& place) const {
+    if (!is_first(position, b)) return load(saved + saved_at(time(position - 1), b, 4, place.unit));
+    return layer.initial_c == nullptr ? Vector{} : get(layer.initial_c + state_row(b), place);
   }
 };
-
-// Steps that are computed between two large products: their gates stay in the cache.
-inline int64_t steps_of_chunk(int64_t batch) { return std::max<int64_t>(1, 512 / std::max<int64_t>(batch, 1)); }
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -68,6 +68,27 @@ inline void store_first(float* to, Vector value, int64_t count) {
 }
 #endif
 
+template <size_t... kLane>
+inline Vector even_lanes(Vector a, Vector b, std::index_sequence<kLane...>) {
+  return __builtin_shufflevector(a, b, (2 * int(kLane))...);
+}
+
+// Copies `count` floats.
+inline void copy_floats(const float* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  if (i < count) store_first(to + i, load_first(from + i, count - i), count - i);
+}
+
+// Copies every second of `length` floats.
+inline void copy_even(const float* from, int64_t length, float* to) {
+  for (int64_t i = 0; i < length; i += 2 * kLanes, to += kLanes) {
+    const Vector made = even_lanes(load_first(from + i, length - i), load_first(from + i + kLanes, length - i - kLanes),
+                                   std::make_index_sequence<kLanes>());
+    store_first(to, made, (length - i + 1) / 2);
+  }
+}
+
 // One step of a transposition: blocks of kBlock × kBlock lanes change places across the diagonal.
 template <int kBlock, size_t... kLane>
 inline void exchange(Vector& upper, Vector& lower, std::index_sequence<kLane...>) {
@@ -101,16 +122,14 @@ inline void transpose_lines(const float* from, int64_t line, int64_t count, int6
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) square[i] = load(from + i * line + k);
     } else {
-      for (int i = 0; i < kLanes; ++i) square[i] = i < count ? load_first(from + i * line + k, left) : Vector{};
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) square[i] = load_first(from + i * line + k, i < count ? left : 0);
     }
     transpose(square);
     float* row = to + k * step;
-    if (left == kLanes) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) store(row + i * step, square[i]);
-    } else {
-      for (int i = 0; i < left; ++i) store(row + i * step, square[i]);
-    }
+    for (int i = 0; i < kLanes; ++i)
+      if (i < left) store(row + i * step, square[i]);
   }
 }
 

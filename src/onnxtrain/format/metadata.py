@@ -12,7 +12,9 @@ from onnxtrain.format.model.tensor import stays_in_folder
 
 METADATA_KEY = "onnxtrain"
 FORMAT = 1  # of the artifact folder
-_LEFT_OUT = {"target": "cpu", "memory": None, "on_cpu": (), "generation": "", "kernels": ()}
+_LEFT_OUT = {
+    "target": "cpu", "memory": None, "on_cpu": (), "generation": "", "kernels": (), "gradients": ()
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class GraphMetadata:
     on_cpu: tuple[str, ...] = ()
     generation: str = ""
     kernels: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the value of the property."""

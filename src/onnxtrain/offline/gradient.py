@@ -19,6 +19,7 @@ from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
+from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.gelu import join_gelu
@@ -126,8 +127,9 @@ def write_gradient(
     results = {value: _result(op, value, found[value]) for value in targets}
     _give_names(op, graph, {results[value]: gradient_names[value] for value in targets})
     graph.outputs.extend(results.values())
+    sweep(graph)
+    stamp(prepared)  # before nodes disappear in functions
     functions = write_functions(prepared, native)
-    stamp(prepared)
     proto = _to_proto(prepared)
     proto.functions.extend(functions)
     return proto

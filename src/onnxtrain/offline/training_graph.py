@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
-from onnxtrain.format.names import ACCUMULATED, BUFFER, LAZY_RESET, RANDOM_SEED
+from onnxtrain.format.names import ACCUMULATED, BUFFER, GRADIENT, LAZY_RESET, RANDOM_SEED
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
@@ -32,6 +32,7 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
+from onnxtrain.offline.optimizers.accumulation import accumulate
 from onnxtrain.offline.optimizers.finite_guard import check_finite, early_check, update_if
 from onnxtrain.offline.optimizers.in_place import after_readers
 from onnxtrain.offline.passes.attention import join_attention
@@ -295,6 +296,8 @@ def training_graph(
     own = _Copy.of(source)
     op, graph = own.op, own.model.graph
     op.scope = "accumulation"
+    if target == "cpu":
+        _name_gradients(own, source.fed)
     buffers = {
         v: op.type_as(ir.Value(name=op.names.fresh(f"{v.name}{BUFFER}")), v) for v in own.gradients
     }
@@ -305,14 +308,13 @@ def training_graph(
     order = own.in_order()
     check = check_finite(op, order, list(own.gradients), loss, statistics, early=early)
 
-    def total(v: ir.Value) -> ir.Value:
-        added = op.Add(buffers[v], own.gradients[v])
-        made = op.Where(op.squeeze(reset, [0]), own.gradients[v], added)
-        made.name = f"{v.name}{ACCUMULATED}"
-        return op.type_as(made, v)
-
     def write(*parameters: ir.Value) -> list[ir.Value]:
-        return [total(v) for v in parameters]
+        pairs = {v: (buffers[v], own.gradients[v]) for v in parameters}
+        made = accumulate(op, reset, list(pairs.values()), branches=target == "cpu" and not early)
+        for v, total in zip(parameters, made, strict=True):
+            total.name = f"{v.name}{ACCUMULATED}"
+            op.type_as(total, v)
+        return made
 
     def write_all() -> list[ir.Value]:
         return [*write(*own.gradients), *statistics]
@@ -333,6 +335,23 @@ def training_graph(
         made = update_if(op, passed, [*buffers.values(), *own.updates], write_all)
     graph.outputs.extend([*made, *check.outputs(op)])
     return _complete(own.model, target)
+
+
+def _name_gradients(own: _Copy, fed: Collection[str]) -> None:
+    """Call the gradient of a parameter `<p>_grad`, so that a runtime can ask for it.
+
+    It is a value of its own, made by a node, whose memory a runtime may choose.
+    """
+    op = own.op
+    for v, gradient in own.gradients.items():
+        name = f"{v.name}{GRADIENT}"
+        if v.name in fed or op.names.fresh(name) != name:
+            continue
+        producer = gradient.producer()
+        shared = sum(gradient is other for other in own.gradients.values()) > 1
+        if producer is None or gradient.is_graph_output() or shared:
+            own.gradients[v] = gradient = op.type_as(op.Identity(gradient), v)
+        gradient.name = name
 
 
 def step_graph(

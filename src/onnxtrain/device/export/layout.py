@@ -17,7 +17,7 @@ from onnxtrain.format.checkpoint.content import (
     tensor_dims,
 )
 from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
-from onnxtrain.format.model.file import GraphField, ModelField, ModelFile, graph_of
+from onnxtrain.format.model.file import GraphField, ModelField, ModelFile, ValueType, graph_of
 from onnxtrain.format.model.tensor import (
     EXTERNAL,
     ExternalTensor,
@@ -279,6 +279,17 @@ def with_initializers(model: ModelFile, values: Mapping[str, Tensor]) -> bytes:
         else:
             chunks.add(data[part.start : part.end])
     return chunks.join()
+
+
+def with_outputs(model: bytes, outputs: Iterable[ValueType]) -> bytes:
+    """Return a model with more of its values as outputs.
+
+    A message that occurs twice is one with the entries of both, by the rules of protobuf.
+    """
+    added = b"".join(
+        bytes_field(GraphField.OUTPUT, value_info(v.name, v.element_type, v.dims)) for v in outputs
+    )
+    return model + bytes_field(ModelField.GRAPH, added)
 
 
 def _graph(reader: Reader, graph: memoryview, values: Mapping[str, Tensor]) -> Chunks:

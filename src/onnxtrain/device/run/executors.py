@@ -20,7 +20,14 @@ from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.element_types import ELEMENT_TYPES
-from onnxtrain.format.names import ACCUMULATED, BUFFER, LAZY_RESET, RANDOM_SEED, UPDATED
+from onnxtrain.format.names import (
+    ACCUMULATED,
+    BUFFER,
+    GRADIENT,
+    LAZY_RESET,
+    RANDOM_SEED,
+    UPDATED,
+)
 
 if TYPE_CHECKING:
     from onnxtrain.device.optimizer import Optimizer
@@ -91,7 +98,11 @@ class EvalExecutor(Executor):
 
 
 class TrainExecutor(Executor):
-    """The training graph, which adds gradients to buffers."""
+    """The training graph, which adds gradients to buffers.
+
+    A run that starts from zero writes gradients straight into their buffers, where it can: the
+    memory of a gradient is bound to what the graph computes, and to what it was added to.
+    """
 
     def __init__(self, graph: Graph, state: TrainingState) -> None:
         super().__init__(graph, state)
@@ -101,6 +112,13 @@ class TrainExecutor(Executor):
         inputs = {value.name for value in self.signature.inputs}
         self._differentiated_inputs = [n for n in self.signature.trained if n in inputs]
         self._trained = [n for n in self.signature.trained if n not in inputs]
+        self._direct = [n for n in self._trained if f"{n}{GRADIENT}" in graph.gradients]
+        self._bindings: dict[bool, Binding] = {}  # by whether gradients start from zero
+
+    def close(self) -> None:
+        """Free the graph and what is bound to it."""
+        self._bindings.clear()
+        super().close()
 
     def _check(self) -> None:
         super()._check()
@@ -115,17 +133,27 @@ class TrainExecutor(Executor):
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """Run forward and backward; gradients start from zero where `reset` is set."""
         self._flag.array[0] = self.reset
+        if self.reset not in self._bindings:
+            self._bindings[self.reset] = self._bind()
+        self._binding = self._bindings[self.reset]
         extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
         made = super().__call__([*values, *extra])
         count = len(self.signature.outputs)
         if not self.passed:
-            # Gradients of before the reset are still there, and no step may use them.
+            # No step may use what is there: gradients of before the reset, or none.
             self.state.has_stale_gradients |= self.reset
+            if self.reset:
+                self._clear(self._direct)
             return made[:count]
         self.reset = self.state.has_stale_gradients = False
         for name, value in zip(self._differentiated_inputs, made[count:], strict=True):
             self.input_gradients[name] = as_array(value)
         return made[:count]
+
+    def _clear(self, names: Sequence[str]) -> None:
+        """Set gradients to zero, where a run that was not finite has written."""
+        for gradient in self.state.make_gradients(names).values():
+            gradient.assign(np.zeros(gradient.shape, gradient.dtype))
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -154,6 +182,8 @@ class TrainExecutor(Executor):
         state[LAZY_RESET] = self._flag
         results = {f"{n}{ACCUMULATED}": g for n, g in gradients.items()}
         results.update((f"{n}{UPDATED}", parameters[n]) for n in signature.updated)
+        if self.reset:
+            results.update((f"{n}{GRADIENT}", gradients[n]) for n in self._direct)
         asked = {v.name: v for v in (*self.graph.model.inputs, *self.graph.model.outputs)}
         of_inputs = self._differentiated_inputs
         return Binding(

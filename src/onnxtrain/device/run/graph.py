@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.device.export.layout import stored_data, with_initializers
+from onnxtrain.device.export.layout import stored_data, with_initializers, with_outputs
 from onnxtrain.device.run.native import Library, native_status
 from onnxtrain.errors import (
     ArgumentError,
@@ -32,6 +32,7 @@ from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
 from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.wire import Reader
+from onnxtrain.format.names import BUFFER, GRADIENT
 
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
 
@@ -210,6 +211,23 @@ class Graph:
         if self.settings.batch is None:
             self._session, self._version = session, self._frozen.version
 
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """The gradients of a training graph that its session has as outputs beside its own.
+
+        A file in the ORT format cannot be changed, and a large one is read by onnxruntime itself.
+        """
+        model = self.model
+        if not model.metadata.gradients or model.is_ort or not model.content.is_kept:
+            return ()
+        inputs = {value.name for value in model.inputs}
+        taken = inputs | {value.name for value in model.outputs}
+        return tuple(
+            name
+            for name in dict.fromkeys(model.metadata.gradients)
+            if name not in taken and f"{name.removesuffix(GRADIENT)}{BUFFER}" in inputs
+        )
+
     def note_constants(self) -> None:
         """Remember which frozen parameters cannot change, as they are inside of the graph."""
         if self.model.is_ort:
@@ -319,9 +337,15 @@ class Graph:
         return library.registered(options, functions, is_shared=self.settings.shares_options)
 
     def _source(self, changes: Mapping[str, Tensor]) -> str | bytes:
-        if changes:
-            return with_initializers(self.model, changes)
-        return self.model.content.loadable()
+        model = self.model
+        source = with_initializers(model, changes) if changes else model.content.loadable()
+        if not self.gradients or isinstance(source, str):
+            return source
+        types = {value.name: value for value in model.inputs}
+        buffers = [types[f"{name.removesuffix(GRADIENT)}{BUFFER}"] for name in self.gradients]
+        return with_outputs(
+            source, (replace(v, name=n) for n, v in zip(self.gradients, buffers, strict=True))
+        )
 
 
 # The passes of onnxruntime's optimiser that look for quantized operators, by its names for them;

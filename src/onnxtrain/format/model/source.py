@@ -47,6 +47,11 @@ class ModelBytes:
             data = self.data()
             self._kept = data if len(data) <= _LARGE else None
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the bytes are in memory, and not read again for each use."""
+        return self._kept is not None
+
     def data(self) -> memoryview:
         """Return the bytes; do not keep those of a large file longer than needed."""
         if self._kept is not None:

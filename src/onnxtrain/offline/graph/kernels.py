@@ -13,7 +13,7 @@ apart, so that it does not fit any more, stays plain.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -102,6 +102,44 @@ def forget_kernel(nodes: Iterable[ir.Node]) -> None:
     """Take nodes out of their groups."""
     for node in nodes:
         node.meta.pop(_KEY, None)
+
+
+def mark_copy(copy: ir.Node, node: ir.Node, twins: dict[KernelGroup, KernelGroup]) -> None:
+    """Put the copy of a node into the copy of its group; `twins` are those made so far."""
+    if (marked := place_of(node)) is not None:
+        group, place = marked
+        copy.meta[_KEY] = twins.setdefault(group, replace(group)), place
+
+
+def rename_kernel_inputs(nodes: Iterable[ir.Node], renamed: Mapping[str, str | None]) -> None:
+    """Let kernels read other values where no node of their group does, by their names.
+
+    Groups that would read a value without a new name are forgotten.
+    """
+    changed: dict[KernelGroup, KernelGroup | None] = {}
+    for node in nodes:
+        if (marked := place_of(node)) is None:
+            continue
+        group, place = marked
+        if group not in changed:
+            changed[group] = _with_renamed_inputs(group, renamed)
+        now = changed[group]
+        if now is None:
+            forget_kernel([node])
+        else:
+            node.meta[_KEY] = now, place
+
+
+def _with_renamed_inputs(
+    group: KernelGroup, renamed: Mapping[str, str | None]
+) -> KernelGroup | None:
+    inputs = list[KernelInput]()
+    for wanted in group.inputs:
+        name = wanted.name if wanted.read_at else renamed.get(wanted.name, wanted.name)
+        if name is None:
+            return None
+        inputs.append(replace(wanted, name=name))
+    return replace(group, inputs=tuple(inputs))
 
 
 def kernel_groups(graph: ir.Graph) -> dict[KernelGroup, dict[int, ir.Node]]:

@@ -96,6 +96,7 @@ class _Side:
 
     value: ir.Value
     order: list[int]  # the axis of the value for each axis of the product's operand
+    reader: tuple[ir.Node, int]  # which reads the value as this input
     nodes: list[ir.Node] = field(default_factory=list)  # from the last to the first
 
 
@@ -175,8 +176,8 @@ class _Search:
             return None
         product, mask, scale, score_nodes = before
         mixing, output, order, output_nodes = after
-        sides = [self._side(v, scale) for v in product.inputs]
-        values = self._side(mixing.inputs[1], None)
+        sides = [self._side((product, index), scale) for index in range(2)]
+        values = self._side((mixing, 1), None)
         rank = len(dims)
         if any(side is None or len(side.order) != rank for side in (*sides, values)):
             return None
@@ -264,12 +265,13 @@ class _Search:
             return value
         return None
 
-    def _side(self, operand: ir.Value | None, scale: _Scale | None) -> _Side | None:
+    def _side(self, reader: tuple[ir.Node, int], scale: _Scale | None) -> _Side | None:
         """Return where an operand of a product comes from, through Transpose and scaling."""
+        operand = reader[0].inputs[reader[1]]
         dims = None if operand is None else dims_of(operand)
         if operand is None or dims is None:
             return None
-        side = _Side(operand, list(range(len(dims))))
+        side = _Side(operand, list(range(len(dims))), reader)
         while (node := self._between(side.value)) is not None:
             if node.op_type == "Transpose":
                 permutation = list(node.attributes.get_ints("perm", range(len(dims))[::-1]))
@@ -283,6 +285,7 @@ class _Search:
             if source is None or dims_of(source) is None or source not in self.dependent:
                 break
             side.value, side.order = source, order
+            side.reader = node, list(node.inputs).index(source)
             side.nodes.append(node)
         return side
 
@@ -356,7 +359,7 @@ class _Marker:
         self._waiting = {n for n in found.nodes if n.op_type != "IsNaN"}  # which has no gradient
         self._written: list[ir.Node] = []
         self._given: ir.Value | None = None
-        self._results: dict[tuple[ir.Node, ir.Value], ir.Value | None] = {}
+        self._results: dict[tuple[ir.Node, int], ir.Value | None] = {}
         self._is_plain = True
 
     def rules(self, opset: int) -> Iterator[tuple[ir.Node, Rule]]:
@@ -390,22 +393,19 @@ class _Marker:
         # The kernel has no such guard, but rows that see no key need none where they are zero.
         zeros = self._found.blind_are_zero and node.op_type == "Softmax"
         self._is_plain = self._is_plain and (zeros or not op.guarded)
-        pairs = (
-            returned.items()
-            if isinstance(returned, Mapping)
-            else zip(node.inputs, returned, strict=False)
-        )
-        self._results.update(((node, value), d) for value, d in pairs if value is not None)
+        if isinstance(returned, Mapping):
+            returned = [None if v is None else returned.get(v) for v in node.inputs]
+        self._results.update(((node, index), each) for index, each in enumerate(returned))
 
     def _mark(self) -> None:
         found, given = self._found, self._given
-        gradients = [self._result(side) for side in (found.q, found.k, found.v)]
+        gradients = [self._results.get(side.reader) for side in (found.q, found.k, found.v)]
         if given is None or any(g is None for g in gradients) or not self._is_plain:
             return
         read = dict.fromkeys(v for n in self._written for v in n.inputs if v is not None)
         made = {v for n in found.nodes for v in n.outputs}
         saved = [v for v in read if v in made and v not in (found.output, found.probabilities)]
-        saved.sort(key=lambda v: not is_float(v))
+        saved.sort(key=is_float)  # where probabilities are NaN comes first
         more, attributes = found.more_inputs(), found.attributes()
         kept = [found.probabilities, *saved]
         kind = "Attention" if all(is_float(v) for v in saved) else "AttentionOrZero"
@@ -418,11 +418,3 @@ class _Marker:
             [given, *found.inputs(), found.output, found.probabilities, *more, *saved],
             gradients, saved=kept, **attributes,
         )  # fmt: skip
-
-    def _result(self, side: _Side) -> ir.Value | None:
-        """Return the cotangent of queries, keys or values that the group writes."""
-        reader = side.nodes[-1] if side.nodes else None
-        for (node, value), cotangent in self._results.items():
-            if value is side.value and (reader is None or node is reader):
-                return cotangent
-        return None

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.autodiff.rules.recurrence import Direction, Timeline
-from onnxtrain.offline.autodiff.rules.rnn_activations import activations_of
+from onnxtrain.offline.autodiff.rules.rnn_activations import Activation, activations_of
+from onnxtrain.offline.autodiff.rules.rnn_kernels import kernel_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN
 
@@ -75,10 +77,28 @@ def differentiate_layer(
     default_activations: Sequence[str],
     backward: Callable[[Ops, Direction], Contributions],
 ) -> Cotangents:
+    """Write the gradient of a layer; where a native kernel covers it, the kernel can stand in."""
+    direction = node.attributes.get_string("direction", "forward")
+    reversals = [False, True] if direction == "bidirectional" else [direction == "reverse"]
+    activations = activations_of(node, [*default_activations] * len(reversals))
+    y = _y_of(op, node)
+    write = partial(_write_gradient, op, node, y, dys, reversals, activations, backward)
+    kernel = kernel_of(op, node, activations)
+    return write() if kernel is None else kernel.differentiate(dys, write)
+
+
+def _write_gradient(
+    op: Ops,
+    node: ir.Node,
+    y: ir.Value | None,
+    dys: Sequence[ir.Value | None],
+    reversals: Sequence[bool],
+    activations: Sequence[Activation],
+    backward: Callable[[Ops, Direction], Contributions],
+) -> Sequence[ir.Value | None]:
     """Write the gradient of each direction and put the parts together."""
     x, w, r, b, lengths, initial_h, initial_c, p = (optional(node, i) for i in range(8))
     dy, dy_h, dy_c = (*dys, None, None)[:3]
-    y: ir.Value | None = _y_of(op, node)
     _state_ranks(op, (y, dy), 4)
     _state_ranks(op, (x, w, r, initial_h, initial_c, dy_h, dy_c), 3)
     _state_ranks(op, (b, p), 2)
@@ -90,10 +110,7 @@ def differentiate_layer(
         y, dy = (_transpose(op, v, [1, 2, 0, 3]) for v in (y, dy))
     assert x is not None and w is not None and r is not None and y is not None
     hidden = node.attributes.get_int("hidden_size") or op.dims(r)[-1]
-    direction = node.attributes.get_string("direction", "forward")
-    reversals = [False, True] if direction == "bidirectional" else [direction == "reverse"]
-    activations = activations_of(node, [*default_activations] * len(reversals))
-    each = len(default_activations)
+    each = len(activations) // len(reversals)
     time = Timeline(op, x, lengths)
     count = len(reversals)
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.kernels import KernelGroup, mark_copy, rename_kernel_inputs
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import subgraphs_of, values_of
@@ -61,6 +62,7 @@ class _CopyWriter:
         self._op, self._graph = op, graph
         self._values = {str(v.name): v for v in values_of(graph)}
         self._flags: dict[str, ir.Value] = {}  # by gate
+        self._twins: dict[KernelGroup, KernelGroup] = {}  # groups of copies
         op.scope = "again"
 
     def write(self, layers: Layers, kept: Collection[str]) -> dict[str, str]:
@@ -83,7 +85,17 @@ class _CopyWriter:
             else:
                 value, flag = step.reads
                 self._values[step.makes[0]] = self._wait(self._values[value], gates[flag])
+        self._let_kernels_read_copies(late, layers, kept)
         return copies
+
+    def _let_kernels_read_copies(
+        self, late: Sequence[ir.Node], layers: Layers, kept: Collection[str]
+    ) -> None:
+        """Keep late kernels from holding what is not kept: those that no copy serves stay plain."""
+        gone = layers.copied(kept)
+        lost = (n for n, maker in layers.maker.items() if maker in gone and n not in layers.fixed)
+        copies = {name: self._values.get(f"{name}{AGAIN}") for name in lost}
+        rename_kernel_inputs(late, {n: None if v is None else v.name for n, v in copies.items()})
 
     def _reconnect(self, node: ir.Node, step: Step) -> None:
         """Let a late node, and what is in it, read copies."""
@@ -107,6 +119,7 @@ class _CopyWriter:
             new.type, new.shape = old.type, None if old.shape is None else old.shape.copy()
             self._values[f"{old.name}{AGAIN}"] = new
             yield str(new.name), str(old.name)
+        mark_copy(copy, node, self._twins)
         self._graph.append(copy)
 
     def _wait(self, value: ir.Value, gate: str) -> ir.Value:
