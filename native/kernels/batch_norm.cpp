@@ -1,4 +1,5 @@
-// BatchNorm(x, scale, bias) -> y, mean, variance, and an empty tensor in place of x - mean;
+// BatchNorm(x, scale, bias, what is added to y if has_residual=1) -> y, mean, variance, and an empty
+// tensor in place of x - mean;
 // BatchNormGrad(dy, x, scale, bias, mean, variance) -> dx, dscale, dbias; with frozen=1 the statistics
 // are given ones. Attributes: epsilon; clipped=1 with low and high if y is clipped behind it, where the
 // gradient passes between the bounds only.
@@ -31,14 +32,18 @@ const float* per_channel(const Tensor& given, const BatchNormShape& shape) {
 
 struct BatchNorm : Kernel {
   Settings settings;
-  explicit BatchNorm(const Attributes& of) : settings(of) {}
+  bool has_residual;
+  explicit BatchNorm(const Attributes& of) : settings(of), has_residual(of.integer("has_residual", 0) != 0) {}
   void run(Run& run) const override {
-    require(run.input_count() >= 3, "BatchNorm needs 3 inputs");
+    require(run.input_count() >= (has_residual ? 4u : 3u), "BatchNorm needs 3 inputs, or 4 with a residual");
     const Tensor x = run.input(0), scale = run.input(1), bias = run.input(2);
     const BatchNormShape shape = settings.shape_of(x);
     Tensor y = run.output(0, x.shape), mean = run.output(1, {shape.channels}), variance = run.output(2, {shape.channels});
     if (run.output_count() > 3) run.output(3, {0});
-    batch_norm().forward(shape, {x.floats(), per_channel(scale, shape), per_channel(bias, shape), y.floats(), mean.floats(), variance.floats()}, run.in_parallel());
+    const Tensor residual = has_residual ? run.input(3) : Tensor();
+    require(!has_residual || residual.shape == x.shape, "the residual has another shape than the input");
+    const float* added = has_residual ? residual.floats() : nullptr;
+    batch_norm().forward(shape, {x.floats(), per_channel(scale, shape), per_channel(bias, shape), added, y.floats(), mean.floats(), variance.floats()}, run.in_parallel());
   }
 };
 
