@@ -396,12 +396,27 @@ class Backward {
     std::copy_n(kept_.one_over_sum + row, at.queries, one_over_sum_);
     blind_ = false;
     for (int64_t i = 0; i < at.queries; ++i) {
+      if (to_.zeros_stay && is_zero(d_o + i * to_.d_o.row_stride)) {
+        leave_out(i);
+        continue;
+      }
       float product = 0;
       for (int64_t d = 0; d < of_.value_size; ++d) product += o[i * to_.o.row_stride + d] * d_o[i * to_.d_o.row_stride + d];
       delta_[i] = product;
       blind_ |= largest_[i] == -kInfinity && !of_.blind_are_zero;
     }
     for (int64_t i = at.queries; i < kBlock; ++i) largest_[i] = one_over_sum_[i] = delta_[i] = 0;
+  }
+
+  bool is_zero(const float* row) const {
+    return std::all_of(row, row + of_.value_size, [](float value) { return value == 0; });
+  }
+
+  // Lets all that is computed for a query be zero.
+  void leave_out(int64_t i) {
+    largest_[i] = std::numeric_limits<float>::max();
+    one_over_sum_[i] = delta_[i] = 0;
+    for (int64_t d = 0; d < of_.size; ++d) queries_.row(i)[d] = across_.row(d)[i] = 0;
   }
 
   void add_keys(const Block& at, int64_t key_head, int64_t row) {
