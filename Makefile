@@ -135,10 +135,9 @@ native-sanitize: $(if $(RECORDED),,native-cases)
 	  ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
 	done
 	@$(call NEEDS,valgrind,valgrind) \
-	set -x; cmake -S native -B build/native-replay && \
-	cmake --build build/native-replay -j $(JOBS) --target replay && \
+	set -x; cmake --build build/native -j $(JOBS) --target replay && \
 	ONNXTRAIN_ISA=avx2 valgrind --quiet --error-exitcode=1 --max-stackframe=8000000 \
-	    build/native-replay/replay $(CASES) --most 20000
+	    build/native/replay $(CASES) --most 20000
 
 native-aarch64: $(if $(RECORDED),,native-cases)
 	@$(call NEEDS,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu) \
