@@ -8,12 +8,14 @@ namespace onnxtrain {
 namespace {
 
 // (a, b) or (a, b, bias) → a' · b' + bias, where ' transposes if transA or transB says so. `a` may have
-// axes before its rows, and so has the result; the bias, with has_bias, is one row.
+// axes before its rows, and so has the result; the bias, with has_bias, is one row. With bf16, `a` and `b` are
+// rounded to bfloat16 where the processor has instructions for it; sums stay float32.
 struct MatMul : Kernel {
-  bool trans_a, trans_b, has_bias;
+  bool trans_a, trans_b, has_bias, bf16;
 
   explicit MatMul(const Attributes& of)
-      : trans_a(of.integer("transA", 0) != 0), trans_b(of.integer("transB", 0) != 0), has_bias(of.integer("has_bias", 0) != 0) {}
+      : trans_a(of.integer("transA", 0) != 0), trans_b(of.integer("transB", 0) != 0), has_bias(of.integer("has_bias", 0) != 0),
+        bf16(of.integer("bf16", 0) != 0) {}
 
   void run(Run& run) const override {
     const Tensor a = run.input(0), b = run.input(1), bias = has_bias ? run.input(2) : Tensor{};
@@ -27,7 +29,7 @@ struct MatMul : Kernel {
     const Product product{rows, columns, depth,
                           a.floats(), trans_a ? 1 : depth, trans_a ? rows : 1,
                           b.floats(), trans_b ? 1 : columns, trans_b ? depth : 1,
-                          c.floats(), columns, has_bias};
+                          c.floats(), columns, has_bias, bf16};
     compute().product(product, run.in_parallel());
   }
 
