@@ -23,35 +23,22 @@ void in_tasks(int64_t count, int64_t elements_of_unit, const Parallel& parallel,
   parallel(pieces(count, units), [&](int64_t task) { work(task * units, std::min(count, (task + 1) * units)); });
 }
 
-// ---- planes of square kernels --------------------------------------------------------------------
+// ---- planes of square kernels without stride -----------------------------------------------------
 
 bool is_dense(const Convolution& conv) {
   const bool flat = conv.kernel[kZ] == 1 && conv.in[kZ] == 1 && conv.out[kZ] == 1;
   const bool square = conv.kernel[kY] == conv.kernel[kX] && (conv.kernel[kX] == 3 || conv.kernel[kX] == 5);
-  return flat && square && conv.stride[kY] == conv.stride[kX] && conv.stride[kX] <= 2 && conv.dilation[kY] == 1 &&
-         conv.dilation[kX] == 1;
-}
-
-// Calls work(taps, step, Narrow) for a dense convolution of that many columns.
-template <class Work>
-void by_kernel(const Convolution& conv, int64_t columns, const Work& work) {
-  using std::integral_constant;
-  by_columns(columns, [&](auto narrow) {
-    if (conv.kernel[kX] == 3 && conv.stride[kX] == 1) return work(integral_constant<int, 3>(), integral_constant<int, 1>(), narrow);
-    if (conv.kernel[kX] == 3) return work(integral_constant<int, 3>(), integral_constant<int, 2>(), narrow);
-    if (conv.stride[kX] == 1) return work(integral_constant<int, 5>(), integral_constant<int, 1>(), narrow);
-    work(integral_constant<int, 5>(), integral_constant<int, 2>(), narrow);
-  });
+  return flat && square && conv.stride[kY] == 1 && conv.stride[kX] == 1 && conv.dilation[kY] == 1 && conv.dilation[kX] == 1;
 }
 
 DensePlanes dense_planes(const Convolution& conv) {
-  return {conv.kernel[kX], conv.stride[kX], conv.in[kY], conv.in[kX], conv.out[kY], conv.out[kX], conv.pad[kY], conv.pad[kX]};
+  return {conv.kernel[kX], conv.in[kY], conv.in[kX], conv.out[kY], conv.out[kX], conv.pad[kY], conv.pad[kX]};
 }
 
 // The gradient of the input is a convolution of dy with the kernel turned around.
 DensePlanes dense_planes_back(const Convolution& conv) {
   const int64_t last = conv.kernel[kX] - 1;
-  return {conv.kernel[kX], 1, conv.out[kY], conv.out[kX], conv.in[kY], conv.in[kX], last - conv.pad[kY], last - conv.pad[kX]};
+  return {conv.kernel[kX], conv.out[kY], conv.out[kX], conv.in[kY], conv.in[kX], last - conv.pad[kY], last - conv.pad[kX]};
 }
 
 // Calls work(tiled(tile), plane) for the planes of each tile.
@@ -68,7 +55,7 @@ void over_tiles(const Cut& cut, int64_t planes, int64_t elements, const Parallel
   });
 }
 
-template <int kSize, int kStep, int kWidth>
+template <int kSize, int kWidth>
 void dense_convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
                     const Parallel& parallel) {
   const DensePlanes planes = dense_planes(conv);
@@ -79,7 +66,7 @@ void dense_convolve(const Convolution& conv, const float* x, const float* w, con
              [&](DenseTile& own, int64_t plane) {
                const int64_t channel = plane % channels;
                const float* source = x + (conv.out_channels == 1 ? plane : plane / conv.out_channels) * in;
-               own.convolve<kSize, kStep, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel], y + plane * out);
+               own.convolve<kSize, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel], y + plane * out);
              });
 }
 
@@ -95,7 +82,7 @@ void dense_input_gradient(const Convolution& conv, const float* dy, const float*
              [&](int64_t index) { return DenseTile(planes, cut, index); },
              [&](DenseTile& own, int64_t plane) {
                const float* weights = turned.data() + plane % conv.groups * kSize * kSize;
-               own.convolve<kSize, 1, kWidth>(dy + plane * out, weights, 0, dx + plane * in);
+               own.convolve<kSize, kWidth>(dy + plane * out, weights, 0, dx + plane * in);
              });
 }
 
@@ -186,8 +173,10 @@ void convolve_plane(const Convolution& conv, OutputTile& own, int64_t index, con
 void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
               const Parallel& parallel) {
   if (is_dense(conv))
-    return by_kernel(conv, conv.out[kX], [&](auto size, auto step, auto narrow) {
-      dense_convolve<size, step, WidthOf<decltype(narrow)>::value>(conv, x, w, bias, y, parallel);
+    return by_columns(conv.out[kX], [&](auto narrow) {
+      constexpr int width = WidthOf<decltype(narrow)>::value;
+      if (conv.kernel[kX] == 3) return dense_convolve<3, width>(conv, x, w, bias, y, parallel);
+      dense_convolve<5, width>(conv, x, w, bias, y, parallel);
     });
   const Cut cut = cut_of_output(conv);
   const int64_t planes = conv.batch * conv.groups * conv.out_channels * conv.out[kZ];
@@ -284,7 +273,7 @@ void sum_over_channels(const Convolution& conv, float* dw, const Parallel& paral
   }
 }
 
-template <int kSize, int kStep, int kWidth>
+template <int kSize, int kWidth>
 void dense_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
   const DensePlanes planes = dense_planes(conv);
   const Cut cut = planes.cut();
@@ -297,7 +286,7 @@ void dense_weight_gradient(const Convolution& conv, const float* x, const float*
       each_channel([&](int64_t channel, int64_t image, int64_t end, double* totals) {
         const float* source = x + channel / conv.out_channels * in;
         for (; image < end; ++image) {
-          own.multiply<kSize, kStep, kWidth>(source + image * conv.groups * in, dy + (image * channels + channel) * out, dy_end, sums.parts(0));
+          own.multiply<kSize, kWidth>(source + image * conv.groups * in, dy + (image * channels + channel) * out, dy_end, sums.parts(0));
           sums.count(own.tile.result_length());
         }
         sums.take(totals);
@@ -308,8 +297,10 @@ void dense_weight_gradient(const Convolution& conv, const float* x, const float*
 
 void weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
   if (is_dense(conv))
-    return by_kernel(conv, conv.out[kX], [&](auto size, auto step, auto narrow) {
-      dense_weight_gradient<size, step, WidthOf<decltype(narrow)>::value>(conv, x, dy, dw, parallel);
+    return by_columns(conv.out[kX], [&](auto narrow) {
+      constexpr int width = WidthOf<decltype(narrow)>::value;
+      if (conv.kernel[kX] == 3) return dense_weight_gradient<3, width>(conv, x, dy, dw, parallel);
+      dense_weight_gradient<5, width>(conv, x, dy, dw, parallel);
     });
   const Cut cut = cut_of_output(conv);
   sum_over_channels(conv, dw, parallel, [&](const auto& each_channel) {
@@ -442,7 +433,7 @@ void input_gradient_plane(const Convolution& conv, const Reach& depth, InputTile
 }
 
 void input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx, const Parallel& parallel) {
-  if (is_dense(conv) && conv.stride[kX] == 1 && conv.out_channels == 1)
+  if (is_dense(conv) && conv.out_channels == 1)
     return by_columns(conv.in[kX], [&](auto narrow) {
       constexpr int width = WidthOf<decltype(narrow)>::value;
       if (conv.kernel[kX] == 3) return dense_input_gradient<3, width>(conv, dy, w, dx, parallel);
