@@ -216,7 +216,7 @@ inline void write_joined(float* to, typename Own::Type even, typename Own::Type 
 
 // The windows of two rows of x.
 template <class Own>
-inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64_t count, float* dx) {
+[[gnu::always_inline]] inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64_t count, float* dx) {
   constexpr int kWidth = WidthOf<Own>::value;
   using Row = typename Own::Type;
   const auto split = [](const float* from, Row& even, Row& odd) {
@@ -235,20 +235,21 @@ inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64
   });
 }
 
-// Calls row(Narrow, where two rows of x begin, where their row of dy begins) for all planes, and
-// writes zeros where no window lies.
+// Calls row(Narrow, two rows of dx, where their row of dy begins, width of x, of dy) for all planes,
+// and writes zeros where no window lies.
 template <class Row>
 void two_by_two(const Convolution& pool, float* dx, const Parallel& parallel, const Row& row) {
-  const int64_t width = pool.in[kX], columns = pool.out[kX], rows = pool.out[kY];
+  const int64_t width = pool.in[kX], columns = pool.out[kX], rows = pool.out[kY], in = pool.in_size();
   over_planes(pool, parallel, [&](int64_t first, int64_t end) {
     by_width(columns, [&](auto narrow) {
       for (int64_t plane = first; plane < end; ++plane) {
-        float* to = dx + plane * pool.in_size();
-        for (int64_t at = 0; at < rows; ++at, to += 2 * width) {
-          row(narrow, to - dx, plane * pool.out_size() + at * columns);
+        float* to = dx + plane * in;
+        int64_t from = plane * rows * columns;
+        for (int64_t at = 0; at < rows; ++at, to += 2 * width, from += columns) {
+          row(narrow, to, from, width, columns);
           for (int64_t rest = 2 * columns; rest < width; ++rest) to[rest] = to[width + rest] = 0;
         }
-        std::fill(to, dx + (plane + 1) * pool.in_size(), 0.0f);
+        std::fill(to, dx + (plane + 1) * in, 0.0f);
       }
     }, [](int64_t) {});
   });
@@ -256,13 +257,12 @@ void two_by_two(const Convolution& pool, float* dx, const Parallel& parallel, co
 
 bool average_two_by_two(const Convolution& pool, float factor, const float* dy, float* dx, const Parallel& parallel) {
   if (pool.in_size() == 0 || !is_two_by_two(pool)) return false;
-  const int64_t width = pool.in[kX];
-  two_by_two(pool, dx, parallel, [&](auto narrow, int64_t to, int64_t from) {
+  two_by_two(pool, dx, parallel, [=](auto narrow, float* to, int64_t from, int64_t width, int64_t columns) {
     using Own = decltype(narrow);
-    cover<WidthOf<Own>::value>(pool.out[kX], [&](int64_t at) {
+    cover<WidthOf<Own>::value>(columns, [=](int64_t at) {
       const auto share = Own::read(dy + from + at) * factor;
-      write_joined<Own>(dx + to + 2 * at, share, share);
-      write_joined<Own>(dx + to + width + 2 * at, share, share);
+      write_joined<Own>(to + 2 * at, share, share);
+      write_joined<Own>(to + width + 2 * at, share, share);
     });
   });
   return true;
@@ -271,8 +271,8 @@ bool average_two_by_two(const Convolution& pool, float factor, const float* dy, 
 void max_gradient(const Convolution& pool, const float* x, const float* dy, float* dx, const Parallel& parallel) {
   if (pool.out_size() == 0) return each_window(pool, x, dy, dx, parallel);
   if (is_two_by_two(pool))
-    return two_by_two(pool, dx, parallel, [&](auto narrow, int64_t to, int64_t from) {
-      two_by_two_row<decltype(narrow)>(x + to, pool.in[kX], dy + from, pool.out[kX], dx + to);
+    return two_by_two(pool, dx, parallel, [=](auto narrow, float* to, int64_t from, int64_t width, int64_t columns) {
+      two_by_two_row<decltype(narrow)>(x + (to - dx), width, dy + from, columns, to);
     });
   const bool near = std::max(largest_offset(pool, kY), largest_offset(pool, kX)) <= kMostTileFloats &&
                     std::max(pool.stride[kY], pool.stride[kX]) <= kTileColumns && pool.taps() < (int64_t{1} << 31);
