@@ -308,13 +308,13 @@ def _call_node(call: _Call, name: str, body: _Body, names: Names) -> ir.Node:
         [ir.convenience.convert_attribute(k, v) for k, v in kept.items()],
         num_outputs=len(body.outputs), name=names.fresh(call.nodes[-1].name or name),
     )  # fmt: skip
-    for old, new in zip(call.outputs, node.outputs, strict=False):
+    for index, (old, new) in enumerate(zip(call.outputs, node.outputs, strict=False)):
         if old is None:
             new.name = names.fresh(f"{name}_unused")
             continue
         new.name, new.type = old.name, old.type
-        # The shape of what a kernel saves may be another one, and runtimes infer the others.
-        new.shape = old.shape if old.is_graph_output() else None
+        # The shape of what a kernel saves may be another one.
+        new.shape = None if index in call.group.saved_outputs else old.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         old.name = f"{old.name}_inside"
     for inner in call.nodes:
