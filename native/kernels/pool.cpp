@@ -171,13 +171,8 @@ struct GlobalAveragePoolGrad : Kernel {
     const float* from = dy.floats();
     Tensor dx = run.output(0, shape);
     if (dx.elements == 0) return;
-    float* to = dx.floats();
-    const int64_t size = dx.elements / planes, together = std::max<int64_t>(1, 32768 / size);
-    const float share = 1.0f / static_cast<float>(size);
-    run.parallel((planes + together - 1) / together, [&](int64_t task) {
-      for (int64_t plane = task * together; plane < std::min(planes, (task + 1) * together); ++plane)
-        std::fill_n(to + plane * size, size, from[plane] * share);
-    });
+    const int64_t size = dx.elements / planes;
+    pool().spread(planes, size, 1.0f / static_cast<float>(size), from, dx.floats(), run.in_parallel());
   }
 };
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int kZ = 0, kY = 1, kX = 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Elements of x that a task reads at least.
-constexpr int64_t kTaskElements = int64_t{1} << 15;
+constexpr int64_t kTaskElements = int64_t{1} << 16;
 
 typedef int Indices __attribute__((vector_size(kLanes * sizeof(int)), aligned(sizeof(int)), may_alias));
 
@@ -121,7 +121,6 @@ struct MaxTile {
   void find(const Convolution& pool, int64_t z, const float* volume) {
     const int64_t taps = static_cast<int64_t>(places.size());
     bool fresh = true;
-    std::fill(winners.begin(), winners.end(), -1);
     for (int64_t tap = 0; tap < pool.kernel[kZ]; ++tap) {
       const int64_t at = position(pool, kZ, z, tap);
       if (!inside(pool, kZ, at)) continue;
@@ -129,6 +128,7 @@ struct MaxTile {
       compare(static_cast<int>(tap * taps), fresh);
       fresh = false;
     }
+    if (fresh) std::fill(winners.begin(), winners.end(), -1);
   }
 
   // Adds the gradients of its windows where they won.
@@ -138,13 +138,11 @@ struct MaxTile {
       const int64_t y = row + i, at = (position(pool, kZ, z, 0) * pool.in[kY] + position(pool, kY, y, 0)) * pool.in[kX];
       const int* winner = winners.data() + i * tile.pitch;
       const float* from = gradients + y * pool.out[kX] + column;
-      float* begin = to + at;
-      for (int64_t j = 0; j < tile.columns.grid; ++j) {
-        if (winner[j] >= 0)
-          begin[position(pool, kX, column + j, 0) + offsets[static_cast<size_t>(winner[j])]] += from[j];
-        else
-          add_to_maximum(pool, z, y, column + j, volume, from[j], to);
-      }
+      const int64_t begin = at + position(pool, kX, column, 0), step = pool.stride[kX], count = tile.columns.grid;
+      const int64_t* const offset = offsets.data();
+      for (int64_t j = 0; j < count; ++j)
+        if (__builtin_expect(winner[j] >= 0, 1)) to[begin + j * step + offset[winner[j]]] += from[j];
+        else add_to_maximum(pool, z, y, column + j, volume, from[j], to);
     }
   }
 
@@ -184,14 +182,16 @@ void by_tiles(const Convolution& pool, const float* x, const float* dy, float* d
   const Cut cut = cut_of(pool);
   const std::vector<int64_t> offsets = offsets_of(pool);
   over_planes(pool, parallel, [&](int64_t first, int64_t end) {
-    std::fill_n(dx + first * pool.in_size(), (end - first) * pool.in_size(), 0.0f);
-    for (int64_t index = 0; index < cut.tiles(); ++index) {
-      MaxTile own(pool, cut, index);
-      for (int64_t plane = first; plane < end; ++plane)
-        for (int64_t z = 0; z < pool.out[kZ]; ++z) {
-          const float* volume = x + plane * pool.in_size();
+    std::vector<MaxTile> tiles;
+    for (int64_t index = 0; index < cut.tiles(); ++index) tiles.emplace_back(pool, cut, index);
+    for (int64_t plane = first; plane < end; ++plane) {
+      const float *volume = x + plane * pool.in_size(), *gradients = dy + plane * pool.out_size();
+      float* to = dx + plane * pool.in_size();
+      std::fill_n(to, pool.in_size(), 0.0f);
+      for (int64_t z = 0; z < pool.out[kZ]; ++z, gradients += pool.out[kY] * pool.out[kX])
+        for (MaxTile& own : tiles) {
           own.find(pool, z, volume);
-          own.add(pool, offsets, z, volume, dy + plane * pool.out_size() + z * pool.out[kY] * pool.out[kX], dx + plane * pool.in_size());
+          own.add(pool, offsets, z, volume, gradients, to);
         }
     }
   });
@@ -258,8 +258,24 @@ void max_gradient(const Convolution& pool, const float* x, const float* dy, floa
   each_window(pool, x, dy, dx, parallel);
 }
 
+void spread(int64_t planes, int64_t size, float factor, const float* numbers, float* to, const Parallel& parallel) {
+  const int64_t together = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, size));
+  parallel((planes + together - 1) / together, [&](int64_t task) {
+    const int64_t first = task * together, end = std::min(planes, first + together);
+    by_width(size, [&](auto narrow) {
+      using Own = decltype(narrow);
+      for (int64_t plane = first; plane < end; ++plane) {
+        const auto all = numbers[plane] * factor - typename Own::Type{};
+        cover<WidthOf<Own>::value>(size, [&](int64_t at) { Own::write(to + plane * size + at, all); });
+      }
+    }, [&](int64_t at) {
+      for (int64_t plane = first; plane < end; ++plane) to[plane * size + at] = numbers[plane] * factor;
+    });
+  });
+}
+
 }  // namespace
 
-const Pool kPool = {max_gradient};
+const Pool kPool = {max_gradient, spread};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

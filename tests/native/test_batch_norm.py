@@ -138,7 +138,20 @@ def test_statistics_of_a_large_channel() -> None:
 
 def test_what_is_saved_is_empty() -> None:
     x, ones = np.ones((2, 3, 4, 4), np.float32), np.ones(3, np.float32)
-    assert call("BatchNorm", [x, ones, ones], 4)[3].size == 0
+    _, mean, variance, saved, *with_axes = call("BatchNorm", [x, ones, ones], 6)
+    assert saved.size == 0
+    for value, other in zip((mean, variance), with_axes, strict=True):
+        np.testing.assert_array_equal(value.reshape(1, 3, 1, 1), other)
+
+
+def test_outputs_that_are_left_out() -> None:
+    feeds = feeds_of((2, 3, 4, 4))
+    x, dy, scale, bias = (feeds[name] for name in ("x", "y_grad", "scale", "bias"))
+    y, mean, variance = call("BatchNorm", [x, scale, bias], 3)
+    np.testing.assert_array_equal(call("BatchNorm", [x, scale, bias])[0], y)
+    inputs = [dy, x, scale, bias, mean, variance]
+    dx = call("BatchNormGrad", inputs, 3)[0]
+    np.testing.assert_array_equal(call("BatchNormGrad", inputs)[0], dx)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (0, 3), (2, 0, 4), (2, 3, 0)], ids=str)
