@@ -17,6 +17,7 @@ const std::vector<KernelKind>& kernel_kinds() {
              matmul_kernels,
              norm_kernels,
              optimizer_kernels,
+             pool_kernels,
              recurrent_kernels,
          })
       for (KernelKind& kind : family()) found.push_back(std::move(kind));
