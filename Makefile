@@ -128,8 +128,9 @@ native-cases: $(VENV)/dev
 
 # valgrind knows no AVX-512. Each instruction set that the processor lacks runs as the next narrower one.
 native-sanitize: $(if $(RECORDED),,native-cases)
-	cmake -S native -B build/native-sanitize -DONNXTRAIN_SANITIZE=ON
-	cmake --build build/native-sanitize -j $(JOBS) --target replay
+	@$(call NEEDS,cmake,cmake) \
+	set -x; cmake -S native -B build/native-sanitize -DONNXTRAIN_SANITIZE=ON && \
+	cmake --build build/native-sanitize -j $(JOBS) --target replay && \
 	for isa in portable avx2 avx512; do \
 	  ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
 	done
@@ -357,11 +358,14 @@ $(DEVICE)/ready: pyproject.toml $(LOCKS) $(shell find src -name '*.py') | $(VENV
 	@touch $@
 
 # The minimum that training needs, one environment for each way to train: their sizes are measured.
-$(BENCH)-device/ready: pyproject.toml $(shell find src -name '*.py')
+$(BENCH)-device/ready: pyproject.toml $(shell find src native -name '*.py' -o -name '*.cpp' -o -name '*.h') | $(NATIVE)/ready
 	$(PYTHON) -m venv $(BENCH)-device
 	$(BENCH)-device/bin/python -m pip install --quiet --upgrade pip
 	$(BENCH)-device/bin/python -m pip install --quiet .
 	$(BENCH)-device/bin/python -m pip install --quiet --no-deps --force-reinstall .
+	$(NATIVE)/bin/python native/wheels.py dist/native $$(uname -m)
+	$(BENCH)-device/bin/python -m pip install --quiet --no-deps --no-index --force-reinstall \
+	    dist/native/onnxtrain_native-*_$$(uname -m).whl
 	@touch $@
 
 $(BENCH)-torch/ready: Makefile

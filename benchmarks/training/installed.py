@@ -10,8 +10,8 @@ from pathlib import Path
 _TOOLS = ("pip", "setuptools", "_distutils_hack", "distutils-precedence", "pkg_resources", "wheel")
 _ASK = """
 import importlib.metadata as m, json, sys, sysconfig
-names = ("onnxtrain", "onnxruntime", "onnxruntime-training-cpu", "torch", "onnxsim", "onnx",
-         "numpy")
+names = ("onnxtrain", "onnxtrain-native", "onnxruntime", "onnxruntime-training-cpu", "torch",
+         "onnxsim", "onnx", "numpy")
 found = {d.metadata["Name"]: d.version for d in m.distributions()}
 print(json.dumps([sysconfig.get_path("purelib"), sys.version.split()[0],
                   {n: found[n] for n in names if n in found}]))

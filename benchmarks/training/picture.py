@@ -20,6 +20,7 @@ Data = Mapping[str, Any]
 # Colours that stay distinct in every common form of colour blindness, and a mark for each.
 LOOKS = {
     "onnxtrain": ("#0072B2", "o"),
+    "onnxtrain-plain": ("#56B4E9", "o"),
     "torch": ("#D55E00", "s"),
     "torch.compile": ("#E69F00", "D"),
     "upstream": ("#009E73", "^"),

@@ -81,11 +81,14 @@ class Peer:
 
 
 OURS = Peer("onnxtrain", "onnxtrain", "ours", "device")
+# Variants of ours, beside the others: they are no peers of ours.
+PLAIN = Peer("onnxtrain-plain", "onnxtrain, library off", "ours", "device")
+MODULE = Peer("onnxtrain-module", "onnxtrain, Module + Optimizer", "ours", "device")
 EAGER = Peer("torch", "torch eager", "torch_peer", "torch")
 COMPILED = Peer("torch.compile", "torch.compile", "torch_peer", "torch")
 UPSTREAM = Peer("upstream", "onnxruntime-training", "upstream", "upstream")
 ONNXSIM = Peer("onnxsim", "onnxsim", "onnxsim_peer", "onnxsim")
-PEERS = (OURS, EAGER, COMPILED, UPSTREAM, ONNXSIM)
+PEERS = (OURS, PLAIN, MODULE, EAGER, COMPILED, UPSTREAM, ONNXSIM)
 
 
 _MOBILENET = Workload(
@@ -181,7 +184,7 @@ CURVES = (
         tuple((n, bert(batch=4, layers=n)) for n in (2, 12, 48)),
     ),
 )
-CURVE_PEERS = (OURS, EAGER, UPSTREAM)
+CURVE_PEERS = (OURS, PLAIN, MODULE, EAGER, UPSTREAM)
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,10 @@ def settings(peer: Peer, workload: Workload) -> Sequence[Setting]:
         return list(_compiled(workload))
     if peer is UPSTREAM:
         return list(_upstream(workload))
+    if peer is PLAIN:
+        return [Setting("default", {}, {"ONNXTRAIN_NATIVE": "0"})]
+    if peer is MODULE:
+        return [Setting("default", {"calls": "module"})]
     if peer is ONNXSIM:
         return [Setting("step graph", {"run": "session"}), Setting("loop", {"run": "loop"})]
     return [Setting("default")]

@@ -19,6 +19,8 @@ import plan
 OURS, EAGER, COMPILED, UPSTREAM = (
     peer.name for peer in (plan.OURS, plan.EAGER, plan.COMPILED, plan.UPSTREAM)
 )
+PLAIN, MODULE = plan.PLAIN.name, plan.MODULE.name
+OWN = (OURS, PLAIN, MODULE)
 TORCH = (EAGER, COMPILED)
 REASONS = Path(__file__).parent / "reasons.toml"
 STEP, MEMORY, START, ARTIFACTS = "step time", "peak memory", "start to first step", "artifacts"
@@ -81,7 +83,7 @@ def _all(run: Data) -> Iterator[Ratio]:
 
 def row_peers(row: Data) -> list[str]:
     """The peers of a row that are not ours."""
-    return [r["peer"] for r in row["results"] if r["peer"] != OURS]
+    return [r["peer"] for r in row["results"] if r["peer"] not in OWN]
 
 
 def step_ms(result: Data) -> float | None:

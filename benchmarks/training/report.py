@@ -12,6 +12,7 @@ from ratios import (
     MEMORY,
     MEMORY_GROWTH,
     OURS,
+    PLAIN,
     START,
     STEP,
     STEP_GROWTH,
@@ -48,6 +49,9 @@ def summary(run: Data, ratios: Sequence[Ratio], picture: str | None = None) -> s
 def _summary_table(run: Data) -> str:
     head = ["", "step, ms", "fastest other, ms", "ratio", "peak memory, MB", "torch, MB",
             "first step after, s", "torch, s"]  # fmt: skip
+    has_plain = any(best(row, step_ms, [PLAIN]) for row in run["rows"])
+    if has_plain:
+        head.append("step without native kernels, ms")
     lines = []
     for row in run["rows"]:
         ours, other = best(row, step_ms, [OURS]), best(row, step_ms, row_peers(row))
@@ -63,6 +67,9 @@ def _summary_table(run: Data) -> str:
             cells.append(f"{found[0] / 1e6:.0f}" if found else "—")
         for peers in ([OURS], TORCH):
             found = best(row, start_s, peers)
+            cells.append(_number(found[0]) if found else "—")
+        if has_plain:
+            found = best(row, step_ms, [PLAIN])
             cells.append(_number(found[0]) if found else "—")
         lines.append([row["title"], *cells])
     return _table(head, lines)

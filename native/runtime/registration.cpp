@@ -1,5 +1,6 @@
 // The border to onnxruntime: describes kernels as custom operators, hands tensors in and out, and
 // lets no exception pass.
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <limits>
@@ -114,6 +115,15 @@ Operator::Operator(const KernelKind& kernel, std::string full_name)
   CreateKernelV2 = create;
   KernelComputeV2 = compute;
   KernelDestroy = [](void* kernel) { delete static_cast<Instance*>(kernel); };
+  if (kind->in_place) {
+    GetMayInplace = [](int** inputs, int** outputs) {
+      static int first_input = 0, first_output = 0;
+      *inputs = &first_input;
+      *outputs = &first_output;
+      return size_t{1};
+    };
+    ReleaseMayInplace = [](int*, int*) {};
+  }
 }
 
 // Operators and domains live as long as the process: sessions and their options refer to them.
@@ -139,9 +149,13 @@ const KernelKind* kind_named(const std::string& name) {
 // `ConvGradWeight_7` is served by the kernel `ConvGradWeight`.
 std::string kind_of_function(const std::string& name) { return name.substr(0, name.find('_')); }
 
-// `Attention` and `AttentionGrad` are partners: the second one reads what the first one saved, in a
-// form of their own. So are all kernels of one name up to `Grad`.
-std::string partnership(const std::string& kind) { return kind.substr(0, kind.find("Grad")); }
+// `Attention`, `AttentionOrZero` and `AttentionGrad` are partners: the last one reads what the others
+// saved, in a form of their own. Partners are known by their names up to `Grad`: one begins with the
+// other.
+bool are_partners(const std::string& kind, const std::string& other) {
+  const std::string a = kind.substr(0, kind.find("Grad")), b = other.substr(0, other.find("Grad"));
+  return a.compare(0, b.size(), b) == 0 || b.compare(0, a.size(), a) == 0;
+}
 
 std::vector<std::string> lines_of(const char* text) {
   std::vector<std::string> lines;
@@ -156,12 +170,14 @@ std::vector<std::string> lines_of(const char* text) {
 // The functions of a graph that kernels serve. Of partners all are served or none: without a
 // kernel for its gradient, a function has to save what the plain form of the gradient reads.
 std::vector<std::string> served(const std::vector<std::string>& functions) {
-  std::set<std::string> incomplete;
+  std::set<std::string> unknown;
   for (const std::string& name : functions)
-    if (kind_named(kind_of_function(name)) == nullptr) incomplete.insert(partnership(kind_of_function(name)));
+    if (kind_named(kind_of_function(name)) == nullptr) unknown.insert(kind_of_function(name));
   std::vector<std::string> found;
-  for (const std::string& name : functions)
-    if (incomplete.count(partnership(kind_of_function(name))) == 0) found.push_back(name);
+  for (const std::string& name : functions) {
+    const auto is_partner = [&](const std::string& of) { return are_partners(kind_of_function(name), of); };
+    if (std::none_of(unknown.begin(), unknown.end(), is_partner)) found.push_back(name);
+  }
   return found;
 }
 

@@ -104,6 +104,7 @@ def test_partners_are_served_together_or_not_at_all() -> None:
     assert served(["Conv_0", "ConvGradInput_1"]) == ("Conv_0", "ConvGradInput_1")
     assert served(["Conv_0", "ConvGradNewest_1", "AdamW_2"]) == ("AdamW_2",)
     assert served(["NewestGrad_1", "Newest_0"]) == ()
+    assert served(["ConvOrElse_0", "ConvGradInput_1"]) == ()
     assert not runs_kernels(graph_of("Conv_0", "ConvGradNewest_1"))
 
 
