@@ -38,7 +38,7 @@ def share_threads(options: Any) -> None:
 
 
 def _makes_pool() -> bool:
-    """Make the pool, and try it: not all versions of onnxruntime have it, or let us make it late."""
+    """Make the pool, and try it: not every onnxruntime has one, or lets us make it late."""
     try:
         ort.set_global_thread_pool_sizes(0, 1)
         options = ort.SessionOptions()
