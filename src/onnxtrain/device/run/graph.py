@@ -19,7 +19,6 @@ import onnxruntime as ort
 
 from onnxtrain.device.export.layout import stored_data, with_initializers, with_outputs
 from onnxtrain.device.run.native import Library, native_status
-from onnxtrain.device.run.shared_threads import share_threads, takes_turns
 from onnxtrain.errors import (
     ArgumentError,
     ModelError,
@@ -291,8 +290,6 @@ class Graph:
         lean = self.settings.options is None and self.model.metadata.memory is not None
         if lean and _has_lean_arena():
             options.add_session_config_entry("session.use_env_allocators", "1")
-        if self.settings.options is None and takes_turns(self.model.inputs):
-            share_threads(options)
         if batch is not None:
             options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)
         frozen, model = self._frozen.values, self.model
