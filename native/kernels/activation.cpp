@@ -78,12 +78,12 @@ struct Gradient : Kernel {
 
 template <Pass Activations::*pass, Read read = nothing>
 KernelKind forward(const char* name) {
-  return kind_of<Forward<pass, read>>(name, {kFloat});
+  return kind_of<Forward<pass, read>>(name, {kFloat}, true);
 }
 
 template <Pass Activations::*pass, Read read = nothing>
 KernelKind gradient(const char* name) {
-  return kind_of<Gradient<pass, read>>(name, {kFloat});
+  return kind_of<Gradient<pass, read>>(name, {kFloat}, true);
 }
 
 }  // namespace

@@ -86,12 +86,12 @@ Vector softplus_grad(Vector dy, Vector x, Constants) { return dy * vsigmoid(x); 
 Vector elu(Vector x, Constants of) { return x > 0.0f ? x * of.beta : of.alpha * vexpm1(vmin(x, Vector{})); }
 
 Vector elu_grad(Vector dy, Vector x, Constants of) {
-  return dy * (x > 0.0f ? broadcast(of.beta) : of.alpha * vexp(vmin(x, Vector{})));
+  return dy * (x > 0.0f ? broadcast(of.beta) : of.alpha * small_exp(clamped(x, -87.0f, 0.0f)));
 }
 
 // Alpha is one over the alpha of Celu.
 Vector celu_grad(Vector dy, Vector x, Constants of) {
-  return dy * (x > 0.0f ? broadcast(1.0f) : vexp(vmin(x * of.alpha, Vector{})));
+  return dy * (x > 0.0f ? broadcast(1.0f) : small_exp(clamped(x * of.alpha, -87.0f, 0.0f)));
 }
 
 // sigmoid(x), and sigmoid(-x), which is 1 - sigmoid(x) without the rounding.
@@ -99,7 +99,7 @@ struct Sigmoids {
   Vector s, other;
 
   explicit Sigmoids(Vector x) {
-    const Vector e = vexp(vmin(-x, broadcast(80.0f)));
+    const Vector e = small_exp(clamped(-x, -87.0f, 85.0f));
     s = 1.0f / (1.0f + e);
     other = as_rounded(e * s);  // e times something else could be infinite
   }
@@ -118,7 +118,7 @@ Vector swish_grad(Vector dy, Vector x, Constants of) {
 struct MishParts {
   Vector e, n, inverse;
 
-  explicit MishParts(Vector x) : e(vexp(vmin(x, broadcast(20.0f)))), n(e * (e + 2.0f)), inverse(1.0f / (n + 2.0f)) {}
+  explicit MishParts(Vector x) : e(small_exp(clamped(x, -87.0f, 20.0f))), n(e * (e + 2.0f)), inverse(1.0f / (n + 2.0f)) {}
 };
 
 Vector mish(Vector x, Constants) {

@@ -14,8 +14,10 @@ const std::vector<KernelKind>& kernel_kinds() {
              embedding_kernels,
              gradient_kernels,
              loss_kernels,
+             matmul_kernels,
              norm_kernels,
              optimizer_kernels,
+             pool_kernels,
              recurrent_kernels,
          })
       for (KernelKind& kind : family()) found.push_back(std::move(kind));

@@ -164,9 +164,12 @@ struct AttentionForward : AttentionKernel {
   }
 };
 
-// (do, q, k, v, o, statistics of the rows, mask, factors of the scale) → (dq, dk, dv).
+// (do, q, k, v, o, statistics of the rows, mask, factors of the scale) → (dq, dk, dv). Further attribute:
+// zeros_stay, if a row of zeros in do shall have no gradients even if its output is not finite.
 struct AttentionBackward : AttentionKernel {
-  using AttentionKernel::AttentionKernel;
+  bool zeros_stay;
+
+  explicit AttentionBackward(const Attributes& of) : AttentionKernel(of), zeros_stay(of.integer("zeros_stay", 0) != 0) {}
 
   void run(Run& run) const override {
     const Tensor d_o = run.input(0), q = run.input(1), k = run.input(2), v = run.input(3), o = run.input(4), kept = run.input(5);
@@ -177,7 +180,7 @@ struct AttentionBackward : AttentionKernel {
     require(kept.shape == Shape{2, of.batch, of.heads, of.queries}, "what attention has kept has another shape than it should");
     Tensor d_q = run.output(0, q.shape), d_k = run.output(1, k.shape), d_v = run.output(2, v.shape);
     if (of.batch == 0 || of.key_heads == 0) return;
-    const AttentionGradients gradients{o_axes.view(o, o.floats()), o_axes.view(d_o, d_o.floats()), q_axes.view(d_q, d_q.floats()),
+    const AttentionGradients gradients{zeros_stay, o_axes.view(o, o.floats()), o_axes.view(d_o, d_o.floats()), q_axes.view(d_q, d_q.floats()),
                                        k_axes.view(d_k, d_k.floats()), v_axes.view(d_v, d_v.floats())};
     attention().backward(of, gradients, rows(of, const_cast<float*>(kept.floats())), run.in_parallel());
   }

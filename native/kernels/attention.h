@@ -38,6 +38,7 @@ struct Attention {
 };
 
 struct AttentionGradients {
+  bool zeros_stay;  // a row of zeros in d_o has no gradients, whatever was computed from it
   Heads<const float> o, d_o;
   Heads<float> d_q, d_k, d_v;
 };

@@ -99,26 +99,50 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, A a, Matrix b, Matri
 
 // ---- memory ------------------------------------------------------------------------------------
 
-// Aligned memory of one task, handed out piece by piece. It begins as zeros.
+// Aligned memory of one task, handed out piece by piece. A thread keeps it for its next task, unless it
+// is large.
 class Memory {
  public:
-  explicit Memory(int64_t floats)
-      : data_(static_cast<float*>(::operator new(sizeof(float) * static_cast<size_t>(floats), std::align_val_t(64)))), next_(data_) {
-    std::fill_n(data_, floats, 0.0f);
-  }
+  explicit Memory(int64_t floats) : data_(floats <= kKept ? kept() : allocate(floats)), is_kept_(floats <= kKept), next_(data_) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  ~Memory() { ::operator delete(data_, std::align_val_t(64)); }
+  ~Memory() {
+    if (!is_kept_) release(data_);
+  }
 
   float* take(int64_t floats) {
     float* const begin = next_;
     next_ += floats;
     return begin;
   }
-  Matrix matrix(int64_t rows, int64_t stride) { return {take(rows * stride), stride}; }
+
+  // A matrix whose rows are longer than what is written into them has zeros behind it.
+  Matrix matrix(int64_t rows, int64_t stride, int64_t written) {
+    const Matrix made{take(rows * stride), stride};
+    if (written < stride) std::fill_n(made.data, rows * stride, 0.0f);
+    return made;
+  }
+  Matrix matrix(int64_t rows, int64_t stride) { return matrix(rows, stride, stride); }
 
  private:
+  static constexpr int64_t kKept = int64_t{1} << 17;
+
+  static float* allocate(int64_t floats) {
+    return static_cast<float*>(::operator new(sizeof(float) * static_cast<size_t>(floats), std::align_val_t(64)));
+  }
+  static void release(float* data) { ::operator delete(data, std::align_val_t(64)); }
+
+  static float* kept() {
+    struct Own {
+      float* data = allocate(kKept);
+      ~Own() { release(data); }
+    };
+    thread_local Own own;
+    return own.data;
+  }
+
   float* data_;
+  bool is_kept_;
   float* next_;
 };
 
@@ -148,6 +172,30 @@ void write_rows(Matrix from, int64_t rows, int64_t columns, const Heads<float>& 
   else
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) to[i * of.row_stride + j * of.element_stride] = from.row(i)[j];
+}
+
+// ---- exponentials ------------------------------------------------------------------------------
+
+// Scores are kept times log₂ e, so that exponentials are powers of two: one multiplication less for
+// each, and the whole part of an exponent is subtracted without an error.
+constexpr float kLog2E = 1.44269504f;
+
+// 2ˣ of what is not positive, or NaN. Below 2⁻¹²⁵ it is zero.
+inline Vector power_of_two(Vector x) {
+  // Adding 1.5 · 2²³ rounds to an integer, which then stands in the low bits.
+  const Vector shift = broadcast(12582912.0f), lowest = broadcast(-125.0f);
+  const Vector limited = vmax(x, lowest);
+  const Vector shifted = as_rounded(limited + shift);
+  const Vector rest = limited - as_rounded(shifted - shift);
+  Vector p = broadcast(0.000153458124f);
+  p = p * rest + 0.00133999309f;
+  p = p * rest + 0.00961848907f;
+  p = p * rest + 0.0555032864f;
+  p = p * rest + 0.240226462f;
+  p = p * rest + 0.693147182f;
+  p = p * rest + 1.0f;
+  const Vector found = from_bits(bits_of(p) + (bits_of(shifted) << 23));
+  return x < lowest ? Vector{} : found;
 }
 
 // Which queries and keys are in work.
@@ -188,7 +236,7 @@ class BlockMask {
   // The scores of key j with the mask, at the given vector of queries.
   Vector apply(Vector scores, int64_t j, int64_t query) const {
     const Vector own = load(place_.row(j) + query);
-    return mask_.added != nullptr ? scores + own : own != 0.0f ? scores : broadcast(mask_.hidden);
+    return mask_.added != nullptr ? scores + as_score(own) : own != 0.0f ? scores : as_score(broadcast(mask_.hidden));
   }
 
   // The gradient that reaches a score: none if the mask has replaced it.
@@ -197,6 +245,12 @@ class BlockMask {
   }
 
  private:
+  // Numbers of a mask as scores; the lowest float, by which some masks hide, does not become infinite.
+  static Vector as_score(Vector given) {
+    const Vector scaled = vmax(given * kLog2E, broadcast(-std::numeric_limits<float>::max()));
+    return given == -kInfinity ? given : scaled;
+  }
+
   int64_t start(const Block& at) const {
     return at.batch * mask_.batch_stride + at.head * mask_.head_stride + at.query * mask_.query_stride +
            at.key * mask_.key_stride;
@@ -229,7 +283,7 @@ class Forward {
         memory_(floats(of)),
         queries_(memory_.matrix(of.size, kBlock)),
         keys_(memory_.matrix(kBlock, of.size)),
-        values_(memory_.matrix(kBlock, tall(of.value_size))),
+        values_(memory_.matrix(kBlock, tall(of.value_size), of.value_size)),
         scores_(memory_.matrix(kBlock, kBlock)),
         mixed_(memory_.matrix(tall(of.value_size), kBlock)),
         largest_(memory_.take(kBlock)),
@@ -240,7 +294,7 @@ class Forward {
   void run(Block at, const Heads<float>& o, const RowStatistics& kept) {
     const int64_t group = of_.heads / of_.key_heads;
     const float* q = of_.q.head(at.batch, at.head) + at.query * of_.q.row_stride;
-    transpose(q, of_.q.row_stride, at.queries, of_.size, queries_.data, kBlock, of_.scale);
+    transpose(q, of_.q.row_stride, at.queries, of_.size, queries_.data, kBlock, of_.scale * kLog2E);
     std::fill_n(largest_, kBlock, -kInfinity);
     std::fill_n(sums_, kBlock, 0.0f);
     std::fill_n(mixed_.data, tall(of_.value_size) * kBlock, 0.0f);
@@ -284,11 +338,11 @@ class Forward {
     Vector sum{};
     for (int64_t j = 0; j < at.keys; ++j) {
       float* place = scores_.row(j) + query;
-      const Vector own = vexp(load(place) - base);
+      const Vector own = power_of_two(load(place) - base);
       store(place, own);
       sum += own;
     }
-    const Vector factor = vexp(before - base);
+    const Vector factor = power_of_two(before - base);
     store(factors_ + query, factor);
     store(sums_ + query, load(sums_ + query) * factor + sum);
     store(largest_ + query, largest);
@@ -341,17 +395,17 @@ class Backward {
         to_(gradients),
         kept_(kept),
         memory_(floats(of, keys)),
-        queries_(memory_.matrix(kBlock, wide(of.size))),
+        queries_(memory_.matrix(kBlock, wide(of.size), of.size)),
         across_(memory_.matrix(of.size, kBlock)),
-        d_outputs_(memory_.matrix(kBlock, wide(of.value_size))),
+        d_outputs_(memory_.matrix(kBlock, wide(of.value_size), of.value_size)),
         d_across_(memory_.matrix(of.value_size, kBlock)),
-        keys_(memory_.matrix(kBlock, tall(of.size))),
+        keys_(memory_.matrix(kBlock, tall(of.size), of.size)),
         values_(memory_.matrix(kBlock, of.value_size)),
         scores_(memory_.matrix(kBlock, kBlock)),
         d_scores_(memory_.matrix(kBlock, kBlock)),
         d_queries_(memory_.matrix(tall(of.size), kBlock)),
-        d_keys_(memory_.matrix(tall(keys), wide(of.size))),
-        d_values_(memory_.matrix(tall(keys), wide(of.value_size))),
+        d_keys_(memory_.matrix(tall(keys), wide(of.size), 0)),
+        d_values_(memory_.matrix(tall(keys), wide(of.value_size), 0)),
         largest_(memory_.take(kBlock)),
         one_over_sum_(memory_.take(kBlock)),
         delta_(memory_.take(kBlock)),
@@ -387,7 +441,7 @@ class Backward {
     const float* o = to_.o.head(at.batch, at.head) + at.query * to_.o.row_stride;
     const float* d_o = to_.d_o.head(at.batch, at.head) + at.query * to_.d_o.row_stride;
     copy_rows(q, of_.q.row_stride, at.queries, of_.size, queries_, of_.scale);
-    transpose(q, of_.q.row_stride, at.queries, of_.size, across_.data, kBlock, of_.scale);
+    transpose(q, of_.q.row_stride, at.queries, of_.size, across_.data, kBlock, of_.scale * kLog2E);
     copy_rows(d_o, to_.d_o.row_stride, at.queries, of_.value_size, d_outputs_);
     transpose(d_o, to_.d_o.row_stride, at.queries, of_.value_size, d_across_.data, kBlock);
     std::fill_n(d_queries_.data, tall(of_.size) * kBlock, 0.0f);
@@ -396,12 +450,27 @@ class Backward {
     std::copy_n(kept_.one_over_sum + row, at.queries, one_over_sum_);
     blind_ = false;
     for (int64_t i = 0; i < at.queries; ++i) {
+      if (to_.zeros_stay && is_zero(d_o + i * to_.d_o.row_stride)) {
+        leave_out(i);
+        continue;
+      }
       float product = 0;
       for (int64_t d = 0; d < of_.value_size; ++d) product += o[i * to_.o.row_stride + d] * d_o[i * to_.d_o.row_stride + d];
       delta_[i] = product;
       blind_ |= largest_[i] == -kInfinity && !of_.blind_are_zero;
     }
     for (int64_t i = at.queries; i < kBlock; ++i) largest_[i] = one_over_sum_[i] = delta_[i] = 0;
+  }
+
+  bool is_zero(const float* row) const {
+    return std::all_of(row, row + of_.value_size, [](float value) { return value == 0; });
+  }
+
+  // Lets all that is computed for a query be zero.
+  void leave_out(int64_t i) {
+    largest_[i] = std::numeric_limits<float>::max();
+    one_over_sum_[i] = delta_[i] = 0;
+    for (int64_t d = 0; d < of_.size; ++d) queries_.row(i)[d] = across_.row(d)[i] = 0;
   }
 
   void add_keys(const Block& at, int64_t key_head, int64_t row) {
@@ -426,7 +495,7 @@ class Backward {
       float* score = scores_.row(j) + query;
       float* gradient = d_scores_.row(j) + query;
       const Vector masked = mask_.exists() ? mask_.apply(load(score), j, query) : load(score);
-      Vector probability = vexp(masked - largest) * factor;
+      Vector probability = power_of_two(masked - largest) * factor;
       if (of_.blind_are_zero) probability = factor > 0.0f ? probability : Vector{};
       const Vector found = probability * (load(gradient) - delta);
       store(score, probability);

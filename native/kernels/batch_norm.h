@@ -18,6 +18,7 @@ struct BatchNormShape {
 
 struct BatchNormForward {
   const float *x, *scale, *bias;
+  const float* residual;  // is added to what is normalized, if there is one
   float *y, *mean, *variance;
 };
 

@@ -84,7 +84,7 @@ void statistics_by_piece(const BatchNormShape& shape, const float* x, int64_t ch
   *variance = squares / count;
 }
 
-template <bool kClipped>
+template <bool kClipped, bool kResidual>
 void normalize_channel(const BatchNormShape& shape, const BatchNormForward& of, int64_t channel) {
   double mean, variance;
   if (shape.batch * shape.plane <= kCached) {
@@ -100,6 +100,7 @@ void normalize_channel(const BatchNormShape& shape, const BatchNormForward& of, 
   for_planes(shape, channel, [&](int64_t plane) {
     for_each(shape.plane, [&](auto way, int64_t i) {
       auto y = normalized(way.get(of.x + plane + i), with);
+      if (kResidual) y += way.get(of.residual + plane + i);
       if (kClipped) y = clip(y, low, high);
       way.put(of.y + plane + i, y);
     });
@@ -196,7 +197,7 @@ class Row {
   std::vector<float> values_;
 };
 
-template <bool kClipped>
+template <bool kClipped, bool kResidual>
 void normalize_block(const BatchNormShape& shape, const BatchNormForward& of, const Block& block) {
   const double count = static_cast<double>(shape.batch * shape.plane);
   RowSums sums(block.row);
@@ -227,8 +228,10 @@ void normalize_block(const BatchNormShape& shape, const BatchNormForward& of, co
   for (int64_t sample = 0; sample < shape.batch; ++sample) {
     const float* row = x + sample * block.stride;
     float* y = of.y + block.offset + sample * block.stride;
+    const float* residual = kResidual ? of.residual + block.offset + sample * block.stride : nullptr;
     for_each(block.row, [&](auto way, int64_t i) {
       auto made = (way.get(row + i) - way.get(mean.data() + i)) * way.get(gain.data() + i) + way.get(bias.data() + i);
+      if (kResidual) made += way.get(residual + i);
       if (kClipped) made = clip(made, low, high);
       way.put(y + i, made);
     });
@@ -304,11 +307,11 @@ void for_channels(const BatchNormShape& shape, const Parallel& parallel, Channel
   });
 }
 
-template <bool kClipped>
+template <bool kClipped, bool kResidual>
 void forward_of(const BatchNormShape& shape, const BatchNormForward& of, const Parallel& parallel) {
   for_channels(
-      shape, parallel, [&](int64_t channel) { normalize_channel<kClipped>(shape, of, channel); },
-      [&](const Block& block) { normalize_block<kClipped>(shape, of, block); });
+      shape, parallel, [&](int64_t channel) { normalize_channel<kClipped, kResidual>(shape, of, channel); },
+      [&](const Block& block) { normalize_block<kClipped, kResidual>(shape, of, block); });
 }
 
 template <bool kClipped>
@@ -319,7 +322,10 @@ void backward_of(const BatchNormShape& shape, const BatchNormBackward& of, const
 }
 
 void forward(const BatchNormShape& shape, const BatchNormForward& of, const Parallel& parallel) {
-  (shape.clipped ? forward_of<true> : forward_of<false>)(shape, of, parallel);
+  if (of.residual != nullptr)
+    (shape.clipped ? forward_of<true, true> : forward_of<false, true>)(shape, of, parallel);
+  else
+    (shape.clipped ? forward_of<true, false> : forward_of<false, false>)(shape, of, parallel);
 }
 
 void backward(const BatchNormShape& shape, const BatchNormBackward& of, const Parallel& parallel) {

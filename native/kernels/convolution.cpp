@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "compute.h"
+#include "depthwise.h"
 #include "families.h"
 
 namespace onnxtrain {
@@ -90,6 +91,21 @@ const float* bias_of(const Tensor& given, int64_t channels) {
   return given.floats();
 }
 
+// Whether each group has one input channel, and planes are computed by themselves; products elsewhere.
+bool by_planes(const Convolution& conv) { return conv.groups > 1 && conv.in_channels == 1 && depthwise().takes(conv); }
+
+void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y, const Parallel& parallel) {
+  (by_planes(conv) ? depthwise().convolve : compute().convolve)(conv, x, w, bias, y, parallel);
+}
+
+void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx, const Parallel& parallel) {
+  (by_planes(conv) ? depthwise().input_gradient : compute().convolve_input_gradient)(conv, dy, w, dx, parallel);
+}
+
+void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
+  (by_planes(conv) ? depthwise().weight_gradient : compute().convolve_weight_gradient)(conv, x, dy, dw, parallel);
+}
+
 struct Conv : Kernel {
   Window window;
   bool has_bias;
@@ -102,7 +118,7 @@ struct Conv : Kernel {
     Shape shape{x.shape[0], w.shape[0]};
     shape.insert(shape.end(), conv.out + kMostAxes - (x.shape.size() - 2), conv.out + kMostAxes);
     Tensor y = run.output(0, shape);
-    if (y.elements > 0) compute().convolve(conv, x.floats(), w.floats(), bias, y.floats(), run.in_parallel());
+    if (y.elements > 0) convolve(conv, x.floats(), w.floats(), bias, y.floats(), run.in_parallel());
   }
 };
 
@@ -119,7 +135,7 @@ struct ConvGradInput : Kernel {
     const float* bias = has_bias && !sizes.empty() ? bias_of(run.input(2), shape[1]) : nullptr;
     Tensor dx = run.output(0, shape);
     if (dx.elements == 0) return;
-    compute().convolve_input_gradient(conv, dy.floats(), w.floats(), dx.floats(), run.in_parallel());
+    convolve_input_gradient(conv, dy.floats(), w.floats(), dx.floats(), run.in_parallel());
     if (bias == nullptr) return;
     float* to = dx.floats();
     const int64_t pixels = conv.in_size();
@@ -161,7 +177,7 @@ struct ConvGradWeight : Kernel {
     elements_of(shape);
     const Convolution conv = window.with(x.shape, shape, dy.shape);
     Tensor dw = run.output(0, shape);
-    if (dw.elements > 0) compute().convolve_weight_gradient(conv, x.floats(), dy.floats(), dw.floats(), run.in_parallel());
+    if (dw.elements > 0) convolve_weight_gradient(conv, x.floats(), dy.floats(), dw.floats(), run.in_parallel());
   }
 };
 

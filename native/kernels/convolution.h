@@ -113,7 +113,7 @@ struct Group {
       const winograd::Weights weights{w, of.in_channels, of.out_channels, 9, columns(), false};
       return winograd::convolve(input_image(of), output_image(of), weights, of.batch, x, bias, y, parallel);
     }
-    if (!is_pointwise(of) && of.taps() > 1 && suits_channels_last(of.in_channels, of.out_channels)) return forward_by_pixels(x, w, bias, y);
+    if (of.taps() > 1 && suits_channels_last(of.in_channels, of.out_channels)) return forward_by_pixels(x, w, bias, y);
     const ImageStore store = dense_store(y, of.groups * of.out_channels, of.out);
     const MatrixRows weights{w, columns(), 1};
     const int64_t out = of.out_size(), positions = of.batch * out;
@@ -123,6 +123,12 @@ struct Group {
     if (is_pointwise(of))
       return multiply(weights, ChannelColumns{x, x_stride(), out}, store, of.out_channels, positions, columns(), bias != nullptr, parallel);
     const Patches patches = patches_of(of, x);
+    if (of.taps() == 1) {
+      const Floats met(of.batch * of.in_channels * out);
+      read_met(patches, met.get());
+      return multiply(weights, ChannelColumns{met.get(), of.in_channels * out, out}, store, of.out_channels, positions, columns(),
+                      bias != nullptr, parallel);
+    }
     multiply(weights, PatchColumns{patches}, store, of.out_channels, positions, columns(), bias != nullptr, parallel);
   }
 
@@ -135,12 +141,18 @@ struct Group {
     if (is_pointwise(of))
       return multiply_deep(gradients, ChannelLines{x, x_stride(), out}, dw, of.out_channels, columns(), depth, parallel);
     const Patches patches = patches_of(of, x);
-    if (of.taps() == 1 || !suits_channels_last(of.in_channels, of.out_channels))
+    if (of.taps() == 1) {
+      const Floats met(of.batch * of.in_channels * out);
+      read_met(patches, met.get());
+      return multiply_deep(gradients, ChannelLines{met.get(), of.in_channels * out, out}, dw, of.out_channels, columns(), depth, parallel);
+    }
+    if (!suits_channels_last(of.in_channels, of.out_channels))
       return multiply_deep(gradients, PatchRows{patches}, dw, of.out_channels, columns(), depth, parallel);
-    const int64_t padded = rounded_up(of.in_channels, kLanes), taps = of.taps();
+    const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
+    const int64_t padded = planes.padded(), taps = of.taps();
     const Floats copy(of.batch * of.in_size() * padded), sums(of.out_channels * taps * padded);
-    channels_last::write_pixels(x, x_stride(), of.batch, of.in_channels, of.in_size(), copy.get(), parallel);
-    const channels_last::Pixels pixels{copy.get(), padded, {of.in[0], of.in[1], of.in[2]}};
+    const channels_last::Pixels pixels{planes, 0, copy.get()};
+    channels_last::read_all(pixels, parallel);
     const std::vector<channels_last::Tap> own = all_taps(patches);
     multiply_deep(gradients, channels_last::PatchColumnsByPosition{pixels, patches.grid, of.stride, own}, sums.get(), of.out_channels,
                   taps * padded, depth, parallel);
@@ -156,38 +168,81 @@ struct Group {
       return multiply(MatrixRows{w, 1, of.in_channels}, ChannelColumns{dy, y_stride(), of.out_size()},
                       dense_store(dx, of.groups * of.in_channels, of.in), of.in_channels, of.batch * of.in_size(), of.out_channels, false,
                       parallel);
-    if (of.taps() > 1 && suits_channels_last(of.out_channels, of.in_channels)) return input_gradient_by_pixels(dy, w, dx);
+    if (of.taps() == 1) {
+      const int64_t out = of.out_size();
+      const Floats met(of.batch * of.in_channels * out);
+      multiply(MatrixRows{w, 1, of.in_channels}, ChannelColumns{dy, y_stride(), out}, dense_store(met.get(), of.in_channels, of.out),
+               of.in_channels, of.batch * out, of.out_channels, false, parallel);
+      return write_met(met.get(), dx);
+    }
+    if (suits_channels_last(of.out_channels, of.in_channels)) return input_gradient_by_pixels(dy, w, dx);
     for_each_phase(of, 3, [&](int64_t pz, int64_t py, int64_t px) { input_gradient_of_phase({pz, py, px}, dy, w, dx); });
   }
 
  private:
   void forward_by_pixels(const float* x, const float* w, const float* bias, float* y) const {
-    const int64_t padded = rounded_up(of.in_channels, kLanes);
-    const Floats copy(of.batch * of.in_size() * padded), matrix(of.taps() * padded * rounded_up(of.out_channels, kLanes));
-    channels_last::write_pixels(x, x_stride(), of.batch, of.in_channels, of.in_size(), copy.get(), parallel);
-    channels_last::write_matrix(w, of.taps(), of.in_channels, of.taps(), of.out_channels, columns(), matrix.get(), parallel);
-    const channels_last::Pixels pixels{copy.get(), padded, {of.in[0], of.in[1], of.in[2]}};
-    const channels_last::Rows rows{pixels, of.batch, of.out_channels, matrix.get(), bias, y, y_stride(),
+    const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
+    const channels_last::Phase phase{0, 1, of.out[2], all_taps(patches_of(of, x)), 0};
+    const channels_last::WeightPacker packer{w, of.taps(), of.in_channels, of.taps(), of.out_channels, columns()};
+    const Floats weights(of.taps() * packer.size_of_tap());
+    packer.pack({&phase}, weights.get(), parallel);
+    const channels_last::Rows rows{planes, of.out_channels, weights.get(), bias, y, y_stride(),
                                    {of.out[0], of.out[1], of.out[2]}, {0, 0}, {1, 1}, {of.out[0], of.out[1]},
-                                   {of.stride[0], of.stride[1], of.stride[2]}, {{0, 1, of.out[2], all_taps(patches_of(of, x))}}};
+                                   {of.stride[0], of.stride[1], of.stride[2]}, {phase}};
     rows.run(parallel);
   }
 
   void input_gradient_by_pixels(const float* dy, const float* w, float* dx) const {
-    const int64_t padded = rounded_up(of.out_channels, kLanes);
-    const Floats copy(of.batch * of.out_size() * padded), matrix(of.taps() * padded * rounded_up(of.in_channels, kLanes));
-    channels_last::write_pixels(dy, y_stride(), of.batch, of.out_channels, of.out_size(), copy.get(), parallel);
-    channels_last::write_matrix(w, of.taps(), of.out_channels, columns(), of.in_channels, of.taps(), matrix.get(), parallel);
-    const channels_last::Pixels pixels{copy.get(), padded, {of.out[0], of.out[1], of.out[2]}};
+    const channels_last::Planes planes{dy, of.batch, y_stride(), of.out_channels, {of.out[0], of.out[1], of.out[2]}};
+    const channels_last::WeightPacker packer{w, of.taps(), of.out_channels, columns(), of.in_channels, of.taps()};
+    const Floats weights(of.taps() * packer.size_of_tap());
+    std::vector<channels_last::Rows> all;  // by phases of the first two axes
+    int64_t packed = 0;                    // taps
     for_each_phase(of, 2, [&](int64_t pz, int64_t py, int64_t) {
-      channels_last::Rows rows{pixels, of.batch, of.in_channels, matrix.get(), nullptr, dx, x_stride(),
-                               {of.in[0], of.in[1], of.in[2]}, {pz, py}, {of.stride[0], of.stride[1]},
-                               {phase_size(of, 0, pz), phase_size(of, 1, py)}, {1, 1, 1}, {}};
+      all.push_back({planes, of.in_channels, weights.get(), nullptr, dx, x_stride(), {of.in[0], of.in[1], of.in[2]}, {pz, py},
+                     {of.stride[0], of.stride[1]}, {phase_size(of, 0, pz), phase_size(of, 1, py)}, {1, 1, 1}, {}});
       for (int64_t px = 0; px < std::min(of.stride[2], of.in[2]); ++px) {
         const int64_t phase[kMostAxes] = {pz, py, px};
-        rows.phases.push_back({px, of.stride[2], phase_size(of, 2, px), phase_taps(of, phase)});
+        all.back().phases.push_back({px, of.stride[2], phase_size(of, 2, px), phase_taps(of, phase), packed});
+        packed += static_cast<int64_t>(all.back().phases.back().taps.size());
       }
-      rows.run(parallel);
+    });
+    std::vector<const channels_last::Phase*> phases;
+    for (const channels_last::Rows& rows : all)
+      for (const channels_last::Phase& phase : rows.phases) phases.push_back(&phase);
+    packer.pack(phases, weights.get(), parallel);
+    for (const channels_last::Rows& rows : all) rows.run(parallel);
+  }
+
+  // Copies the pixels that the windows of a single tap meet, as planes of the size of the output.
+  void read_met(const Patches& patches, float* to) const {
+    const std::vector<Grid::Piece> pieces = patches.pieces(0, of.out_size());
+    const EvenCut cut(of.batch * of.in_channels, std::max<int64_t>(1, 16384 / of.out_size()));
+    parallel(cut.pieces, [&](int64_t task) {
+      for (int64_t plane = cut.begin(task), end = plane + cut.length(task); plane < end; ++plane) {
+        const float* from = patches.image + plane / of.in_channels * x_stride() + plane % of.in_channels * of.in_size();
+        for (const Grid::Piece& piece : pieces) patches.copy(piece, from, patches.taps[0], to + plane * of.out_size() + piece.begin);
+      }
+    });
+  }
+
+  // The reverse: all other pixels are zero.
+  void write_met(const float* from, float* dx) const {
+    const EvenCut cut(of.batch * of.in_channels, std::max<int64_t>(1, 16384 / of.in_size()));
+    const Grid grid{{of.out[0], of.out[1], of.out[2]}};
+    parallel(cut.pieces, [&](int64_t task) {
+      for (int64_t plane = cut.begin(task), end = plane + cut.length(task); plane < end; ++plane) {
+        float* to = dx + plane / of.in_channels * x_stride() + plane % of.in_channels * of.in_size();
+        std::fill_n(to, of.in_size(), 0.0f);
+        grid.pieces(0, of.out_size(), [&](const Grid::Piece& piece) {
+          const int64_t z = piece.z * of.stride[0] - of.pad[0], y = piece.y * of.stride[1] - of.pad[1];
+          if (z < 0 || z >= of.in[0] || y < 0 || y >= of.in[1]) return;
+          float* line = to + (z * of.in[1] + y) * of.in[2];
+          const float* own = from + plane * of.out_size() + piece.begin;
+          for (int64_t i = 0, x = piece.x * of.stride[2] - of.pad[2]; i < piece.length; ++i, x += of.stride[2])
+            if (x >= 0 && x < of.in[2]) line[x] = own[i];
+        });
+      }
     });
   }
 

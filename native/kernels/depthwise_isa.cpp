@@ -450,7 +450,7 @@ void input_gradient(const Convolution& conv, const float* dy, const float* w, fl
 // ---- which convolutions --------------------------------------------------------------------------
 
 bool takes(const Convolution& conv) {
-  if (conv.in_channels != 1 || conv.groups < 2 || conv.in_size() == 0) return false;
+  if (conv.in_channels != 1 || conv.in_size() == 0 || conv.out_size() == 0) return false;
   // Kernels that reach very far are left to the product: they would need large copies.
   if (largest_offset(conv, kY) > kMostTileFloats || largest_offset(conv, kX) > kMostTileFloats) return false;
   if (conv.stride[kY] > kTileColumns || conv.stride[kX] > kTileColumns) return false;

@@ -210,11 +210,12 @@ inline void multiply_taps(const float* copy, const int64_t* places, int64_t taps
   }
 }
 
-// Memory of a task, which begins as zeros.
+// Memory of a task.
 class Memory {
  public:
-  float* zeroed(int64_t floats) {
-    data_.assign(static_cast<size_t>(floats), 0.0f);
+  float* zeroed(int64_t floats) { return filled(floats, 0); }
+  float* filled(int64_t floats, float value) {
+    data_.assign(static_cast<size_t>(floats), value);
     return data_.data();
   }
 

@@ -12,8 +12,10 @@ std::vector<KernelKind> convolution_kernels();
 std::vector<KernelKind> embedding_kernels();
 std::vector<KernelKind> gradient_kernels();
 std::vector<KernelKind> loss_kernels();
+std::vector<KernelKind> matmul_kernels();
 std::vector<KernelKind> norm_kernels();
 std::vector<KernelKind> optimizer_kernels();
+std::vector<KernelKind> pool_kernels();
 std::vector<KernelKind> recurrent_kernels();
 
 }  // namespace onnxtrain

@@ -232,8 +232,8 @@ std::vector<KernelKind> loss_kernels() {
   return {
       kind_of<SoftmaxCrossEntropy>("SoftmaxCrossEntropy", {kFloat}),
       kind_of<SoftmaxCrossEntropyGrad>("SoftmaxCrossEntropyGrad", {kFloat}),
-      kind_of<RowGradient<&Softmax::softmax_grad>>("SoftmaxGrad", {kFloat}),
-      kind_of<RowGradient<&Softmax::log_softmax_grad>>("LogSoftmaxGrad", {kFloat}),
+      kind_of<RowGradient<&Softmax::softmax_grad>>("SoftmaxGrad", {kFloat}, true),
+      kind_of<RowGradient<&Softmax::log_softmax_grad>>("LogSoftmaxGrad", {kFloat}, true),
   };
 }
 

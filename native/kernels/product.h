@@ -9,6 +9,7 @@
 #pragma once
 
 #include <new>
+#include <type_traits>
 
 #include "packers.h"
 #include "tile.h"
@@ -60,10 +61,20 @@ struct Block {
   int64_t row, row_end, column, column_end, k, k_end;
 };
 
+// Panels of B that are there already: [panel][depth][width], in the order of the columns.
+struct PackedColumns {
+  const float* panels;
+  int64_t columns, depth;  // of all panels; columns are whole vectors
+
+  const float* at(int64_t column, int64_t k) const {
+    return panels + column * depth + k * std::min<int64_t>(kColumns, columns - column);
+  }
+};
+
 // Computes a block of C.
 //
 // `pack_a(panel, row, rows, k, depth)` writes rows of A, `pack_b(panel, column, columns, width, k, depth)`
-// columns of B; see packers.h.
+// columns of B, unless they are packed already; see packers.h.
 template <class PackA, class PackB, class Store>
 void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store, const Block& block, bool add) {
   float* const packed_a = panels();
@@ -74,7 +85,7 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
     for (int64_t kc = block.k; kc < block.k_end; kc += kDepth) {
       const int64_t depth = std::min(kDepth, block.k_end - kc), padded = rounded_up(depth, kLanes);
       const bool fresh = !add && kc == block.k;
-      for (int64_t j = jc; j < j_end; j += kColumns) {
+      if constexpr (!std::is_same_v<PackB, PackedColumns>) for (int64_t j = jc; j < j_end; j += kColumns) {
         const int64_t columns = std::min<int64_t>(kColumns, j_end - j);
         pack_b(packed_b + (j - jc) * depth, j, columns, rounded_up(columns, kLanes), kc, depth);
       }
@@ -85,6 +96,7 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
         for (int64_t j = jc; j < j_end; j += kColumns) {
           const int64_t columns = std::min<int64_t>(kColumns, j_end - j), width = rounded_up(columns, kLanes);
           const float* b = packed_b + (j - jc) * depth;
+          if constexpr (std::is_same_v<PackB, PackedColumns>) b = pack_b.at(j, kc);
           for (int64_t p = 0; p < cut.pieces; ++p) {
             const int64_t i = ic + cut.begin(p), rows = cut.length(p);
             const float* a = packed_a + cut.begin(p) * padded;

@@ -53,7 +53,8 @@ class Recurrent : public Kernel {
     require(hidden < (int64_t{1} << 31), "the hidden size is out of range");
     return {x, {directions, gates * hidden, x[2]}, {directions, gates * hidden, hidden},
             {directions, 2 * gates * hidden}, {directions, 3 * hidden}, {directions, x[1], hidden},
-            {x[0], directions, x[1], hidden}, {directions, x[0], x[1], saved_of(cell_) * hidden}};
+            {x[0], directions, x[1], hidden},
+            {directions, x[0], (hidden + kSavedUnits - 1) / kSavedUnits, x[1], saved_of(cell_), kSavedUnits}};
   }
 
   // The layer, if what it is given fits.

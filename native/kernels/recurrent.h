@@ -25,6 +25,10 @@ inline int64_t saved_of(Cell cell) {
   return cell == Cell::lstm ? 5 : cell == Cell::gru_linear ? 4 : cell == Cell::gru ? 3 : 0;
 }
 
+// What is saved lies in blocks of as many units, in the order in which the backward pass reads it. The last
+// block is filled up.
+constexpr int64_t kSavedUnits = 16;
+
 // Pointers may be null: what is left out counts as zero, and each sequence has T steps.
 struct RecurrentLayer {
   Cell cell;
@@ -40,7 +44,7 @@ struct RecurrentLayer {
 
 struct RecurrentOutputs {
   float* y;            // (T, D, B, H)
-  float* saved;        // (D, T, B, saved·H); what a step beyond a sequence's length holds is not defined
+  float* saved;        // (D, T, H/16, B, saved, 16); what a step beyond a sequence's length holds is not defined
   float *y_h, *y_c;    // (D, B, H), or null
 };
 

@@ -40,17 +40,17 @@ class BackwardPass {
     const int64_t hidden = at_.hidden(), inputs = at_.layer.inputs, square = hidden * hidden;
     const int64_t depth = (cell_ == Cell::gru ? 2 : at_.gates()) * hidden;
     state_weights_ = RightPanels(depth, hidden);
-    state_weights_.pack(0, at_.r(), depth, hidden, 1, parallel_);
+    state_weights_.pack(0, at_.r(), depth, hidden, false, parallel_);
     if (cell_ == Cell::gru) {
       candidate_weights_ = RightPanels(hidden, hidden);
-      candidate_weights_.pack(0, at_.r() + 2 * square, hidden, hidden, 1, parallel_);
+      candidate_weights_.pack(0, at_.r() + 2 * square, hidden, hidden, false, parallel_);
     }
     if (io_.dx == nullptr) return;
     const bool moved = cell_ == Cell::gru_linear;  // the candidate comes first
     const int64_t above = moved ? hidden : 0, rest = at_.gates() * hidden - above;
     input_weights_ = RightPanels(at_.gates() * hidden, inputs);
-    if (moved) input_weights_.pack(0, at_.w() + rest * inputs, hidden, inputs, 1, parallel_);
-    input_weights_.pack(above, at_.w(), rest, inputs, 1, parallel_);
+    if (moved) input_weights_.pack(0, at_.w() + rest * inputs, hidden, inputs, false, parallel_);
+    input_weights_.pack(above, at_.w(), rest, inputs, false, parallel_);
   }
 
   void prepare_sums() {
@@ -102,6 +102,20 @@ class BackwardPass {
     return rows_.packed(position % 2 == 0 ? even_ : odd_, tile, slots_ * hidden) + slot * hidden * rows_.height;
   }
 
+  // Fetches what a step will read into the cache, while products are computed.
+  void prefetch(int64_t position, int64_t tile, int64_t block) const {
+    const int64_t first = block * kColumns, last = std::min(first + kColumns, at_.hidden());
+    const int64_t time = at_.time(position), before = at_.time(std::max<int64_t>(position - 1, 0));
+    for (int64_t unit = first; unit < last; unit += kSavedUnits)
+      for (int64_t b = rows_.first(tile); b < rows_.first(tile) + rows_.count(tile); ++b) {
+        for (int64_t part = 0; part < saved_of(cell_); ++part)
+          __builtin_prefetch(io_.saved + at_.saved_at(time, b, part, unit));
+        const bool lstm = cell_ == Cell::lstm;
+        __builtin_prefetch(lstm ? io_.saved + at_.saved_at(before, b, 4, unit) : io_.y + at_.y_row(before, b) + unit);
+        if (io_.dy != nullptr) __builtin_prefetch(io_.dy + at_.y_row(time, b) + unit);
+      }
+  }
+
   // What comes to the state after a step from the gates of the next one.
   void multiply_next(int64_t position, int64_t tile, int64_t block, TileValues& to) const {
     const int64_t depth = (cell_ == Cell::gru ? 2 : at_.gates()) * at_.hidden();
@@ -116,7 +130,7 @@ class BackwardPass {
     int64_t i, b;          // in the tile, in the batch
     bool valid;
     const float* dy;       // may be null
-    const float* saved;
+    int64_t time;
     float *dh, *dc;
     int64_t place;         // in the chunk
   };
@@ -131,11 +145,16 @@ class BackwardPass {
       const int64_t b = rows_.first(tile) + i;
       const bool valid = at_.valid(time, b);
       const Row row{i, b, valid, io_.dy == nullptr || !valid ? nullptr : io_.dy + at_.y_row(time, b),
-                    io_.saved == nullptr ? nullptr : io_.saved + at_.saved_row(time, b), dh_.data() + b * hidden,
+                    time, dh_.data() + b * hidden,
                     cell_ == Cell::lstm ? dc_.data() + b * hidden : nullptr,
                     row_of(position, b)};
       each_vector(block, hidden, [&](const Place& place) { use(row, place); });
     }
+  }
+
+  // A vector that the forward pass saved.
+  Vector saved(const Row& row, const Place& place, int64_t part) const {
+    return load(io_.saved + at_.saved_at(row.time, row.b, part, place.unit));
   }
 
   // The gradient of the state after a step.
@@ -155,8 +174,8 @@ class BackwardPass {
 
   void lstm(int64_t position, int64_t tile, int64_t block) const {
     TileValues next, values[4];
+    prefetch(position, tile, block);
     multiply_next(position, tile, block, next);
-    const int64_t hidden = at_.hidden();
     const float *p_i = at_.peepholes(0), *p_o = at_.peepholes(1), *p_f = at_.peepholes(2);
     each(position, tile, block, [&](const Row& row, const Place& place) {
       const Vector dh = arriving(row, place, next);
@@ -164,10 +183,10 @@ class BackwardPass {
         for (int g = 0; g < 4; ++g) put_slot(row, place, g, Vector{}, values[g]);
         return put(row.dh, place, dh);
       }
-      const Vector in = get(row.saved, place), shown = get(row.saved + hidden, place);
-      const Vector forget = get(row.saved + 2 * hidden, place), candidate = get(row.saved + 3 * hidden, place);
-      const Vector c_before = get(at_.c_before(io_.saved, position, row.b), place);
-      const Vector bent = vtanh(get(row.saved + 4 * hidden, place));
+      const Vector in = saved(row, place, 0), shown = saved(row, place, 1);
+      const Vector forget = saved(row, place, 2), candidate = saved(row, place, 3);
+      const Vector c_before = at_.c_before(io_.saved, position, row.b, place);
+      const Vector bent = vtanh(saved(row, place, 4));
       const Vector d_shown = dh * bent * (shown - shown * shown);
       const Vector dc = get(row.dc, place) + dh * shown * (1.0f - bent * bent) + get(p_o, place) * d_shown;
       const Vector d_in = dc * candidate * (in - in * in);
@@ -184,16 +203,16 @@ class BackwardPass {
 
   void gru_linear(int64_t position, int64_t tile, int64_t block) const {
     TileValues next, values[4];
+    prefetch(position, tile, block);
     multiply_next(position, tile, block, next);
-    const int64_t hidden = at_.hidden();
     each(position, tile, block, [&](const Row& row, const Place& place) {
       const Vector dh = arriving(row, place, next);
       if (!row.valid) {
         for (int slot = 0; slot < 4; ++slot) put_slot(row, place, slot, Vector{}, values[slot]);
         return put(row.dh, place, dh);
       }
-      const Vector update = get(row.saved, place), reset = get(row.saved + hidden, place);
-      const Vector candidate = get(row.saved + 2 * hidden, place), product = get(row.saved + 3 * hidden, place);
+      const Vector update = saved(row, place, 0), reset = saved(row, place, 1);
+      const Vector candidate = saved(row, place, 2), product = saved(row, place, 3);
       const Vector h_before = get(at_.h_before(io_.y, position, row.b), place);
       const Vector d_candidate = dh * (1.0f - update) * (1.0f - candidate * candidate);
       put_slot(row, place, 0, d_candidate, values[0]);
@@ -207,13 +226,13 @@ class BackwardPass {
 
   void gru_candidate(int64_t position, int64_t tile, int64_t block) const {
     TileValues next, value;
+    prefetch(position, tile, block);
     multiply_next(position, tile, block, next);
-    const int64_t hidden = at_.hidden();
     each(position, tile, block, [&](const Row& row, const Place& place) {
       const Vector dh = arriving(row, place, next);
       put(row.dh, place, dh);
       if (!row.valid) return put_slot(row, place, 2, Vector{}, value);
-      const Vector update = get(row.saved, place), candidate = get(row.saved + 2 * hidden, place);
+      const Vector update = saved(row, place, 0), candidate = saved(row, place, 2);
       put_slot(row, place, 2, dh * (1.0f - update) * (1.0f - candidate * candidate), value);
     });
     pack_slot(value, position, tile, block, 2);
@@ -229,8 +248,8 @@ class BackwardPass {
         return;
       }
       const Vector dh = get(row.dh, place), kept = d_kept.get(row.i, place);
-      const Vector update = get(row.saved, place), reset = get(row.saved + hidden, place);
-      const Vector candidate = get(row.saved + 2 * hidden, place);
+      const Vector update = saved(row, place, 0), reset = saved(row, place, 1);
+      const Vector candidate = saved(row, place, 2);
       const Vector h_before = get(at_.h_before(io_.y, position, row.b), place);
       put_slot(row, place, 0, dh * (h_before - candidate) * (update - update * update), values[0]);
       put_slot(row, place, 1, kept * h_before * (reset - reset * reset), values[1]);
@@ -310,9 +329,11 @@ class BackwardPass {
     const int64_t time = at_.time(position), row = row_of(position, b);
     const bool valid = at_.valid(time, b);
     const float* h = valid ? at_.h_before(io_.y, position, b) : nullptr;
-    if (input_sums_) input_sums_->put(row, valid ? layer.x + (time * layer.batch + b) * layer.inputs : nullptr, nullptr);
-    if (state_sums_) state_sums_->put(row, h, nullptr);
-    if (kept_sums_) kept_sums_->put(row, h, io_.saved + at_.saved_row(time, b) + at_.hidden());
+    const auto as_it_is = [](int64_t) { return 1.0f; };
+    const auto reset = [&](int64_t unit) { return io_.saved[at_.saved_at(time, b, 1, unit)]; };
+    if (input_sums_) input_sums_->put(row, valid ? layer.x + (time * layer.batch + b) * layer.inputs : nullptr, as_it_is);
+    if (state_sums_) state_sums_->put(row, h, as_it_is);
+    if (kept_sums_) kept_sums_->put(row, h, reset);
   }
 
   void write_weights() const {
@@ -347,8 +368,8 @@ class BackwardPass {
           for (int64_t b = 0; b < rows_.batch; ++b) {
             const int64_t time = at_.time(position), row = row_of(position, b);
             if (!at_.valid(time, b)) continue;
-            const Vector before = get(at_.c_before(io_.saved, position, b), place);
-            const Vector after = get(io_.saved + at_.saved_row(time, b) + 4 * hidden, place);
+            const Vector before = at_.c_before(io_.saved, position, b, place);
+            const Vector after = load(io_.saved + at_.saved_at(time, b, 4, place.unit));
             sums[0] += load(dgates_.at(0, block, row) + place.lane) * before;
             sums[1] += load(dgates_.at(1, block, row) + place.lane) * after;
             sums[2] += load(dgates_.at(2, block, row) + place.lane) * before;

@@ -35,8 +35,8 @@ class ForwardPass {
     const int64_t hidden = layer.hidden, inputs = layer.inputs;
     for (int64_t gate = 0; gate < at_.gates(); ++gate) {
       weights_[gate] = RightPanels(depth_, hidden);
-      weights_[gate].pack(0, at_.w() + gate * hidden * inputs, inputs, 1, inputs, parallel_);
-      weights_[gate].pack(inputs, at_.r() + gate * hidden * hidden, hidden, 1, hidden, parallel_);
+      weights_[gate].pack(0, at_.w() + gate * hidden * inputs, inputs, inputs, true, parallel_);
+      weights_[gate].pack(inputs, at_.r() + gate * hidden * hidden, hidden, hidden, true, parallel_);
     }
   }
 
@@ -114,7 +114,10 @@ class ForwardPass {
     return get(bias_.data() + index * at_.hidden(), place) + product.get(i, place);
   }
 
-  float* saved(int64_t position, int64_t b) const { return out_.saved + at_.saved_row(at_.time(position), b); }
+  // What a step saves, part by part, each kSavedUnits behind the other.
+  float* saved(int64_t position, int64_t b, const Place& place) const {
+    return out_.saved + at_.saved_at(at_.time(position), b, 0, place.unit);
+  }
 
   // Writes a state to y, and keeps it for the next step.
   void finish(int64_t position, int64_t b, int64_t i, const Place& place, Vector value, TileValues& h) const {
@@ -129,22 +132,21 @@ class ForwardPass {
   void lstm(int64_t position, int64_t tile, int64_t block) const {
     TileValues products[4], h;
     for (int64_t g = 0; g < 4; ++g) multiply(position, tile, g, block, products[g]);
-    const int64_t hidden = at_.hidden();
     const float *p_i = at_.peepholes(0), *p_o = at_.peepholes(1), *p_f = at_.peepholes(2);
     each(position, tile, block, h, [&](int64_t i, int64_t b, const Place& place) {
-      const Vector c_before = get(at_.c_before(out_.saved, position, b), place);
+      const Vector c_before = at_.c_before(out_.saved, position, b, place);
       Vector pre[4];
       for (int g = 0; g < 4; ++g) pre[g] = gate(g, products[g], i, place);
       const Vector in = vsigmoid(pre[0] + get(p_i, place) * c_before);
       const Vector forget = vsigmoid(pre[2] + get(p_f, place) * c_before), candidate = vtanh(pre[3]);
       const Vector c = forget * c_before + in * candidate;
       const Vector shown = vsigmoid(pre[1] + get(p_o, place) * c);
-      float* row = saved(position, b);
-      put(row, place, in);
-      put(row + hidden, place, shown);
-      put(row + 2 * hidden, place, forget);
-      put(row + 3 * hidden, place, candidate);
-      put(row + 4 * hidden, place, c);
+      float* to = saved(position, b, place);
+      store(to, in);
+      store(to + kSavedUnits, shown);
+      store(to + 2 * kSavedUnits, forget);
+      store(to + 3 * kSavedUnits, candidate);
+      store(to + 4 * kSavedUnits, c);
       finish(position, b, i, place, shown * vtanh(c), h);
     });
     pack_state(position, tile, block, h);
@@ -163,11 +165,11 @@ class ForwardPass {
       const Vector reset = vsigmoid(gate(1, products[1], i, place));
       const Vector product = of_states.get(i, place) + get(recurrent_bias, place);
       const Vector candidate = vtanh(gate(2, of_inputs, i, place) + reset * product);
-      float* row = saved(position, b);
-      put(row, place, update);
-      put(row + hidden, place, reset);
-      put(row + 2 * hidden, place, candidate);
-      put(row + 3 * hidden, place, product);
+      float* to = saved(position, b, place);
+      store(to, update);
+      store(to + kSavedUnits, reset);
+      store(to + 2 * kSavedUnits, candidate);
+      store(to + 3 * kSavedUnits, product);
       finish(position, b, i, place, (1.0f - update) * candidate + update * h_before, h);
     });
     pack_state(position, tile, block, h);
@@ -178,9 +180,9 @@ class ForwardPass {
     for (int64_t g = 0; g < 2; ++g) multiply(position, tile, g, block, products[g]);
     each(position, tile, block, kept, [&](int64_t i, int64_t b, const Place& place) {
       const Vector reset = vsigmoid(gate(1, products[1], i, place));
-      float* row = saved(position, b);
-      put(row, place, vsigmoid(gate(0, products[0], i, place)));
-      put(row + at_.hidden(), place, reset);
+      float* to = saved(position, b, place);
+      store(to, vsigmoid(gate(0, products[0], i, place)));
+      store(to + kSavedUnits, reset);
       kept.put(i, place, reset * get(at_.h_before(out_.y, position, b), place));
     });
     rows_.pack(kept, tile, block, at_.hidden(), rows_.packed(kept_, tile, at_.hidden()));
@@ -192,9 +194,9 @@ class ForwardPass {
     multiply_states(rows_.packed(kept_, tile, at_.hidden()), 2, block, of_states);
     each(position, tile, block, h, [&](int64_t i, int64_t b, const Place& place) {
       const Vector candidate = vtanh(gate(2, of_inputs, i, place) + of_states.get(i, place));
-      float* row = saved(position, b);
-      const Vector update = get(row, place);
-      put(row + 2 * at_.hidden(), place, candidate);
+      float* to = saved(position, b, place);
+      const Vector update = load(to);
+      store(to + 2 * kSavedUnits, candidate);
       const Vector h_before = get(at_.h_before(out_.y, position, b), place);
       finish(position, b, i, place, (1.0f - update) * candidate + update * h_before, h);
     });
@@ -214,22 +216,15 @@ class ForwardPass {
 
   // The states after the last step of each sequence; onnxruntime gives zero for one that is empty.
   void write_finals() const {
-    const int64_t hidden = at_.hidden();
     for (int64_t b = 0; b < rows_.batch; ++b) {
       const int64_t length = at_.layer.lengths == nullptr ? at_.layer.steps : at_.layer.lengths[b];
       const int64_t last = at_.reverse() ? 0 : length - 1;
-      const float* h = length == 0 ? nullptr : out_.y + at_.y_row(last, b);
-      const float* c = length == 0 || out_.y_c == nullptr ? nullptr : out_.saved + at_.saved_row(last, b) + 4 * hidden;
-      if (out_.y_h != nullptr) copy_row(h, out_.y_h + at_.state_row(b));
-      if (out_.y_c != nullptr) copy_row(c, out_.y_c + at_.state_row(b));
+      for (int64_t unit = 0; unit < at_.hidden(); ++unit) {
+        const int64_t place = at_.state_row(b) + unit;
+        if (out_.y_h != nullptr) out_.y_h[place] = length == 0 ? 0 : out_.y[at_.y_row(last, b) + unit];
+        if (out_.y_c != nullptr) out_.y_c[place] = length == 0 ? 0 : out_.saved[at_.saved_at(last, b, 4, unit)];
+      }
     }
-  }
-
-  void copy_row(const float* from, float* to) const {
-    if (from == nullptr)
-      std::fill_n(to, at_.hidden(), 0.0f);
-    else
-      std::copy_n(from, at_.hidden(), to);
   }
 
   const Direction at_;

@@ -49,15 +49,14 @@ void each_vector(int64_t block, int64_t hidden, const Use& use) {
 // Units of a row; a row that is null is zero.
 inline Vector get(const float* row, const Place& place) {
   if (row == nullptr) return Vector{};
-  if (place.count == kLanes) return load(row + place.unit);
-  Vector part{};
-  for (int64_t i = 0; i < place.count; ++i) part[i] = row[place.unit + i];
-  return part;
+  return place.count == kLanes ? load(row + place.unit) : load_first(row + place.unit, place.count);
 }
 
 inline void put(float* row, const Place& place, Vector value) {
-  if (place.count == kLanes) return store(row + place.unit, value);
-  for (int64_t i = 0; i < place.count; ++i) row[place.unit + i] = value[i];
+  if (place.count == kLanes)
+    store(row + place.unit, value);
+  else
+    store_first(row + place.unit, value, place.count);
 }
 
 // A tile of values, in rows of kColumns.
@@ -73,7 +72,6 @@ using TileProduct = void (*)(int64_t depth, const float* left, const float* righ
 
 template <int kHeight>
 void tile_product(int64_t depth, const float* left, const float* right, TileValues& to) {
-  constexpr int kVectors = kColumns / kLanes;
   Vector sum[kHeight][kVectors];
   for (int i = 0; i < kHeight; ++i)
     for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector{};
@@ -109,19 +107,19 @@ class RightPanels {
   RightPanels(int64_t depth, int64_t columns)
       : depth_(depth), columns_(columns), panels_(blocks_of(columns) * kColumns * depth) {}
 
-  // Packs a matrix into the panels, from a depth on; columns that a panel has beyond the last stay zero.
-  void pack(int64_t from, const float* matrix, int64_t depth, int64_t depth_step, int64_t column_step,
-            const Parallel& parallel) const {
+  // Packs a matrix into the panels, from a depth on; columns that a panel has beyond the last stay zero. Rows of
+  // the matrix lie along the columns, or, if `transposed`, along the depth.
+  void pack(int64_t from, const float* matrix, int64_t depth, int64_t row, bool transposed, const Parallel& parallel) const {
     parallel(blocks_of(columns_), [&](int64_t block) {
       const int64_t first = block * kColumns, count = std::min<int64_t>(kColumns, columns_ - first);
-      const float* source = matrix + first * column_step;
+      const float* source = matrix + first * (transposed ? row : 1);
       float* to = at(block, from);
-      if (column_step == 1) {
-        for (int64_t k = 0; k < depth; ++k) std::copy_n(source + k * depth_step, count, to + k * kColumns);
+      if (!transposed) {
+        for (int64_t k = 0; k < depth; ++k) std::copy_n(source + k * row, count, to + k * kColumns);
         return;
       }
-      for (int64_t j = 0; j < count; ++j)
-        for (int64_t k = 0; k < depth; ++k) to[k * kColumns + j] = source[j * column_step + k * depth_step];
+      for (int64_t j = 0; j < count; j += kLanes)
+        transpose_lines(source + j * row, row, std::min<int64_t>(kLanes, count - j), depth, to + j, kColumns);
     });
   }
   float* at(int64_t block, int64_t depth) const { return panels_.data() + (block * depth_ + depth) * kColumns; }
@@ -184,6 +182,8 @@ void run_steps(const RowTiles& rows, int64_t blocks, int64_t count, int stages, 
       });
 }
 
+static_assert(kSavedUnits % kLanes == 0, "vectors lie within blocks");
+
 // One direction of a layer. Positions count steps in the order of the direction, times are rows of x.
 struct Direction {
   const RecurrentLayer& layer;
@@ -204,8 +204,10 @@ struct Direction {
   }
   // Rows of sequences and of states.
   int64_t y_row(int64_t time, int64_t b) const { return ((time * layer.directions + index) * layer.batch + b) * layer.hidden; }
-  int64_t saved_row(int64_t time, int64_t b) const {
-    return ((index * layer.steps + time) * layer.batch + b) * saved_of(layer.cell) * layer.hidden;
+  // One of the vectors that a step saves, from a unit on: until the end of its block.
+  int64_t saved_at(int64_t time, int64_t b, int64_t part, int64_t unit) const {
+    const int64_t block = (index * layer.steps + time) * ceil_divide(layer.hidden, kSavedUnits) + unit / kSavedUnits;
+    return ((block * layer.batch + b) * saved_of(layer.cell) + part) * kSavedUnits + unit % kSavedUnits;
   }
   int64_t state_row(int64_t b) const { return (index * layer.batch + b) * layer.hidden; }
   // Whether a sequence is in its initial state before a step. In steps beyond its length a forward sequence
@@ -215,9 +217,9 @@ struct Direction {
     if (!is_first(position, b)) return y + y_row(time(position - 1), b);
     return layer.initial_h == nullptr ? nullptr : layer.initial_h + state_row(b);
   }
-  const float* c_before(const float* saved, int64_t position, int64_t b) const {
-    if (!is_first(position, b)) return saved + saved_row(time(position - 1), b) + 4 * layer.hidden;
-    return layer.initial_c == nullptr ? nullptr : layer.initial_c + state_row(b);
+  Vector c_before(const float* saved, int64_t position, int64_t b, const Place& place) const {
+    if (!is_first(position, b)) return load(saved + saved_at(time(position - 1), b, 4, place.unit));
+    return layer.initial_c == nullptr ? Vector{} : get(layer.initial_c + state_row(b), place);
   }
 };
 

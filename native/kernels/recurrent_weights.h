@@ -33,15 +33,16 @@ class WeightSums {
         sums_(slots * blocks * tiles_ * height_ * kColumns),
         product_(tile_product_of(height_, std::make_integer_sequence<int, kRows>())) {}
 
-  // Takes one row of left; a null one counts as zeros. `scale` may be null.
-  void put(int64_t row, const float* from, const float* scale) const {
+  // Takes one row of left, times the factor of each column; one that is null counts as zeros.
+  template <class Factor>
+  void put(int64_t row, const float* from, const Factor& factor) const {
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       float* to = left_.data() + (tile * rows_ + row) * height_;
       const int64_t first = tile * height_, count = std::min(height_, width_ - first);
       if (from == nullptr)
         std::fill_n(to, height_, 0.0f);
       else
-        for (int64_t i = 0; i < count; ++i) to[i] = scale == nullptr ? from[first + i] : from[first + i] * scale[first + i];
+        for (int64_t i = 0; i < count; ++i) to[i] = from[first + i] * factor(first + i);
     }
     if (with_one_) left_.data()[(width_ / height_ * rows_ + row) * height_ + width_ % height_] = 1;
   }

@@ -122,16 +122,14 @@ inline void transpose_lines(const float* from, int64_t line, int64_t count, int6
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) square[i] = load(from + i * line + k);
     } else {
-      for (int i = 0; i < kLanes; ++i) square[i] = i < count ? load_first(from + i * line + k, left) : Vector{};
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) square[i] = load_first(from + i * line + k, i < count ? left : 0);
     }
     transpose(square);
     float* row = to + k * step;
-    if (left == kLanes) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) store(row + i * step, square[i]);
-    } else {
-      for (int i = 0; i < left; ++i) store(row + i * step, square[i]);
-    }
+    for (int i = 0; i < kLanes; ++i)
+      if (i < left) store(row + i * step, square[i]);
   }
 }
 

@@ -1,6 +1,6 @@
 // Functions of vectors: exponential, logarithm, tanh, sigmoid, the normal distribution. Each is right
-// to a few units in the last place, keeps NaN, and has the limits of the exact function at infinity.
-// Results too small for a normal float may become zero.
+// to a few units in the last place and keeps NaN. Where the exact result is below 1e-34, it may be
+// another number of that size, or zero.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,8 @@ inline Vector from_bits(Integers bits) { return (Vector)bits; }
 inline Vector vmax(Vector a, Vector b) { return a < b ? b : a; }
 inline Vector vmin(Vector a, Vector b) { return a > b ? b : a; }
 inline Vector vabs(Vector x) { return from_bits(bits_of(x) & 0x7fffffff); }
+
+inline Vector clamped(Vector x, float low, float high) { return vmin(vmax(x, broadcast(low)), broadcast(high)); }
 
 inline float sum_of_lanes(Vector x) {
   for (int half = kLanes / 2; half > 1; half /= 2) {
@@ -72,9 +74,15 @@ inline Vector small_expm1(Vector r) {
 
 inline Vector power_of_two(Integers n) { return from_bits((n + 127) << 23); }
 
+// exp(x) for x from -87 to 88.
+inline Vector small_exp(Vector x) {
+  const ReducedExponent of = reduce_exponent(x);
+  return (small_expm1(of.rest) + 1.0f) * power_of_two(of.n);
+}
+
 inline Vector vexp(Vector x) {
   // Beyond these limits the result is 0 or infinite.
-  const ReducedExponent of = reduce_exponent(vmin(vmax(x, broadcast(-86.9f)), broadcast(89.0f)));
+  const ReducedExponent of = reduce_exponent(clamped(x, -86.9f, 89.0f));
   // Half the power of two, since 2^128 is no float but half of it times 1.9 may be, doubled.
   const Vector half = as_rounded((small_expm1(of.rest) + 1.0f) * power_of_two(of.n - 1));
   return x < -86.9f ? Vector{} : half + half;
@@ -87,11 +95,12 @@ inline Vector vexpm1(Vector x) {
   return small_expm1(of.rest) * power + as_rounded(power - 1.0f);
 }
 
-inline Vector vsigmoid(Vector x) { return 1.0f / (1.0f + vexp(-x)); }
+// At least 1e-37.
+inline Vector vsigmoid(Vector x) { return 1.0f / (1.0f + small_exp(clamped(-x, -87.0f, 85.0f))); }
 
 inline Vector vtanh(Vector x) {
   // With e = exp(2x) - 1: tanh = e / (e + 2). From 9.1 on it is 1.
-  const Vector e = vexpm1(2.0f * vmin(vmax(x, broadcast(-9.1f)), broadcast(9.1f)));
+  const Vector e = vexpm1(2.0f * clamped(x, -9.1f, 9.1f));
   return e / (e + 2.0f);
 }
 
@@ -135,7 +144,7 @@ inline Vector small_log1p(Vector e) {
 }
 
 // log(1 + exp(x))
-inline Vector vsoftplus(Vector x) { return vmax(x, Vector{}) + small_log1p(vexp(-vabs(x))); }
+inline Vector vsoftplus(Vector x) { return vmax(x, Vector{}) + small_log1p(small_exp(vmax(-vabs(x), broadcast(-87.0f)))); }
 
 // The standard normal distribution: its density and the probability of less than x.
 struct Normal {
@@ -144,7 +153,7 @@ struct Normal {
 
 inline Normal vnormal(Vector x) {
   const Vector distance = vabs(x);
-  const Vector bell = vexp(-0.5f * x * x);
+  const Vector bell = small_exp(vmax(-0.5f * x * x, broadcast(-80.0f)));
   // The tail beyond the distance is the bell times a smooth function, a polynomial of t.
   const Vector t = 1.0f / (0.3f * distance + 1.0f);
   Vector p = broadcast(0.0383782014f);

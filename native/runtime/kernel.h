@@ -91,12 +91,14 @@ struct KernelKind {
   const char* name;
   std::vector<ElementType> outputs;
   std::unique_ptr<Kernel> (*make)(const Attributes&);
+  bool in_place;  // whether output 0 may be the memory of input 0, where nobody else reads that any more
 };
 
 // The kind of a kernel class that is made from attributes.
 template <class K>
-KernelKind kind_of(const char* name, std::vector<ElementType> outputs) {
-  return {name, std::move(outputs), [](const Attributes& of) -> std::unique_ptr<Kernel> { return std::make_unique<K>(of); }};
+KernelKind kind_of(const char* name, std::vector<ElementType> outputs, bool in_place = false) {
+  const auto make = [](const Attributes& of) -> std::unique_ptr<Kernel> { return std::make_unique<K>(of); };
+  return {name, std::move(outputs), make, in_place};
 }
 
 const std::vector<KernelKind>& kernel_kinds();

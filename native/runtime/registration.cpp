@@ -115,6 +115,15 @@ Operator::Operator(const KernelKind& kernel, std::string full_name)
   CreateKernelV2 = create;
   KernelComputeV2 = compute;
   KernelDestroy = [](void* kernel) { delete static_cast<Instance*>(kernel); };
+  if (kind->in_place) {
+    GetMayInplace = [](int** inputs, int** outputs) {
+      static int first_input = 0, first_output = 0;
+      *inputs = &first_input;
+      *outputs = &first_output;
+      return size_t{1};
+    };
+    ReleaseMayInplace = [](int*, int*) {};
+  }
 }
 
 // Operators and domains live as long as the process: sessions and their options refer to them.

@@ -138,7 +138,20 @@ def test_statistics_of_a_large_channel() -> None:
 
 def test_what_is_saved_is_empty() -> None:
     x, ones = np.ones((2, 3, 4, 4), np.float32), np.ones(3, np.float32)
-    assert call("BatchNorm", [x, ones, ones], 4)[3].size == 0
+    _, mean, variance, saved, *with_axes = call("BatchNorm", [x, ones, ones], 6)
+    assert saved.size == 0
+    for value, other in zip((mean, variance), with_axes, strict=True):
+        np.testing.assert_array_equal(value.reshape(1, 3, 1, 1), other)
+
+
+def test_outputs_that_are_left_out() -> None:
+    feeds = feeds_of((2, 3, 4, 4))
+    x, dy, scale, bias = (feeds[name] for name in ("x", "y_grad", "scale", "bias"))
+    y, mean, variance = call("BatchNorm", [x, scale, bias], 3)
+    np.testing.assert_array_equal(call("BatchNorm", [x, scale, bias])[0], y)
+    inputs = [dy, x, scale, bias, mean, variance]
+    dx = call("BatchNormGrad", inputs, 3)[0]
+    np.testing.assert_array_equal(call("BatchNormGrad", inputs)[0], dx)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (0, 3), (2, 0, 4), (2, 3, 0)], ids=str)
@@ -175,6 +188,26 @@ def test_same_numbers_whatever_the_threads(shape: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(expected, found)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", SHAPES[:7], ids=str)
+def test_residual(shape: tuple[int, ...], activation: str) -> None:
+    """y = activation(normalized + x), as at the end of a block of a ResNet."""
+    model = model_of(shape, activation)
+    layer = model.graph.node[0]
+    summed = layer.output[0]
+    layer.output[0] = "normalized"
+    model.graph.node.insert(1, helper.make_node("Add", ["normalized", "r"], [summed]))
+    model.graph.input.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, shape))
+    found = gradient_with_functions(model, [*WRT, "r"], bn="batch")
+    (forward,) = [n for n in found.graph.node if n.op_type.startswith("BatchNorm_")]
+    joined = {a.name for a in forward.attribute} & {"has_residual", "clipped"}
+    assert joined == {"has_residual", *(["clipped"] if activation != "none" else [])}
+    if ulps_of(shape) > 64:
+        return
+    feeds = only_used(found, {**feeds_of(shape), "r": feeds_of(shape)["y_grad"][::-1].copy()})
+    assert_near(*run_both(found, feeds), ulps=64)
+
+
 def test_a_layer_whose_output_is_read_elsewhere_is_not_joined() -> None:
     model = model_of((2, 3, 4, 4), "relu")
     model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, (2, 3, 4, 4)))
@@ -197,5 +230,9 @@ def test_what_does_not_fit_is_an_error() -> None:
         call("BatchNorm", [three, three, three], 3)
     with pytest.raises(Exception, match="not of type float"):
         call("BatchNorm", [x.astype(np.int64), three, three], 3)
+    with pytest.raises(Exception, match="residual has another shape"):
+        call("BatchNorm", [x, three, three, x[:1]], 3, has_residual=1)
+    with pytest.raises(Exception, match="or 4 with a residual"):
+        call("BatchNorm", [x, three, three], 3, has_residual=1)
     with pytest.raises(Exception, match="needs 6 inputs"):
         call("BatchNormGrad", [x, x, three], 3)

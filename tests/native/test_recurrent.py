@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from native.harness import assert_near, gradient_with_functions, kinds_of, run, run_both
 from onnx import TensorProto, helper
+
+from native.harness import assert_near, gradient_with_functions, kinds_of, run, run_both
 
 Array = np.ndarray[Any, Any]
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

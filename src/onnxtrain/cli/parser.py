@@ -169,6 +169,10 @@ def _prepare(commands: Any) -> None:
         "--no-native", dest="native", action="store_false",
         help="write plain graphs, without functions for native kernels",
     )  # fmt: skip
+    add(
+        "--precision", choices=("float32", "bf16"), default="float32",
+        help="what native kernels multiply in",
+    )  # fmt: skip
     add("--weight-decay", type=_rate, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")

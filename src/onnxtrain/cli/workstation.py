@@ -48,7 +48,7 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
 
     same = (
         "train freeze of outputs classes after dynamic_batch bn tie_weights memory_budget target "
-        "native proximal "
+        "native precision proximal "
         "sample_weight prefix nominal_checkpoint ort_format custom_op_library verify"
     )
     given = {name: getattr(options, name) for name in same.split()}

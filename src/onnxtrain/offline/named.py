@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError
@@ -44,8 +44,16 @@ def _setting(item: str, text: str) -> tuple[str, Any]:
         return key, value
 
 
-def make_optimizer(optimizer: str | Optimizer | None) -> Optimizer | None:
+def require_choice(argument: str, given: str, choices: Sequence[str]) -> None:
+    """Refuse what is none of the choices of an argument."""
+    if given not in choices:
+        raise ArgumentTypeError(f"{argument} is {' or '.join(map(repr, choices))}, not {given!r}")
+
+
+def make_optimizer(optimizer: str | Optimizer | None, proximal: bool = False) -> Optimizer | None:
     """Return an optimizer that was given by name or as an object; None stays None."""
+    if proximal and optimizer is None:
+        raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
     if optimizer is None or isinstance(optimizer, Optimizer):
         return optimizer
     if isinstance(optimizer, str):

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from onnxtrain.errors import ArgumentError, ArgumentTypeError
 from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss
 from onnxtrain.offline.artifacts import Artifacts
@@ -19,7 +18,7 @@ from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.inspect_notes import notes_on_integers
-from onnxtrain.offline.named import make_optimizer
+from onnxtrain.offline.named import make_optimizer, require_choice
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
@@ -38,6 +37,7 @@ from onnxtrain.offline.training_graph import (
 )
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
+from onnxtrain.offline.writer.functions import Precision
 from onnxtrain.offline.writer.opset_stamp import stamp
 from onnxtrain.offline.writer.verify import verify as verify_graphs
 
@@ -65,6 +65,7 @@ def prepare(
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
     native: bool = True,
+    precision: Precision = "float32",
     proximal: bool = False,
     sample_weight: bool = False,
     prefix: str = "",
@@ -105,6 +106,7 @@ def prepare(
         target: "webgpu" writes graphs of operators that onnxruntime-web has WebGPU kernels for, as
             far as possible; `Artifacts.on_cpu` lists the rest. They run elsewhere too, more slowly.
         native: call functions, with plain bodies, where onnxtrain-native has faster kernels.
+        precision: what such kernels multiply in; weights, sums and results stay float32.
         proximal: let updates pull the weights back to those of a reference, by a strength that is
             set on the device (FedProx); see `TrainingSession.set_proximal`.
         sample_weight: add an input of a weight for each sample, for `fit(class_weight=...,
@@ -120,11 +122,9 @@ def prepare(
         >>> onnxtrain.prepare("mobilenet.onnx", "artifacts", train="fc*", optimizer="sgd")
 
     """
-    if target not in ("cpu", "webgpu"):
-        raise ArgumentTypeError(f"target is 'cpu' or 'webgpu', not {target!r}")
-    library, chosen = find_library(custom_op_library), make_optimizer(optimizer)
-    if proximal and chosen is None:
-        raise ArgumentError("proximal=True is a term of the update: it needs an optimizer")
+    require_choice("target", target, ("cpu", "webgpu"))
+    require_choice("precision", precision, ("float32", "bf16"))
+    library, chosen = find_library(custom_op_library), make_optimizer(optimizer, proximal)
 
     # 1. The model, and the loss behind it.
     forward = forward_model(model, of, train, classes, after, dynamic_batch)
@@ -175,11 +175,11 @@ def prepare(
     on_cpu = warn_of_uncovered(models) if target == "webgpu" else {}
     with Folder(output, prefix) as folder:
         graph = write_files(
-            folder, models, parameters, names, nominal_checkpoint, memory=memory, native=native,
-            target=target, on_cpu=on_cpu, properties=properties, ort_format=ort_format,
+            folder, models, parameters, names, nominal_checkpoint, memory=memory, target=target,
+            native=native, precision=precision, on_cpu=on_cpu, properties=properties,
+            ort_format=ort_format,
         )  # fmt: skip
-        if verify:
-            notes = (*notes, *verify_graphs(folder, models, library))
+        notes = (*notes, *(verify_graphs(folder, models, library) if verify else ()))
         if ort_format:
             write_ort(folder, models, library)
         files = folder.publish()

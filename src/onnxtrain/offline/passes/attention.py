@@ -176,7 +176,11 @@ class _Search:
             return None
         product, mask, scale, score_nodes = before
         mixing, output, order, output_nodes = after
-        sides = [self._side((product, index), scale) for index in range(2)]
+        regrouped = [n for n in (*score_nodes, *output_nodes) if n.op_type == "Reshape"]
+        queries = self._grouped(product, regrouped) if regrouped else (product, 0)
+        if queries is None:
+            return None
+        sides = [self._side(queries, scale), self._side((product, 1), scale)]
         values = self._side((mixing, 1), None)
         rank = len(dims)
         if any(side is None or len(side.order) != rank for side in (*sides, values)):
@@ -185,7 +189,7 @@ class _Search:
         assert q is not None and k is not None and v is not None
         if q.order[-1] != rank - 1 or not self._fit(product, mixing, (q, k, v)):
             return None
-        nodes = {product, mixing, softmax, *score_nodes, *output_nodes}
+        nodes = {queries[0], product, mixing, softmax, *score_nodes, *output_nodes}
         nodes.update(n for side in (q, k, v) for n in side.nodes)
         graph = softmax.graph
         assert graph is not None
@@ -195,10 +199,33 @@ class _Search:
             [n for n in graph if n in nodes],
         )  # fmt: skip
 
+    def _grouped(
+        self, product: ir.Node, regrouped: Sequence[ir.Node]
+    ) -> tuple[ir.Node, int] | None:
+        """Return what reads the queries, where a head of keys serves a group of their heads.
+
+        The queries of a group are further rows of the products, by a Reshape before and behind
+        each: (batch, heads, length) to (batch, heads of keys, group · length).
+        """
+        rows = product.inputs[0]
+        before = None if rows is None else self._between(rows)
+        if rows is None or before is None or before.op_type != "Reshape" or len(regrouped) != 3:
+            return None
+        split = dims_of(before.inputs[0]) if before.inputs[0] is not None else None
+        joined = dims_of(rows)
+        if split is None or joined is None or len(split) != 4 or len(joined) != 4:
+            return None
+        expected = split[:3], joined[:2], split[:3]  # of scores, probabilities and the output
+        for node, known in zip(regrouped, expected, strict=True):
+            dims = dims_of(node.outputs[0])
+            if dims is None or len(dims) != 4 or not same_dims(dims[: len(known)], known):
+                return None
+        return before, 0
+
     def _fit(self, product: ir.Node, mixing: ir.Node, sides: Sequence[_Side]) -> bool:
         """Tell whether nothing is broadcast, and gradients go to queries, keys and values alone."""
         shapes = [dims_of(v) for v in (*product.inputs, mixing.inputs[1]) if v is not None]
-        lead = [None if dims is None else dims[:-2] for dims in shapes]
+        lead = [None if dims is None else dims[:-2] for dims in shapes]  # batch, heads of keys
         first = lead[0]
         if first is None or any(not same_dims(first, other) for other in lead):
             return False
@@ -224,6 +251,8 @@ class _Search:
                     return None
             elif scaled is not None:
                 value = scaled
+            elif node.op_type == "Reshape" and node.inputs[0] is not None:
+                value = node.inputs[0]
             else:
                 return None
             nodes.append(node)
@@ -304,19 +333,27 @@ class _Search:
             if guarded is None:
                 return None
             mixed, nodes = guarded
-            readers = [node for node, _ in mixed.uses()]
-        if len(readers) != 1 or readers[0].op_type != "MatMul" or readers[0].domain != "":
+        if (regrouped := self._only_reader(mixed, "Reshape")) is not None:
+            mixed = regrouped.outputs[0]
+            nodes.append(regrouped)
+        product = self._only_reader(mixed, "MatMul")
+        if product is None or product.inputs[0] is not mixed:
             return None
-        (product,) = readers
-        output, dims = product.outputs[0], dims_of(product.outputs[0])
-        if product.inputs[0] is not mixed or dims is None:
+        output = product.outputs[0]
+        if regrouped is not None:
+            split = self._only_reader(output, "Reshape")
+            if split is None:
+                return None
+            output = split.outputs[0]
+            nodes.append(split)
+        dims = dims_of(output)
+        if dims is None:
             return None
         order = list(range(len(dims)))
-        readers = [node for node, _ in output.uses()]
-        if len(readers) == 1 and readers[0].op_type == "Transpose" and self._is_inner(output):
-            permutation = list(readers[0].attributes.get_ints("perm", order[::-1]))
+        if (transposed := self._only_reader(output, "Transpose")) is not None:
+            permutation = list(transposed.attributes.get_ints("perm", order[::-1]))
             if permutation[-1] == len(dims) - 1:
-                return product, readers[0].outputs[0], permutation, [*nodes, readers[0]]
+                return product, transposed.outputs[0], permutation, [*nodes, transposed]
         return product, output, order, nodes
 
     def _without_nan(
@@ -331,6 +368,14 @@ class _Search:
         result = choosing.outputs[0]
         fits = fits and len(asking.outputs[0].uses()) == 1 and self._is_inner(result)
         return (result, [asking, choosing]) if fits else None
+
+    def _only_reader(self, value: ir.Value, op_type: str) -> ir.Node | None:
+        """Return the node that reads a value, if there is just one and it is of a kind."""
+        uses = list(value.uses())
+        if len(uses) != 1 or not self._is_inner(value):
+            return None
+        node = uses[0][0]
+        return node if node.op_type == op_type and node.domain == "" else None
 
     def _between(self, value: ir.Value) -> ir.Node | None:
         """Return the node that makes a value, if only one node reads it and it is not wanted."""
@@ -360,7 +405,7 @@ class _Marker:
         self._written: list[ir.Node] = []
         self._given: ir.Value | None = None
         self._results: dict[tuple[ir.Node, int], ir.Value | None] = {}
-        self._is_plain = True
+        self._is_guarded = False
 
     def rules(self, opset: int) -> Iterator[tuple[ir.Node, Rule]]:
         for node in self._waiting:
@@ -390,9 +435,7 @@ class _Marker:
         self._waiting.discard(node)
         if node.outputs[0] is self._found.output:
             self._given = dy
-        # The kernel has no such guard, but rows that see no key need none where they are zero.
-        zeros = self._found.blind_are_zero and node.op_type == "Softmax"
-        self._is_plain = self._is_plain and (zeros or not op.guarded)
+        self._is_guarded = self._is_guarded or op.guarded
         if isinstance(returned, Mapping):
             returned = [None if v is None else returned.get(v) for v in node.inputs]
         self._results.update(((node, index), each) for index, each in enumerate(returned))
@@ -400,7 +443,7 @@ class _Marker:
     def _mark(self) -> None:
         found, given = self._found, self._given
         gradients = [self._results.get(side.reader) for side in (found.q, found.k, found.v)]
-        if given is None or any(g is None for g in gradients) or not self._is_plain:
+        if given is None or any(g is None for g in gradients):
             return
         read = dict.fromkeys(v for n in self._written for v in n.inputs if v is not None)
         made = {v for n in found.nodes for v in n.outputs}
@@ -416,5 +459,5 @@ class _Marker:
         mark_kernel(
             self._written, "AttentionGrad",
             [given, *found.inputs(), found.output, found.probabilities, *more, *saved],
-            gradients, saved=kept, **attributes,
+            gradients, saved=kept, zeros_stay=int(self._is_guarded), **attributes,
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """Joins groups of native kernels with what stands next to them.
 
-A ReLU or ReLU6 behind a BatchNormalization is one comparison for a kernel that has the number in a
-register, and a pass over memory of its own otherwise. The plain nodes stay as they are.
+The sum with a residual and the ReLU or ReLU6 behind a BatchNormalization are one instruction each
+for a kernel that has the number in a register, and a pass over memory of their own otherwise. The
+plain nodes stay as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from onnxtrain.offline.graph.kernels import (
     output_values,
     place_of,
 )
-from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
 from onnxtrain.offline.graph.subgraphs import values_of
 
 _Nodes = Mapping[int, ir.Node]
@@ -34,27 +35,55 @@ def join_kernels(graph: ir.Graph) -> None:
     for group, nodes in groups.items():
         if group.kind == "BatchNormGrad":
             _join_activation_gradient(group, nodes, groups, named)
-        elif group.kind == "BatchNorm":
-            _join_activation(group, nodes, named)
+    # From the end: a sum of two layers is joined to the one that is computed last.
+    for group, nodes in reversed(groups.items()):
+        if group.kind == "BatchNorm":
+            _join_what_follows(group, nodes, named)
 
 
-def _join_activation(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.Value]) -> None:
-    """Let BatchNorm clip what it writes, if only a ReLU or ReLU6 reads it."""
+def _join_what_follows(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.Value]) -> None:
+    """Let BatchNorm add a residual and clip before it writes, if only these nodes read it."""
     inputs, (y, *others) = input_values(group, nodes, named), output_values(group, nodes)
-    if inputs is None or y is None or y.is_graph_output():
+    if inputs is None or y is None:
         return
-    readers = {node for node, _ in y.uses()}
-    if len(readers) != 1:
-        return
-    (activation,) = readers
-    bounds = _bounds(activation)
-    if bounds is None or place_of(activation) is not None or activation.graph is not y.graph:
-        return
-    saved = [v for i, v in enumerate([y, *others]) if i in group.saved_outputs and v is not None]
-    mark_kernel(
-        [*_in_order(nodes), activation], group.kind, inputs, [activation.outputs[0], *others],
-        saved=saved, **{**group.attributes, **_clipped(bounds)},
-    )  # fmt: skip
+    attributes, together = dict(group.attributes), _in_order(nodes)
+    node = _only_reader(y)
+    residual = None if node is None else _residual(node, y)
+    if node is not None and residual is not None:
+        together.append(node)
+        inputs.append(residual)
+        attributes["has_residual"] = 1
+        y = node.outputs[0]
+        node = _only_reader(y)
+    bounds = None if node is None else _bounds(node)
+    if node is not None and bounds is not None:
+        together.append(node)
+        attributes.update(_clipped(bounds))
+        y = node.outputs[0]
+    saved = [v for i, v in enumerate(others, 1) if i in group.saved_outputs and v is not None]
+    mark_kernel(together, group.kind, inputs, [y, *others], saved=saved, **attributes)
+
+
+def _only_reader(value: ir.Value) -> ir.Node | None:
+    """Return the node that reads a value if there is one alone, and it is in no group."""
+    readers = {node for node, _ in value.uses()}
+    if len(readers) != 1 or value.is_graph_output():
+        return None
+    (reader,) = readers
+    producer = value.producer()
+    beside = producer is not None and reader.graph is producer.graph
+    return reader if beside and place_of(reader) is None else None
+
+
+def _residual(node: ir.Node, y: ir.Value) -> ir.Value | None:
+    """Return the other operand of a sum if it has the same shape."""
+    if node.op_type != "Add" or node.domain != "":
+        return None
+    other = node.inputs[1] if node.inputs[0] is y else node.inputs[0]
+    dims, own = None if other is None else dims_of(other), dims_of(y)
+    if other is y or dims is None or own is None or not same_dims(dims, own):
+        return None
+    return other
 
 
 def _join_activation_gradient(

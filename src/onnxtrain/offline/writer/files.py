@@ -39,7 +39,7 @@ from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
 from onnxtrain.offline.training_graph import LossGradients, Target, Tensors
 from onnxtrain.offline.writer.folder import Folder
-from onnxtrain.offline.writer.functions import write_functions
+from onnxtrain.offline.writer.functions import Precision, write_functions
 from onnxtrain.offline.writer.shorten_names import names_in, shorten_names
 
 _ORDER = ["training_model", "eval_model", "optimizer_model", "step_model"]
@@ -82,14 +82,16 @@ def write_files(
     properties: Mapping[str, str] | None = None,
     ort_format: bool = False,
     native: bool = True,
+    precision: Precision = "float32",
 ) -> onnx.ModelProto:
     """Write the graphs and the checkpoint, into which they point for what is frozen.
 
     `on_cpu` lists the nodes of each graph that its target has no kernel for. `properties` are the
     metadata of the model, which the evaluation graph keeps for what is exported from it. With
     `ort_format` the checkpoint leaves room for what `write_ort` adds. With `native`, what native
-    kernels can stand in for becomes calls of functions. Returns the training graph as it was before
-    the file lost names and shapes that no runtime needs.
+    kernels can stand in for becomes calls of functions; `precision` is what they multiply in.
+    Returns the training graph as it was before the file lost names and shapes that no runtime
+    needs.
     """
     models = {name: models[name] for name in sorted(models, key=_ORDER.index)}
     stored = parameters.trainable, {**parameters.frozen, **parameters.statistics}
@@ -117,7 +119,9 @@ def write_files(
         if name == "training_model":
             training.CopyFrom(ir.to_proto(model))
         # What is exported for inference comes from the evaluation graph, which stays plain.
-        functions = write_functions(model, native and target == "cpu" and name != "eval_model")
+        functions = write_functions(
+            model, native and target == "cpu" and name != "eval_model", precision
+        )
         proto = protos[name] = ir.to_proto(model)
         proto.functions.extend(functions)
         gradients = _named_gradients(proto) if name == "training_model" else ()

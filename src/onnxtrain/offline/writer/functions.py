@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
@@ -28,17 +29,24 @@ from onnxtrain.offline.graph.subgraphs import captured_values, release, subgraph
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.kernel_fusion import join_kernels
 
+Precision = Literal["float32", "bf16"]
+
 DOMAIN = "ai.onnxtrain"
+_PRODUCTS = frozenset({"Conv", "ConvGradInput", "ConvGradWeight", "MatMul"})  # kernels with bf16
 _LEAST_IR_VERSION = 8  # has functions
 _SMALL = 4096  # bytes of a constant that a body has itself; larger ones are inputs
 
 
-def write_functions(model: ir.Model, native: bool = True) -> list[onnx.FunctionProto]:
+def write_functions(
+    model: ir.Model, native: bool = True, precision: Precision = "float32"
+) -> list[onnx.FunctionProto]:
     """Replace the groups of a model by calls, in place; return the functions.
 
-    Without `native`, all nodes stay as they are; what only kernels would read is removed.
+    Without `native`, all nodes stay as they are; what only kernels would read is removed. With the
+    precision "bf16", kernels round what they multiply to bfloat16 where the processor has
+    instructions for it; the bodies of functions do not.
     """
-    functions = _Functions(model.opset_imports)
+    functions = _Functions(model.opset_imports, precision)
     if native:
         join_kernels(model.graph)
         _replace_groups(model.graph, functions, Names.of(model.graph), {})
@@ -259,12 +267,16 @@ class _Functions:
     """The functions that were written, each body once."""
 
     opsets: Mapping[str, int]
+    precision: Precision
     made: list[onnx.FunctionProto] = field(default_factory=list)
     _names: dict[bytes, str] = field(default_factory=dict)
     _replaced: dict[ir.Value, ir.Value] = field(default_factory=dict)  # outputs of groups, by calls
 
     def call(self, call: _Call, names: Names) -> ir.Node:
         """Return a node that calls the function of a group, and lets its readers read it."""
+        if self.precision == "bf16" and call.group.kind in _PRODUCTS:
+            attributes = {**call.group.attributes, "bf16": 1}
+            call = replace(call, group=replace(call.group, attributes=attributes))
         call = replace(call, inputs=[self._replaced.get(v, v) for v in call.inputs])
         group, body = call.group, _Body(call)
         function = onnx.FunctionProto(
@@ -296,13 +308,13 @@ def _call_node(call: _Call, name: str, body: _Body, names: Names) -> ir.Node:
         [ir.convenience.convert_attribute(k, v) for k, v in kept.items()],
         num_outputs=len(body.outputs), name=names.fresh(call.nodes[-1].name or name),
     )  # fmt: skip
-    for old, new in zip(call.outputs, node.outputs, strict=False):
+    for index, (old, new) in enumerate(zip(call.outputs, node.outputs, strict=False)):
         if old is None:
             new.name = names.fresh(f"{name}_unused")
             continue
         new.name, new.type = old.name, old.type
-        # The shape of what a kernel saves may be another one, and runtimes infer the others.
-        new.shape = old.shape if old.is_graph_output() else None
+        # The shape of what a kernel saves may be another one.
+        new.shape = None if index in call.group.saved_outputs else old.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         old.name = f"{old.name}_inside"
     for inner in call.nodes:

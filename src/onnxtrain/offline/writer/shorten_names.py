@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.blocks.values import all_graphs, defined_names, rename
 from onnxtrain.offline.graph.subgraphs import values_of
+from onnxtrain.offline.writer.functions import DOMAIN
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -28,7 +29,8 @@ def names_in(graph: ir.Graph) -> set[str]:
 def shorten_names(model: onnx.ModelProto, forward: Collection[str]) -> None:
     """Shorten the names of values that the forward pass does not have, and state no shape of them.
 
-    A runtime infers shapes from what is left.
+    A runtime infers shapes from what is left; it cannot see through native kernels, so that their
+    results keep their shapes. Without, memory that they and others let go is not used again.
     """
     kept = set(forward)
     kept |= {value.name for value in (*model.graph.input, *model.graph.output)}
@@ -37,7 +39,8 @@ def shorten_names(model: onnx.ModelProto, forward: Collection[str]) -> None:
     fresh = (name for name in _short_names() if name not in taken)
     shorter: dict[str, str] = {"": ""}
     for graph in list(all_graphs(model.graph)):
-        stated = [value for value in graph.value_info if value.name in kept]
+        calls = {name for node in graph.node if node.domain == DOMAIN for name in node.output}
+        stated = [value for value in graph.value_info if value.name in kept or value.name in calls]
         del graph.value_info[:]
         graph.value_info.extend(stated)
         for name in defined_names(graph):

@@ -169,13 +169,17 @@ def _mark(op: Ops, node: ir.Node) -> None:
         nodes[found] = None
         makers = (v.producer() for v in found.inputs if v is not None and v is not x)
         pending += [maker for maker in makers if maker is not None and maker not in nodes]
-    statistics = {"BatchNormalization", "ReduceMean", "Sub", "Mul", "Reshape"}
-    if {each.op_type for each in nodes} <= statistics:
+    if {each.op_type for each in nodes} <= _OF_STATISTICS:
+        # Where memory is on a budget, the statistics are kept in either shape.
+        kept = [_before(v, "Reshape") for v in (mean, var)]
         mark_kernel(
             [each for each in node.graph or () if each in nodes], "BatchNorm", [x, scale, bias],
-            [node.outputs[0], mean, var, deviation],
+            [node.outputs[0], mean, var, deviation, *kept],
             saved=[deviation], epsilon=node.attributes.get_float("epsilon", 1e-5),
         )  # fmt: skip
+
+
+_OF_STATISTICS = {"BatchNormalization", "ReduceMean", "Sub", "Mul", "Reshape"}
 
 
 def complete_outputs(model: ir.Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from onnxtrain.offline.autodiff.rules.conv_data import flipped_pads, spread
 from onnxtrain.offline.autodiff.rules.scatter_helpers import add_elements
 from onnxtrain.offline.autodiff.window import Window, pool_window
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import is_half
+from onnxtrain.offline.graph.shapes import integers, is_half
 from onnxtrain.offline.graph.sizes import (
     Size,
     arange,
@@ -31,11 +32,18 @@ def max_pool(op: Ops, node: ir.Node, dy: ir.Value, *_: ir.Value | None) -> Cotan
     """The cotangent of a window goes to the element that won it, and adds up there."""
     x, y = *required(node), node.outputs[0]
     window = pool_window(op, node, x, y)
-    if _tiles_statically(op, window, x) and not is_half(x):
-        space = zip(_static_space(op, y), window.kernel, _static_space(op, x), strict=True)
-        if all(count * k <= size for count, k, size in space):
-            return (_to_first_maximum(op, window, x, y, dy),)
-    return (add_elements(op, dy, x, _indices(op, node, x), repeated=window.overlaps),)
+
+    def write() -> list[ir.Value]:
+        if _tiles_statically(op, window, x) and not is_half(x):
+            space = zip(_static_space(op, y), window.kernel, _static_space(op, x), strict=True)
+            if all(count * k <= size for count, k, size in space):
+                return [_to_first_maximum(op, window, x, y, dy)]
+        return [add_elements(op, dy, x, _indices(op, node, x), repeated=window.overlaps)]
+
+    attributes = _kernel_attributes(window)
+    if attributes is None:
+        return (write()[0],)
+    return (op.kernel("MaxPoolGrad", [x, dy], write, **attributes)[0],)
 
 
 def _indices(op: Ops, node: ir.Node, x: ir.Value) -> ir.Value:
@@ -87,7 +95,20 @@ def average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Each element of a window gets the cotangent divided by the count that was divided by."""
     (x,) = required(node)
     window = pool_window(op, node, x, node.outputs[0])
-    return (_spread_evenly(op, window, op.Mul(dy, _one_over_count(op, node, window, x, dy)), x),)
+
+    def write() -> list[ir.Value]:
+        share = _one_over_count(op, node, window, x, dy)
+        return [_spread_evenly(op, window, op.Mul(dy, share), x)]
+
+    attributes = _kernel_attributes(window)
+    if attributes is None:
+        return (write()[0],)
+    counts_padding = node.attributes.get_int("count_include_pad", 0)
+    return (
+        _kernel_like(
+            op, "AveragePoolGrad", dy, x, write, count_include_pad=counts_padding, **attributes
+        ),
+    )
 
 
 @rule("LpPool")
@@ -195,7 +216,11 @@ def _spread_evenly(op: Ops, window: Window, per_window: ir.Value, like: ir.Value
 def global_average_pool(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Every element gets the cotangent divided by their number."""
     (x,) = required(node)
-    return (op.expand_like(dy * op.one_over_count(x, range(2, op.rank(x))), x),)
+
+    def write() -> list[ir.Value]:
+        return [op.expand_like(dy * op.one_over_count(x, range(2, op.rank(x))), x)]
+
+    return (_kernel_like(op, "GlobalAveragePoolGrad", dy, x, write),)
 
 
 @rule("GlobalMaxPool", notes="of equal maxima, the first gets the gradient")
@@ -234,6 +259,40 @@ refuse(
     reason="it does not tell where its maxima were, and to find them again takes the memory of "
     "every region times the whole image; use RoiAlign, in mode 'max' if need be",
 )
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+_MOST_AXES = 3  # that kernels know
+
+
+def _kernel_attributes(window: Window) -> dict[str, Any] | None:
+    """Return the attributes of kernels; None where padding is known at run time only."""
+    pads = [p for p in (*window.before, *window.after) if isinstance(p, int)]
+    if len(pads) < 2 * window.rank or window.rank > _MOST_AXES:
+        return None
+    return {
+        "kernel_shape": window.kernel, "strides": window.strides,
+        "dilations": window.dilations, "pads": pads,
+    }  # fmt: skip
+
+
+def _kernel_like(
+    op: Ops,
+    kind: str,
+    dy: ir.Value,
+    x: ir.Value,
+    write: Callable[[], list[ir.Value]],
+    **attributes: Any,
+) -> ir.Value:
+    """Return what a kernel computes from dy in the shape of x."""
+    axes = integers(op.dims(x)[2:])
+    dx: ir.Value
+    if axes is not None:  # batch and channels are those of dy
+        dx = op.kernel(kind, [dy], write, sizes=axes, **attributes)[0]
+    else:
+        dx = op.kernel(kind, [dy, op.shape_of(x)], write, **attributes)[0]
+    return dx
 
 
 # ---- helpers -------------------------------------------------------------------------------------

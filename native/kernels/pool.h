@@ -1,0 +1,18 @@
+// Gradients of pools over windows.
+#pragma once
+
+#include "compute.h"
+
+namespace onnxtrain {
+
+struct Pool {
+  // The gradient of a maximum: that of each window goes to its first maximum. Planes are described as
+  // a convolution whose groups have one channel each.
+  void (*max_gradient)(const Convolution&, const float* x, const float* dy, float* dx, const Parallel&);
+  // Writes planes of `size` elements that are all `factor` times the plane's own number.
+  void (*spread)(int64_t planes, int64_t size, float factor, const float* numbers, float* to, const Parallel&);
+};
+
+ONNXTRAIN_TABLE(Pool, kPool, pool)
+
+}  // namespace onnxtrain
