@@ -156,7 +156,7 @@ void row_backward(const RowNormBackward& of, const Parallel& parallel) {
   const int64_t tasks = divide_up(of.rows, together);
   std::vector<double> sums(2 * of.width * std::max<int64_t>(1, tasks));
   parallel(tasks, [&](int64_t task) {
-    differentiate_task(of, task * together, std::min(of.rows, (task + 1) * together), &sums[2 * of.width * task]);
+    differentiate_task(of, task * together, std::min(of.rows, (task + 1) * together), sums.data() + 2 * of.width * task);
   });
   for (int64_t task = 1; task < tasks; ++task)
     for (int64_t i = 0; i < 2 * of.width; ++i) sums[i] += sums[2 * of.width * task + i];
