@@ -29,7 +29,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: native native-wheel native-cases native-sanitize native-aarch64 test-native demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -96,7 +96,7 @@ $(FUZZ)/ready: pyproject.toml Makefile $(LOCKS)
 test: test-python
 	$(MAKE) test-js
 
-test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVICE)/ready
+test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVICE)/ready native-build
 	ONNXTRAIN_UPSTREAM_PYTHON=$(abspath $(UPSTREAM)/bin/python) \
 	ONNXTRAIN_OLDEST_PYTHON=$(abspath $(OLDEST)/bin/python) \
 	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
@@ -123,7 +123,12 @@ $(NATIVE)/ready: $(LOCKS)
 # under sanitizers and valgrind, and for another processor, with hostile input too. RECORDED=1: the
 # tests have run already.
 CASES := build/native-cases
-native-cases: $(VENV)/dev
+native-build:
+	@$(call NEEDS,cmake,cmake) \
+	set -x; cmake -S native -B build/native -DONNXTRAIN_RECORD=ON && \
+	cmake --build build/native -j $(JOBS) --target onnxtrain_native replay
+
+native-cases: $(VENV)/dev native-build
 	$(BIN)/python -m pytest tests/native -n $(JOBS) --dist worksteal
 
 # valgrind knows no AVX-512. Each instruction set that the processor lacks runs as the next narrower one.
@@ -132,13 +137,11 @@ native-sanitize: $(if $(RECORDED),,native-cases)
 	set -x; cmake -S native -B build/native-sanitize -DONNXTRAIN_SANITIZE=ON && \
 	cmake --build build/native-sanitize -j $(JOBS) --target replay && \
 	for isa in portable avx2 avx512; do \
-	  ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
 	done
 	@$(call NEEDS,valgrind,valgrind) \
-	set -x; cmake -S native -B build/native-replay && \
-	cmake --build build/native-replay -j $(JOBS) --target replay && \
-	ONNXTRAIN_ISA=avx2 valgrind --quiet --error-exitcode=1 --max-stackframe=8000000 \
-	    build/native-replay/replay $(CASES) --most 20000
+	set -x; ONNXTRAIN_ISA=avx2 valgrind --quiet --error-exitcode=1 --max-stackframe=8000000 \
+	    build/native/replay $(CASES) --most 20000
 
 native-aarch64: $(if $(RECORDED),,native-cases)
 	@$(call NEEDS,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu) \

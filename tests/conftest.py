@@ -48,8 +48,8 @@ _LONG = {
 
 
 def _elsewhere(item: pytest.Item) -> bool:
-    """Whether a test needs another environment, trains whole networks, or is one of very many."""
-    return item.path.parent.name in ("interop", "models") or item.path.stem in _LONG
+    """Whether a test needs another environment, a compiler or whole networks, or is one of many."""
+    return item.path.parent.name in ("interop", "models", "native") or item.path.stem in _LONG
 
 
 class _WithoutTorch(MetaPathFinder, Loader):

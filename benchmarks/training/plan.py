@@ -200,13 +200,34 @@ class Comparison:
     lines: tuple[tuple[str, Workload, Peer, Setting], ...]
 
 
-COMPARISONS: tuple[Comparison, ...] = ()
-
-
 # glibc gives large blocks back to the system whenever they are freed, and torch then pays for
 # fetching and clearing them in every step. Its tuning guide says to use another allocator; these
 # two settings have the same effect without one.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
+
+
+def _in_bfloat16(workload: Workload) -> Comparison:
+    """Products in bfloat16, ours and torch's, and the same in float32."""
+    other = replace(workload, name=f"{workload.name}-bf16", generate={"precision": "bf16"})
+    fused = {"optimizer": "fused"}
+    layouts: list[tuple[str, Mapping[str, Any]]] = [("", {})]
+    if workload.is_image:
+        layouts.append((", channels last", {"channels_last": True}))
+    lines = [
+        ("onnxtrain, float32", workload, OURS, Setting("default")),
+        ("onnxtrain, bfloat16", other, OURS, Setting("default")),
+    ]
+    for name, layout in layouts:
+        for kind, more in (("float32", {}), ("bfloat16 autocast", {"autocast": True})):
+            for peer, compiled in ((EAGER, {}), (COMPILED, {"compile": True})):
+                setting = Setting(
+                    f"{kind}{name}", {**fused, **layout, **more, **compiled}, _KEEP_MEMORY
+                )
+                lines.append((f"{peer.title}, {kind}{name}", workload, peer, setting))
+    return Comparison(f"bf16-{workload.name}", f"bfloat16, {workload.title}", tuple(lines))
+
+
+COMPARISONS = (_in_bfloat16(resnet()), _in_bfloat16(bert()))
 
 
 def settings(peer: Peer, workload: Workload) -> Sequence[Setting]:

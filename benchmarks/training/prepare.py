@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import nets
+from onnxtrain import prepare as prepare_artifacts
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.onnxblock.optim import AdamW
 from plan import BETAS, EPSILON, WEIGHT_DECAY, Workload, folder_of, read_workload, write_workload
@@ -131,13 +132,21 @@ def _to_onnx(
 
 def _ours(folder: Path, workload: Workload) -> None:
     shutil.rmtree(folder / "ours", ignore_errors=True)
+    optimizer = AdamW(betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, flavour="torch")
+    statistics = "batch" if workload.statistics == "batch" else None
+    if "precision" in workload.generate:  # upstream's function does not have it
+        model, target = folder / "forward.onnx", folder / "ours"
+        prepare_artifacts(
+            model, target, optimizer=optimizer, bn=statistics or "auto", **workload.generate
+        )
+        return
     generate_artifacts(
         folder / "forward.onnx",
         requires_grad=["head.*"] if workload.trains == "head" else None,
         loss=LossType.CrossEntropyLoss,
-        optimizer=AdamW(betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, flavour="torch"),
+        optimizer=optimizer,
         artifact_directory=folder / "ours",
-        bn="batch" if workload.statistics == "batch" else None,
+        bn=statistics,
         **workload.generate,
     )
 

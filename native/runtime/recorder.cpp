@@ -22,6 +22,7 @@ constexpr int kMostCases = 60;           // of a kind
 const OrtApi* real = nullptr;
 thread_local SeenAttributes seen;
 thread_local std::map<size_t, OrtValue*> made;
+thread_local std::vector<const void*> read;  // where the inputs are
 
 CaseAttribute& note(const char* name, int type) {
   for (CaseAttribute& known : seen)
@@ -55,9 +56,17 @@ OrtStatus* read_text(const OrtKernelInfo* info, const char* name, char* text, si
   return status;
 }
 
+// Writes NaN everywhere, so that what a kernel forgets to write is seen. An optimizer's output may be
+// one of its inputs.
+void fill(const Tensor& tensor) {
+  if (std::find(read.begin(), read.end(), tensor.data) != read.end() || tensor.data == nullptr) return;
+  std::memset(tensor.data, 0xff, static_cast<size_t>(tensor.elements * size_of_type(tensor.type)));
+}
+
 OrtStatus* make_output(OrtKernelContext* context, size_t index, const int64_t* shape, size_t rank, OrtValue** value) {
   OrtStatus* status = ONNXTRAIN_CALL(real, KernelContext_GetOutput)(context, index, shape, rank, value);
   if (status == nullptr) made[index] = *value;
+  if (status == nullptr) fill(tensor_of(real, *value));
   return status;
 }
 
@@ -126,13 +135,14 @@ std::vector<CaseTensor> inputs_of(const Run& run) {
   std::vector<CaseTensor> inputs;
   const size_t count = run.input_count();
   size_t size = 0;
+  read.clear();
   for (size_t i = 0; i < count; ++i) {
     const Tensor tensor = run.input(i);
-    size += static_cast<size_t>(tensor.elements);
-    if (size > kMostBytes) return {};
-    inputs.push_back(copy_of(tensor));
+    read.push_back(tensor.data);
+    size += static_cast<size_t>(tensor.elements * size_of_type(tensor.type));
+    if (size <= kMostBytes) inputs.push_back(copy_of(tensor));
   }
-  return inputs;
+  return size <= kMostBytes ? inputs : std::vector<CaseTensor>();
 }
 
 }  // namespace

@@ -19,10 +19,16 @@
 #include "fake_runtime.h"
 #include "ort_interface.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 namespace onnxtrain {
 namespace {
 
-constexpr double kMostUlps = 512;  // of the largest element: sums are taken in another order elsewhere
+// How far results may be apart, since sums are taken in another order elsewhere: in units of the last
+// place of the largest element of the result, or of the inputs, where terms cancel each other.
+constexpr double kMostUlps = 512, kMostInputUlps = 16;
 constexpr int kMostSeconds = 120;  // of one call, under valgrind or an emulator
 
 std::string now;  // what is running, for the message of a crash
@@ -31,6 +37,11 @@ void at_end(int signal_number) {
   const char* what = signal_number == SIGALRM ? "\nDOES NOT END: " : "\nCRASHED: ";
   if (write(2, what, std::strlen(what)) + write(2, now.c_str(), now.size()) + write(2, "\n", 1) < 0) _exit(3);
   _exit(2);
+}
+
+// A sanitizer has found something.
+[[maybe_unused]] void at_death() {
+  if (write(2, "WHILE RUNNING: ", 15) + write(2, now.c_str(), now.size()) + write(2, "\n", 1) < 0) _exit(3);
 }
 
 std::string text_of(const CaseTensor& tensor) {
@@ -52,22 +63,38 @@ std::string text_of(const Case& one) {
   return text + ")";
 }
 
-// The largest difference of two tensors in units of the last place of the largest element.
-double ulps_between(const CaseTensor& expected, const CaseTensor& found) {
-  if (expected.type != found.type || expected.shape != found.shape) return std::numeric_limits<double>::infinity();
-  if (expected.type != kFloat) return expected.bytes == found.bytes ? 0 : std::numeric_limits<double>::infinity();
-  const size_t count = expected.bytes.size() / sizeof(float);
-  std::vector<float> a(count), b(count);
-  if (count > 0) std::memcpy(a.data(), expected.bytes.data(), count * sizeof(float));
-  if (count > 0) std::memcpy(b.data(), found.bytes.data(), count * sizeof(float));
-  double scale = 1e-30, difference = 0;
-  for (size_t i = 0; i < count; ++i) {
-    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
-    if (std::isfinite(a[i])) scale = std::max(scale, std::fabs(double{a[i]}));
-    if (a[i] != b[i]) difference = std::max(difference, std::fabs(double{a[i]} - double{b[i]}));
-    if (std::isfinite(a[i]) != std::isfinite(b[i])) difference = std::numeric_limits<double>::infinity();
+constexpr double kUlp = 1.1920929e-7, kInfinite = std::numeric_limits<double>::infinity();
+
+std::vector<float> floats_of(const CaseTensor& tensor) {
+  std::vector<float> values(tensor.type == kFloat ? tensor.bytes.size() / sizeof(float) : 0);
+  if (!values.empty()) std::memcpy(values.data(), tensor.bytes.data(), values.size() * sizeof(float));
+  return values;
+}
+
+double largest(const CaseTensor& tensor) {
+  double found = 1e-30;
+  for (const float value : floats_of(tensor))
+    if (std::isfinite(value)) found = std::max(found, std::fabs(double{value}));
+  return found;
+}
+
+double largest_input(const Case& one) {
+  double found = 0;
+  for (const CaseTensor& input : one.inputs) found = std::max(found, largest(input));
+  return found;
+}
+
+double difference(const CaseTensor& expected, const CaseTensor& found) {
+  if (expected.type != found.type || expected.shape != found.shape) return kInfinite;
+  if (expected.type != kFloat) return expected.bytes == found.bytes ? 0 : kInfinite;
+  const std::vector<float> a = floats_of(expected), b = floats_of(found);
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if ((std::isnan(a[i]) && std::isnan(b[i])) || a[i] == b[i]) continue;
+    if (!std::isfinite(a[i]) || !std::isfinite(b[i])) return kInfinite;
+    most = std::max(most, std::fabs(double{a[i]} - double{b[i]}));
   }
-  return difference / (scale * 1.1920929e-7);
+  return most;
 }
 
 bool agrees(const Case& one, const Result& result) {
@@ -77,10 +104,11 @@ bool agrees(const Case& one, const Result& result) {
     return false;
   }
   for (size_t i = 0; i < one.outputs.size() && one.error.empty(); ++i) {
-    const double ulps = ulps_between(one.outputs[i], result.outputs[i]);
-    if (ulps <= kMostUlps) continue;
-    std::printf("FAILED %s\n  output %zu, %s: %.3g ulps, %s\n", text_of(one).c_str(), i, text_of(one.outputs[i]).c_str(), ulps,
-                text_of(result.outputs[i]).c_str());
+    const double apart = difference(one.outputs[i], result.outputs[i]);
+    const double allowed = kUlp * std::max(kMostUlps * largest(one.outputs[i]), kMostInputUlps * largest_input(one));
+    if (apart <= allowed) continue;
+    std::printf("FAILED %s\n  output %zu, %s, is %.3g away, which is %.3g ulps\n", text_of(one).c_str(), i,
+                text_of(result.outputs[i]).c_str(), apart, apart / kUlp / largest(one.outputs[i]));
     return false;
   }
   return true;
@@ -241,7 +269,9 @@ int replay(const std::filesystem::path& folder, bool hostile, size_t most) {
 int main(int count, char** arguments) {
   signal(SIGALRM, onnxtrain::at_end);
   signal(SIGABRT, onnxtrain::at_end);
-#if !defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_set_death_callback(onnxtrain::at_death);
+#else
   signal(SIGSEGV, onnxtrain::at_end);
   signal(SIGFPE, onnxtrain::at_end);
 #endif

@@ -12,6 +12,7 @@ VIEWS = {"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 # What writes an element after it has read that element, and reads no other one for it.
 ELEMENTWISE = {"Add", "Cast", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Sub", "Sum", "Where"}
 ELEMENTWISE |= {"Reshape"}  # where it copies to an output of the graph
+KERNELS = {"AccumulateGradients", "AdamW", "Adam", "SGD", "RMSprop", "Adagrad", "Lion"}
 
 
 def pairs(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
@@ -104,6 +105,8 @@ def writes_what_it_has_read(node: onnx.NodeProto, memory: set[str], updated: str
         return scans_in_place(node, memory, updated)
     if node.op_type == "If" and node.domain == "":
         return all(branches_in_place(node, memory, updated))
+    if node.domain == "ai.onnxtrain":
+        return node.op_type.partition("_")[0] in KERNELS
     return node.op_type in ELEMENTWISE and node.domain == ""
 
 

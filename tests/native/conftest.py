@@ -33,11 +33,18 @@ def built() -> Path | None:
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one worker builds, the others wait
         library = folder / "libonnxtrain_native.so"
-        before = library.stat().st_mtime_ns if library.exists() else 0
         build(folder)
-        if library.stat().st_mtime_ns != before:
-            shutil.rmtree(CASES, ignore_errors=True)
+        forget_cases_of_others(library)
     return library
+
+
+def forget_cases_of_others(library: Path) -> None:
+    """Remove calls that another build of the library has recorded."""
+    stamp, now = CASES / "library", str(library.stat().st_mtime_ns)
+    if not stamp.exists() or stamp.read_text() != now:
+        shutil.rmtree(CASES, ignore_errors=True)
+        CASES.mkdir(parents=True)
+        stamp.write_text(now)
 
 
 def build(folder: Path) -> None:

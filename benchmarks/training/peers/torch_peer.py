@@ -57,7 +57,12 @@ def _all(net: nets.Split, options: dict[str, Any]):
     def loss_of(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(net(x), labels)
 
-    return torch.compile(loss_of) if options.get("compile") else loss_of
+    def loss_in_bfloat16(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_of(x, labels)
+
+    chosen = loss_in_bfloat16 if options.get("autocast") else loss_of
+    return torch.compile(chosen) if options.get("compile") else chosen
 
 
 def _head_only(net: nets.Split, options: dict[str, Any]):
