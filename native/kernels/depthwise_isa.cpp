@@ -187,7 +187,7 @@ void convolve(const Convolution& conv, const float* x, const float* w, const flo
 
 // ---- the gradient of weights ---------------------------------------------------------------------
 
-// Sums of a channel's taps: vectors that become doubles before they hold too many terms.
+// Sums of the taps of channels: vectors that become doubles before they hold too many terms.
 template <int kWidth>
 class TapSums {
  public:
@@ -202,10 +202,10 @@ class TapSums {
     if (terms_ > kMostTerms * kWidth) fold();
   }
 
-  // Adds the sums to `to` and begins anew.
-  void take(double* to) {
+  // Adds the first `count` sums to `to` and begins anew; the others are zero.
+  void take(double* to, int64_t count) {
     fold();
-    for (size_t tap = 0; tap < totals_.size(); ++tap) to[tap] += totals_[tap], totals_[tap] = 0;
+    for (size_t tap = 0; tap < static_cast<size_t>(count); ++tap) to[tap] += totals_[tap], totals_[tap] = 0;
   }
 
  private:
@@ -227,29 +227,30 @@ class TapSums {
   int64_t terms_ = 0;
 };
 
-// Adds what one tile of the images [first, end) gives to a channel's weights.
-void correlate_channel(const Convolution& conv, OutputTile& own, int64_t channel, int64_t first, int64_t end,
-                       const float* x, const float* dy, TapSums<kLanes>& sums) {
+// Adds what one tile of an image gives to a channel's weights, whose sums begin at `first_sum`.
+void correlate_channel(const Convolution& conv, OutputTile& own, int64_t channel, int64_t image, const float* x,
+                       const float* dy, TapSums<kLanes>& sums, int64_t first_sum) {
   const int64_t channels = conv.groups * conv.out_channels, taps = static_cast<int64_t>(own.places.size());
   const int64_t in = conv.in[kY] * conv.in[kX], length = own.tile.result_length();
-  for (int64_t image = first; image < end; ++image)
-    for (int64_t z = 0; z < conv.out[kZ]; ++z) {
-      const OutputPlane plane(conv, (image * channels + channel) * conv.out[kZ] + z);
-      copy_rows(own.result, own.tile.pitch, dy + plane.begin(conv) + own.first, conv.out[kX], own.tile.rows.grid,
-                own.tile.columns.grid);
-      for (int64_t tap = 0; tap < conv.kernel[kZ]; ++tap) {
-        const int64_t from = plane_read(conv, z, tap);
-        if (from < 0) continue;
-        own.tile.fill(own.copy, plane.source(conv, x) + from * in);
-        multiply_taps(own.copy, own.places.data(), taps, own.result, length, sums.parts(tap * taps));
-      }
-      sums.count(length);
+  for (int64_t z = 0; z < conv.out[kZ]; ++z) {
+    const OutputPlane plane(conv, (image * channels + channel) * conv.out[kZ] + z);
+    copy_rows(own.result, own.tile.pitch, dy + plane.begin(conv) + own.first, conv.out[kX], own.tile.rows.grid,
+              own.tile.columns.grid);
+    for (int64_t tap = 0; tap < conv.kernel[kZ]; ++tap) {
+      const int64_t from = plane_read(conv, z, tap);
+      if (from < 0) continue;
+      own.tile.fill(own.copy, plane.source(conv, x) + from * in);
+      multiply_taps(own.copy, own.places.data(), taps, own.result, length, sums.parts(first_sum + tap * taps));
     }
+  }
 }
 
-// Calls work(channel, first image, end of images, totals of the channel's taps) for tasks that
-// `begin(tile)` has made ready, and sums up. Where channels are few, parts of the batch are tasks of
-// their own.
+// Channels whose sums are kept at once, so that planes are read in the order of memory. Small planes
+// are read faster in the order of images, several of which the processor follows at once.
+int64_t channels_together(const Convolution& conv) { return conv.in_size() < 512 ? 1 : 8; }
+
+// Calls work(first channel, end, first image, end, totals of the channels' taps) for tasks, and sums
+// up. Where channels are few, parts of the batch are tasks of their own.
 template <class Work>
 void sum_over_channels(const Convolution& conv, float* dw, const Parallel& parallel, const Work& work) {
   constexpr int64_t kEnough = 32;  // tasks
@@ -258,13 +259,13 @@ void sum_over_channels(const Convolution& conv, float* dw, const Parallel& paral
   const int64_t parts = std::max<int64_t>(1, std::min({conv.batch, kEnough / channels, elements / kTaskElements}));
   const int64_t images = std::max<int64_t>(1, pieces(conv.batch, parts));
   std::vector<double> totals(static_cast<size_t>(parts * channels * taps));
-  in_tasks(parts * channels, elements / parts, parallel, [&](int64_t first, int64_t end) {
-    work([&](const auto& one) {
-      for (int64_t unit = first; unit < end; ++unit) {
-        const int64_t image = unit / channels * images;
-        one(unit % channels, image, std::min(conv.batch, image + images), totals.data() + unit * taps);
-      }
-    });
+  in_tasks(parts * channels, elements / parts, parallel, [&](int64_t unit, int64_t end) {
+    while (unit < end) {
+      const int64_t part = unit / channels, stop = std::min(end, (part + 1) * channels);
+      const int64_t image = std::min(conv.batch, part * images), last = std::min(conv.batch, image + images);
+      work(unit - part * channels, stop - part * channels, image, last, totals.data() + unit * taps);
+      unit = stop;
+    }
   });
   for (int64_t at = 0; at < channels * taps; ++at) {
     double sum = 0;
@@ -278,19 +279,24 @@ void dense_weight_gradient(const Convolution& conv, const float* x, const float*
   const DensePlanes planes = dense_planes(conv);
   const Cut cut = planes.cut();
   const int64_t channels = conv.groups * conv.out_channels, in = conv.in_size(), out = conv.out_size();
+  const int64_t together = channels_together(conv);
   const float* const dy_end = dy + conv.batch * channels * out;
-  sum_over_channels(conv, dw, parallel, [&](const auto& each_channel) {
-    TapSums<kWidth> sums(kSize * kSize);
+  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last, double* totals) {
+    TapSums<kWidth> sums(together * kSize * kSize);
     for (int64_t index = 0; index < cut.tiles(); ++index) {
       DenseTile own(planes, cut, index);
-      each_channel([&](int64_t channel, int64_t image, int64_t end, double* totals) {
-        const float* source = x + channel / conv.out_channels * in;
-        for (; image < end; ++image) {
-          own.multiply<kSize, kWidth>(source + image * conv.groups * in, dy + (image * channels + channel) * out, dy_end, sums.parts(0));
+      for (int64_t begin = first; begin < end; begin += together) {
+        const int64_t count = std::min(together, end - begin);
+        for (int64_t image = first_image; image < last; ++image) {
+          for (int64_t channel = begin; channel < begin + count; ++channel) {
+            const int64_t group = conv.out_channels == 1 ? channel : channel / conv.out_channels;
+            own.multiply<kSize, kWidth>(x + (image * conv.groups + group) * in, dy + (image * channels + channel) * out,
+                                        dy_end, sums.parts((channel - begin) * kSize * kSize));
+          }
           sums.count(own.tile.result_length());
         }
-        sums.take(totals);
-      });
+        sums.take(totals + (begin - first) * kSize * kSize, count * kSize * kSize);
+      }
     }
   });
 }
@@ -303,14 +309,20 @@ void weight_gradient(const Convolution& conv, const float* x, const float* dy, f
       dense_weight_gradient<5, width>(conv, x, dy, dw, parallel);
     });
   const Cut cut = cut_of_output(conv);
-  sum_over_channels(conv, dw, parallel, [&](const auto& each_channel) {
-    TapSums<kLanes> sums(conv.taps());
+  const int64_t together = channels_together(conv);
+  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last, double* totals) {
+    TapSums<kLanes> sums(together * conv.taps());
     for (int64_t index = 0; index < cut.tiles(); ++index) {
       OutputTile own(conv, cut, index);
-      each_channel([&](int64_t channel, int64_t image, int64_t end, double* totals) {
-        correlate_channel(conv, own, channel, image, end, x, dy, sums);
-        sums.take(totals);
-      });
+      for (int64_t begin = first; begin < end; begin += together) {
+        const int64_t count = std::min(together, end - begin);
+        for (int64_t image = first_image; image < last; ++image) {
+          for (int64_t channel = begin; channel < begin + count; ++channel)
+            correlate_channel(conv, own, channel, image, x, dy, sums, (channel - begin) * conv.taps());
+          sums.count(conv.out[kZ] * own.tile.result_length());
+        }
+        sums.take(totals + (begin - first) * conv.taps(), count * conv.taps());
+      }
     }
   });
 }
