@@ -137,7 +137,7 @@ native-sanitize: $(if $(RECORDED),,native-cases)
 	set -x; cmake -S native -B build/native-sanitize -DONNXTRAIN_SANITIZE=ON && \
 	cmake --build build/native-sanitize -j $(JOBS) --target replay && \
 	for isa in portable avx2 avx512; do \
-	  ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
 	done
 	@$(call NEEDS,valgrind,valgrind) \
 	set -x; ONNXTRAIN_ISA=avx2 valgrind --quiet --error-exitcode=1 --max-stackframe=8000000 \

@@ -19,6 +19,10 @@
 #include "fake_runtime.h"
 #include "ort_interface.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 namespace onnxtrain {
 namespace {
 
@@ -33,6 +37,11 @@ void at_end(int signal_number) {
   const char* what = signal_number == SIGALRM ? "\nDOES NOT END: " : "\nCRASHED: ";
   if (write(2, what, std::strlen(what)) + write(2, now.c_str(), now.size()) + write(2, "\n", 1) < 0) _exit(3);
   _exit(2);
+}
+
+// A sanitizer has found something.
+[[maybe_unused]] void at_death() {
+  if (write(2, "WHILE RUNNING: ", 15) + write(2, now.c_str(), now.size()) + write(2, "\n", 1) < 0) _exit(3);
 }
 
 std::string text_of(const CaseTensor& tensor) {
@@ -260,7 +269,9 @@ int replay(const std::filesystem::path& folder, bool hostile, size_t most) {
 int main(int count, char** arguments) {
   signal(SIGALRM, onnxtrain::at_end);
   signal(SIGABRT, onnxtrain::at_end);
-#if !defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_set_death_callback(onnxtrain::at_death);
+#else
   signal(SIGSEGV, onnxtrain::at_end);
   signal(SIGFPE, onnxtrain::at_end);
 #endif
