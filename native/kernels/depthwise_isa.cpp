@@ -28,7 +28,8 @@ void in_tasks(int64_t count, int64_t elements_of_unit, const Parallel& parallel,
 bool is_dense(const Convolution& conv) {
   const bool flat = conv.kernel[kZ] == 1 && conv.in[kZ] == 1 && conv.out[kZ] == 1;
   const bool square = conv.kernel[kY] == conv.kernel[kX] && (conv.kernel[kX] == 3 || conv.kernel[kX] == 5);
-  return flat && square && conv.stride[kY] == 1 && conv.stride[kX] == 1 && conv.dilation[kY] == 1 && conv.dilation[kX] == 1;
+  return flat && square && conv.stride[kY] == 1 && conv.stride[kX] == 1 && conv.dilation[kY] == 1 &&
+      conv.dilation[kX] == 1;
 }
 
 DensePlanes dense_planes(const Convolution& conv) {
@@ -38,7 +39,8 @@ DensePlanes dense_planes(const Convolution& conv) {
 // The gradient of the input is a convolution of dy with the kernel turned around.
 DensePlanes dense_planes_back(const Convolution& conv) {
   const int64_t last = conv.kernel[kX] - 1;
-  return {conv.kernel[kX], conv.out[kY], conv.out[kX], conv.in[kY], conv.in[kX], last - conv.pad[kY], last - conv.pad[kX]};
+  return {conv.kernel[kX], conv.out[kY], conv.out[kX], conv.in[kY], conv.in[kX], last - conv.pad[kY],
+      last - conv.pad[kX]};
 }
 
 // Calls work(tiled(tile), plane) for the planes of each tile.
@@ -66,12 +68,14 @@ void dense_convolve(const Convolution& conv, const float* x, const float* w, con
              [&](DenseTile& own, int64_t plane) {
                const int64_t channel = plane % channels;
                const float* source = x + (conv.out_channels == 1 ? plane : plane / conv.out_channels) * in;
-               own.convolve<kSize, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel], y + plane * out);
+               own.convolve<kSize, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel],
+                   y + plane * out);
              });
 }
 
 template <int kSize, int kWidth>
-void dense_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx, const Parallel& parallel) {
+void dense_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
+    const Parallel& parallel) {
   const DensePlanes planes = dense_planes_back(conv);
   const Cut cut = planes.cut();
   const int64_t in = conv.in_size(), out = conv.out_size();
@@ -97,7 +101,8 @@ Cut cut_of_output(const Convolution& conv) {
 
 Tile tile_of_output(const Convolution& conv, const Cut& cut, int64_t tile) {
   const auto axis = [&](int of, int64_t first, int64_t count) {
-    return TileAxis(count, conv.stride[of], first * conv.stride[of] - conv.pad[of], conv.in[of], largest_offset(conv, of));
+    return TileAxis(count, conv.stride[of], first * conv.stride[of] - conv.pad[of], conv.in[of], largest_offset(conv,
+        of));
   };
   return Tile(axis(kY, cut.first_row(tile), cut.rows_of(tile)), axis(kX, cut.first_column(tile), cut.columns_of(tile)));
 }
@@ -106,7 +111,8 @@ Tile tile_of_output(const Convolution& conv, const Cut& cut, int64_t tile) {
 std::vector<int64_t> places_of(const Convolution& conv, const Tile& tile) {
   std::vector<int64_t> places;
   for (int64_t y = 0; y < conv.kernel[kY]; ++y)
-    for (int64_t x = 0; x < conv.kernel[kX]; ++x) places.push_back(tile.place(y * conv.dilation[kY], x * conv.dilation[kX]));
+    for (int64_t x = 0; x < conv.kernel[kX]; ++x) places.push_back(tile.place(y * conv.dilation[kY],
+        x * conv.dilation[kX]));
   return places;
 }
 
@@ -275,13 +281,15 @@ void sum_over_channels(const Convolution& conv, float* dw, const Parallel& paral
 }
 
 template <int kSize, int kWidth>
-void dense_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
+void dense_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
+    const Parallel& parallel) {
   const DensePlanes planes = dense_planes(conv);
   const Cut cut = planes.cut();
   const int64_t channels = conv.groups * conv.out_channels, in = conv.in_size(), out = conv.out_size();
   const int64_t together = channels_together(conv);
   const float* const dy_end = dy + conv.batch * channels * out;
-  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last, double* totals) {
+  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last,
+      double* totals) {
     TapSums<kWidth> sums(together * kSize * kSize);
     for (int64_t index = 0; index < cut.tiles(); ++index) {
       DenseTile own(planes, cut, index);
@@ -310,7 +318,8 @@ void weight_gradient(const Convolution& conv, const float* x, const float* dy, f
     });
   const Cut cut = cut_of_output(conv);
   const int64_t together = channels_together(conv);
-  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last, double* totals) {
+  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last,
+      double* totals) {
     TapSums<kLanes> sums(together * conv.taps());
     for (int64_t index = 0; index < cut.tiles(); ++index) {
       OutputTile own(conv, cut, index);
@@ -406,7 +415,8 @@ struct InputTile {
 
   // Writes the phases into each other.
   void write(const Convolution& conv, int64_t phases_across, float* dx) const {
-    const int64_t width = conv.in[kX], step = conv.stride[kX], phases_down = static_cast<int64_t>(phases.size()) / phases_across;
+    const int64_t width = conv.in[kX], step = conv.stride[kX],
+        phases_down = static_cast<int64_t>(phases.size()) / phases_across;
     const int64_t count = std::min(tile.columns.grid * step, width - column);
     for (int64_t y = 0; y < phases_down; ++y) {
       const int64_t first = row + y, rows = std::min(tile.rows.grid, pieces(conv.in[kY] - first, conv.stride[kY]));
@@ -428,7 +438,8 @@ struct InputTile {
 
 void input_gradient_plane(const Convolution& conv, const Reach& depth, InputTile& own, int64_t phases_across,
                           int64_t index, const float* dy, const float* w, float* dx) {
-  const int64_t z = index % conv.in[kZ], group = index / conv.in[kZ] % conv.groups, image = index / conv.in[kZ] / conv.groups;
+  const int64_t z = index % conv.in[kZ], group = index / conv.in[kZ] % conv.groups,
+      image = index / conv.in[kZ] / conv.groups;
   const int64_t taps = conv.kernel[kY] * conv.kernel[kX], out = conv.out[kY] * conv.out[kX];
   bool fresh = true;
   for (int64_t channel = group * conv.out_channels; channel < (group + 1) * conv.out_channels; ++channel)
@@ -456,7 +467,8 @@ void input_gradient(const Convolution& conv, const float* dy, const float* w, fl
   const int64_t planes = conv.batch * conv.groups * conv.in[kZ];
   const int64_t elements = cut.tile_rows * cut.tile_columns * down.count() * across.count();
   over_tiles(cut, planes, elements, parallel, [&](int64_t index) { return InputTile(conv, down, across, cut, index); },
-             [&](InputTile& own, int64_t plane) { input_gradient_plane(conv, depth, own, across.count(), plane, dy, w, dx); });
+             [&](InputTile& own, int64_t plane) { input_gradient_plane(conv, depth, own, across.count(), plane, dy, w,
+                 dx); });
 }
 
 // ---- which convolutions --------------------------------------------------------------------------

@@ -68,7 +68,8 @@ struct Tile {
         copy_rows(copy + part.to, pitch, source + part.from, rows.step * columns.size, part.rows, part.count);
     } else if (columns.step == 2 && columns.phases == 2) {
       for (const Part& part : parts)
-        split_rows(copy + part.to, copy + part.odd, pitch, source + part.from, rows.step * columns.size, part.rows, part.count);
+        split_rows(copy + part.to, copy + part.odd, pitch, source + part.from, rows.step * columns.size, part.rows,
+            part.count);
     } else {
       for (const Part& part : parts)
         for (int64_t row = 0; row < part.rows; ++row)
@@ -91,7 +92,8 @@ struct Tile {
     const int64_t together = rows.phases > 1 && columns.size >= kWide ? 1 : rows.length;
     for (int64_t begin = 0; begin < rows.length; begin += together)
       for (int64_t phase = 0; phase < rows.phases; ++phase) {
-        const int64_t low = std::max(begin, rows.low(phase)), count = std::min(begin + together, rows.high(phase)) - low;
+        const int64_t low = std::max(begin, rows.low(phase)), count = std::min(begin + together,
+            rows.high(phase)) - low;
         const int64_t from = (rows.base + phase + low * rows.step) * columns.size;
         if (count > 0) find_columns(place(phase, 0) + low * pitch, from, count);
       }
