@@ -13,6 +13,10 @@
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
+constexpr int kZ = 0, kY = 1, kX = 2;  // axes of a convolution
+
+inline int64_t pieces(int64_t size, int64_t piece) { return (size + piece - 1) / piece; }
+
 // One axis of a tile: `grid` positions, which read the source at base + position · step + offset of
 // a tap. Places of the source are held apart by their remainder modulo the step, their phase, so
 // that positions side by side read places side by side.

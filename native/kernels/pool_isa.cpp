@@ -9,7 +9,6 @@
 namespace onnxtrain::ONNXTRAIN_ISA {
 namespace {
 
-constexpr int kZ = 0, kY = 1, kX = 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Elements of x that a task reads at least.
 constexpr int64_t kTaskElements = int64_t{1} << 16;
