@@ -14,7 +14,6 @@
 
 #include "transpose.h"
 #include "vector.h"
-#include "vector_math.h"
 #endif
 
 namespace onnxtrain::ONNXTRAIN_ISA {
@@ -26,23 +25,22 @@ constexpr int kTall = 14, kWide = 32;          // 28 sums, 2 columns, 1 row of 3
 constexpr int64_t kDeep = 256, kPairs = kDeep / 2;
 constexpr int64_t kTaskRows = 32 * kTall, kTaskColumns = 8 * kWide;
 
-// Two numbers as bfloat16 in one place: the first in the low half. NaN stays NaN.
-inline Integers rounded(Vector value) {
-  const Integers bits = bits_of(value);
-  const Integers nearest = bits + 0x7fff + ((bits >> 16) & 1);  // to even where it is in the middle
-  return value == value ? nearest : bits | 0x400000;
-}
-
-inline Integers paired(Vector first, Vector second) {
-  return ((rounded(first) >> 16) & 0xffff) | (rounded(second) & ~0xffff);
-}
+// Functions that use the instructions; the rest of the library runs on processors without them.
+#define ONNXTRAIN_BFLOAT16 __attribute__((target("avx512bf16")))
 
 // Numbers of one line, 2 · kLanes of them, as pairs.
-inline Integers pairs_along(const float* from, int64_t count) {
-  const Vector a = load_first(from, count), b = load_first(from + kLanes, count - kLanes);
-  const Vector first = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const Vector second = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-  return paired(first, second);
+ONNXTRAIN_BFLOAT16 inline Vector pairs_along(const float* from, int64_t count) {
+  const Vector first = load_first(from, count), second = load_first(from + kLanes, count - kLanes);
+  return (Vector)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+}
+
+// Pairs of two lines.
+ONNXTRAIN_BFLOAT16 inline Vector pairs_across(Vector first, Vector second) {
+  typedef int16_t Halves __attribute__((vector_size(64)));
+  constexpr auto n = kLanes;
+  const Halves both = (Halves)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  return (Vector)__builtin_shufflevector(both, both, 0, n, 1, n + 1, 2, n + 2, 3, n + 3, 4, n + 4, 5, n + 5, 6, n + 6, 7, n + 7, 8, n + 8,
+                                         9, n + 9, 10, n + 10, 11, n + 11, 12, n + 12, 13, n + 13, 14, n + 14, 15, n + 15);
 }
 
 // One side of a product: lines (rows of A, columns of B), and the depth.
@@ -54,10 +52,9 @@ struct Side {
 };
 
 // A square of kLanes lines × kLanes pairs: `by_line` as [line][pair], else as [pair][line].
-inline void square_of(const Side& side, int64_t first, int64_t lines, int64_t k, int64_t depth, bool by_line, Vector (&square)[kLanes]) {
+ONNXTRAIN_BFLOAT16 void square_of(const Side& side, int64_t first, int64_t lines, int64_t k, int64_t depth, bool by_line, Vector (&square)[kLanes]) {
   if (side.step == 1) {
-    for (int i = 0; i < kLanes; ++i)
-      square[i] = i < lines ? from_bits(pairs_along(side.at(first + i, k), depth)) : Vector{};
+    for (int i = 0; i < kLanes; ++i) square[i] = i < lines ? pairs_along(side.at(first + i, k), depth) : Vector{};
     if (!by_line) exchange<1>(square);
     return;
   }
@@ -72,34 +69,42 @@ inline void square_of(const Side& side, int64_t first, int64_t lines, int64_t k,
           for (int i = 0; i < kLanes; ++i)
             if (i < lines) pair[half][i] = from[i * side.line];
       }
-    square[p] = from_bits(paired(pair[0], pair[1]));
+    square[p] = pairs_across(pair[0], pair[1]);
   }
   if (by_line) exchange<1>(square);
 }
 
-// Rows as [row][kPairs].
-void pack_rows(const Side& side, int64_t first, int64_t rows, int64_t k, int64_t depth, float* panel) {
+// Rows as [row][kPairs], from one pair on.
+void pack_rows(const Side& side, int64_t first, int64_t rows, int64_t k, int64_t depth, int64_t pair, float* panel) {
   Vector square[kLanes];
-  for (int64_t pair = 0; 2 * pair < depth; pair += kLanes) {
-    square_of(side, first, rows, k + 2 * pair, depth - 2 * pair, true, square);
-    for (int64_t i = 0; i < rows; ++i) store(panel + i * kPairs + pair, square[i]);
-  }
+  square_of(side, first, rows, k + 2 * pair, depth - 2 * pair, true, square);
+  for (int64_t i = 0; i < rows; ++i) store(panel + i * kPairs + pair, square[i]);
 }
 
 // Columns as [pair][kWide], with zeros behind the last.
-void pack_columns(const Side& side, int64_t first, int64_t columns, int64_t k, int64_t depth, float* panel) {
+void pack_columns(const Side& side, int64_t first, int64_t columns, int64_t k, int64_t depth, int64_t pair, float* panel) {
   Vector square[kLanes];
-  for (int64_t j = 0; j < kWide; j += kLanes)
-    for (int64_t pair = 0; 2 * pair < depth; pair += kLanes) {
-      square_of(side, first + j, std::max<int64_t>(0, std::min<int64_t>(columns - j, kLanes)), k + 2 * pair, depth - 2 * pair, false, square);
-      const int64_t count = std::min<int64_t>(kLanes, (depth + 1) / 2 - pair);
-      for (int64_t p = 0; p < count; ++p) store(panel + (pair + p) * kWide + j, square[p]);
-    }
+  const int64_t count = std::min<int64_t>(kLanes, (depth + 1) / 2 - pair);
+  for (int64_t j = 0; j < kWide; j += kLanes) {
+    square_of(side, first + j, std::max<int64_t>(0, std::min<int64_t>(columns - j, kLanes)), k + 2 * pair, depth - 2 * pair, false, square);
+    for (int64_t p = 0; p < count; ++p) store(panel + (pair + p) * kWide + j, square[p]);
+  }
+}
+
+// Calls pack(panel, pair) for all of them, in the order of the memory that a side is read from.
+template <class Pack>
+void for_panels(const Side& side, int64_t panels, int64_t pairs, const Pack& pack) {
+  if (side.step == 1)
+    for (int64_t panel = 0; panel < panels; ++panel)
+      for (int64_t pair = 0; pair < pairs; pair += kLanes) pack(panel, pair);
+  else
+    for (int64_t pair = 0; pair < pairs; pair += kLanes)
+      for (int64_t panel = 0; panel < panels; ++panel) pack(panel, pair);
 }
 
 // A tile of kRows × kWide, whose rows of A are kPairs apart.
 template <int kRows>
-__attribute__((target("avx512bf16"))) void add_tile(int64_t pairs, const float* a, const float* b, float* c, int64_t stride, bool fresh) {
+ONNXTRAIN_BFLOAT16 void add_tile(int64_t pairs, const float* a, const float* b, float* c, int64_t stride, bool fresh) {
   __m512 sum[kRows][2];
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i)
@@ -164,10 +169,13 @@ void multiply_part(const Product& of, const Part& part) {
     for (int64_t i = 0; i < part.rows; ++i) std::fill_n(of.c + (part.row + i) * of.c_row + part.column, part.columns, 0.0f);
   for (int64_t k = 0; k < of.depth; k += kDeep) {
     const int64_t depth = std::min(kDeep, of.depth - k), pairs = (depth + 1) / 2;
-    for (int64_t j = 0; j < part.columns; j += kWide)
-      pack_columns(b, part.column + j, std::min<int64_t>(kWide, part.columns - j), k, depth, packed_b + j * kPairs);
-    for (int64_t panel = 0; panel < panels; ++panel)
-      pack_rows(a, part.row + begin(panel), begin(panel + 1) - begin(panel), k, depth, packed_a + panel * kTall * kPairs);
+    for_panels(b, (part.columns + kWide - 1) / kWide, pairs, [&](int64_t panel, int64_t pair) {
+      const int64_t j = panel * kWide;
+      pack_columns(b, part.column + j, std::min<int64_t>(kWide, part.columns - j), k, depth, pair, packed_b + j * kPairs);
+    });
+    for_panels(a, panels, pairs, [&](int64_t panel, int64_t pair) {
+      pack_rows(a, part.row + begin(panel), begin(panel + 1) - begin(panel), k, depth, pair, packed_a + panel * kTall * kPairs);
+    });
     for (int64_t j = 0; j < part.columns; j += kWide)
       for (int64_t panel = 0; panel < panels; ++panel)
         add_panels(pairs, packed_a + panel * kTall * kPairs, begin(panel + 1) - begin(panel), packed_b + j * kPairs,
