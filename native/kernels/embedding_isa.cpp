@@ -38,7 +38,8 @@ void sum_rows(const float* from, const int64_t* positions, int64_t count, int64_
     return;
   }
   int64_t i = 0;
-  for (; i + kMost * kLanes <= width; i += kMost * kLanes) sum_vectors<kMost>(from + i, positions, count, stride, to + i);
+  for (; i + kMost * kLanes <= width; i += kMost * kLanes)
+    sum_vectors<kMost>(from + i, positions, count, stride, to + i);
   for (; i + 4 * kLanes <= width; i += 4 * kLanes) sum_vectors<4>(from + i, positions, count, stride, to + i);
   for (; i + kLanes <= width; i += kLanes) sum_vectors<1>(from + i, positions, count, stride, to + i);
   for (; i < width; ++i) to[i] = sum_column(from + i, positions, count, stride);
