@@ -181,7 +181,12 @@ struct ConvGradWeight : Kernel {
     elements_of(shape);
     const Convolution conv = window.with(x.shape, shape, dy.shape);
     Tensor dw = run.output(0, shape);
-    if (dw.elements > 0) convolve_weight_gradient(conv, x.floats(), dy.floats(), dw.floats(), run.in_parallel());
+    const float *image = x.floats(), *gradient = dy.floats();
+    if (x.elements == 0 || dy.elements == 0) {
+      std::fill_n(dw.floats(), dw.elements, 0.0f);
+      return;
+    }
+    if (dw.elements > 0) convolve_weight_gradient(conv, image, gradient, dw.floats(), run.in_parallel());
   }
 };
 

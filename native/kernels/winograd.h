@@ -324,7 +324,7 @@ inline void convolve(const Image& in, const Image& out, const Weights& weights, 
   const Floats mapped(weights.mapped_size());
   parallel(weights.panels(), [&](int64_t panel) { weights.map(panel, mapped.get() + kPoints * weights.in * panel * kColumns, rounded); });
   // Mapped pixels of a block stay in the second cache.
-  const int64_t most = std::max<int64_t>(4 * kRows, std::min<int64_t>(8 * kRows, 7168 / std::max<int64_t>(1, weights.in)));
+  const int64_t most = std::max<int64_t>(64, std::min<int64_t>(112, 7168 / std::max<int64_t>(1, weights.in)));
   const Tiling tiling(batch, out.height, out.width, most);
   const EvenCut outputs(weights.panels(), tiling.blocks.pieces >= 16 ? weights.panels() : std::max<int64_t>(1, 128 / kColumns));
   const Forward forward{in, out, weights, mapped.get(), x, bias, y, rounded};
