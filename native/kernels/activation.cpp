@@ -1,5 +1,6 @@
 // Activations, Gelu(x), and their gradients, GeluGrad(dy, x) or SigmoidGrad(dy, y): one pass over
-// memory each. Attributes are those of the ONNX operators.
+// memory each. Attributes are those of the ONNX operators. AddReluGrad(dy, more, y) is the gradient
+// of a Relu whose result is read twice, as at the end of a residual block.
 #include "activation.h"
 
 #include <algorithm>
@@ -48,9 +49,9 @@ void over_chunks(const Run& run, Pass pass, const float* first, const float* sec
 }
 
 template <Pass Activations::*pass, Read read>
-struct Forward : Kernel {
+struct OfOne : Kernel {
   Constants constants;
-  explicit Forward(const Attributes& of) : constants(read(of)) {}
+  explicit OfOne(const Attributes& of) : constants(read(of)) {}
   void run(Run& run) const override {
     require(run.input_count() >= 1, "an activation needs an input");
     const Tensor x = run.input(0);
@@ -63,27 +64,43 @@ struct Forward : Kernel {
 };
 
 template <Pass Activations::*pass, Read read>
-struct Gradient : Kernel {
+struct OfTwo : Kernel {
   Constants constants;
-  explicit Gradient(const Attributes& of) : constants(read(of)) {}
+  explicit OfTwo(const Attributes& of) : constants(read(of)) {}
   void run(Run& run) const override {
-    require(run.input_count() >= 2, "the gradient of an activation needs two inputs");
+    require(run.input_count() >= 2, "an input is missing, two are needed");
     const Tensor dy = run.input(0), other = run.input(1);
-    require(dy.shape == other.shape, "the gradient has another shape than the activation");
+    require(dy.shape == other.shape, "the inputs have different shapes");
     const float *first = dy.floats(), *second = other.floats();
     Tensor dx = run.output(0, dy.shape);
     over_chunks(run, activations().*pass, first, second, dx, constants);
   }
 };
 
+struct AddReluGrad : Kernel {
+  explicit AddReluGrad(const Attributes&) {}
+  void run(Run& run) const override {
+    require(run.input_count() >= 3, "an input is missing, three are needed");
+    const Tensor dy = run.input(0), more = run.input(1), y = run.input(2);
+    require(dy.shape == more.shape && dy.shape == y.shape, "the inputs have different shapes");
+    const float *first = dy.floats(), *second = more.floats(), *of = y.floats();
+    Tensor dx = run.output(0, dy.shape);
+    float* to = dx.floats();
+    run.parallel((dx.elements + kChunk - 1) / kChunk, [&](int64_t chunk) {
+      const int64_t begin = chunk * kChunk, count = std::min(kChunk, dx.elements - begin);
+      activations().add_relu_grad(first + begin, second + begin, of + begin, to + begin, count);
+    });
+  }
+};
+
 template <Pass Activations::*pass, Read read = nothing>
-KernelKind forward(const char* name) {
-  return kind_of<Forward<pass, read>>(name, {kFloat}, true);
+KernelKind of_one(const char* name) {
+  return kind_of<OfOne<pass, read>>(name, {kFloat}, true);
 }
 
 template <Pass Activations::*pass, Read read = nothing>
-KernelKind gradient(const char* name) {
-  return kind_of<Gradient<pass, read>>(name, {kFloat}, true);
+KernelKind of_two(const char* name) {
+  return kind_of<OfTwo<pass, read>>(name, {kFloat}, true);
 }
 
 }  // namespace
@@ -91,28 +108,29 @@ KernelKind gradient(const char* name) {
 std::vector<KernelKind> activation_kernels() {
   using A = Activations;
   return {
-      forward<&A::elu, elu>("Elu"),
-      forward<&A::gelu>("Gelu"),
-      forward<&A::gelu_tanh>("GeluTanh"),
-      forward<&A::hard_swish>("HardSwish"),
-      forward<&A::mish>("Mish"),
-      forward<&A::softplus>("Softplus"),
-      forward<&A::swish, alpha<1000>>("Swish"),
-      gradient<&A::celu_grad, celu>("CeluGrad"),
-      gradient<&A::clip_grad, bounds>("ClipGrad"),
-      gradient<&A::clip_inside_grad, bounds>("ClipInsideGrad"),
-      gradient<&A::elu_grad, elu>("EluGrad"),
-      gradient<&A::gelu_grad>("GeluGrad"),
-      gradient<&A::gelu_tanh_grad>("GeluTanhGrad"),
-      gradient<&A::hard_sigmoid_grad, alpha<200>>("HardSigmoidGrad"),
-      gradient<&A::hard_swish_grad>("HardSwishGrad"),
-      gradient<&A::leaky_relu_grad, alpha<10>>("LeakyReluGrad"),
-      gradient<&A::mish_grad>("MishGrad"),
-      gradient<&A::relu_grad>("ReluGrad"),
-      gradient<&A::sigmoid_grad>("SigmoidGrad"),
-      gradient<&A::softplus_grad>("SoftplusGrad"),
-      gradient<&A::swish_grad, alpha<1000>>("SwishGrad"),
-      gradient<&A::tanh_grad>("TanhGrad"),
+      kind_of<AddReluGrad>("AddReluGrad", {kFloat}, true),
+      of_one<&A::elu, elu>("Elu"),
+      of_one<&A::gelu>("Gelu"),
+      of_one<&A::gelu_tanh>("GeluTanh"),
+      of_one<&A::hard_swish>("HardSwish"),
+      of_one<&A::mish>("Mish"),
+      of_one<&A::softplus>("Softplus"),
+      of_one<&A::swish, alpha<1000>>("Swish"),
+      of_two<&A::celu_grad, celu>("CeluGrad"),
+      of_two<&A::clip_grad, bounds>("ClipGrad"),
+      of_two<&A::clip_inside_grad, bounds>("ClipInsideGrad"),
+      of_two<&A::elu_grad, elu>("EluGrad"),
+      of_two<&A::gelu_grad>("GeluGrad"),
+      of_two<&A::gelu_tanh_grad>("GeluTanhGrad"),
+      of_two<&A::hard_sigmoid_grad, alpha<200>>("HardSigmoidGrad"),
+      of_two<&A::hard_swish_grad>("HardSwishGrad"),
+      of_two<&A::leaky_relu_grad, alpha<10>>("LeakyReluGrad"),
+      of_two<&A::mish_grad>("MishGrad"),
+      of_two<&A::relu_grad>("ReluGrad"),
+      of_two<&A::sigmoid_grad>("SigmoidGrad"),
+      of_two<&A::softplus_grad>("SoftplusGrad"),
+      of_two<&A::swish_grad, alpha<1000>>("SwishGrad"),
+      of_two<&A::tanh_grad>("TanhGrad"),
   };
 }
 

@@ -47,6 +47,10 @@ void pass(const float* dy, const float* other, float* dx, int64_t count, Constan
 
 Vector relu_grad(Vector dy, Vector y, Constants) { return y > 0.0f ? dy : Vector{}; }
 
+void add_relu_grad(const float* dy, const float* more, const float* y, float* dx, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) dx[i] = y[i] > 0.0f ? dy[i] + more[i] : 0.0f;
+}
+
 Vector leaky_relu_grad(Vector dy, Vector x, Constants of) { return x > 0.0f ? dy : dy * of.alpha; }
 
 // From alpha to beta, both included.
@@ -178,6 +182,7 @@ const Activations kActivations = {
     pass<relu_grad>,
     pass<sigmoid_grad>,
     pass<tanh_grad>,
+    add_relu_grad,
 };
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -214,23 +214,27 @@ class BlockMask {
 
   // Whether the mask hides all of a block, so that no probability is above zero.
   bool hides_all(const Block& at) const {
-    const int64_t queries = mask_.query_stride == 0 ? 1 : at.queries, keys = mask_.key_stride == 0 ? 1 : at.keys;
-    const float* added = mask_.added == nullptr ? nullptr : mask_.added + start(at);
-    if (added == nullptr && mask_.hidden != -kInfinity) return false;
-    for (int64_t i = queries; i-- > 0;)
-      for (int64_t j = 0; j < keys; ++j)
-        if (added != nullptr ? added[i * mask_.query_stride + j * mask_.key_stride] != -kInfinity : keeps(at, i, j)) return false;
-    return true;
+    if (mask_.added != nullptr) {
+      const float* from = mask_.added + start(at);
+      return all(at, [from](int64_t place) { return from[place] == -kInfinity; });
+    }
+    const uint8_t* from = mask_.flags + start(at);
+    const bool hide = mask_.flags_hide;
+    return mask_.hidden == -kInfinity && all(at, [from, hide](int64_t place) { return (from[place] != 0) == hide; });
   }
 
   void read(const Block& at) const {
-    const float* added = mask_.added == nullptr ? nullptr : mask_.added + start(at);
-    if (added != nullptr && mask_.key_stride == 1 && mask_.query_stride != 0)
-      transpose(added, mask_.query_stride, at.queries, at.keys, place_.data, place_.stride);
-    else if (added != nullptr)
-      fill(at, [&](int64_t i, int64_t j) { return added[i * mask_.query_stride + j * mask_.key_stride]; });
-    else
-      fill(at, [&](int64_t i, int64_t j) { return keeps(at, i, j) ? 1.0f : 0.0f; });
+    if (mask_.added != nullptr) {
+      const float* from = mask_.added + start(at);
+      if (mask_.key_stride == 1 && mask_.query_stride != 0)
+        transpose(from, mask_.query_stride, at.queries, at.keys, place_.data, place_.stride);
+      else
+        fill(at, [from](int64_t place) { return from[place]; });
+      return;
+    }
+    const uint8_t* from = mask_.flags + start(at);
+    const bool hide = mask_.flags_hide;
+    fill(at, [from, hide](int64_t place) { return (from[place] != 0) == hide ? 0.0f : 1.0f; });
   }
 
   // The scores of key j with the mask, at the given vector of queries.
@@ -256,17 +260,29 @@ class BlockMask {
            at.key * mask_.key_stride;
   }
 
-  bool keeps(const Block& at, int64_t i, int64_t j) const {
-    return (mask_.flags[start(at) + i * mask_.query_stride + j * mask_.key_stride] != 0) != mask_.flags_hide;
+  // The last queries come first, which see most where a query sees what is before it.
+  template <class Hidden>
+  bool all(const Block& at, const Hidden& hidden) const {
+    const int64_t queries = mask_.query_stride == 0 ? 1 : at.queries, keys = mask_.key_stride == 0 ? 1 : at.keys;
+    for (int64_t i = queries; i-- > 0;) {
+      const int64_t row = i * mask_.query_stride;
+      int kept = 0;
+      if (mask_.key_stride == 1)
+        for (int64_t j = 0; j < keys; ++j) kept |= !hidden(row + j);
+      else
+        for (int64_t j = 0; j < keys; ++j) kept |= !hidden(row + j * mask_.key_stride);
+      if (kept != 0) return false;
+    }
+    return true;
   }
 
   template <class Value>
   void fill(const Block& at, const Value& value) const {
     for (int64_t j = 0; j < at.keys; ++j)
       if (mask_.query_stride == 0)
-        std::fill_n(place_.row(j), at.queries, value(0, j));
+        std::fill_n(place_.row(j), at.queries, value(j * mask_.key_stride));
       else
-        for (int64_t i = 0; i < at.queries; ++i) place_.row(j)[i] = value(i, j);
+        for (int64_t i = 0; i < at.queries; ++i) place_.row(j)[i] = value(i * mask_.query_stride + j * mask_.key_stride);
   }
 
   const Mask& mask_;

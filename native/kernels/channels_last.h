@@ -159,6 +159,7 @@ struct Rows {
   int64_t first[2], step[2], rows[2];  // along the first two axes
   int64_t in_step[kMostAxes];
   std::vector<Phase> phases;
+  bool rounded;
 
   int64_t all_rows() const { return planes.batch * rows[0] * rows[1]; }
 
@@ -217,7 +218,7 @@ struct Rows {
       }
       multiply_block(PatchPixels{pixels, grid, in_step, phase.taps},
                      PackedColumns{weights + phase.first_tap * planes.padded() * wide, wide, depth}, RowStore{sums.get(), places, begin, column},
-                     {begin, begin + count * phase.count, column, column + padded, 0, depth}, false);
+                     {begin, begin + count * phase.count, column, column + padded, 0, depth}, false, rounded);
     }
     for (int64_t c = 0; c < columns; c += kLanes) write(row, count, column + c, std::min<int64_t>(kLanes, columns - c), sums.get() + c, padded);
   }
@@ -242,11 +243,20 @@ struct Rows {
 struct WeightPacker {
   const float* w;
   int64_t taps, in, in_step, out, out_step;
+  bool rounded;
 
   int64_t size_of_tap() const { return rounded_up(in, kLanes) * rounded_up(out, kLanes); }
 
   void pack(const std::vector<const Phase*>& phases, float* to, const Parallel& parallel) const {
     parallel(pieces_of(out, kLanes), [&](int64_t block) { pack_block(phases, block * kLanes, to); });
+    if (!rounded) return;
+    parallel(pieces_of(out, kColumns), [&](int64_t panel) {
+      const int64_t first = panel * kColumns, width = std::min<int64_t>(kColumns, rounded_up(out, kLanes) - first);
+      for (const Phase* phase : phases) {
+        const int64_t depth = static_cast<int64_t>(phase->taps.size()) * rounded_up(in, kLanes);
+        round_rows(to + phase->first_tap * size_of_tap() + first * depth, depth, width);
+      }
+    });
   }
 
  private:

@@ -6,7 +6,8 @@
 //   ConvGradWeight(x, dy)         dw, with kernel_shape
 //   ConvGradBias(dy)              the sum of each channel
 //
-// How many windows there are is the size of dy where it is given.
+// With bf16, products round what they multiply to bfloat16 where the processor has instructions for it;
+// sums stay float32. How many windows there are is the size of dy where it is given.
 #include <algorithm>
 
 #include "compute.h"
@@ -20,9 +21,11 @@ namespace {
 struct Window {
   std::vector<int64_t> strides, dilations, pads;
   int64_t groups;
+  bool bf16;
 
   explicit Window(const Attributes& of)
-      : strides(of.integers("strides")), dilations(of.integers("dilations")), pads(of.integers("pads")), groups(of.integer("group", 1)) {}
+      : strides(of.integers("strides")), dilations(of.integers("dilations")), pads(of.integers("pads")), groups(of.integer("group", 1)),
+        bf16(of.integer("bf16", 0) != 0) {}
 
   // The convolution of an image and weights, if they fit each other.
   Convolution of(const Shape& x, const Shape& w) const {
@@ -31,7 +34,8 @@ struct Window {
             "a convolution needs one to three axes beside batch and channels, the same in image and weights");
     require(groups >= 1 && w[0] % groups == 0 && w[1] <= x[1] && x[1] == w[1] * groups,
             "the channels of image and weights do not fit the groups");
-    Convolution made{x[0], groups, w[1], w[0] / groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
+    Convolution made{x[0], groups, w[1], w[0] / groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0},
+                     bf16};
     for (int64_t axis = 0; axis < axes; ++axis) {
       const int64_t own = kMostAxes - axes + axis;
       made.in[own] = x[axis + 2];

@@ -1,9 +1,10 @@
-// SoftmaxCrossEntropy(scores, labels, weight?) -> loss, statistics
-// SoftmaxCrossEntropyGrad(dloss, statistics, scores, labels, weight?) -> dscores
+// SoftmaxCrossEntropy(scores, labels, weight?) -> loss, statistics, total?
+// SoftmaxCrossEntropyGrad(dloss, statistics, scores, labels, weight?, dtotal?) -> dscores
 // SoftmaxGrad(dy, y), LogSoftmaxGrad(dy, y): along the last axis.
 //
 // The classes are axis 1 of the scores. Attributes: has_weight; reduction (0 none, 1 mean, 2 sum);
-// has_ignored and ignored, a label that does not count. The statistics of each label are the largest
+// has_ignored and ignored, a label that does not count; has_total: the sum of the logarithm of the
+// softmax over the classes, at each label, is wanted too, as smoothed labels need it. The statistics of each label are the largest
 // score and one over the sum of exp(score - largest): the gradient computes the softmax from them.
 #include "loss.h"
 
@@ -75,12 +76,13 @@ struct Pieces {
 };
 
 struct CrossEntropy : Kernel {
-  bool has_weight, has_ignored;
+  bool has_weight, has_ignored, has_total;
   int64_t ignored, reduction;
 
   explicit CrossEntropy(const Attributes& of)
       : has_weight(of.integer("has_weight", 0) != 0),
         has_ignored(of.integer("has_ignored", 0) != 0),
+        has_total(of.integer("has_total", 0) != 0),
         ignored(of.integer("ignored", 0)),
         reduction(of.integer("reduction", kMean)) {
     require(reduction >= kNone && reduction <= kSum, "the reduction is not known");
@@ -117,27 +119,31 @@ struct SoftmaxCrossEntropy : CrossEntropy {
     else
       own.resize(2 * of.count);
     float* largest = own.empty() && saved.exists() ? saved.floats() : own.data();
+    if (has_total) require(run.output_count() > 2, "the output of the total is missing");
+    Tensor total = has_total ? run.output(2, labels.shape) : Tensor();
     if (reduction == kNone) {
       Tensor loss = run.output(0, labels.shape);
-      terms(run, of, label, largest, loss.floats());
+      terms(run, of, label, largest, has_total ? total.floats() : nullptr, loss.floats());
       return;
     }
     std::vector<float> each(of.count);
-    terms(run, of, label, largest, each.data());
+    terms(run, of, label, largest, has_total ? total.floats() : nullptr, each.data());
     Tensor loss = run.output(0, {});
     loss.floats()[0] = reduced(of, label, each);
   }
 
  private:
-  void terms(const Run& run, const Problem& of, const Labels& label, float* largest, float* loss) const {
+  void terms(const Run& run, const Problem& of, const Labels& label, float* largest, float* total, float* loss) const {
     float* inverse = largest + of.count;
     const Pieces pieces(of);
     run.parallel(pieces.count, [&](int64_t piece) {
       pieces.each(of, piece, [&](const Scores& scores, int64_t from, int64_t first, int64_t width) {
         softmax().statistics(scores, of.x + from, largest + first, inverse + first);
+        if (total != nullptr) softmax().sums(scores, of.x + from, largest + first, total + first);
         for (int64_t i = 0; i < width; ++i) {
           const float counts = of.counts(label[first + i]);
           const float sum = inverse[first + i];
+          if (total != nullptr) total[first + i] -= static_cast<float>(of.classes) * std::log(sum);
           inverse[first + i] = 1.0f / sum;
           const bool is_ignored = of.has_ignored && label[first + i] == of.ignored;
           const float right = is_ignored ? 0.0f : of.x[from + label[first + i] * scores.stride + i];
@@ -161,7 +167,8 @@ struct SoftmaxCrossEntropyGrad : CrossEntropy {
   using CrossEntropy::CrossEntropy;
 
   void run(Run& run) const override {
-    require(run.input_count() >= (has_weight ? 5u : 4u), "the gradient of a cross entropy needs more inputs");
+    const size_t known = 4 + (has_weight ? 1 : 0);
+    require(run.input_count() >= known + (has_total ? 1 : 0), "the gradient of a cross entropy needs more inputs");
     const Tensor dloss = run.input(0), saved = run.input(1), scores = run.input(2), labels = run.input(3);
     const Problem of = problem(scores, labels, has_weight ? run.input(4) : Tensor());
     const Labels label(labels);
@@ -169,12 +176,16 @@ struct SoftmaxCrossEntropyGrad : CrossEntropy {
     require(dloss.elements == (reduction == kNone ? of.count : 1), "the gradient of the loss has another size than the loss");
     const float* largest = saved.floats();
     const std::vector<float> factor = factors(of, label, dloss.floats());
+    const Tensor dtotal = has_total ? run.input(known) : Tensor();
+    require(!has_total || dtotal.elements == of.count, "the gradient of the total has another size than the labels");
+    const std::vector<float> nothing(has_total ? 0 : of.count);
+    const float* offset = has_total ? dtotal.floats() : nothing.data();
     Tensor dscores = run.output(0, scores.shape);
     float* dx = dscores.floats();
     const Pieces pieces(of);
     run.parallel(pieces.count, [&](int64_t piece) {
       pieces.each(of, piece, [&](const Scores& part, int64_t from, int64_t first, int64_t width) {
-        gradient(of, part, label, first, width, largest, factor.data(), of.x + from, dx + from);
+        gradient(of, part, label, first, width, largest, factor.data(), offset, of.x + from, dx + from);
       });
     });
   }
@@ -191,17 +202,22 @@ struct SoftmaxCrossEntropyGrad : CrossEntropy {
     return made;
   }
 
+  // With a, the factor of a term, and b, that of the total: dx = softmax · (a - b · classes) + b, less a
+  // at the label.
   static void gradient(const Problem& of, const Scores& part, const Labels& label, int64_t first, int64_t width,
-                       const float* largest, const float* factor, const float* x, float* dx) {
+                       const float* largest, const float* factor, const float* offset, const float* x, float* dx) {
     const float* inverse = largest + of.count + first;
     factor += first;
-    if (std::all_of(factor, factor + width, [](float each) { return each == 0.0f; })) {  // ignored labels
+    offset += first;
+    const auto is_zero = [](float each) { return each == 0.0f; };
+    if (std::all_of(factor, factor + width, is_zero) && std::all_of(offset, offset + width, is_zero)) {  // ignored labels
       for (int64_t c = 0; c < part.classes; ++c) std::fill_n(dx + c * part.stride, width, 0.0f);
       return;
     }
     float scale[kColumns];
-    for (int64_t i = 0; i < width; ++i) scale[i] = factor[i] * inverse[i];
-    softmax().scaled(part, x, largest + first, scale, dx);
+    for (int64_t i = 0; i < width; ++i)
+      scale[i] = (factor[i] - offset[i] * static_cast<float>(part.classes)) * inverse[i];
+    softmax().scaled(part, x, largest + first, scale, offset, dx);
     for (int64_t i = 0; i < width; ++i)
       if (factor[i] != 0.0f) dx[label[first + i] * part.stride + i] -= factor[i];
   }

@@ -15,8 +15,11 @@ struct Scores {
 struct Softmax {
   // The largest score of each position, and the sum of exp(score - largest).
   void (*statistics)(const Scores&, const float* x, float* largest, float* sum);
-  // dx = exp(x - largest) · factor at each position.
-  void (*scaled)(const Scores&, const float* x, const float* largest, const float* factor, float* dx);
+  // The sum of score - largest over the classes.
+  void (*sums)(const Scores&, const float* x, const float* largest, float* sum);
+  // dx = exp(x - largest) · factor + offset at each position.
+  void (*scaled)(const Scores&, const float* x, const float* largest, const float* factor, const float* offset,
+                 float* dx);
   // dx = y (dy - Σ y dy) and dx = dy - exp(y) Σ dy of a row.
   void (*softmax_grad)(const float* dy, const float* y, float* dx, int64_t classes);
   void (*log_softmax_grad)(const float* dy, const float* y, float* dx, int64_t classes);

@@ -64,9 +64,17 @@ void row_statistics(const float* x, int64_t classes, float& largest, float& sum)
   sum = sum_of_lanes(reduce(classes, Vector{}, [&](int64_t i, int64_t count) { return vexp(scores(i, count) - shift); }, add));
 }
 
-void scale_row(const float* x, int64_t classes, float largest, float factor, float* dx) {
-  const Vector shift = broadcast(largest), scale = broadcast(factor);
-  each_vector(classes, [&](int64_t i, int64_t count) { put(dx + i, vexp(take(x + i, count, 0.0f) - shift) * scale, count); });
+void scale_row(const float* x, int64_t classes, float largest, float factor, float offset, float* dx) {
+  const Vector shift = broadcast(largest), scale = broadcast(factor), more = broadcast(offset);
+  each_vector(classes, [&](int64_t i, int64_t count) {
+    put(dx + i, vexp(take(x + i, count, 0.0f) - shift) * scale + more, count);
+  });
+}
+
+float row_sum(const float* x, int64_t classes, float largest) {
+  const Vector shift = broadcast(largest);
+  const auto below = [&](int64_t i, int64_t count) { return take(x + i, count, largest) - shift; };
+  return sum_of_lanes(reduce(classes, Vector{}, below, add));
 }
 
 void softmax_grad(const float* dy, const float* y, float* dx, int64_t classes) {
@@ -98,20 +106,34 @@ void statistics(const Scores& of, const float* x, float* largest, float* sum) {
   });
 }
 
-void scaled(const Scores& of, const float* x, const float* largest, const float* factor, float* dx) {
-  if (of.columns == 1 && of.stride == 1) return scale_row(x, of.classes, *largest, *factor, dx);
+void sums(const Scores& of, const float* x, const float* largest, float* sum) {
+  if (of.columns == 1 && of.stride == 1) {
+    *sum = row_sum(x, of.classes, *largest);
+    return;
+  }
+  each_vector(of.columns, [&](int64_t i, int64_t count) {
+    const Vector shift = take(largest + i, count, 0.0f);
+    Vector total{};
+    for (int64_t c = 0; c < of.classes; ++c) total += take(x + c * of.stride + i, count, 0.0f) - shift;
+    put(sum + i, total, count);
+  });
+}
+
+void scaled(const Scores& of, const float* x, const float* largest, const float* factor, const float* offset,
+            float* dx) {
+  if (of.columns == 1 && of.stride == 1) return scale_row(x, of.classes, *largest, *factor, *offset, dx);
   for (int64_t c = 0; c < of.classes; ++c) {
     const float* from = x + c * of.stride;
     float* to = dx + c * of.stride;
     each_vector(of.columns, [&](int64_t i, int64_t count) {
       const Vector shift = take(largest + i, count, 0.0f), scale = take(factor + i, count, 0.0f);
-      put(to + i, vexp(take(from + i, count, 0.0f) - shift) * scale, count);
+      put(to + i, vexp(take(from + i, count, 0.0f) - shift) * scale + take(offset + i, count, 0.0f), count);
     });
   }
 }
 
 }  // namespace
 
-const Softmax kSoftmax = {statistics, scaled, softmax_grad, log_softmax_grad};
+const Softmax kSoftmax = {statistics, sums, scaled, softmax_grad, log_softmax_grad};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -65,7 +65,7 @@ struct LayerNorm : RowNorm {
       of.inverse = output_if_read(run, 2, rows.statistics);
       if (of.mean == nullptr) unread.resize(rows.count), of.mean = unread.data();
     }
-    if (x.elements > 0) norm().row_forward(of, run.in_parallel());
+    norm().row_forward(of, run.in_parallel());
   }
 };
 

@@ -16,10 +16,13 @@ constexpr int64_t kElementsOfTask = 16384;  // at least so many for a thread to 
 
 int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
+// What a sum is divided by: that of nothing is 0, and so is its mean.
+double divisor(int64_t count) { return static_cast<double>(std::max<int64_t>(1, count)); }
+
 double mean_of(const float* x, int64_t count) {
   Sums<1> sums;
   sums.add(count, [&](auto way, int64_t i, auto* terms) { terms[0] = way.get(x + i); });
-  return sums.total(0) / static_cast<double>(count);
+  return sums.total(0) / divisor(count);
 }
 
 // The mean of the squares of x - mean.
@@ -29,7 +32,7 @@ double mean_square_of(const float* x, int64_t count, float mean) {
     const auto deviation = way.get(x + i) - mean;
     terms[0] = deviation * deviation;
   });
-  return sums.total(0) / static_cast<double>(count);
+  return sums.total(0) / divisor(count);
 }
 
 float inverse_root(double mean_square, float epsilon) {
@@ -158,6 +161,8 @@ void row_backward(const RowNormBackward& of, const Parallel& parallel) {
   parallel(tasks, [&](int64_t task) {
     differentiate_task(of, task * together, std::min(of.rows, (task + 1) * together), sums.data() + 2 * of.width * task);
   });
+  // A row of one element is its own mean, whatever it is: no rounding is left of its gradient.
+  if (of.width == 1 && of.mean != nullptr) std::fill_n(of.dx, of.rows, 0.0f);
   for (int64_t task = 1; task < tasks; ++task)
     for (int64_t i = 0; i < 2 * of.width; ++i) sums[i] += sums[2 * of.width * task + i];
   for (int64_t i = 0; i < of.width; ++i) {

@@ -123,6 +123,7 @@ struct AveragePoolGrad : Kernel {
       for (const auto& own : shares) weight *= own.empty() ? 1 : own[0];
     else
       scale(planes, shares, gradients, scaled, run), gradients = scaled.data();
+    if (equal && pool().average_two_by_two(planes, weight, gradients, dx.floats(), run.in_parallel())) return;
     const std::vector<float> weights(static_cast<size_t>(planes.groups * planes.taps()), weight);
     const auto gradient = depthwise().takes(planes) ? depthwise().input_gradient : compute().convolve_input_gradient;
     gradient(planes, gradients, weights.data(), dx.floats(), run.in_parallel());

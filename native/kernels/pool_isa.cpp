@@ -207,18 +207,21 @@ bool is_two_by_two(const Convolution& pool) {
   return pool.kernel[kZ] == 1 && pool.in[kZ] == 1 && pool.out[kZ] == 1 && two(kY) && two(kX) && pool.out[kX] >= 4;
 }
 
-// Windows of two rows of x.
+// Writes rows whose elements are those of two vectors in turn.
 template <class Own>
-inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64_t count, float* dx) {
+inline void write_joined(float* to, typename Own::Type even, typename Own::Type odd) {
+  Own::write(to, first_half(even, odd));
+  Own::write(to + WidthOf<Own>::value, second_half(even, odd));
+}
+
+// The windows of two rows of x.
+template <class Own>
+[[gnu::always_inline]] inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64_t count, float* dx) {
   constexpr int kWidth = WidthOf<Own>::value;
   using Row = typename Own::Type;
   const auto split = [](const float* from, Row& even, Row& odd) {
     const Row first = Own::read(from), second = Own::read(from + kWidth);
     even = evens(first, second), odd = odds(first, second);
-  };
-  const auto join = [](float* to, Row even, Row odd) {
-    Own::write(to, first_half(even, odd));
-    Own::write(to + kWidth, second_half(even, odd));
   };
   cover<kWidth>(count, [&](int64_t at) {
     Row a, b, c, d;
@@ -227,31 +230,50 @@ inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64
     const Row gradient = Own::read(dy + at), none{};
     const auto first = (a >= b) & (a >= c) & (a >= d), second = ~first & (b >= c) & (b >= d);
     const auto third = ~first & ~second & (c >= d), fourth = ~first & ~second & ~third & (d == d);
-    join(dx + 2 * at, first ? gradient : none, second ? gradient : none);
-    join(dx + width + 2 * at, third ? gradient : none, fourth ? gradient : none);
+    write_joined<Own>(dx + 2 * at, first ? gradient : none, second ? gradient : none);
+    write_joined<Own>(dx + width + 2 * at, third ? gradient : none, fourth ? gradient : none);
   });
 }
 
-void two_by_two(const Convolution& pool, const float* x, const float* dy, float* dx, const Parallel& parallel) {
-  const int64_t width = pool.in[kX], columns = pool.out[kX], rows = pool.out[kY];
+// Calls row(Narrow, two rows of dx, where their row of dy begins, width of x, of dy) for all planes,
+// and writes zeros where no window lies.
+template <class Row>
+void two_by_two(const Convolution& pool, float* dx, const Parallel& parallel, const Row& row) {
+  const int64_t width = pool.in[kX], columns = pool.out[kX], rows = pool.out[kY], in = pool.in_size();
   over_planes(pool, parallel, [&](int64_t first, int64_t end) {
     by_width(columns, [&](auto narrow) {
       for (int64_t plane = first; plane < end; ++plane) {
-        const float *from = x + plane * pool.in_size(), *gradients = dy + plane * pool.out_size();
-        float* to = dx + plane * pool.in_size();
-        for (int64_t row = 0; row < rows; ++row) {
-          two_by_two_row<decltype(narrow)>(from + 2 * row * width, width, gradients + row * columns, columns, to + 2 * row * width);
-          for (int64_t at = 2 * columns; at < width; ++at) to[2 * row * width + at] = to[(2 * row + 1) * width + at] = 0;
+        float* to = dx + plane * in;
+        int64_t from = plane * rows * columns;
+        for (int64_t at = 0; at < rows; ++at, to += 2 * width, from += columns) {
+          row(narrow, to, from, width, columns);
+          for (int64_t rest = 2 * columns; rest < width; ++rest) to[rest] = to[width + rest] = 0;
         }
-        std::fill(to + 2 * rows * width, to + pool.in_size(), 0.0f);
+        std::fill(to, dx + (plane + 1) * in, 0.0f);
       }
     }, [](int64_t) {});
   });
 }
 
+bool average_two_by_two(const Convolution& pool, float factor, const float* dy, float* dx, const Parallel& parallel) {
+  if (pool.in_size() == 0 || !is_two_by_two(pool)) return false;
+  two_by_two(pool, dx, parallel, [=](auto narrow, float* to, int64_t from, int64_t width, int64_t columns) {
+    using Own = decltype(narrow);
+    cover<WidthOf<Own>::value>(columns, [=](int64_t at) {
+      const auto share = Own::read(dy + from + at) * factor;
+      write_joined<Own>(to + 2 * at, share, share);
+      write_joined<Own>(to + width + 2 * at, share, share);
+    });
+  });
+  return true;
+}
+
 void max_gradient(const Convolution& pool, const float* x, const float* dy, float* dx, const Parallel& parallel) {
   if (pool.out_size() == 0) return each_window(pool, x, dy, dx, parallel);
-  if (is_two_by_two(pool)) return two_by_two(pool, x, dy, dx, parallel);
+  if (is_two_by_two(pool))
+    return two_by_two(pool, dx, parallel, [=](auto narrow, float* to, int64_t from, int64_t width, int64_t columns) {
+      two_by_two_row<decltype(narrow)>(x + (to - dx), width, dy + from, columns, to);
+    });
   const bool near = std::max(largest_offset(pool, kY), largest_offset(pool, kX)) <= kMostTileFloats &&
                     std::max(pool.stride[kY], pool.stride[kX]) <= kTileColumns && pool.taps() < (int64_t{1} << 31);
   if (near && cut_of(pool).floats() <= kMostTileFloats) return by_tiles(pool, x, dy, dx, parallel);
@@ -276,6 +298,6 @@ void spread(int64_t planes, int64_t size, float factor, const float* numbers, fl
 
 }  // namespace
 
-const Pool kPool = {max_gradient, spread};
+const Pool kPool = {max_gradient, average_two_by_two, spread};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

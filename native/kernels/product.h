@@ -11,8 +11,8 @@
 #include <new>
 #include <type_traits>
 
+#include "half.h"
 #include "packers.h"
-#include "tile.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
@@ -47,13 +47,18 @@ inline float* panels() {
   return own.get();
 }
 
-// A tile of any height and width.
+// A tile of any height and width; `rounded` panels are of bfloat16.
 inline void add_panels(int64_t depth, const float* a, int64_t height, const float* b, int64_t width, float* c,
-                       int64_t stride, bool fresh) {
-  const int64_t block = height * kLanes;
-  if (width == kColumns) return tile_of<kVectors>(height)(depth, a, block, b, c, stride, fresh);
-  if (width == kLanes) return tile_of<1>(height)(depth, a, block, b, c, stride, fresh);
-  if constexpr (kVectors > 2) tile_of<2>(height)(depth, a, block, b, c, stride, fresh);
+                       int64_t stride, bool fresh, bool rounded = false) {
+  const int64_t block = height * (rounded ? kLanes / 2 : kLanes);
+  TileFunction tile = nullptr;
+  if (width == kColumns)
+    tile = rounded ? rounded_tile_of<kVectors>(height) : tile_of<kVectors>(height);
+  else if (width == kLanes)
+    tile = rounded ? rounded_tile_of<1>(height) : tile_of<1>(height);
+  else if constexpr (kVectors > 2)
+    tile = rounded ? rounded_tile_of<2>(height) : tile_of<2>(height);
+  tile(depth, a, block, b, c, stride, fresh);
 }
 
 // Part of a product: rows × columns × depth.
@@ -76,7 +81,8 @@ struct PackedColumns {
 // `pack_a(panel, row, rows, k, depth)` writes rows of A, `pack_b(panel, column, columns, width, k, depth)`
 // columns of B, unless they are packed already; see packers.h.
 template <class PackA, class PackB, class Store>
-void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store, const Block& block, bool add) {
+void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store, const Block& block, bool add,
+                    bool rounded = false) {
   float* const packed_a = panels();
   float* const packed_b = packed_a + kBlockRows * kDepth;
   alignas(64) float tile[kRows * kColumns + kLanes];  // pieces of a row are read as whole vectors
@@ -88,23 +94,28 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
       if constexpr (!std::is_same_v<PackB, PackedColumns>) for (int64_t j = jc; j < j_end; j += kColumns) {
         const int64_t columns = std::min<int64_t>(kColumns, j_end - j);
         pack_b(packed_b + (j - jc) * depth, j, columns, rounded_up(columns, kLanes), kc, depth);
+        if (rounded) round_rows(packed_b + (j - jc) * depth, depth, rounded_up(columns, kLanes));
       }
       for (int64_t ic = block.row; ic < block.row_end; ic += kBlockRows) {
         const EvenCut cut(std::min(kBlockRows, block.row_end - ic), kRows);
-        for (int64_t p = 0; p < cut.pieces; ++p)
+        for (int64_t p = 0; p < cut.pieces; ++p) {
+          if (rounded && depth < padded)  // the last of an odd number has a neighbour
+            std::fill_n(packed_a + cut.begin(p) * padded + cut.length(p) * (padded - kLanes), cut.length(p) * kLanes, 0.0f);
           pack_a(packed_a + cut.begin(p) * padded, ic + cut.begin(p), cut.length(p), kc, depth);
+          if (rounded) round_neighbours(packed_a + cut.begin(p) * padded, cut.length(p) * padded);
+        }
         for (int64_t j = jc; j < j_end; j += kColumns) {
           const int64_t columns = std::min<int64_t>(kColumns, j_end - j), width = rounded_up(columns, kLanes);
           const float* b = packed_b + (j - jc) * depth;
-          if constexpr (std::is_same_v<PackB, PackedColumns>) b = pack_b.at(j, kc);
+          if constexpr (std::is_same_v<PackB, PackedColumns>) b = pack_b.at(j, rounded ? kc / 2 : kc);
           for (int64_t p = 0; p < cut.pieces; ++p) {
             const int64_t i = ic + cut.begin(p), rows = cut.length(p);
             const float* a = packed_a + cut.begin(p) * padded;
             float* to = columns == width ? store.run(i, j, columns) : nullptr;
             if (to != nullptr) {
-              add_panels(depth, a, rows, b, width, to, store.stride(), fresh);
+              add_panels(depth, a, rows, b, width, to, store.stride(), fresh, rounded);
             } else {
-              add_panels(depth, a, rows, b, width, tile, kColumns, true);
+              add_panels(depth, a, rows, b, width, tile, kColumns, true, rounded);
               store.put(tile, i, rows, j, columns, fresh);
             }
           }
@@ -126,7 +137,7 @@ void clear(const Store& store, int64_t rows, int64_t columns) {
 // depend on the number of threads.
 template <class PackA, class PackB, class Store>
 void multiply(const PackA& pack_a, const PackB& pack_b, const Store& store, int64_t rows, int64_t columns,
-              int64_t depth, bool add, const Parallel& parallel) {
+              int64_t depth, bool add, const Parallel& parallel, bool rounded = false) {
   if (rows == 0 || columns == 0) return;
   if (depth == 0) {
     if (!add) clear(store, rows, columns);
@@ -149,23 +160,23 @@ void multiply(const PackA& pack_a, const PackB& pack_b, const Store& store, int6
   parallel(across * down.pieces, [&](int64_t task) {
     const int64_t piece = task % down.pieces, column = task / down.pieces * wide, row = down.begin(piece);
     multiply_block(pack_a, pack_b, store,
-                   {row, row + down.length(piece), column, std::min(column + wide, columns), 0, depth}, add);
+                   {row, row + down.length(piece), column, std::min(column + wide, columns), 0, depth}, add, rounded);
   });
 }
 
 // A product whose depth is long beside its rows and columns: parts of the depth are summed apart.
 template <class PackA, class PackB>
 void multiply_deep(const PackA& pack_a, const PackB& pack_b, float* c, int64_t rows, int64_t columns, int64_t depth,
-                   const Parallel& parallel) {
+                   const Parallel& parallel, bool rounded = false) {
   constexpr int64_t kParts = 16, kLeastDepth = 4 * kDepth, kMostFloats = int64_t{1} << 21;
   const int64_t size = rows * columns;
   const int64_t parts = std::min({kParts, depth / kLeastDepth, kMostFloats / std::max<int64_t>(1, size)});
-  if (parts < 2) return multiply(pack_a, pack_b, MatrixStore{c, columns}, rows, columns, depth, false, parallel);
+  if (parts < 2) return multiply(pack_a, pack_b, MatrixStore{c, columns}, rows, columns, depth, false, parallel, rounded);
   const EvenCut cut(depth, rounded_up(pieces_of(depth, parts), kDepth));
   const Floats sums((cut.pieces - 1) * size);
   parallel(cut.pieces, [&](int64_t part) {
     const MatrixStore store{part == 0 ? c : sums.get() + (part - 1) * size, columns};
-    multiply_block(pack_a, pack_b, store, {0, rows, 0, columns, cut.begin(part), cut.begin(part) + cut.length(part)}, false);
+    multiply_block(pack_a, pack_b, store, {0, rows, 0, columns, cut.begin(part), cut.begin(part) + cut.length(part)}, false, rounded);
   });
   const EvenCut ranges(size, 8192);
   parallel(ranges.pieces, [&](int64_t range) {

@@ -121,6 +121,8 @@ struct Forward : Recurrent {
       return role == kResultY ? shapes.y : role == kResultSaved ? shapes.saved : shapes.state;
     });
     if (is_empty(layer, out)) return;
+    if (out[kResultSaved].exists() && (layer.lengths != nullptr || layer.hidden % kSavedUnits != 0))
+      std::fill_n(out[kResultSaved].floats(), out[kResultSaved].elements, 0.0f);
     std::vector<float> y, saved;
     recurrence().forward(layer, {room(out[kResultY], shapes.y, y), room(out[kResultSaved], shapes.saved, saved),
                                  floats_or_null(out[kResultH]), layer.cell == Cell::lstm ? floats_or_null(out[kResultC]) : nullptr},

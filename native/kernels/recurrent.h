@@ -44,7 +44,7 @@ struct RecurrentLayer {
 
 struct RecurrentOutputs {
   float* y;            // (T, D, B, H)
-  float* saved;        // (D, T, H/16, B, saved, 16); what a step beyond a sequence's length holds is not defined
+  float* saved;        // (D, T, H/16, B, saved, 16); steps beyond the lengths, and units beyond H, are not written
   float *y_h, *y_c;    // (D, B, H), or null
 };
 

@@ -114,9 +114,9 @@ class ForwardPass {
     return get(bias_.data() + index * at_.hidden(), place) + product.get(i, place);
   }
 
-  // What a step saves, part by part, each kSavedUnits behind the other.
-  float* saved(int64_t position, int64_t b, const Place& place) const {
-    return out_.saved + at_.saved_at(at_.time(position), b, 0, place.unit);
+  // Saves a part of what the backward pass will read.
+  void save(int64_t position, int64_t b, int64_t part, const Place& place, Vector value) const {
+    put(out_.saved + at_.saved_at(at_.time(position), b, part, place.unit) - place.unit, place, value);
   }
 
   // Writes a state to y, and keeps it for the next step.
@@ -141,12 +141,11 @@ class ForwardPass {
       const Vector forget = vsigmoid(pre[2] + get(p_f, place) * c_before), candidate = vtanh(pre[3]);
       const Vector c = forget * c_before + in * candidate;
       const Vector shown = vsigmoid(pre[1] + get(p_o, place) * c);
-      float* to = saved(position, b, place);
-      store(to, in);
-      store(to + kSavedUnits, shown);
-      store(to + 2 * kSavedUnits, forget);
-      store(to + 3 * kSavedUnits, candidate);
-      store(to + 4 * kSavedUnits, c);
+      save(position, b, 0, place, in);
+      save(position, b, 1, place, shown);
+      save(position, b, 2, place, forget);
+      save(position, b, 3, place, candidate);
+      save(position, b, 4, place, c);
       finish(position, b, i, place, shown * vtanh(c), h);
     });
     pack_state(position, tile, block, h);
@@ -165,11 +164,10 @@ class ForwardPass {
       const Vector reset = vsigmoid(gate(1, products[1], i, place));
       const Vector product = of_states.get(i, place) + get(recurrent_bias, place);
       const Vector candidate = vtanh(gate(2, of_inputs, i, place) + reset * product);
-      float* to = saved(position, b, place);
-      store(to, update);
-      store(to + kSavedUnits, reset);
-      store(to + 2 * kSavedUnits, candidate);
-      store(to + 3 * kSavedUnits, product);
+      save(position, b, 0, place, update);
+      save(position, b, 1, place, reset);
+      save(position, b, 2, place, candidate);
+      save(position, b, 3, place, product);
       finish(position, b, i, place, (1.0f - update) * candidate + update * h_before, h);
     });
     pack_state(position, tile, block, h);
@@ -180,9 +178,8 @@ class ForwardPass {
     for (int64_t g = 0; g < 2; ++g) multiply(position, tile, g, block, products[g]);
     each(position, tile, block, kept, [&](int64_t i, int64_t b, const Place& place) {
       const Vector reset = vsigmoid(gate(1, products[1], i, place));
-      float* to = saved(position, b, place);
-      store(to, vsigmoid(gate(0, products[0], i, place)));
-      store(to + kSavedUnits, reset);
+      save(position, b, 0, place, vsigmoid(gate(0, products[0], i, place)));
+      save(position, b, 1, place, reset);
       kept.put(i, place, reset * get(at_.h_before(out_.y, position, b), place));
     });
     rows_.pack(kept, tile, block, at_.hidden(), rows_.packed(kept_, tile, at_.hidden()));
@@ -194,9 +191,8 @@ class ForwardPass {
     multiply_states(rows_.packed(kept_, tile, at_.hidden()), 2, block, of_states);
     each(position, tile, block, h, [&](int64_t i, int64_t b, const Place& place) {
       const Vector candidate = vtanh(gate(2, of_inputs, i, place) + of_states.get(i, place));
-      float* to = saved(position, b, place);
-      const Vector update = load(to);
-      store(to + 2 * kSavedUnits, candidate);
+      const Vector update = load(out_.saved + at_.saved_at(at_.time(position), b, 0, place.unit));
+      save(position, b, 2, place, candidate);
       const Vector h_before = get(at_.h_before(out_.y, position, b), place);
       finish(position, b, i, place, (1.0f - update) * candidate + update * h_before, h);
     });

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "recurrent.h"
@@ -129,8 +130,8 @@ class RightPanels {
   Buffer panels_;
 };
 
-// The rows of the batch, cut into tiles of one height. Chains are runs of tiles that are computed without
-// waiting for each other, step after step; all tasks of a step meet where there is one chain alone.
+// The rows of the batch, cut into tiles of one height. Chains are runs of tiles that can be computed without
+// waiting for each other, step after step.
 struct RowTiles {
   int64_t batch, height, tiles, chains, tiles_of_chain;
 
@@ -161,11 +162,16 @@ struct RowTiles {
 
 // Calls step(index, stage, tile, block) for indices 0 … count - 1 in order. A stage reads what all blocks of
 // the stage before wrote for its tile. `work` is about the number of multiplications of a stage.
+//
+// Threads take a chain each, or, if there are fewer chains than cores, the blocks of each stage, and meet behind
+// it. Results are the same: each is computed from the same tiles in the same order.
 template <class Step>
 void run_steps(const RowTiles& rows, int64_t blocks, int64_t count, int stages, double work, const Parallel& parallel,
                const Step& step) {
   constexpr double kWorthThreads = 1 << 17;
-  if (rows.chains > 1 || blocks == 1 || work < kWorthThreads) {
+  static const int64_t cores = std::thread::hardware_concurrency();
+  const bool enough = rows.chains > 1 && rows.chains >= cores;
+  if (enough || blocks == 1 || work < kWorthThreads) {
     parallel(rows.chains, [&](int64_t chain) {
       const int64_t first = chain * rows.tiles_of_chain, last = std::min(first + rows.tiles_of_chain, rows.tiles);
       for (int64_t index = 0; index < count; ++index)

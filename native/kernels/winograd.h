@@ -193,7 +193,7 @@ struct Weights {
   int64_t mapped_size() const { return kPoints * in * rounded_up(out, kLanes); }
 
   // Maps a panel of outputs to [point][in][width].
-  void map(int64_t panel, float* to) const {
+  void map(int64_t panel, float* to, bool rounded) const {
     const int64_t wide = width(panel), together = in_step == 9 ? kLanes : 1;
     alignas(64) float taps[9 * kLanes * kLanes];
     for (int64_t j = 0; j < wide; j += kLanes) {
@@ -204,6 +204,8 @@ struct Weights {
         for (int64_t i = 0; i < held; ++i) map_one(taps + i * 9 * kLanes, to + (k + i) * wide + j, in * wide);
       }
     }
+    if (rounded)
+      for (int64_t p = 0; p < kPoints; ++p) round_rows(to + p * in * wide, in, wide);
   }
 
  private:
@@ -231,6 +233,7 @@ struct Forward {
   const float* x;
   const float* bias;  // may be missing
   float* y;
+  bool rounded;
 
   static constexpr int64_t kTogether = 2;  // panels of outputs between two maps
 
@@ -265,6 +268,10 @@ struct Forward {
           return points + place.first + b * place.second;
         });
       }
+    if (!rounded) return;
+    for (int64_t p = 0; p < kPoints; ++p)
+      for (int64_t i = 0; i < cut.pieces; ++i)
+        round_neighbours(points + p * point + cut.begin(i) * blocks * kLanes, cut.length(i) * blocks * kLanes);
   }
 
   void multiply(const EvenCut& cut, int64_t panel, int64_t panel_end, const float* points, float* sums) const {
@@ -276,7 +283,7 @@ struct Forward {
         float* to = sums + (p * kTogether + own - panel) * cut.size * kColumns;
         for (int64_t i = 0; i < cut.pieces; ++i)
           add_panels(weights.in, points + (p * cut.size + cut.begin(i)) * deep, cut.length(i), right, width,
-                     to + cut.begin(i) * kColumns, kColumns, true);
+                     to + cut.begin(i) * kColumns, kColumns, true, rounded);
       }
   }
 
@@ -313,14 +320,14 @@ struct Forward {
 
 // y = x * w + bias for one group.
 inline void convolve(const Image& in, const Image& out, const Weights& weights, int64_t batch, const float* x,
-                     const float* bias, float* y, const Parallel& parallel) {
+                     const float* bias, float* y, bool rounded, const Parallel& parallel) {
   const Floats mapped(weights.mapped_size());
-  parallel(weights.panels(), [&](int64_t panel) { weights.map(panel, mapped.get() + kPoints * weights.in * panel * kColumns); });
+  parallel(weights.panels(), [&](int64_t panel) { weights.map(panel, mapped.get() + kPoints * weights.in * panel * kColumns, rounded); });
   // Mapped pixels of a block stay in the second cache.
-  const int64_t most = std::max<int64_t>(4 * kRows, std::min<int64_t>(8 * kRows, 7168 / std::max<int64_t>(1, weights.in)));
+  const int64_t most = std::max<int64_t>(64, std::min<int64_t>(112, 7168 / std::max<int64_t>(1, weights.in)));
   const Tiling tiling(batch, out.height, out.width, most);
   const EvenCut outputs(weights.panels(), tiling.blocks.pieces >= 16 ? weights.panels() : std::max<int64_t>(1, 128 / kColumns));
-  const Forward forward{in, out, weights, mapped.get(), x, bias, y};
+  const Forward forward{in, out, weights, mapped.get(), x, bias, y, rounded};
   parallel(tiling.blocks.pieces * outputs.pieces, [&](int64_t task) {
     const int64_t own = task % outputs.pieces, first = outputs.begin(own);
     forward.run(tiling.of(task / outputs.pieces), first, first + outputs.length(own));
@@ -338,6 +345,7 @@ struct WeightGradient {
   const float* x;
   const float* dy;
   int64_t in_channels, out_channels;
+  bool rounded;
 
   int64_t padded_in() const { return rounded_up(in_channels, kColumns); }
   int64_t padded_out() const { return rounded_up(out_channels, kLanes); }
@@ -359,6 +367,10 @@ struct WeightGradient {
       for (int64_t i = 0; i < lanes; ++i) read_gradients(tiles, of.lane + i, pixels.get(), left.get() + i * count * kLanes, lanes * count * kLanes);
       for (int64_t i = 0; i < panels; ++i)
         read_pixels(tiles, of.panel + i, count, pixels.get(), right.get() + i * count * kColumns, panels * count * kColumns);
+      if (rounded) {
+        for (int64_t i = 0; i < kPoints * lanes; ++i) round_rows(left.get() + i * count * kLanes, count, kLanes);
+        for (int64_t i = 0; i < kPoints * panels; ++i) round_rows(right.get() + i * count * kColumns, count, kColumns);
+      }
       for (int64_t p = 0; p < kPoints; ++p)
         multiply(of, count, left.get() + p * lanes * count * kLanes, right.get() + p * panels * count * kColumns,
                  sums + p * padded_out() * padded_in(), block == of.block);
@@ -393,9 +405,13 @@ struct WeightGradient {
     for (int64_t panel = of.panel; panel < of.panel_end; ++panel, right += count * kColumns) {
       const float* a = left;
       for (int64_t lane = of.lane; lane < of.lane_end; ++lane, a += count * kLanes)
-        for (int64_t i = 0; i < kLanes; i += kGradientRows)
-          add_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right,
-                                                       sums + (lane * kLanes + i) * padded_in() + panel * kColumns, padded_in(), fresh);
+        for (int64_t i = 0; i < kLanes; i += kGradientRows) {
+          float* to = sums + (lane * kLanes + i) * padded_in() + panel * kColumns;
+          if (rounded)
+            add_rounded_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes / 2, right, to, padded_in(), fresh);
+          else
+            add_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right, to, padded_in(), fresh);
+        }
     }
   }
 };
@@ -425,10 +441,10 @@ inline void collect_taps(const float* sums, int64_t point, int64_t parts, int64_
 
 // The gradient with respect to the weights of one group.
 inline void convolve_weight_gradient(const Image& in, const Image& out, int64_t batch, int64_t in_channels, int64_t out_channels,
-                                     const float* x, const float* dy, float* dw, const Parallel& parallel) {
+                                     const float* x, const float* dy, float* dw, bool rounded, const Parallel& parallel) {
   constexpr int64_t kChannels = 128, kTiles = 32, kTasks = 16, kMostFloats = int64_t{1} << 21;
   const Tiling tiling(batch, out.height, out.width, in_channels + out_channels <= 128 ? 2 * kTiles : kTiles);
-  const WeightGradient gradient{in, out, tiling, x, dy, in_channels, out_channels};
+  const WeightGradient gradient{in, out, tiling, x, dy, in_channels, out_channels, rounded};
   const EvenCut panels(pieces_of(in_channels, kColumns), kChannels / kColumns), lanes(pieces_of(out_channels, kLanes), kChannels / kLanes);
   // Where there are few channels, parts of the batch are summed apart.
   const int64_t size = gradient.points_size(), ranges = panels.pieces * lanes.pieces;

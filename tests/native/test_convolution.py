@@ -284,3 +284,28 @@ def test_more_windows_than_the_image_has() -> None:
     dw = call("ConvGradWeight", [floats(1, 16, 2, 2), dy], kernel_shape=[3, 3], strides=[2, 2])[0]
     assert dw.shape == (16, 16, 3, 3)
     assert dw[0, 0, 0, 0] == 1
+
+
+ROUNDED = ("three", "three_odd", "three_deep", "stride", "point", "point_stride", "few", "one_axis")
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_bfloat16_loses_digits_and_nothing_else(name: str) -> None:
+    """Where the processor has no such products, the kernels compute with float32."""
+    case, feeds = CASES[name], CASES[name].feeds()
+    x, w, dy = (torch.tensor(feeds[n], dtype=torch.float64) for n in ("x", "w", "y_grad"))
+    x.requires_grad_()
+    w.requires_grad_()
+    y = _with_torch(case, {"x": x, "w": w})
+    y.backward(dy)
+    given = {k: v for k, v in case.attributes.items() if k != "kernel_shape"} | {"bf16": 1}
+    found = [
+        call("Conv", [feeds["x"], feeds["w"]], **given),
+        call("ConvGradInput", [feeds["y_grad"], feeds["w"]], sizes=case.space, **given),
+        call("ConvGradWeight", [feeds["x"], feeds["y_grad"]], kernel_shape=case.kernel, **given),
+    ]
+    assert x.grad is not None
+    assert w.grad is not None
+    for expected, (result,) in zip((y.detach(), x.grad, w.grad), found, strict=True):
+        scale = float(expected.abs().max())
+        np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=scale * 2.0**-6)

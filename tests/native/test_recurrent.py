@@ -107,8 +107,10 @@ def everywhere() -> list[Any]:
     ]
     cases = []
     for op, everything, attributes in kinds:
+        # Y_h of an empty sequence is memory that onnxruntime 1.19's RNN never wrote.
+        some = [5, 1, 3] if op == "RNN" else [5, 0, 3]
         for direction in DIRECTIONS:
-            for lengths in (None, [5, 0, 3]):
+            for lengths in (None, some):
                 for has in ("", everything):
                     given = dict(attributes)
                     if "activations" in given and direction == "bidirectional":
@@ -155,6 +157,7 @@ def test_what_lies_beyond_the_length_of_a_sequence_does_not_matter() -> None:
         layer = Layer(op, "bh", lengths=[5, 2, 0], direction="bidirectional")
         model = layer.gradient()
         expected = run(model, layer.feeds, native=True)
+        assert not expected[1][:, 2].any()  # the state of an empty sequence
         x = layer.feeds["x"] = layer.feeds["x"].copy()
         x[2:, 1] = np.nan
         x[:, 2] = np.nan

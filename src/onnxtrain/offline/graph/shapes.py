@@ -93,8 +93,8 @@ def may_be_same(a: Dims | None, b: Dims | None) -> bool:
     )
 
 
-def integers(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
-    """Return dimensions as integers, or None where any of them is symbolic."""
+def integers(dims: Sequence[object] | None) -> tuple[int, ...] | None:
+    """Return dimensions as integers, or None where any of them is known at run time only."""
     known = [d for d in dims or () if isinstance(d, int)]
     return None if dims is None or len(known) < len(dims) else tuple(known)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
@@ -29,6 +29,7 @@ from onnxtrain.offline.graph.shapes import (
     infer_dtype,
 )
 
+Output = TypeVar("Output", ir.Value, ir.Value | None)
 Operand = ir.Value | float | int | bool | Sequence[int] | np.ndarray[Any, Any] | None
 _arithmetic_lock = threading.RLock()
 
@@ -223,11 +224,11 @@ class Writer:
         self,
         kind: str,
         inputs: Sequence[ir.Value],
-        write: Callable[[], Sequence[Any]],
+        write: Callable[[], Sequence[Output]],
         *,
         saved: Collection[ir.Value] = (),
         **attributes: Attribute,
-    ) -> list[Any]:
+    ) -> list[Output]:
         """Write nodes that a native kernel can stand in for, and return what they compute.
 
         `inputs` is what the kernel reads, in its order; the nodes may read more. `write` appends

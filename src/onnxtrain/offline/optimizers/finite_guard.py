@@ -122,6 +122,7 @@ def check_finite(
         sums=len(order), has_loss=int(loss is not None), statistics=len(statistics),
     )  # fmt: skip
     op.scope = scope
+    assert sums is not None and passed is not None
     return FiniteCheck(passed, sums, sums if of_gradients is None else of_gradients)
 
 

@@ -39,6 +39,9 @@ def join_kernels(graph: ir.Graph) -> None:
     for group, nodes in reversed(groups.items()):
         if group.kind == "BatchNorm":
             _join_what_follows(group, nodes, named)
+    for group, nodes in kernel_groups(graph).items():
+        if group.kind == "ReluGrad":
+            _join_sum(group, nodes, named)
 
 
 def _join_what_follows(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.Value]) -> None:
@@ -113,6 +116,21 @@ def _join_activation_gradient(
         together, group.kind, [given[0], *inputs[1:]], outputs,
         saved=saved, **{**group.attributes, **_clipped(bounds)},
     )  # fmt: skip
+
+
+def _join_sum(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.Value]) -> None:
+    """Let the gradient of a ReLU add up the cotangents of two readers itself."""
+    inputs, outputs = input_values(group, nodes, named), output_values(group, nodes)
+    node = None if inputs is None else inputs[0].producer()
+    if inputs is None or node is None or node.op_type != "Add" or node.domain != "":
+        return
+    dy, y = inputs
+    alone = {reader for reader, _ in dy.uses()} <= set(nodes.values()) and not dy.is_graph_output()
+    if not alone or place_of(node) is not None or any(v is None for v in node.inputs):
+        return
+    parts = [v for v in node.inputs if v is not None]
+    if all(same_dims(dims_of(part), dims_of(y)) for part in parts):
+        mark_kernel([node, *_in_order(nodes)], "AddReluGrad", [*parts, y], outputs)
 
 
 def _gradient_of_activation(

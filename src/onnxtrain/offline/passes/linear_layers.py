@@ -1,4 +1,4 @@
-"""Linear layers on sequences: one Gemm instead of Transpose, MatMul and Add.
+"""Linear layers on sequences: one Gemm instead of Transpose, MatMul and Add; and their kernels.
 
 Exporters write a layer on (batch, sequence, features) as a product with the transposed weight, and
 add the bias in a pass of its own. On rows of features it is one Gemm, whose gradients are two more
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.kernels import mark_kernel, place_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
 from onnxtrain.offline.graph.subgraphs import replace_node
@@ -87,3 +88,40 @@ def _replace(op: Ops, addition: ir.Node, layer: _Layer) -> None:
         target = op.dims_vector(*(op.dim(x, axis) for axis in range(len(dims) - 1)), *width)
     result = op.Reshape(made, target)
     replace_node(addition, [result], last)
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+_LEAST_SIZE = 32  # of a product's sides: smaller ones gain nothing
+
+
+def mark_products(graph: ir.Graph) -> None:
+    """Mark the products of matrices that no other group has, for a kernel that rounds to bfloat16.
+
+    In float32 they stay as they are: onnxruntime's own product is the faster one.
+    """
+    for node in graph:
+        if node.op_type in ("Gemm", "MatMul") and node.domain == "" and place_of(node) is None:
+            _mark_product(node)
+
+
+def _mark_product(node: ir.Node) -> None:
+    a, b, *rest = node.inputs
+    bias = rest[0] if rest else None
+    left, right = (None if v is None else dims_of(v) for v in (a, b))
+    if a is None or b is None or left is None or right is None or len(right) != 2:
+        return
+    factors = {name: node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
+    transposed = [int(node.attributes.get_int(name, 0) != 0) for name in ("transA", "transB")]
+    row = None if bias is None else static_dims(bias)
+    columns = right[1 - transposed[1]]
+    fits = len(left) == 2 or (len(left) > 2 and node.op_type == "MatMul")
+    fits = fits and factors["alpha"] == 1.0 and (bias is None or factors["beta"] == 1.0)
+    fits = fits and (bias is None or (row is not None and len(row) == 1 and row[0] == columns))
+    if not fits or any(isinstance(d, int) and d < _LEAST_SIZE for d in (*left[-2:], *right)):
+        return
+    values = [v for v in (a, b, bias) if v is not None]
+    mark_kernel(
+        [node], "MatMul", values, node.outputs[:1],
+        transA=transposed[0], transB=transposed[1], has_bias=int(bias is not None),
+    )  # fmt: skip

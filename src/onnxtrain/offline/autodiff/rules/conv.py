@@ -18,13 +18,15 @@ something in it is trained.
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, required, rule
 from onnxtrain.offline.autodiff.rules.conv_data import gather, spread
 from onnxtrain.offline.autodiff.rules.conv_weight import correlate
 from onnxtrain.offline.autodiff.window import Window, conv_transpose_window, conv_window
-from onnxtrain.offline.graph.kernels import Attribute, mark_kernel
+from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import integers
 
@@ -69,7 +71,7 @@ def conv_transpose(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
 _MOST_AXES = 3  # that kernels know
 
 
-def _attributes(window: Window, groups: int) -> dict[str, Attribute] | None:
+def _attributes(window: Window, groups: int) -> dict[str, Any] | None:
     """Return the attributes of the kernels; None where padding is known at run time only."""
     pads = integers([*window.before, *window.after])
     if pads is None or window.rank > _MOST_AXES:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, required, rule
-from onnxtrain.offline.graph.kernels import mark_kernel
+from onnxtrain.offline.graph.kernels import mark_kernel, written_after
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import dims_of, working_type
+from onnxtrain.offline.graph.shapes import constant_array, dims_of, working_type
 
 # ---- softmax -----------------------------------------------------------------------------------
 
@@ -69,11 +69,10 @@ def softmax_cross_entropy_loss(
             parts.append(seed - prob * op.sum(seed, [1], keepdims=True))
         return [op.cast(op.add_all(parts), scores.dtype)]
 
-    (dscores,) = (
-        write()
-        if dloss is None or dlog_prob is not None
-        else _with_kernels(op, node, dloss, log_prob, write)
-    )
+    if dloss is None or (dlog_prob is not None and _smoothing(log_prob, dlog_prob) is None):
+        (dscores,) = write()
+    else:
+        (dscores,) = _with_kernels(op, node, dloss, dlog_prob, write)
     if dloss is None or optional(node, 2) is None:
         return (dscores,)
     return dscores, None, _class_weights(op, node, op.cast(log_prob, wide), op.cast(dloss, wide))
@@ -90,28 +89,55 @@ def _from_terms(op: Ops, node: ir.Node, prob: ir.Value, dloss: ir.Value) -> ir.V
     return op.Mul(difference, weight)
 
 
+def _smoothing(log_prob: ir.Value, dlog_prob: ir.Value) -> tuple[ir.Node, ir.Node] | None:
+    """Return the sum over the classes that alone reads log_prob, and what spreads its cotangent.
+
+    That is how smoothed labels use log_prob, if the classes have no weights.
+    """
+    uses, spread = list(log_prob.uses()), dlog_prob.producer()
+    if len(uses) != 1 or log_prob.is_graph_output() or spread is None:
+        return None
+    node = uses[0].node
+    axes = constant_array(optional(node, 1))
+    sums = node.op_type == "ReduceSum" and node.attributes.get_int("keepdims", 1) == 0
+    along_classes = axes is not None and axes.reshape(-1).tolist() == [1]
+    return (node, spread) if sums and along_classes and spread.op_type == "Expand" else None
+
+
 def _with_kernels(
     op: Ops,
     node: ir.Node,
     dloss: ir.Value,
-    log_prob: ir.Value,
+    dlog_prob: ir.Value | None,
     write: Callable[[], list[ir.Value]],
 ) -> list[ir.Value]:
     """Write dscores as a kernel, beside one of the loss, which saves other things than log_prob."""
+    loss, log_prob = node.outputs[:2]
     given = [v for v in node.inputs if v is not None]
+    smoothing = None if dlog_prob is None else _smoothing(log_prob, dlog_prob)
     ignored = node.attributes.get_int("ignore_index")
     reduction = node.attributes.get_string("reduction", "mean")
     attributes = {
         "has_weight": int(len(given) == 3),
         "has_ignored": int(ignored is not None),
+        "has_total": int(smoothing is not None),
         "ignored": ignored or 0,
         "reduction": ["none", "mean", "sum"].index(reduction),
     }
-    outputs = [node.outputs[0], log_prob]
-    mark_kernel([node], "SoftmaxCrossEntropy", given, outputs, saved=[log_prob], **attributes)
-    inputs = [dloss, log_prob, *given]
-    kind = "SoftmaxCrossEntropyGrad"
-    return op.kernel(kind, inputs, write, saved=[log_prob], **attributes)
+    forward, backward = "SoftmaxCrossEntropy", "SoftmaxCrossEntropyGrad"
+    if smoothing is None:
+        mark_kernel([node], forward, given, [loss, log_prob], saved=[log_prob], **attributes)
+        inputs = [dloss, log_prob, *given]
+        return op.kernel(backward, inputs, write, saved=[log_prob], **attributes)
+    total, spread = smoothing
+    outputs = [loss, log_prob, total.outputs[0]]
+    mark_kernel([node, total], forward, given, outputs, saved=[log_prob], **attributes)
+    last = op.target[-1]
+    (dscores,) = write()
+    nodes = [spread, *list(written_after(op.target, last))[::-1]]
+    inputs = [dloss, log_prob, *given, *required(spread)]
+    mark_kernel(nodes, backward, inputs, [dscores], saved=[log_prob], **attributes)
+    return [dscores]
 
 
 @rule("NegativeLogLikelihoodLoss", notes="to the scores and to the class weights")

@@ -142,6 +142,15 @@ def test_a_silu_whose_sigmoid_is_read_elsewhere_stays_plain() -> None:
     assert_near(*run_both(model, feeds_of((5,))))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_gradient_of_a_relu_that_is_read_twice(shape: tuple[int, ...]) -> None:
+    nodes = [node("Relu", "x", "r"), node("Tanh", "r", "t"), node("Sigmoid", "r", "s")]
+    nodes.append(node("Mul", "s t"))
+    model = gradient_with_functions(model_of(nodes, shape), ["x"])
+    assert "AddReluGrad" in kinds_of(model)
+    assert_near(*run_both(model, feeds_of(shape)))
+
+
 def call(kind: str, *shapes: tuple[int, ...], types: str = "ff") -> None:
     """Run a kernel by itself on zeros."""
     kinds = {"f": TensorProto.FLOAT, "i": TensorProto.INT64}
@@ -169,12 +178,16 @@ def call(kind: str, *shapes: tuple[int, ...], types: str = "ff") -> None:
 
 
 def test_what_does_not_fit_is_an_error() -> None:
-    with pytest.raises(Exception, match="another shape"):
+    with pytest.raises(Exception, match="different shapes"):
         call("GeluGrad", (3,), (4,))
-    with pytest.raises(Exception, match="another shape"):
+    with pytest.raises(Exception, match="different shapes"):
         call("ReluGrad", (12,), (3, 4))
-    with pytest.raises(Exception, match="two inputs"):
+    with pytest.raises(Exception, match="two are needed"):
         call("ReluGrad", (3,))
+    with pytest.raises(Exception, match="three are needed"):
+        call("AddReluGrad", (3,), (3,))
+    with pytest.raises(Exception, match="different shapes"):
+        call("AddReluGrad", (3,), (3,), (4,), types="fff")
     with pytest.raises(Exception, match="not of type float"):
         call("ReluGrad", (3,), (3,), types="fi")
     with pytest.raises(Exception, match="not of type float"):
