@@ -122,7 +122,8 @@ Vector swish_grad(Vector dy, Vector x, Constants of) {
 struct MishParts {
   Vector e, n, inverse;
 
-  explicit MishParts(Vector x) : e(small_exp(clamped(x, -87.0f, 20.0f))), n(e * (e + 2.0f)), inverse(1.0f / (n + 2.0f)) {}
+  explicit MishParts(Vector x)
+      : e(small_exp(clamped(x, -87.0f, 20.0f))), n(e * (e + 2.0f)), inverse(1.0f / (n + 2.0f)) {}
 };
 
 Vector mish(Vector x, Constants) {

@@ -34,7 +34,8 @@ struct Window {
             "a convolution needs one to three axes beside batch and channels, the same in image and weights");
     require(groups >= 1 && w[0] % groups == 0 && w[1] <= x[1] && x[1] == w[1] * groups,
             "the channels of image and weights do not fit the groups");
-    Convolution made{x[0], groups, w[1], w[0] / groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0},
+    Convolution made{x[0], groups, w[1], w[0] / groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0,
+        0},
                      bf16};
     for (int64_t axis = 0; axis < axes; ++axis) {
       const int64_t own = kMostAxes - axes + axis;
@@ -98,15 +99,18 @@ const float* bias_of(const Tensor& given, int64_t channels) {
 // Whether each group has one input channel, and planes are computed by themselves; products elsewhere.
 bool by_planes(const Convolution& conv) { return conv.groups > 1 && conv.in_channels == 1 && depthwise().takes(conv); }
 
-void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y, const Parallel& parallel) {
+void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
+    const Parallel& parallel) {
   (by_planes(conv) ? depthwise().convolve : compute().convolve)(conv, x, w, bias, y, parallel);
 }
 
-void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx, const Parallel& parallel) {
+void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
+    const Parallel& parallel) {
   (by_planes(conv) ? depthwise().input_gradient : compute().convolve_input_gradient)(conv, dy, w, dx, parallel);
 }
 
-void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
+void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
+    const Parallel& parallel) {
   (by_planes(conv) ? depthwise().weight_gradient : compute().convolve_weight_gradient)(conv, x, dy, dw, parallel);
 }
 

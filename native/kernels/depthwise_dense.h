@@ -59,7 +59,8 @@ template <int kSize, int kWidth, int kHigh>
 // vector takes one.
 template <int kSize, int kWidth, int kHigh>
 [[gnu::always_inline]] inline void dense_rows(const float* source, int64_t pitch, const float* weights,
-                                              typename Narrow<kWidth>::Type bias, float* to, int64_t to_pitch, int64_t columns) {
+                                              typename Narrow<kWidth>::Type bias, float* to, int64_t to_pitch,
+                                                  int64_t columns) {
   int64_t at = 0;
   for (; at + kWidth < columns; at += kWidth)
     dense_block<kSize, kWidth, kHigh>(source + at, pitch, weights, bias, to + at, to_pitch);
@@ -84,8 +85,10 @@ inline void dense(const float* source, int64_t pitch, const float* taps, float b
 
 // Adds a vector of kHigh rows to the sums of the products of `other` and what taps read.
 template <int kSize, int kAcross, int kWidth, int kHigh>
-[[gnu::always_inline]] inline void dense_products(const float* source, int64_t pitch, const float* other, int64_t other_pitch,
-                                                  typename Narrow<kWidth>::Mask mask, typename Narrow<kWidth>::Type* sum) {
+[[gnu::always_inline]] inline void dense_products(const float* source, int64_t pitch, const float* other,
+    int64_t other_pitch,
+                                                  typename Narrow<kWidth>::Mask mask,
+                                                      typename Narrow<kWidth>::Type* sum) {
   using Own = Narrow<kWidth>;
   using Row = typename Own::Type;
   const RowPointers<kHigh + kSize - 1, const float> from(source, pitch);
@@ -110,10 +113,12 @@ template <int kSize, int kAcross, int kWidth, int kHigh>
 template <int kSize, int kAcross, int kWidth, int kHigh>
 [[gnu::always_inline]] inline void dense_product_rows(const float* source, int64_t pitch, const float* other,
                                                       int64_t other_pitch, int64_t columns,
-                                                      typename Narrow<kWidth>::Mask mask, typename Narrow<kWidth>::Type* sum) {
+                                                      typename Narrow<kWidth>::Mask mask,
+                                                          typename Narrow<kWidth>::Type* sum) {
   int64_t at = 0;
   for (; at + kWidth < columns; at += kWidth)
-    dense_products<kSize, kAcross, kWidth, kHigh>(source + at, pitch, other + at, other_pitch, ~typename Narrow<kWidth>::Mask{}, sum);
+    dense_products<kSize, kAcross, kWidth, kHigh>(source + at, pitch, other + at, other_pitch,
+        ~typename Narrow<kWidth>::Mask{}, sum);
   at = std::max<int64_t>(0, columns - kWidth);
   dense_products<kSize, kAcross, kWidth, kHigh>(source + at, pitch, other + at, other_pitch, mask, sum);
 }
@@ -198,7 +203,8 @@ struct DenseTile {
     // What a vector writes behind a short row the next row overwrites; the last row has none.
     const int64_t direct = 2 * across >= kWidth && across == columns ? rows - 1 : 0;
     dense<kSize, kWidth>(copy, tile.pitch, weights, bias, to, columns, direct, across);
-    dense<kSize, kWidth>(copy + direct * tile.pitch, tile.pitch, weights, bias, short_rows, kWidth, rows - direct, across);
+    dense<kSize, kWidth>(copy + direct * tile.pitch, tile.pitch, weights, bias, short_rows, kWidth, rows - direct,
+        across);
     copy_rows(to + direct * columns, columns, short_rows, kWidth, rows - direct, across);
   }
 

@@ -3,16 +3,14 @@
 #include "depthwise.h"
 
 #include "depthwise_dense.h"
+#include "depthwise_input.h"
 #include "depthwise_tiles.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 namespace {
 
-constexpr int kZ = 0, kY = 1, kX = 2;
 // Elements that a task computes at least.
 constexpr int64_t kTaskElements = int64_t{1} << 15;
-
-int64_t pieces(int64_t size, int64_t piece) { return (size + piece - 1) / piece; }
 
 int64_t largest_offset(const Convolution& conv, int axis) { return (conv.kernel[axis] - 1) * conv.dilation[axis]; }
 
@@ -28,7 +26,8 @@ void in_tasks(int64_t count, int64_t elements_of_unit, const Parallel& parallel,
 bool is_dense(const Convolution& conv) {
   const bool flat = conv.kernel[kZ] == 1 && conv.in[kZ] == 1 && conv.out[kZ] == 1;
   const bool square = conv.kernel[kY] == conv.kernel[kX] && (conv.kernel[kX] == 3 || conv.kernel[kX] == 5);
-  return flat && square && conv.stride[kY] == 1 && conv.stride[kX] == 1 && conv.dilation[kY] == 1 && conv.dilation[kX] == 1;
+  return flat && square && conv.stride[kY] == 1 && conv.stride[kX] == 1 && conv.dilation[kY] == 1 &&
+      conv.dilation[kX] == 1;
 }
 
 DensePlanes dense_planes(const Convolution& conv) {
@@ -38,7 +37,8 @@ DensePlanes dense_planes(const Convolution& conv) {
 // The gradient of the input is a convolution of dy with the kernel turned around.
 DensePlanes dense_planes_back(const Convolution& conv) {
   const int64_t last = conv.kernel[kX] - 1;
-  return {conv.kernel[kX], conv.out[kY], conv.out[kX], conv.in[kY], conv.in[kX], last - conv.pad[kY], last - conv.pad[kX]};
+  return {conv.kernel[kX], conv.out[kY], conv.out[kX], conv.in[kY], conv.in[kX], last - conv.pad[kY],
+      last - conv.pad[kX]};
 }
 
 // Calls work(tiled(tile), plane) for the planes of each tile.
@@ -66,12 +66,14 @@ void dense_convolve(const Convolution& conv, const float* x, const float* w, con
              [&](DenseTile& own, int64_t plane) {
                const int64_t channel = plane % channels;
                const float* source = x + (conv.out_channels == 1 ? plane : plane / conv.out_channels) * in;
-               own.convolve<kSize, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel], y + plane * out);
+               own.convolve<kSize, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel],
+                   y + plane * out);
              });
 }
 
 template <int kSize, int kWidth>
-void dense_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx, const Parallel& parallel) {
+void dense_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
+    const Parallel& parallel) {
   const DensePlanes planes = dense_planes_back(conv);
   const Cut cut = planes.cut();
   const int64_t in = conv.in_size(), out = conv.out_size();
@@ -97,7 +99,8 @@ Cut cut_of_output(const Convolution& conv) {
 
 Tile tile_of_output(const Convolution& conv, const Cut& cut, int64_t tile) {
   const auto axis = [&](int of, int64_t first, int64_t count) {
-    return TileAxis(count, conv.stride[of], first * conv.stride[of] - conv.pad[of], conv.in[of], largest_offset(conv, of));
+    return TileAxis(count, conv.stride[of], first * conv.stride[of] - conv.pad[of], conv.in[of], largest_offset(conv,
+        of));
   };
   return Tile(axis(kY, cut.first_row(tile), cut.rows_of(tile)), axis(kX, cut.first_column(tile), cut.columns_of(tile)));
 }
@@ -106,7 +109,8 @@ Tile tile_of_output(const Convolution& conv, const Cut& cut, int64_t tile) {
 std::vector<int64_t> places_of(const Convolution& conv, const Tile& tile) {
   std::vector<int64_t> places;
   for (int64_t y = 0; y < conv.kernel[kY]; ++y)
-    for (int64_t x = 0; x < conv.kernel[kX]; ++x) places.push_back(tile.place(y * conv.dilation[kY], x * conv.dilation[kX]));
+    for (int64_t x = 0; x < conv.kernel[kX]; ++x) places.push_back(tile.place(y * conv.dilation[kY],
+        x * conv.dilation[kX]));
   return places;
 }
 
@@ -187,7 +191,7 @@ void convolve(const Convolution& conv, const float* x, const float* w, const flo
 
 // ---- the gradient of weights ---------------------------------------------------------------------
 
-// Sums of a channel's taps: vectors that become doubles before they hold too many terms.
+// Sums of the taps of channels: vectors that become doubles before they hold too many terms.
 template <int kWidth>
 class TapSums {
  public:
@@ -202,10 +206,10 @@ class TapSums {
     if (terms_ > kMostTerms * kWidth) fold();
   }
 
-  // Adds the sums to `to` and begins anew.
-  void take(double* to) {
+  // Adds the first `count` sums to `to` and begins anew; the others are zero.
+  void take(double* to, int64_t count) {
     fold();
-    for (size_t tap = 0; tap < totals_.size(); ++tap) to[tap] += totals_[tap], totals_[tap] = 0;
+    for (size_t tap = 0; tap < static_cast<size_t>(count); ++tap) to[tap] += totals_[tap], totals_[tap] = 0;
   }
 
  private:
@@ -227,29 +231,30 @@ class TapSums {
   int64_t terms_ = 0;
 };
 
-// Adds what one tile of the images [first, end) gives to a channel's weights.
-void correlate_channel(const Convolution& conv, OutputTile& own, int64_t channel, int64_t first, int64_t end,
-                       const float* x, const float* dy, TapSums<kLanes>& sums) {
+// Adds what one tile of an image gives to a channel's weights, whose sums begin at `first_sum`.
+void correlate_channel(const Convolution& conv, OutputTile& own, int64_t channel, int64_t image, const float* x,
+                       const float* dy, TapSums<kLanes>& sums, int64_t first_sum) {
   const int64_t channels = conv.groups * conv.out_channels, taps = static_cast<int64_t>(own.places.size());
   const int64_t in = conv.in[kY] * conv.in[kX], length = own.tile.result_length();
-  for (int64_t image = first; image < end; ++image)
-    for (int64_t z = 0; z < conv.out[kZ]; ++z) {
-      const OutputPlane plane(conv, (image * channels + channel) * conv.out[kZ] + z);
-      copy_rows(own.result, own.tile.pitch, dy + plane.begin(conv) + own.first, conv.out[kX], own.tile.rows.grid,
-                own.tile.columns.grid);
-      for (int64_t tap = 0; tap < conv.kernel[kZ]; ++tap) {
-        const int64_t from = plane_read(conv, z, tap);
-        if (from < 0) continue;
-        own.tile.fill(own.copy, plane.source(conv, x) + from * in);
-        multiply_taps(own.copy, own.places.data(), taps, own.result, length, sums.parts(tap * taps));
-      }
-      sums.count(length);
+  for (int64_t z = 0; z < conv.out[kZ]; ++z) {
+    const OutputPlane plane(conv, (image * channels + channel) * conv.out[kZ] + z);
+    copy_rows(own.result, own.tile.pitch, dy + plane.begin(conv) + own.first, conv.out[kX], own.tile.rows.grid,
+              own.tile.columns.grid);
+    for (int64_t tap = 0; tap < conv.kernel[kZ]; ++tap) {
+      const int64_t from = plane_read(conv, z, tap);
+      if (from < 0) continue;
+      own.tile.fill(own.copy, plane.source(conv, x) + from * in);
+      multiply_taps(own.copy, own.places.data(), taps, own.result, length, sums.parts(first_sum + tap * taps));
     }
+  }
 }
 
-// Calls work(channel, first image, end of images, totals of the channel's taps) for tasks that
-// `begin(tile)` has made ready, and sums up. Where channels are few, parts of the batch are tasks of
-// their own.
+// Channels whose sums are kept at once, so that planes are read in the order of memory. Small planes
+// are read faster in the order of images, several of which the processor follows at once.
+int64_t channels_together(const Convolution& conv) { return conv.in_size() < 512 ? 1 : 8; }
+
+// Calls work(first channel, end, first image, end, totals of the channels' taps) for tasks, and sums
+// up. Where channels are few, parts of the batch are tasks of their own.
 template <class Work>
 void sum_over_channels(const Convolution& conv, float* dw, const Parallel& parallel, const Work& work) {
   constexpr int64_t kEnough = 32;  // tasks
@@ -258,13 +263,13 @@ void sum_over_channels(const Convolution& conv, float* dw, const Parallel& paral
   const int64_t parts = std::max<int64_t>(1, std::min({conv.batch, kEnough / channels, elements / kTaskElements}));
   const int64_t images = std::max<int64_t>(1, pieces(conv.batch, parts));
   std::vector<double> totals(static_cast<size_t>(parts * channels * taps));
-  in_tasks(parts * channels, elements / parts, parallel, [&](int64_t first, int64_t end) {
-    work([&](const auto& one) {
-      for (int64_t unit = first; unit < end; ++unit) {
-        const int64_t image = unit / channels * images;
-        one(unit % channels, image, std::min(conv.batch, image + images), totals.data() + unit * taps);
-      }
-    });
+  in_tasks(parts * channels, elements / parts, parallel, [&](int64_t unit, int64_t end) {
+    while (unit < end) {
+      const int64_t part = unit / channels, stop = std::min(end, (part + 1) * channels);
+      const int64_t image = std::min(conv.batch, part * images), last = std::min(conv.batch, image + images);
+      work(unit - part * channels, stop - part * channels, image, last, totals.data() + unit * taps);
+      unit = stop;
+    }
   });
   for (int64_t at = 0; at < channels * taps; ++at) {
     double sum = 0;
@@ -274,23 +279,30 @@ void sum_over_channels(const Convolution& conv, float* dw, const Parallel& paral
 }
 
 template <int kSize, int kWidth>
-void dense_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
+void dense_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
+    const Parallel& parallel) {
   const DensePlanes planes = dense_planes(conv);
   const Cut cut = planes.cut();
   const int64_t channels = conv.groups * conv.out_channels, in = conv.in_size(), out = conv.out_size();
+  const int64_t together = channels_together(conv);
   const float* const dy_end = dy + conv.batch * channels * out;
-  sum_over_channels(conv, dw, parallel, [&](const auto& each_channel) {
-    TapSums<kWidth> sums(kSize * kSize);
+  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last,
+      double* totals) {
+    TapSums<kWidth> sums(together * kSize * kSize);
     for (int64_t index = 0; index < cut.tiles(); ++index) {
       DenseTile own(planes, cut, index);
-      each_channel([&](int64_t channel, int64_t image, int64_t end, double* totals) {
-        const float* source = x + channel / conv.out_channels * in;
-        for (; image < end; ++image) {
-          own.multiply<kSize, kWidth>(source + image * conv.groups * in, dy + (image * channels + channel) * out, dy_end, sums.parts(0));
+      for (int64_t begin = first; begin < end; begin += together) {
+        const int64_t count = std::min(together, end - begin);
+        for (int64_t image = first_image; image < last; ++image) {
+          for (int64_t channel = begin; channel < begin + count; ++channel) {
+            const int64_t group = conv.out_channels == 1 ? channel : channel / conv.out_channels;
+            own.multiply<kSize, kWidth>(x + (image * conv.groups + group) * in, dy + (image * channels + channel) * out,
+                                        dy_end, sums.parts((channel - begin) * kSize * kSize));
+          }
           sums.count(own.tile.result_length());
         }
-        sums.take(totals);
-      });
+        sums.take(totals + (begin - first) * kSize * kSize, count * kSize * kSize);
+      }
     }
   });
 }
@@ -303,120 +315,31 @@ void weight_gradient(const Convolution& conv, const float* x, const float* dy, f
       dense_weight_gradient<5, width>(conv, x, dy, dw, parallel);
     });
   const Cut cut = cut_of_output(conv);
-  sum_over_channels(conv, dw, parallel, [&](const auto& each_channel) {
-    TapSums<kLanes> sums(conv.taps());
+  const int64_t together = channels_together(conv);
+  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last,
+      double* totals) {
+    TapSums<kLanes> sums(together * conv.taps());
     for (int64_t index = 0; index < cut.tiles(); ++index) {
       OutputTile own(conv, cut, index);
-      each_channel([&](int64_t channel, int64_t image, int64_t end, double* totals) {
-        correlate_channel(conv, own, channel, image, end, x, dy, sums);
-        sums.take(totals);
-      });
+      for (int64_t begin = first; begin < end; begin += together) {
+        const int64_t count = std::min(together, end - begin);
+        for (int64_t image = first_image; image < last; ++image) {
+          for (int64_t channel = begin; channel < begin + count; ++channel)
+            correlate_channel(conv, own, channel, image, x, dy, sums, (channel - begin) * conv.taps());
+          sums.count(conv.out[kZ] * own.tile.result_length());
+        }
+        sums.take(totals + (begin - first) * conv.taps(), count * conv.taps());
+      }
     }
   });
 }
 
 // ---- small to large: the gradient of the input ---------------------------------------------------
 
-// The taps of one axis by the phase of dx that they reach, and where each reads dy.
-struct Reach {
-  struct Tap {
-    int64_t tap, offset;
-  };
-  std::vector<std::vector<Tap>> phases;
-  int64_t least = 0, most = 0;  // of all offsets
-
-  Reach(const Convolution& conv, int axis) : phases(static_cast<size_t>(std::min(conv.stride[axis], conv.in[axis]))) {
-    bool first = true;
-    for (size_t phase = 0; phase < phases.size(); ++phase)
-      for (int64_t tap = 0; tap < conv.kernel[axis]; ++tap) {
-        const int64_t distance = static_cast<int64_t>(phase) + conv.pad[axis] - tap * conv.dilation[axis];
-        if (distance % conv.stride[axis] != 0) continue;
-        const int64_t offset = distance / conv.stride[axis];
-        phases[phase].push_back({tap, offset});
-        least = first ? offset : std::min(least, offset);
-        most = first ? offset : std::max(most, offset);
-        first = false;
-      }
-  }
-  int64_t count() const { return static_cast<int64_t>(phases.size()); }
-};
-
-Cut cut_of_input(const Convolution& conv, const Reach& down, const Reach& across) {
-  return Cut(pieces(conv.in[kY], conv.stride[kY]), pieces(conv.in[kX], conv.stride[kX]), down.count() * across.count(),
-             across.most - across.least, down.most - down.least);
-}
-
-// The taps that reach one phase of dx.
-struct PhaseOfInput {
-  std::vector<int64_t> places, taps;
-  std::vector<float> weights;
-};
-
-// One tile of dx, made ready for any plane: its grid is that of one phase.
-struct InputTile {
-  int64_t row, column;  // the first of dx
-  Tile tile;
-  std::vector<PhaseOfInput> phases;
-  Memory copy_memory, result_memory;
-  float *copy, *results;
-
-  InputTile(const Convolution& conv, const Reach& down, const Reach& across, const Cut& cut, int64_t index)
-      : row(cut.first_row(index) * conv.stride[kY]), column(cut.first_column(index) * conv.stride[kX]),
-        tile(TileAxis(cut.rows_of(index), 1, cut.first_row(index) + down.least, conv.out[kY], down.most - down.least),
-             TileAxis(cut.columns_of(index), 1, cut.first_column(index) + across.least, conv.out[kX],
-                      across.most - across.least)),
-        copy(copy_memory.zeroed(tile.floats())) {
-    for (const auto& rows : down.phases)
-      for (const auto& columns : across.phases) {
-        PhaseOfInput made;
-        for (const Reach::Tap& y : rows)
-          for (const Reach::Tap& x : columns) {
-            made.places.push_back(tile.place(y.offset - down.least, x.offset - across.least));
-            made.taps.push_back(y.tap * conv.kernel[kX] + x.tap);
-          }
-        made.weights.resize(made.taps.size());
-        phases.push_back(std::move(made));
-      }
-    results = result_memory.zeroed(static_cast<int64_t>(phases.size()) * tile.result_floats());
-  }
-
-  float* result(int64_t phase) const { return results + phase * tile.result_floats(); }
-
-  // Adds what the copy gives through the weights of one plane of taps.
-  void add(const float* weights, bool fresh) {
-    for (size_t index = 0; index < phases.size(); ++index) {
-      PhaseOfInput& phase = phases[index];
-      for (size_t tap = 0; tap < phase.taps.size(); ++tap) phase.weights[tap] = weights[phase.taps[tap]];
-      correlate(copy, phase.places.data(), phase.weights.data(), static_cast<int64_t>(phase.taps.size()),
-                result(static_cast<int64_t>(index)), tile.result_length(), fresh);
-    }
-  }
-
-  // Writes the phases into each other.
-  void write(const Convolution& conv, int64_t phases_across, float* dx) const {
-    const int64_t width = conv.in[kX], step = conv.stride[kX], phases_down = static_cast<int64_t>(phases.size()) / phases_across;
-    const int64_t count = std::min(tile.columns.grid * step, width - column);
-    for (int64_t y = 0; y < phases_down; ++y) {
-      const int64_t first = row + y, rows = std::min(tile.rows.grid, pieces(conv.in[kY] - first, conv.stride[kY]));
-      float* to = dx + first * width + column;
-      const int64_t to_step = width * conv.stride[kY];
-      if (step == 1) {
-        copy_rows(to, to_step, result(y), tile.pitch, rows, count);
-      } else if (step == 2 && phases_across == 2) {
-        join_rows(to, to_step, result(2 * y), result(2 * y + 1), tile.pitch, rows, count);
-      } else {
-        for (int64_t x = 0; x < phases_across; ++x)
-          for (int64_t i = 0; i < rows; ++i)
-            for (int64_t j = 0; x + j * step < count; ++j)
-              to[i * to_step + x + j * step] = result(y * phases_across + x)[i * tile.pitch + j];
-      }
-    }
-  }
-};
-
 void input_gradient_plane(const Convolution& conv, const Reach& depth, InputTile& own, int64_t phases_across,
                           int64_t index, const float* dy, const float* w, float* dx) {
-  const int64_t z = index % conv.in[kZ], group = index / conv.in[kZ] % conv.groups, image = index / conv.in[kZ] / conv.groups;
+  const int64_t z = index % conv.in[kZ], group = index / conv.in[kZ] % conv.groups,
+      image = index / conv.in[kZ] / conv.groups;
   const int64_t taps = conv.kernel[kY] * conv.kernel[kX], out = conv.out[kY] * conv.out[kX];
   bool fresh = true;
   for (int64_t channel = group * conv.out_channels; channel < (group + 1) * conv.out_channels; ++channel)
@@ -444,7 +367,8 @@ void input_gradient(const Convolution& conv, const float* dy, const float* w, fl
   const int64_t planes = conv.batch * conv.groups * conv.in[kZ];
   const int64_t elements = cut.tile_rows * cut.tile_columns * down.count() * across.count();
   over_tiles(cut, planes, elements, parallel, [&](int64_t index) { return InputTile(conv, down, across, cut, index); },
-             [&](InputTile& own, int64_t plane) { input_gradient_plane(conv, depth, own, across.count(), plane, dy, w, dx); });
+             [&](InputTile& own, int64_t plane) { input_gradient_plane(conv, depth, own, across.count(), plane, dy, w,
+                 dx); });
 }
 
 // ---- which convolutions --------------------------------------------------------------------------

@@ -13,6 +13,10 @@
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
+constexpr int kZ = 0, kY = 1, kX = 2;  // axes of a convolution
+
+inline int64_t pieces(int64_t size, int64_t piece) { return (size + piece - 1) / piece; }
+
 // One axis of a tile: `grid` positions, which read the source at base + position · step + offset of
 // a tap. Places of the source are held apart by their remainder modulo the step, their phase, so
 // that positions side by side read places side by side.
@@ -68,7 +72,8 @@ struct Tile {
         copy_rows(copy + part.to, pitch, source + part.from, rows.step * columns.size, part.rows, part.count);
     } else if (columns.step == 2 && columns.phases == 2) {
       for (const Part& part : parts)
-        split_rows(copy + part.to, copy + part.odd, pitch, source + part.from, rows.step * columns.size, part.rows, part.count);
+        split_rows(copy + part.to, copy + part.odd, pitch, source + part.from, rows.step * columns.size, part.rows,
+            part.count);
     } else {
       for (const Part& part : parts)
         for (int64_t row = 0; row < part.rows; ++row)
@@ -91,7 +96,8 @@ struct Tile {
     const int64_t together = rows.phases > 1 && columns.size >= kWide ? 1 : rows.length;
     for (int64_t begin = 0; begin < rows.length; begin += together)
       for (int64_t phase = 0; phase < rows.phases; ++phase) {
-        const int64_t low = std::max(begin, rows.low(phase)), count = std::min(begin + together, rows.high(phase)) - low;
+        const int64_t low = std::max(begin, rows.low(phase)), count = std::min(begin + together,
+            rows.high(phase)) - low;
         const int64_t from = (rows.base + phase + low * rows.step) * columns.size;
         if (count > 0) find_columns(place(phase, 0) + low * pitch, from, count);
       }

@@ -30,7 +30,8 @@ struct Occurrences {
       row[i] = given < 0 ? given + size : given;
     }
     std::iota(positions.begin(), positions.end(), int64_t{0});
-    std::sort(positions.begin(), positions.end(), [&](int64_t a, int64_t b) { return row[a] != row[b] ? row[a] < row[b] : a < b; });
+    std::sort(positions.begin(), positions.end(),
+              [&](int64_t a, int64_t b) { return row[a] != row[b] ? row[a] < row[b] : a < b; });
     for (size_t i = 0; i < positions.size(); ++i)
       if (i == 0 || row[positions[i]] != rows.back()) {
         rows.push_back(row[positions[i]]);
@@ -41,7 +42,8 @@ struct Occurrences {
 };
 
 // Writes the columns [column, column + count) of the rows [first, last).
-void fill(const Occurrences& found, const float* dy, float* table, int64_t width, int64_t first, int64_t last, int64_t column, int64_t count) {
+void fill(const Occurrences& found, const float* dy, float* table, int64_t width, int64_t first, int64_t last,
+          int64_t column, int64_t count) {
   size_t next = std::lower_bound(found.rows.begin(), found.rows.end(), first) - found.rows.begin();
   for (int64_t row = first; row < last; ++row) {
     float* to = table + row * width + column;

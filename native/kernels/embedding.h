@@ -9,7 +9,8 @@ namespace onnxtrain {
 
 struct Embedding {
   // to = Σ from[position · stride …], `width` elements of each of `count` rows, in their order.
-  void (*sum_rows)(const float* from, const int64_t* positions, int64_t count, int64_t stride, int64_t width, float* to);
+  void (*sum_rows)(const float* from, const int64_t* positions, int64_t count, int64_t stride, int64_t width,
+                   float* to);
 };
 
 ONNXTRAIN_TABLE(Embedding, kEmbedding, embedding)

@@ -4,8 +4,9 @@
 //
 // The classes are axis 1 of the scores. Attributes: has_weight; reduction (0 none, 1 mean, 2 sum);
 // has_ignored and ignored, a label that does not count; has_total: the sum of the logarithm of the
-// softmax over the classes, at each label, is wanted too, as smoothed labels need it. The statistics of each label are the largest
-// score and one over the sum of exp(score - largest): the gradient computes the softmax from them.
+// softmax over the classes, at each label, is wanted too, as smoothed labels need it. The statistics
+// of each label are the largest score and one over the sum of exp(score - largest): the gradient
+// computes the softmax from them.
 #include "loss.h"
 
 #include <algorithm>
@@ -173,7 +174,8 @@ struct SoftmaxCrossEntropyGrad : CrossEntropy {
     const Problem of = problem(scores, labels, has_weight ? run.input(4) : Tensor());
     const Labels label(labels);
     require(saved.elements == 2 * of.count, "what the cross entropy saved has another size");
-    require(dloss.elements == (reduction == kNone ? of.count : 1), "the gradient of the loss has another size than the loss");
+    require(dloss.elements == (reduction == kNone ? of.count : 1),
+            "the gradient of the loss has another size than the loss");
     const float* largest = saved.floats();
     const std::vector<float> factor = factors(of, label, dloss.floats());
     const Tensor dtotal = has_total ? run.input(known) : Tensor();
@@ -210,7 +212,8 @@ struct SoftmaxCrossEntropyGrad : CrossEntropy {
     factor += first;
     offset += first;
     const auto is_zero = [](float each) { return each == 0.0f; };
-    if (std::all_of(factor, factor + width, is_zero) && std::all_of(offset, offset + width, is_zero)) {  // ignored labels
+    // As those of ignored labels are.
+    if (std::all_of(factor, factor + width, is_zero) && std::all_of(offset, offset + width, is_zero)) {
       for (int64_t c = 0; c < part.classes; ++c) std::fill_n(dx + c * part.stride, width, 0.0f);
       return;
     }
@@ -234,7 +237,8 @@ struct RowGradient : Kernel {
     Tensor dx = run.output(0, dy.shape);
     if (dx.elements == 0) return;
     float* to = dx.floats();
-    const int64_t classes = dy.shape.back(), rows = dy.elements / classes, some = std::max<int64_t>(1, kChunk / classes);
+    const int64_t classes = dy.shape.back(), rows = dy.elements / classes;
+    const int64_t some = std::max<int64_t>(1, kChunk / classes);
     run.parallel((rows + some - 1) / some, [&](int64_t chunk) {
       for (int64_t row = chunk * some; row < std::min(rows, (chunk + 1) * some); ++row)
         (softmax().*of_row)(from + row * classes, other + row * classes, to + row * classes, classes);

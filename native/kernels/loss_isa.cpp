@@ -61,7 +61,8 @@ void row_statistics(const float* x, int64_t classes, float& largest, float& sum)
   const auto scores = [&](int64_t i, int64_t count) { return take(x + i, count, -kInfinity); };
   largest = largest_lane(reduce(classes, broadcast(-kInfinity), scores, vmax));
   const Vector shift = broadcast(largest);
-  sum = sum_of_lanes(reduce(classes, Vector{}, [&](int64_t i, int64_t count) { return vexp(scores(i, count) - shift); }, add));
+  const auto exponentials = [&](int64_t i, int64_t count) { return vexp(scores(i, count) - shift); };
+  sum = sum_of_lanes(reduce(classes, Vector{}, exponentials, add));
 }
 
 void scale_row(const float* x, int64_t classes, float largest, float factor, float offset, float* dx) {
@@ -86,8 +87,8 @@ void softmax_grad(const float* dy, const float* y, float* dx, int64_t classes) {
 }
 
 void log_softmax_grad(const float* dy, const float* y, float* dx, int64_t classes) {
-  const Vector sum =
-      broadcast(sum_of_lanes(reduce(classes, Vector{}, [&](int64_t i, int64_t count) { return take(dy + i, count, 0.0f); }, add)));
+  const auto gradients = [&](int64_t i, int64_t count) { return take(dy + i, count, 0.0f); };
+  const Vector sum = broadcast(sum_of_lanes(reduce(classes, Vector{}, gradients, add)));
   each_vector(classes, [&](int64_t i, int64_t count) {
     put(dx + i, take(dy + i, count, 0.0f) - vexp(take(y + i, count, 0.0f)) * sum, count);
   });

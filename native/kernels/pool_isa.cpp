@@ -9,7 +9,6 @@
 namespace onnxtrain::ONNXTRAIN_ISA {
 namespace {
 
-constexpr int kZ = 0, kY = 1, kX = 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Elements of x that a task reads at least.
 constexpr int64_t kTaskElements = int64_t{1} << 16;
@@ -38,7 +37,8 @@ void over_planes(const Convolution& pool, const Parallel& parallel, const Work& 
 // ---- one window at a time ------------------------------------------------------------------------
 
 // Adds a gradient to the first maximum of a window; a window of nothing but NaN has none.
-void add_to_maximum(const Convolution& pool, int64_t z, int64_t y, int64_t x, const float* from, float gradient, float* to) {
+void add_to_maximum(const Convolution& pool, int64_t z, int64_t y, int64_t x, const float* from, float gradient,
+    float* to) {
   int64_t found = -1;
   float best = -kInfinity;
   for (int64_t i = 0; i < pool.kernel[kZ]; ++i)
@@ -70,7 +70,8 @@ void each_window(const Convolution& pool, const float* x, const float* dy, float
 
 // Goes through the taps of kCount vectors of windows, and keeps the best number and its tap.
 template <int kCount>
-inline void compare_taps(const float* copy, const int64_t* places, int64_t taps, int first_tap, float* bests, int* winners,
+inline void compare_taps(const float* copy, const int64_t* places, int64_t taps, int first_tap, float* bests,
+    int* winners,
                          bool fresh) {
   Vector best[kCount];
   Indices winner[kCount];
@@ -108,13 +109,15 @@ struct MaxTile {
   float *copy, *bests;
 
   MaxTile(const Convolution& pool, const Cut& cut, int64_t index)
-      : tile(axis(pool, kY, cut.first_row(index), cut.rows_of(index)), axis(pool, kX, cut.first_column(index), cut.columns_of(index))),
+      : tile(axis(pool, kY, cut.first_row(index), cut.rows_of(index)), axis(pool, kX, cut.first_column(index),
+          cut.columns_of(index))),
         row(cut.first_row(index)), column(cut.first_column(index)),
         winners(static_cast<size_t>(tile.result_floats())),
         copy(copy_memory.filled(tile.floats(), std::numeric_limits<float>::quiet_NaN())),
         bests(best_memory.zeroed(tile.result_floats())) {
     for (int64_t y = 0; y < pool.kernel[kY]; ++y)
-      for (int64_t x = 0; x < pool.kernel[kX]; ++x) places.push_back(tile.place(y * pool.dilation[kY], x * pool.dilation[kX]));
+      for (int64_t x = 0; x < pool.kernel[kX]; ++x) places.push_back(tile.place(y * pool.dilation[kY],
+          x * pool.dilation[kX]));
   }
 
   // Finds the winning tap of each window at depth z of a volume.
@@ -132,7 +135,8 @@ struct MaxTile {
   }
 
   // Adds the gradients of its windows where they won.
-  void add(const Convolution& pool, const std::vector<int64_t>& offsets, int64_t z, const float* volume, const float* gradients,
+  void add(const Convolution& pool, const std::vector<int64_t>& offsets, int64_t z, const float* volume,
+      const float* gradients,
            float* to) const {
     for (int64_t i = 0; i < tile.rows.grid; ++i) {
       const int64_t y = row + i, at = (position(pool, kZ, z, 0) * pool.in[kY] + position(pool, kY, y, 0)) * pool.in[kX];
@@ -174,7 +178,8 @@ std::vector<int64_t> offsets_of(const Convolution& pool) {
   for (int64_t i = 0; i < pool.kernel[kZ]; ++i)
     for (int64_t j = 0; j < pool.kernel[kY]; ++j)
       for (int64_t k = 0; k < pool.kernel[kX]; ++k)
-        offsets.push_back((i * pool.dilation[kZ] * pool.in[kY] + j * pool.dilation[kY]) * pool.in[kX] + k * pool.dilation[kX]);
+        offsets.push_back((i * pool.dilation[kZ] * pool.in[kY] + j * pool.dilation[kY]) * pool.in[kX] +
+                          k * pool.dilation[kX]);
   return offsets;
 }
 
@@ -216,7 +221,8 @@ inline void write_joined(float* to, typename Own::Type even, typename Own::Type 
 
 // The windows of two rows of x.
 template <class Own>
-[[gnu::always_inline]] inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64_t count, float* dx) {
+[[gnu::always_inline]] inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64_t count,
+    float* dx) {
   constexpr int kWidth = WidthOf<Own>::value;
   using Row = typename Own::Type;
   const auto split = [](const float* from, Row& even, Row& odd) {

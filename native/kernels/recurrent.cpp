@@ -99,7 +99,8 @@ class Recurrent : public Kernel {
  private:
   static const int32_t* lengths(const Tensor& given, const Shapes& shapes) {
     if (!given.exists()) return nullptr;
-    require(given.type == kInt32 && given.shape == Shape{shapes.x[1]}, "sequence_lens is a vector of int32, one for each sequence");
+    require(given.type == kInt32 && given.shape == Shape{shapes.x[1]},
+            "sequence_lens is a vector of int32, one for each sequence");
     const auto* values = static_cast<const int32_t*>(given.data);
     for (int64_t i = 0; i < given.elements; ++i)
       require(values[i] >= 0 && values[i] <= shapes.x[0], "a length is negative or greater than the number of steps");
@@ -124,8 +125,9 @@ struct Forward : Recurrent {
     if (out[kResultSaved].exists() && (layer.lengths != nullptr || layer.hidden % kSavedUnits != 0))
       std::fill_n(out[kResultSaved].floats(), out[kResultSaved].elements, 0.0f);
     std::vector<float> y, saved;
+    float* const y_c = layer.cell == Cell::lstm ? floats_or_null(out[kResultC]) : nullptr;
     recurrence().forward(layer, {room(out[kResultY], shapes.y, y), room(out[kResultSaved], shapes.saved, saved),
-                                 floats_or_null(out[kResultH]), layer.cell == Cell::lstm ? floats_or_null(out[kResultC]) : nullptr},
+                                 floats_or_null(out[kResultH]), y_c},
                          run.in_parallel());
   }
 
@@ -148,7 +150,8 @@ struct Backward : Recurrent {
     require_shape(in[kDy], shapes.y, false, "the gradient of Y has another shape than Y");
     require_shape(in[kDyH], shapes.state, false, "the gradient of Y_h has another shape than Y_h");
     require_shape(in[kDyC], shapes.state, false, "the gradient of Y_c has another shape than Y_c");
-    require_shape(in[kSaved], shapes.saved, saved_of(layer.cell) > 0, "what the forward pass saved has another shape than X and R ask for");
+    require_shape(in[kSaved], shapes.saved, saved_of(layer.cell) > 0,
+                  "what the forward pass saved has another shape than X and R ask for");
     Outputs out = outputs(run, kP + 1, [&](int64_t role) -> Shape {
       switch (role) {
         case kX: return shapes.x;

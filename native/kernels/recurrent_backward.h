@@ -58,7 +58,8 @@ class BackwardPass {
     const bool linear = cell_ == Cell::gru_linear, bias = io_.dbias != nullptr;
     if (io_.dw != nullptr || bias) input_sums_.emplace(0, at_.gates(), inputs, bias, at_.blocks(), rows);
     if (io_.dr != nullptr || (bias && linear))
-      state_sums_.emplace(linear ? 1 : 0, cell_ == Cell::gru ? 2 : at_.gates(), hidden, bias && linear, at_.blocks(), rows);
+      state_sums_.emplace(linear ? 1 : 0, cell_ == Cell::gru ? 2 : at_.gates(), hidden, bias && linear, at_.blocks(),
+                          rows);
     if (io_.dr != nullptr && cell_ == Cell::gru) kept_sums_.emplace(2, 1, hidden, false, at_.blocks(), rows);
   }
 
@@ -294,7 +295,8 @@ class BackwardPass {
     if (io_.d_initial_c != nullptr)
       std::copy_n(dc_.data(), rows_.batch * at_.hidden(), io_.d_initial_c + at_.state_row(0));
     parallel_(rows_.tiles, [&](int64_t tile) {
-      for (int64_t block = 0; io_.dx != nullptr && block < blocks_of(at_.layer.inputs); ++block) write_dx(0, tile, block);
+      const int64_t input_blocks = io_.dx == nullptr ? 0 : blocks_of(at_.layer.inputs);
+      for (int64_t block = 0; block < input_blocks; ++block) write_dx(0, tile, block);
       for (int64_t block = 0; io_.d_initial_h != nullptr && block < at_.blocks(); ++block) write_dh(tile, block);
     });
   }
@@ -331,7 +333,8 @@ class BackwardPass {
     const float* h = valid ? at_.h_before(io_.y, position, b) : nullptr;
     const auto as_it_is = [](int64_t) { return 1.0f; };
     const auto reset = [&](int64_t unit) { return io_.saved[at_.saved_at(time, b, 1, unit)]; };
-    if (input_sums_) input_sums_->put(row, valid ? layer.x + (time * layer.batch + b) * layer.inputs : nullptr, as_it_is);
+    const float* x = valid ? layer.x + (time * layer.batch + b) * layer.inputs : nullptr;
+    if (input_sums_) input_sums_->put(row, x, as_it_is);
     if (state_sums_) state_sums_->put(row, h, as_it_is);
     if (kept_sums_) kept_sums_->put(row, h, reset);
   }
@@ -341,11 +344,13 @@ class BackwardPass {
     const bool linear = cell_ == Cell::gru_linear;
     for (int64_t gate = 0; gate < at_.gates(); ++gate) {
       const int64_t input_slot = linear ? (gate + 1) % 3 : gate, state_slot = linear ? gate + 1 : gate;
-      const bool kept = cell_ == Cell::gru && gate == 2;
+      const int64_t matrix = at_.index * at_.gates() + gate;
       if (io_.dw != nullptr)
-        input_sums_->write(input_slot, hidden, io_.dw + (at_.w() - at_.layer.w) + gate * hidden * at_.layer.inputs, parallel_);
-      if (io_.dr != nullptr)
-        (kept ? kept_sums_ : state_sums_)->write(state_slot, hidden, io_.dr + (at_.r() - at_.layer.r) + gate * hidden * hidden, parallel_);
+        input_sums_->write(input_slot, hidden, io_.dw + matrix * hidden * at_.layer.inputs, parallel_);
+      if (io_.dr != nullptr) {
+        const WeightSums& sums = cell_ == Cell::gru && gate == 2 ? *kept_sums_ : *state_sums_;
+        sums.write(state_slot, hidden, io_.dr + matrix * hidden * hidden, parallel_);
+      }
       if (io_.dbias == nullptr) continue;
       float* bias = io_.dbias + at_.index * 2 * at_.gates() * hidden + gate * hidden;
       input_sums_->write_bias(input_slot, hidden, bias);

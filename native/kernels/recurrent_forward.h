@@ -76,7 +76,9 @@ class ForwardPass {
   }
 
   // The packed input of a step and the state before it.
-  float* left(int64_t position, int64_t tile) const { return rows_.packed(position % 2 == 0 ? even_ : odd_, tile, depth_); }
+  float* left(int64_t position, int64_t tile) const {
+    return rows_.packed(position % 2 == 0 ? even_ : odd_, tile, depth_);
+  }
   float* state(int64_t position, int64_t tile) const { return left(position, tile) + at_.layer.inputs * rows_.height; }
 
   // The products of inputs and states with a gate's weights, both or one of them.

@@ -110,7 +110,8 @@ class RightPanels {
 
   // Packs a matrix into the panels, from a depth on; columns that a panel has beyond the last stay zero. Rows of
   // the matrix lie along the columns, or, if `transposed`, along the depth.
-  void pack(int64_t from, const float* matrix, int64_t depth, int64_t row, bool transposed, const Parallel& parallel) const {
+  void pack(int64_t from, const float* matrix, int64_t depth, int64_t row, bool transposed,
+            const Parallel& parallel) const {
     parallel(blocks_of(columns_), [&](int64_t block) {
       const int64_t first = block * kColumns, count = std::min<int64_t>(kColumns, columns_ - first);
       const float* source = matrix + first * (transposed ? row : 1);
@@ -204,12 +205,16 @@ struct Direction {
   // Parts of what the layer was given.
   const float* w() const { return layer.w + index * gates() * layer.hidden * layer.inputs; }
   const float* r() const { return layer.r + index * gates() * layer.hidden * layer.hidden; }
-  const float* bias() const { return layer.bias == nullptr ? nullptr : layer.bias + index * 2 * gates() * layer.hidden; }
+  const float* bias() const {
+    return layer.bias == nullptr ? nullptr : layer.bias + index * 2 * gates() * layer.hidden;
+  }
   const float* peepholes(int64_t gate) const {
     return layer.peepholes == nullptr ? nullptr : layer.peepholes + (index * 3 + gate) * layer.hidden;
   }
   // Rows of sequences and of states.
-  int64_t y_row(int64_t time, int64_t b) const { return ((time * layer.directions + index) * layer.batch + b) * layer.hidden; }
+  int64_t y_row(int64_t time, int64_t b) const {
+    return ((time * layer.directions + index) * layer.batch + b) * layer.hidden;
+  }
   // One of the vectors that a step saves, from a unit on: until the end of its block.
   int64_t saved_at(int64_t time, int64_t b, int64_t part, int64_t unit) const {
     const int64_t block = (index * layer.steps + time) * ceil_divide(layer.hidden, kSavedUnits) + unit / kSavedUnits;

@@ -55,7 +55,8 @@ class WeightSums {
       TileValues values;
       for (int64_t k = 0; k < rows; k += kDepth)
         for (int64_t tile = 0; tile < tiles_; ++tile) {
-          product_(std::min(kDepth, rows - k), left_.data() + (tile * rows_ + k) * height_, right + k * kColumns, values);
+          const float* left = left_.data() + (tile * rows_ + k) * height_;
+          product_(std::min(kDepth, rows - k), left, right + k * kColumns, values);
           float* sum = sums_.data() + (task * tiles_ + tile) * height_ * kColumns;
           for (int64_t i = 0; i < height_ * kColumns; ++i) sum[i] += values.data[i];
         }

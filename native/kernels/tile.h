@@ -12,7 +12,8 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 // B is a panel [depth][kWidth · kLanes]. A comes in blocks of kLanes along the depth, a_block apart:
 // its element at row i and depth k of a block is a[i · kRowStep + k · kDepthStep].
 template <int kHeight, int kWidth, int kRowStep, int kDepthStep>
-inline void add_tile(int64_t depth, const float* a, int64_t a_block, const float* b, float* c, int64_t stride, bool fresh) {
+inline void add_tile(int64_t depth, const float* a, int64_t a_block, const float* b, float* c, int64_t stride,
+    bool fresh) {
   Vector sum[kHeight][kWidth];
 #pragma GCC unroll 16
   for (int i = 0; i < kHeight; ++i)

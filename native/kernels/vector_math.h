@@ -144,7 +144,9 @@ inline Vector small_log1p(Vector e) {
 }
 
 // log(1 + exp(x))
-inline Vector vsoftplus(Vector x) { return vmax(x, Vector{}) + small_log1p(small_exp(vmax(-vabs(x), broadcast(-87.0f)))); }
+inline Vector vsoftplus(Vector x) {
+  return vmax(x, Vector{}) + small_log1p(small_exp(vmax(-vabs(x), broadcast(-87.0f))));
+}
 
 // The standard normal distribution: its density and the probability of less than x.
 struct Normal {

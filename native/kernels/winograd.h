@@ -116,7 +116,8 @@ inline void gather(const Image& image, const float* x, int64_t channels, const R
       continue;
     }
     std::fill_n(to, begin * kLanes, 0.0f);
-    transpose_lines(from + y * image.width + left + begin, image.plane(), channels, end - begin, to + begin * kLanes, kLanes);
+    transpose_lines(from + y * image.width + left + begin, image.plane(), channels, end - begin, to + begin * kLanes,
+        kLanes);
     std::fill_n(to + end * kLanes, (pitch - end) * kLanes, 0.0f);
   }
 }
@@ -158,7 +159,8 @@ inline void map_all_pixels(const float* pixels, const Rectangle& of, int64_t poi
         map_pixels(load(from + c * kLanes), load(from + pitch + c * kLanes), load(from + 2 * pitch + c * kLanes),
                    load(from + 3 * pitch + c * kLanes), half + c, 4);
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) map_pixels(half[4 * r], half[4 * r + 1], half[4 * r + 2], half[4 * r + 3], mapped + 4 * r, 1);
+      for (int r = 0; r < 4; ++r) map_pixels(half[4 * r], half[4 * r + 1], half[4 * r + 2], half[4 * r + 3], mapped +
+          4 * r, 1);
       float* to = place(tile);
 #pragma GCC unroll 16
       for (int p = 0; p < kPoints; ++p) store(to + p * point, mapped[p]);
@@ -242,7 +244,8 @@ struct Forward {
     const EvenCut cut(count, kRows);
     int64_t most = 0;
     for (const Rectangle& each : tiles) most = std::max(most, (2 * each.rows + 2) * (2 * each.columns + 2));
-    const Floats pixels(most * kLanes), points(kPoints * count * blocks * kLanes), sums(kPoints * kTogether * count * kColumns);
+    const Floats pixels(most * kLanes), points(kPoints * count * blocks * kLanes),
+        sums(kPoints * kTogether * count * kColumns);
     read(tiles, cut, pixels.get(), points.get());
     for (; panel < panel_end; panel += kTogether) {
       const int64_t end = std::min(panel + kTogether, panel_end);
@@ -287,7 +290,8 @@ struct Forward {
       }
   }
 
-  void write(const std::vector<Rectangle>& tiles, int64_t panel, const float* sums, int64_t point, float* pixels) const {
+  void write(const std::vector<Rectangle>& tiles, int64_t panel, const float* sums, int64_t point,
+      float* pixels) const {
     for (int64_t j = 0; j < weights.width(panel); j += kLanes) {
       const int64_t first = panel * kColumns + j, count = std::min<int64_t>(kLanes, weights.out - first);
       const Vector added = bias != nullptr ? load_first(bias + first, count) : Vector{};
@@ -322,11 +326,13 @@ struct Forward {
 inline void convolve(const Image& in, const Image& out, const Weights& weights, int64_t batch, const float* x,
                      const float* bias, float* y, bool rounded, const Parallel& parallel) {
   const Floats mapped(weights.mapped_size());
-  parallel(weights.panels(), [&](int64_t panel) { weights.map(panel, mapped.get() + kPoints * weights.in * panel * kColumns, rounded); });
+  parallel(weights.panels(), [&](int64_t panel) { weights.map(panel, mapped.get() +
+      kPoints * weights.in * panel * kColumns, rounded); });
   // Mapped pixels of a block stay in the second cache.
   const int64_t most = std::max<int64_t>(64, std::min<int64_t>(112, 7168 / std::max<int64_t>(1, weights.in)));
   const Tiling tiling(batch, out.height, out.width, most);
-  const EvenCut outputs(weights.panels(), tiling.blocks.pieces >= 16 ? weights.panels() : std::max<int64_t>(1, 128 / kColumns));
+  const EvenCut outputs(weights.panels(), tiling.blocks.pieces >= 16 ? weights.panels() : std::max<int64_t>(1,
+      128 / kColumns));
   const Forward forward{in, out, weights, mapped.get(), x, bias, y, rounded};
   parallel(tiling.blocks.pieces * outputs.pieces, [&](int64_t task) {
     const int64_t own = task % outputs.pieces, first = outputs.begin(own);
@@ -360,13 +366,16 @@ struct WeightGradient {
   // Sets its part of sums[point][out][in].
   void run(const Range& of, float* sums) const {
     const int64_t most = tiling.most_tiles(), panels = of.panel_end - of.panel, lanes = of.lane_end - of.lane;
-    const Floats pixels(tiling.most_pixels() * kLanes), left(kPoints * lanes * most * kLanes), right(kPoints * panels * most * kColumns);
+    const Floats pixels(tiling.most_pixels() * kLanes), left(kPoints * lanes * most * kLanes),
+        right(kPoints * panels * most * kColumns);
     for (int64_t block = of.block; block < of.block_end; ++block) {
       const std::vector<Rectangle> tiles = tiling.of(block);
       const int64_t count = tiles_in(tiles);
-      for (int64_t i = 0; i < lanes; ++i) read_gradients(tiles, of.lane + i, pixels.get(), left.get() + i * count * kLanes, lanes * count * kLanes);
+      for (int64_t i = 0; i < lanes; ++i) read_gradients(tiles, of.lane + i, pixels.get(), left.get() +
+          i * count * kLanes, lanes * count * kLanes);
       for (int64_t i = 0; i < panels; ++i)
-        read_pixels(tiles, of.panel + i, count, pixels.get(), right.get() + i * count * kColumns, panels * count * kColumns);
+        read_pixels(tiles, of.panel + i, count, pixels.get(), right.get() + i * count * kColumns,
+            panels * count * kColumns);
       if (rounded) {
         for (int64_t i = 0; i < kPoints * lanes; ++i) round_rows(left.get() + i * count * kLanes, count, kLanes);
         for (int64_t i = 0; i < kPoints * panels; ++i) round_rows(right.get() + i * count * kColumns, count, kColumns);
@@ -378,17 +387,21 @@ struct WeightGradient {
   }
 
  private:
-  void read_gradients(const std::vector<Rectangle>& tiles, int64_t lane, float* pixels, float* to, int64_t point) const {
+  void read_gradients(const std::vector<Rectangle>& tiles, int64_t lane, float* pixels, float* to,
+      int64_t point) const {
     const Image image{out.height, out.width, out.batch_stride};
     for (const Rectangle& each : tiles) {
-      gather(image, dy + lane * kLanes * out.plane(), std::min<int64_t>(kLanes, out_channels - lane * kLanes), each, 2, pixels);
+      gather(image, dy + lane * kLanes * out.plane(), std::min<int64_t>(kLanes, out_channels - lane * kLanes), each,
+          2, pixels);
       map_all_gradients(pixels, each, point, [&](int64_t tile) { return to + tile * kLanes; });
     }
   }
 
-  void read_pixels(const std::vector<Rectangle>& tiles, int64_t panel, int64_t count, float* pixels, float* to, int64_t point) const {
+  void read_pixels(const std::vector<Rectangle>& tiles, int64_t panel, int64_t count, float* pixels, float* to,
+      int64_t point) const {
     for (int64_t j = 0; j < kColumns; j += kLanes) {
-      const int64_t first = panel * kColumns + j, channels = std::max<int64_t>(0, std::min<int64_t>(kLanes, in_channels - first));
+      const int64_t first = panel * kColumns + j, channels = std::max<int64_t>(0, std::min<int64_t>(kLanes,
+          in_channels - first));
       if (channels == 0) {
         for (int64_t p = 0; p < kPoints; ++p)
           for (int64_t t = 0; t < count; ++t) store(to + p * point + t * kColumns + j, Vector{});
@@ -408,7 +421,8 @@ struct WeightGradient {
         for (int64_t i = 0; i < kLanes; i += kGradientRows) {
           float* to = sums + (lane * kLanes + i) * padded_in() + panel * kColumns;
           if (rounded)
-            add_rounded_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes / 2, right, to, padded_in(), fresh);
+            add_rounded_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes / 2, right, to,
+                padded_in(), fresh);
           else
             add_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right, to, padded_in(), fresh);
         }
@@ -440,12 +454,15 @@ inline void collect_taps(const float* sums, int64_t point, int64_t parts, int64_
 }
 
 // The gradient with respect to the weights of one group.
-inline void convolve_weight_gradient(const Image& in, const Image& out, int64_t batch, int64_t in_channels, int64_t out_channels,
-                                     const float* x, const float* dy, float* dw, bool rounded, const Parallel& parallel) {
+inline void convolve_weight_gradient(const Image& in, const Image& out, int64_t batch, int64_t in_channels,
+    int64_t out_channels,
+                                     const float* x, const float* dy, float* dw, bool rounded,
+                                         const Parallel& parallel) {
   constexpr int64_t kChannels = 128, kTiles = 32, kTasks = 16, kMostFloats = int64_t{1} << 21;
   const Tiling tiling(batch, out.height, out.width, in_channels + out_channels <= 128 ? 2 * kTiles : kTiles);
   const WeightGradient gradient{in, out, tiling, x, dy, in_channels, out_channels, rounded};
-  const EvenCut panels(pieces_of(in_channels, kColumns), kChannels / kColumns), lanes(pieces_of(out_channels, kLanes), kChannels / kLanes);
+  const EvenCut panels(pieces_of(in_channels, kColumns), kChannels / kColumns), lanes(pieces_of(out_channels,
+      kLanes), kChannels / kLanes);
   // Where there are few channels, parts of the batch are summed apart.
   const int64_t size = gradient.points_size(), ranges = panels.pieces * lanes.pieces;
   const int64_t wanted = std::max<int64_t>(1, std::min({tiling.blocks.pieces, kTasks / ranges, kMostFloats / size}));
@@ -461,7 +478,8 @@ inline void convolve_weight_gradient(const Image& in, const Image& out, int64_t 
   parallel(rows.pieces, [&](int64_t piece) {
     for (int64_t o = rows.begin(piece); o < rows.begin(piece) + rows.length(piece); ++o)
       for (int64_t c = 0; c < in_channels; c += kLanes)
-        collect_taps(sums.get() + o * gradient.padded_in() + c, gradient.padded_out() * gradient.padded_in(), parts.pieces, size,
+        collect_taps(sums.get() + o * gradient.padded_in() + c, gradient.padded_out() * gradient.padded_in(),
+            parts.pieces, size,
                      std::min<int64_t>(kLanes, in_channels - c), dw + (o * in_channels + c) * 9);
   });
 }

@@ -73,6 +73,9 @@ CASES: dict[str, Case] = {
     ),
     "five_nodes": (FIVE_NODES, {"Gelu", "GeluGrad"}, F.gelu),
 }
+CLIP_ABOVE = [helper.make_node("Clip", ["x", "", "one"], ["y"])]
+CASES["clip_above"] = CLIP_ABOVE, {"ClipGrad"}, lambda x: x.clamp(max=1.0)
+CASES["clip_below"] = [node("Clip", "x low")], {"ClipGrad"}, lambda x: x.clamp(min=-0.5)
 SHAPES = [(1,), (0, 4), (3, 5), (2, 3, 7, 11), (50_000,)]
 
 

@@ -73,8 +73,9 @@ _MOST_AXES = 3  # that kernels know
 
 def _attributes(window: Window, groups: int) -> dict[str, Any] | None:
     """Return the attributes of the kernels; None where padding is known at run time only."""
-    pads = integers([*window.before, *window.after])
-    if pads is None or window.rank > _MOST_AXES:
+    ends = (*window.before, *window.after)
+    pads = [p for p in ends if isinstance(p, int)]
+    if len(pads) < len(ends) or window.rank > _MOST_AXES:
         return None
     return {
         "strides": window.strides, "dilations": window.dilations, "pads": pads, "group": groups
@@ -90,9 +91,13 @@ def _spread(
     attributes, sizes = _attributes(window, groups), integers(op.dims(like)[2:])
     if attributes is None:
         return write()[0]
-    if sizes is not None:  # batch and channels are those of the inputs
-        return op.kernel("ConvGradInput", [small, w], write, sizes=sizes, **attributes)[0]
-    return op.kernel("ConvGradInput", [small, w, op.shape_of(like)], write, **attributes)[0]
+    inputs = [small, w]
+    if sizes is None:
+        inputs.append(op.shape_of(like))
+    else:  # batch and channels are those of the inputs
+        attributes["sizes"] = sizes
+    found: list[ir.Value] = op.kernel("ConvGradInput", inputs, write, **attributes)
+    return found[0]
 
 
 def _gather(
@@ -104,7 +109,8 @@ def _gather(
     attributes = _attributes(window, groups)
     if attributes is None:
         return write()[0]
-    return op.kernel("Conv", [large, w], write, **attributes)[0]
+    found: list[ir.Value] = op.kernel("Conv", [large, w], write, **attributes)
+    return found[0]
 
 
 def _correlate(
@@ -116,9 +122,9 @@ def _correlate(
     attributes = _attributes(window, groups)
     if attributes is None:
         return write()[0]
-    return op.kernel(
-        "ConvGradWeight", [large, small], write, kernel_shape=window.kernel, **attributes
-    )[0]
+    attributes["kernel_shape"] = window.kernel
+    found: list[ir.Value] = op.kernel("ConvGradWeight", [large, small], write, **attributes)
+    return found[0]
 
 
 def _bias_of(node: ir.Node) -> ir.Value | None:
