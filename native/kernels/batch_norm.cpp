@@ -1,8 +1,8 @@
 // BatchNorm(x, scale, bias, what is added to y if has_residual=1) -> y, mean, variance, an empty
 // tensor in place of x - mean, and mean and variance with as many axes as x;
 // BatchNormGrad(dy, x, scale, bias, mean, variance) -> dx, dscale, dbias; with frozen=1 the statistics
-// are given ones. Outputs at the end may be left out. Attributes: epsilon; clipped=1 with low and high if y is clipped behind it, where the
-// gradient passes between the bounds only.
+// are given ones. Outputs at the end may be left out. Attributes: epsilon; clipped=1 with low and high
+// if y is clipped behind it, where the gradient passes between the bounds only.
 #include "batch_norm.h"
 
 #include <algorithm>
@@ -17,7 +17,8 @@ struct Settings {
   bool clipped;
 
   explicit Settings(const Attributes& of)
-      : epsilon(of.number("epsilon", 1e-5f)), low(of.number("low", 0)), high(of.number("high", 0)), clipped(of.integer("clipped", 0) != 0) {}
+      : epsilon(of.number("epsilon", 1e-5f)), low(of.number("low", 0)), high(of.number("high", 0)),
+        clipped(of.integer("clipped", 0) != 0) {}
 
   BatchNormShape shape_of(const Tensor& x) const {
     require(x.shape.size() >= 2, "BatchNormalization needs a batch and channels");
@@ -28,7 +29,8 @@ struct Settings {
 };
 
 const float* per_channel(const Tensor& given, const BatchNormShape& shape) {
-  require(given.shape.size() == 1 && given.elements == shape.channels, "scale, bias, mean or variance have another size than the channels");
+  require(given.shape.size() == 1 && given.elements == shape.channels,
+          "scale, bias, mean or variance have another size than the channels");
   return given.floats();
 }
 
@@ -57,7 +59,9 @@ struct BatchNorm : Kernel {
     const Tensor residual = has_residual ? run.input(3) : Tensor();
     require(!has_residual || residual.shape == x.shape, "the residual has another shape than the input");
     const float* added = has_residual ? residual.floats() : nullptr;
-    batch_norm().forward(shape, {x.floats(), per_channel(scale, shape), per_channel(bias, shape), added, y.floats(), mean.data, variance.data}, run.in_parallel());
+    const BatchNormForward of{x.floats(), per_channel(scale, shape), per_channel(bias, shape), added,
+                              y.floats(), mean.data, variance.data};
+    batch_norm().forward(shape, of, run.in_parallel());
     Shape with_axes(x.shape.size(), 1);
     with_axes[1] = shape.channels;
     if (run.output_count() > 4) std::copy_n(mean.data, shape.channels, run.output(4, with_axes).floats());
@@ -77,7 +81,9 @@ struct BatchNormGrad : Kernel {
     require(dy.shape == x.shape, "the gradient has another shape than the input");
     Tensor dx = run.output(0, x.shape);
     ChannelOutput dscale(run, 1, shape), dbias(run, 2, shape);
-    const BatchNormBackward of{dy.floats(), x.floats(), per_channel(scale, shape), per_channel(bias, shape), per_channel(mean, shape), per_channel(variance, shape), of_batch, dx.floats(), dscale.data, dbias.data};
+    const BatchNormBackward of{dy.floats(), x.floats(), per_channel(scale, shape), per_channel(bias, shape),
+                               per_channel(mean, shape), per_channel(variance, shape), of_batch,
+                               dx.floats(), dscale.data, dbias.data};
     batch_norm().backward(shape, of, run.in_parallel());
   }
 };

@@ -161,7 +161,8 @@ class RowSums {
     std::fill(sums_.begin(), sums_.end(), 0.0);
     for (int64_t begin = 0; begin < samples; begin += kRowsPerSum) {
       std::fill(single_.begin(), single_.end(), 0.0f);
-      for (int64_t sample = begin; sample < std::min(samples, begin + kRowsPerSum); ++sample) add(sample, single_.data());
+      const int64_t end = std::min(samples, begin + kRowsPerSum);
+      for (int64_t sample = begin; sample < end; ++sample) add(sample, single_.data());
       for (size_t i = 0; i < sums_.size(); ++i) sums_[i] += single_[i];
     }
   }

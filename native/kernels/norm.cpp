@@ -46,12 +46,14 @@ struct RowNorm : Kernel {
   float epsilon;
   int64_t axis;
   bool has_mean;
-  RowNorm(const Attributes& of, bool with_mean) : epsilon(of.number("epsilon", 1e-5f)), axis(of.integer("axis", -1)), has_mean(with_mean) {}
+  RowNorm(const Attributes& of, bool with_mean)
+      : epsilon(of.number("epsilon", 1e-5f)), axis(of.integer("axis", -1)), has_mean(with_mean) {}
 };
 
 struct LayerNorm : RowNorm {
   bool has_bias;
-  explicit LayerNorm(const Attributes& of, bool with_mean = true) : RowNorm(of, with_mean), has_bias(of.integer("has_bias", 0) != 0) {}
+  explicit LayerNorm(const Attributes& of, bool with_mean = true)
+      : RowNorm(of, with_mean), has_bias(of.integer("has_bias", 0) != 0) {}
   void run(Run& run) const override {
     require(run.input_count() >= (has_bias ? 3u : 2u), "normalization needs x, a scale and perhaps a bias");
     const Tensor x = run.input(0), scale = run.input(1);
@@ -72,11 +74,13 @@ struct LayerNorm : RowNorm {
 struct LayerNormGrad : RowNorm {
   explicit LayerNormGrad(const Attributes& of, bool with_mean = true) : RowNorm(of, with_mean) {}
   void run(Run& run) const override {
-    require(run.input_count() >= (has_mean ? 5u : 3u), has_mean ? "LayerNormGrad needs 5 inputs" : "RMSNormGrad needs 3 inputs");
+    require(run.input_count() >= (has_mean ? 5u : 3u),
+            has_mean ? "LayerNormGrad needs 5 inputs" : "RMSNormGrad needs 3 inputs");
     const Tensor dy = run.input(0), x = run.input(1), scale = run.input(2);
     const Rows rows(x, axis);
     require(dy.shape == x.shape, "the gradient has another shape than the input");
-    RowNormBackward of{rows.count, rows.width, epsilon, dy.floats(), x.floats(), rows.along(scale), nullptr, nullptr, nullptr, nullptr, nullptr};
+    RowNormBackward of{rows.count, rows.width, epsilon, dy.floats(), x.floats(), rows.along(scale),
+                       nullptr, nullptr, nullptr, nullptr, nullptr};
     const Tensor mean = has_mean ? run.input(3) : Tensor(), inverse = has_mean ? run.input(4) : Tensor();
     if (has_mean) of.mean = rows.across(mean), of.inverse = rows.across(inverse);
     of.dx = run.output(0, x.shape).floats();
@@ -98,7 +102,9 @@ struct Groups : Kernel {
   float epsilon;
   int64_t groups;
   bool per_channel;
-  explicit Groups(const Attributes& of) : epsilon(of.number("epsilon", 1e-5f)), groups(of.integer("groups", 0)), per_channel(of.integer("per_channel", 1) != 0) {}
+  explicit Groups(const Attributes& of)
+      : epsilon(of.number("epsilon", 1e-5f)), groups(of.integer("groups", 0)),
+        per_channel(of.integer("per_channel", 1) != 0) {}
 
   GroupNormShape shape_of(const Tensor& x) const {
     require(x.shape.size() >= 2, "normalization over channels needs a batch and channels");

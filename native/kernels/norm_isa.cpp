@@ -159,7 +159,8 @@ void row_backward(const RowNormBackward& of, const Parallel& parallel) {
   const int64_t tasks = divide_up(of.rows, together);
   std::vector<double> sums(2 * of.width * std::max<int64_t>(1, tasks));
   parallel(tasks, [&](int64_t task) {
-    differentiate_task(of, task * together, std::min(of.rows, (task + 1) * together), sums.data() + 2 * of.width * task);
+    const int64_t begin = task * together, end = std::min(of.rows, begin + together);
+    differentiate_task(of, begin, end, sums.data() + 2 * of.width * task);
   });
   // A row of one element is its own mean, whatever it is: no rounding is left of its gradient.
   if (of.width == 1 && of.mean != nullptr) std::fill_n(of.dx, of.rows, 0.0f);
@@ -211,11 +212,13 @@ void normalize_group(const GroupNormShape& shape, const GroupNormForward& of, in
 }
 
 void group_forward(const GroupNormShape& shape, const GroupNormForward& of, const Parallel& parallel) {
-  for_groups(shape, parallel, [&](int64_t, int64_t group, int64_t offset) { normalize_group(shape, of, group, offset); });
+  for_groups(shape, parallel,
+             [&](int64_t, int64_t group, int64_t offset) { normalize_group(shape, of, group, offset); });
 }
 
 // Writes dx of a group, and what it has for scale and bias, one number for each channel.
-void differentiate_group(const GroupNormShape& shape, const GroupNormBackward& of, int64_t group, int64_t offset, float* dscale, float* dbias) {
+void differentiate_group(const GroupNormShape& shape, const GroupNormBackward& of, int64_t group, int64_t offset,
+                         float* dscale, float* dbias) {
   const GroupStatistics with(shape, of.x + offset);
   const float mean = with.mean, inverse = with.inverse;
   double average = 0, slope = 0;
