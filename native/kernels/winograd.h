@@ -231,7 +231,7 @@ struct Forward {
   const Image& in;
   const Image& out;
   const Weights& weights;
-  const float* mapped;  // weights
+  const float* mapped;  // all weights; missing where each panel of outputs is used once
   const float* x;
   const float* bias;  // may be missing
   float* y;
@@ -239,19 +239,25 @@ struct Forward {
 
   static constexpr int64_t kTogether = 2;  // panels of outputs between two maps
 
+  // Mapped weights of a panel of outputs.
+  int64_t panel_size() const { return kPoints * weights.in * kColumns; }
+
   void run(const std::vector<Rectangle>& tiles, int64_t panel, int64_t panel_end) const {
     const int64_t count = tiles_in(tiles), blocks = pieces_of(weights.in, kLanes);
     const EvenCut cut(count, kRows);
     int64_t most = 0;
     for (const Rectangle& each : tiles) most = std::max(most, (2 * each.rows + 2) * (2 * each.columns + 2));
     const Floats pixels(most * kLanes), points(kPoints * count * blocks * kLanes),
-        sums(kPoints * kTogether * count * kColumns);
+        sums(kPoints * kTogether * count * kColumns), own(mapped != nullptr ? 0 : kTogether * panel_size());
     read(tiles, cut, pixels.get(), points.get());
     for (; panel < panel_end; panel += kTogether) {
       const int64_t end = std::min(panel + kTogether, panel_end);
-      multiply(cut, panel, end, points.get(), sums.get());
-      for (int64_t own = panel; own < end; ++own)
-        write(tiles, own, sums.get() + (own - panel) * count * kColumns, kTogether * count * kColumns, pixels.get());
+      for (int64_t i = panel; mapped == nullptr && i < end; ++i)
+        weights.map(i, own.get() + (i - panel) * panel_size(), rounded);
+      const float* right = mapped != nullptr ? mapped + panel * panel_size() : own.get();
+      multiply(cut, panel, end, points.get(), right, sums.get());
+      for (int64_t i = panel; i < end; ++i)
+        write(tiles, i, sums.get() + (i - panel) * count * kColumns, kTogether * count * kColumns, pixels.get());
     }
   }
 
@@ -277,12 +283,14 @@ struct Forward {
         round_neighbours(points + p * point + cut.begin(i) * blocks * kLanes, cut.length(i) * blocks * kLanes);
   }
 
-  void multiply(const EvenCut& cut, int64_t panel, int64_t panel_end, const float* points, float* sums) const {
+  // `mapped` are the weights from that panel on.
+  void multiply(const EvenCut& cut, int64_t panel, int64_t panel_end, const float* points, const float* mapped,
+                float* sums) const {
     const int64_t deep = rounded_up(weights.in, kLanes);
     for (int64_t p = 0; p < kPoints; ++p)
       for (int64_t own = panel; own < panel_end; ++own) {
         const int64_t width = weights.width(own);
-        const float* right = mapped + kPoints * weights.in * own * kColumns + p * weights.in * width;
+        const float* right = mapped + (own - panel) * panel_size() + p * weights.in * width;
         float* to = sums + (p * kTogether + own - panel) * cut.size * kColumns;
         for (int64_t i = 0; i < cut.pieces; ++i)
           add_panels(weights.in, points + (p * cut.size + cut.begin(i)) * deep, cut.length(i), right, width,
@@ -325,15 +333,18 @@ struct Forward {
 // y = x * w + bias for one group.
 inline void convolve(const Image& in, const Image& out, const Weights& weights, int64_t batch, const float* x,
                      const float* bias, float* y, bool rounded, const Parallel& parallel) {
-  const Floats mapped(weights.mapped_size());
-  parallel(weights.panels(), [&](int64_t panel) { weights.map(panel, mapped.get() +
-      kPoints * weights.in * panel * kColumns, rounded); });
   // Mapped pixels of a block stay in the second cache.
   const int64_t most = std::max<int64_t>(64, std::min<int64_t>(112, 7168 / std::max<int64_t>(1, weights.in)));
   const Tiling tiling(batch, out.height, out.width, most);
   const EvenCut outputs(weights.panels(), tiling.blocks.pieces >= 16 ? weights.panels() : std::max<int64_t>(1,
       128 / kColumns));
-  const Forward forward{in, out, weights, mapped.get(), x, bias, y, rounded};
+  const bool once = tiling.blocks.pieces == 1;
+  const Floats mapped(once ? 0 : weights.mapped_size());
+  const Forward forward{in, out, weights, once ? nullptr : mapped.get(), x, bias, y, rounded};
+  if (!once)
+    parallel(weights.panels(), [&](int64_t panel) {
+      weights.map(panel, mapped.get() + panel * forward.panel_size(), rounded);
+    });
   parallel(tiling.blocks.pieces * outputs.pieces, [&](int64_t task) {
     const int64_t own = task % outputs.pieces, first = outputs.begin(own);
     forward.run(tiling.of(task / outputs.pieces), first, first + outputs.length(own));
@@ -361,9 +372,12 @@ struct WeightGradient {
     int64_t panel, panel_end;  // of input channels
     int64_t lane, lane_end;    // vectors of output channels
     int64_t block, block_end;  // of tiles
+
+    int64_t high() const { return (lane_end - lane) * kLanes; }
+    int64_t wide() const { return (panel_end - panel) * kColumns; }
   };
 
-  // Sets its part of sums[point][out][in].
+  // Sets sums[point][out][in] of its channels.
   void run(const Range& of, float* sums) const {
     const int64_t most = tiling.most_tiles(), panels = of.panel_end - of.panel, lanes = of.lane_end - of.lane;
     const Floats pixels(tiling.most_pixels() * kLanes), left(kPoints * lanes * most * kLanes),
@@ -382,9 +396,12 @@ struct WeightGradient {
       }
       for (int64_t p = 0; p < kPoints; ++p)
         multiply(of, count, left.get() + p * lanes * count * kLanes, right.get() + p * panels * count * kColumns,
-                 sums + p * padded_out() * padded_in(), block == of.block);
+                 sums + p * of.high() * of.wide(), block == of.block);
     }
   }
+
+  // Writes the taps of a range of channels, from sums of `parts` ranges of blocks that lie `part` apart.
+  void collect(const Range& of, const float* sums, int64_t parts, int64_t part, float* dw) const;
 
  private:
   void read_gradients(const std::vector<Rectangle>& tiles, int64_t lane, float* pixels, float* to,
@@ -419,12 +436,12 @@ struct WeightGradient {
       const float* a = left;
       for (int64_t lane = of.lane; lane < of.lane_end; ++lane, a += count * kLanes)
         for (int64_t i = 0; i < kLanes; i += kGradientRows) {
-          float* to = sums + (lane * kLanes + i) * padded_in() + panel * kColumns;
+          float* to = sums + ((lane - of.lane) * kLanes + i) * of.wide() + (panel - of.panel) * kColumns;
           if (rounded)
             add_rounded_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes / 2, right, to,
-                padded_in(), fresh);
+                of.wide(), fresh);
           else
-            add_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right, to, padded_in(), fresh);
+            add_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right, to, of.wide(), fresh);
         }
     }
   }
@@ -453,34 +470,45 @@ inline void collect_taps(const float* sums, int64_t point, int64_t parts, int64_
   }
 }
 
+inline void WeightGradient::collect(const Range& of, const float* sums, int64_t parts, int64_t part, float* dw) const {
+  const int64_t first_in = of.panel * kColumns, first_out = of.lane * kLanes;
+  const int64_t end_in = std::min(in_channels, of.panel_end * kColumns);
+  const int64_t end_out = std::min(out_channels, of.lane_end * kLanes);
+  for (int64_t o = first_out; o < end_out; ++o)
+    for (int64_t c = first_in; c < end_in; c += kLanes)
+      collect_taps(sums + (o - first_out) * of.wide() + c - first_in, of.high() * of.wide(), parts, part,
+                   std::min<int64_t>(kLanes, end_in - c), dw + (o * in_channels + c) * 9);
+}
+
 // The gradient with respect to the weights of one group.
 inline void convolve_weight_gradient(const Image& in, const Image& out, int64_t batch, int64_t in_channels,
-    int64_t out_channels,
-                                     const float* x, const float* dy, float* dw, bool rounded,
-                                         const Parallel& parallel) {
+                                     int64_t out_channels, const float* x, const float* dy, float* dw, bool rounded,
+                                     const Parallel& parallel) {
   constexpr int64_t kChannels = 128, kTiles = 32, kTasks = 16, kMostFloats = int64_t{1} << 21;
   const Tiling tiling(batch, out.height, out.width, in_channels + out_channels <= 128 ? 2 * kTiles : kTiles);
   const WeightGradient gradient{in, out, tiling, x, dy, in_channels, out_channels, rounded};
-  const EvenCut panels(pieces_of(in_channels, kColumns), kChannels / kColumns), lanes(pieces_of(out_channels,
-      kLanes), kChannels / kLanes);
+  const EvenCut panels(pieces_of(in_channels, kColumns), kChannels / kColumns);
+  const EvenCut lanes(pieces_of(out_channels, kLanes), kChannels / kLanes);
   // Where there are few channels, parts of the batch are summed apart.
-  const int64_t size = gradient.points_size(), ranges = panels.pieces * lanes.pieces;
-  const int64_t wanted = std::max<int64_t>(1, std::min({tiling.blocks.pieces, kTasks / ranges, kMostFloats / size}));
+  const int64_t ranges = panels.pieces * lanes.pieces, most = kMostFloats / gradient.points_size();
+  const int64_t wanted = std::max<int64_t>(1, std::min({tiling.blocks.pieces, kTasks / ranges, most}));
   const EvenCut parts(tiling.blocks.pieces, pieces_of(tiling.blocks.pieces, wanted));
-  const Floats sums(parts.pieces * size);
-  parallel(parts.pieces * ranges, [&](int64_t task) {
+  const auto range = [&](int64_t task) -> WeightGradient::Range {
     const int64_t part = task / ranges, panel = task % ranges % panels.pieces, lane = task % ranges / panels.pieces;
-    gradient.run({panels.begin(panel), panels.begin(panel) + panels.length(panel), lanes.begin(lane),
-                  lanes.begin(lane) + lanes.length(lane), parts.begin(part), parts.begin(part) + parts.length(part)},
-                 sums.get() + part * size);
+    return {panels.begin(panel), panels.begin(panel) + panels.length(panel),
+            lanes.begin(lane),   lanes.begin(lane) + lanes.length(lane),
+            parts.begin(part),   parts.begin(part) + parts.length(part)};
+  };
+  const int64_t size = kPoints * panels.length(0) * kColumns * lanes.length(0) * kLanes;  // of the largest range
+  if (parts.pieces == 1) return parallel(ranges, [&](int64_t task) {
+    const Floats sums(size);
+    gradient.run(range(task), sums.get());
+    gradient.collect(range(task), sums.get(), 1, 0, dw);
   });
-  const EvenCut rows(out_channels, std::max<int64_t>(1, 4096 / in_channels));
-  parallel(rows.pieces, [&](int64_t piece) {
-    for (int64_t o = rows.begin(piece); o < rows.begin(piece) + rows.length(piece); ++o)
-      for (int64_t c = 0; c < in_channels; c += kLanes)
-        collect_taps(sums.get() + o * gradient.padded_in() + c, gradient.padded_out() * gradient.padded_in(),
-            parts.pieces, size,
-                     std::min<int64_t>(kLanes, in_channels - c), dw + (o * in_channels + c) * 9);
+  const Floats sums(parts.pieces * ranges * size);
+  parallel(parts.pieces * ranges, [&](int64_t task) { gradient.run(range(task), sums.get() + task * size); });
+  parallel(ranges, [&](int64_t task) {
+    gradient.collect(range(task), sums.get() + task * size, parts.pieces, ranges * size, dw);
   });
 }
 
