@@ -24,6 +24,9 @@ EXCEPTIONS = {
     "frontend/upgrade/first_opsets.py": "the history of operators",
     "writer/opset_downgrade.py": "the history of operators, reviewed change by change",
     "passes/replace_classifier.py": "the layers that it replaces",
+    "autodiff/rules/batch_norm.py": "the nodes that it has written itself",
+    "autodiff/rules/rnn_kernels.py": "the layers that have kernels",
+    "graph/scalars.py": "what attention is written with",
     "passes/webgpu/kernels.py": "the kernels of another runtime",
 }
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.shapes import constant_array, dims_read
+from onnxtrain.offline.graph.op_facts import VIEWS
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import constant_array, dims_read, static_dims
 
 _Array = np.ndarray[Any, Any]
 _ARITHMETIC: dict[str, Callable[..., _Array]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Pow": np.power, "Sqrt": np.sqrt,
     "Neg": np.negative, "Reciprocal": np.reciprocal,
 }  # fmt: skip
-_SAME_NUMBER = ("Identity", "Unsqueeze", "Squeeze", "Reshape")
 
 
 def known_number(value: ir.Value | None) -> float | None:
@@ -40,11 +41,11 @@ def _known(value: ir.Value | None, depth: int) -> _Array | None:
         dims = dims_read(node)
         known = dims is not None and len(dims) == 1 and node.op_type == "Shape"
         return np.array(dims, np.int64) if known and dims and isinstance(dims[0], int) else None
-    inputs = node.inputs[:1] if node.op_type in _SAME_NUMBER else node.inputs
+    inputs = node.inputs[:1] if node.op_type in VIEWS else node.inputs
     operands = [_known(v, depth - 1) for v in inputs]
     if any(array is None for array in operands) or not operands:
         return None
-    if node.op_type in _SAME_NUMBER:
+    if node.op_type in VIEWS:
         return operands[0]
     return _computed(node, [array for array in operands if array is not None])
 
@@ -85,3 +86,36 @@ def _size_read(node: ir.Node) -> _Array | None:
     if len(picked) != 1 or not isinstance(picked[0], int):
         return None
     return np.array(picked, np.int64)
+
+
+# What attention does with scores, queries and keys behind their scale.
+_BEHIND_SCALES = frozenset({"MatMul", "Softmax", "Add", "Where", "Transpose"})
+
+
+def fold_scales(op: Ops, graph: ir.Graph) -> None:
+    """Write a scale as a number where it is computed from sizes that are known, as 1/√size is."""
+    for node in [n for n in graph if n.op_type in ("Mul", "Div") and n.domain == ""]:
+        if not any(reader.op_type in _BEHIND_SCALES for reader, _ in node.outputs[0].uses()):
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is None or value.dtype != ir.DataType.FLOAT or value.producer() is None:
+                continue
+            number = known_number(value) if constant_array(value) is None else None
+            dims = static_dims(value)
+            if number is not None and dims is not None:
+                array = np.full(dims, number, np.float32)
+                node.replace_input_with(index, op.const(array))
+                _remove_unread(value)
+
+
+def _remove_unread(value: ir.Value) -> None:
+    """Remove the node that makes a value if nobody reads it, and what it alone reads."""
+    pending = [value]
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node.graph is None:
+            continue
+        if any(v.uses() or v.is_graph_output() for v in node.outputs):
+            continue
+        pending.extend(v for v in node.inputs if v is not None)
+        node.graph.remove(node, safe=True)

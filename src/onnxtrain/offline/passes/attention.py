@@ -16,14 +16,13 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, Rule, lookup, zero_reason
 from onnxtrain.offline.graph.kernels import mark_kernel, written_after
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.scalars import known_number
-from onnxtrain.offline.graph.shapes import constant_array, dims_of, is_float, same_dims, static_dims
+from onnxtrain.offline.graph.scalars import fold_scales, known_number
+from onnxtrain.offline.graph.shapes import dims_of, is_float, same_dims
 from onnxtrain.offline.graph.subgraphs import captured_values
 
 
@@ -35,7 +34,7 @@ def join_attention(
     `outputs` are differentiated, with respect to `targets`. With the last of its rules, an
     attention is marked.
     """
-    _fold_scales(op, graph)
+    fold_scales(op, graph)
     search = _Search(frozenset((*outputs, *targets)), _dependent(graph, targets))
     rules: dict[ir.Node, Rule] = {}
     for softmax in [n for n in graph if n.op_type == "Softmax" and n.domain == ""]:
@@ -43,38 +42,6 @@ def join_attention(
         if found is not None and not any(node in rules for node in found.nodes):
             rules.update(_Marker(found).rules(op.opset))
     return rules
-
-
-def _fold_scales(op: Ops, graph: ir.Graph) -> None:
-    """Write a scale as a number where it is computed from sizes that are known, as 1/√size is."""
-    for node in [n for n in graph if n.op_type in ("Mul", "Div") and n.domain == ""]:
-        if not any(reader.op_type in _BEHIND_SCALES for reader, _ in node.outputs[0].uses()):
-            continue
-        for index, value in enumerate(node.inputs):
-            if value is None or value.dtype != ir.DataType.FLOAT or value.producer() is None:
-                continue
-            number = known_number(value) if constant_array(value) is None else None
-            dims = static_dims(value)
-            if number is not None and dims is not None:
-                array = np.full(dims, number, np.float32)
-                node.replace_input_with(index, op.const(array))
-                _remove_unread(value)
-
-
-_BEHIND_SCALES = frozenset({"MatMul", "Softmax", "Add", "Where", "Transpose"})
-
-
-def _remove_unread(value: ir.Value) -> None:
-    """Remove the node that makes a value if nobody reads it, and what it alone reads."""
-    pending = [value]
-    while pending:
-        node = pending.pop().producer()
-        if node is None or node.graph is None:
-            continue
-        if any(v.uses() or v.is_graph_output() for v in node.outputs):
-            continue
-        pending.extend(v for v in node.inputs if v is not None)
-        node.graph.remove(node, safe=True)
 
 
 def _dependent(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
