@@ -48,7 +48,7 @@ void over_chunks(const Run& run, Pass pass, const float* first, const float* sec
   });
 }
 
-template <Pass Activations::*pass, Read read>
+template <Pass Activations::* pass, Read read>
 struct OfOne : Kernel {
   Constants constants;
   explicit OfOne(const Attributes& of) : constants(read(of)) {}
@@ -63,7 +63,7 @@ struct OfOne : Kernel {
   }
 };
 
-template <Pass Activations::*pass, Read read>
+template <Pass Activations::* pass, Read read>
 struct OfTwo : Kernel {
   Constants constants;
   explicit OfTwo(const Attributes& of) : constants(read(of)) {}
@@ -93,12 +93,12 @@ struct AddReluGrad : Kernel {
   }
 };
 
-template <Pass Activations::*pass, Read read = nothing>
+template <Pass Activations::* pass, Read read = nothing>
 KernelKind of_one(const char* name) {
   return kind_of<OfOne<pass, read>>(name, {kFloat}, true);
 }
 
-template <Pass Activations::*pass, Read read = nothing>
+template <Pass Activations::* pass, Read read = nothing>
 KernelKind of_two(const char* name) {
   return kind_of<OfTwo<pass, read>>(name, {kFloat}, true);
 }

@@ -67,9 +67,7 @@ Vector clip_inside_grad(Vector dy, Vector x, Constants of) {
 
 Vector hard_sigmoid_grad(Vector dy, Vector y, Constants of) { return clip_inside_grad(dy * of.alpha, y, {0.0f, 1.0f}); }
 
-Vector hard_swish(Vector x, Constants) {
-  return x * vmin(vmax(x * (1.0f / 6.0f) + 0.5f, Vector{}), broadcast(1.0f));
-}
+Vector hard_swish(Vector x, Constants) { return x * vmin(vmax(x * (1.0f / 6.0f) + 0.5f, Vector{}), broadcast(1.0f)); }
 
 Vector hard_swish_grad(Vector dy, Vector x, Constants) {
   const Vector slope = x < 3.0f ? x * (1.0f / 3.0f) + 0.5f : broadcast(1.0f);
@@ -161,29 +159,11 @@ Vector gelu_tanh_grad(Vector dy, Vector x, Constants) {
 }  // namespace
 
 const Activations kActivations = {
-    pass<elu>,
-    pass<gelu>,
-    pass<gelu_tanh>,
-    pass<hard_swish>,
-    pass<mish>,
-    pass<softplus>,
-    pass<swish>,
-    pass<celu_grad>,
-    pass<clip_grad>,
-    pass<clip_inside_grad>,
-    pass<elu_grad>,
-    pass<gelu_grad>,
-    pass<gelu_tanh_grad>,
-    pass<hard_swish_grad>,
-    pass<leaky_relu_grad>,
-    pass<mish_grad>,
-    pass<softplus_grad>,
-    pass<swish_grad>,
-    pass<hard_sigmoid_grad>,
-    pass<relu_grad>,
-    pass<sigmoid_grad>,
-    pass<tanh_grad>,
-    add_relu_grad,
+    pass<elu>,          pass<gelu>,          pass<gelu_tanh>,      pass<hard_swish>,        pass<mish>,
+    pass<softplus>,     pass<swish>,         pass<celu_grad>,      pass<clip_grad>,         pass<clip_inside_grad>,
+    pass<elu_grad>,     pass<gelu_grad>,     pass<gelu_tanh_grad>, pass<hard_swish_grad>,   pass<leaky_relu_grad>,
+    pass<mish_grad>,    pass<softplus_grad>, pass<swish_grad>,     pass<hard_sigmoid_grad>, pass<relu_grad>,
+    pass<sigmoid_grad>, pass<tanh_grad>,     add_relu_grad,
 };
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

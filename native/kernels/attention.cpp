@@ -94,11 +94,13 @@ struct AttentionKernel : Kernel {
     made.size = q_axes.size(q, 3);
     made.value_size = v_axes.size(v, 3);
     made.blind_are_zero = blind_are_zero;
-    require(k_axes.size(k, 0) == made.batch && v_axes.size(v, 0) == made.batch, "queries, keys and values differ in their batch");
+    require(k_axes.size(k, 0) == made.batch && v_axes.size(v, 0) == made.batch,
+            "queries, keys and values differ in their batch");
     require(v_axes.size(v, 1) == made.key_heads, "keys and values differ in their heads");
     require(v_axes.size(v, 2) == made.keys, "there are not as many values as keys");
     require(k_axes.size(k, 3) == made.size, "queries and keys differ in their size");
-    require(made.key_heads > 0 ? made.heads % made.key_heads == 0 : made.heads == 0, "the heads of queries are no multiple of those of keys");
+    require(made.key_heads > 0 ? made.heads % made.key_heads == 0 : made.heads == 0,
+            "the heads of queries are no multiple of those of keys");
     made.q = q_axes.view(q, q.floats());
     made.k = k_axes.view(k, k.floats());
     made.v = v_axes.view(v, v.floats());
@@ -123,7 +125,8 @@ struct AttentionKernel : Kernel {
       int which = from_last <= 2 ? 4 - static_cast<int>(from_last) : -1;
       if (from_last == 3) which = rank == 3 && q_axes.of[1] < 0 ? 0 : 1;
       if (from_last == 4) which = 0;
-      require(size == 1 || (from_last <= rank && which >= 0 && size == sizes[which]), "the mask does not fit the scores");
+      require(size == 1 || (from_last <= rank && which >= 0 && size == sizes[which]),
+              "the mask does not fit the scores");
       if (size != 1) *strides[which] = stride;
       stride *= size;
     }
@@ -160,7 +163,8 @@ struct AttentionForward : AttentionKernel {
     Tensor kept = run.output(1, {2, of.batch, of.heads, of.queries});
     // What only the plain form of the backward pass reads.
     for (size_t unused = 2; unused < run.output_count(); ++unused) run.output(unused, {0});
-    if (kept.elements > 0) attention().forward(of, o_axes.view(o, o.floats()), rows(of, kept.floats()), run.in_parallel());
+    if (kept.elements > 0)
+      attention().forward(of, o_axes.view(o, o.floats()), rows(of, kept.floats()), run.in_parallel());
   }
 };
 
@@ -169,19 +173,27 @@ struct AttentionForward : AttentionKernel {
 struct AttentionBackward : AttentionKernel {
   bool zeros_stay;
 
-  explicit AttentionBackward(const Attributes& of) : AttentionKernel(of), zeros_stay(of.integer("zeros_stay", 0) != 0) {}
+  explicit AttentionBackward(const Attributes& of)
+      : AttentionKernel(of), zeros_stay(of.integer("zeros_stay", 0) != 0) {}
 
   void run(Run& run) const override {
-    const Tensor d_o = run.input(0), q = run.input(1), k = run.input(2), v = run.input(3), o = run.input(4), kept = run.input(5);
+    const Tensor d_o = run.input(0), q = run.input(1), k = run.input(2), v = run.input(3), o = run.input(4),
+                 kept = run.input(5);
     const Attention of = read(run, q, k, v, 6);
     const Shape expected = o_axes.shape({of.batch, of.heads, of.queries, of.value_size});
-    require(o.shape == expected && d_o.shape == expected, "the output of attention and its gradient have other shapes than they should");
+    require(o.shape == expected && d_o.shape == expected,
+            "the output of attention and its gradient have other shapes than they should");
     o_axes.check(o, true);
-    require(kept.shape == Shape{2, of.batch, of.heads, of.queries}, "what attention has kept has another shape than it should");
+    require(kept.shape == Shape{2, of.batch, of.heads, of.queries},
+            "what attention has kept has another shape than it should");
     Tensor d_q = run.output(0, q.shape), d_k = run.output(1, k.shape), d_v = run.output(2, v.shape);
     if (of.batch == 0 || of.key_heads == 0) return;
-    const AttentionGradients gradients{zeros_stay, o_axes.view(o, o.floats()), o_axes.view(d_o, d_o.floats()), q_axes.view(d_q, d_q.floats()),
-                                       k_axes.view(d_k, d_k.floats()), v_axes.view(d_v, d_v.floats())};
+    const AttentionGradients gradients{zeros_stay,
+                                       o_axes.view(o, o.floats()),
+                                       o_axes.view(d_o, d_o.floats()),
+                                       q_axes.view(d_q, d_q.floats()),
+                                       k_axes.view(d_k, d_k.floats()),
+                                       v_axes.view(d_v, d_v.floats())};
     attention().backward(of, gradients, rows(of, const_cast<float*>(kept.floats())), run.in_parallel());
   }
 };

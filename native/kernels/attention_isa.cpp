@@ -91,10 +91,12 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, A a, Matrix b, Matri
   int64_t j = 0;
   for (; j + 2 * kLanes <= columns; j += 2 * kLanes)
     for (int64_t i = 0; i < rows; i += kTall)
-      add_tile<kBefore, 2>(depth, a.from_row(i), b.data + j, b.stride, c.row(i) + j, c.stride, factors == nullptr ? nullptr : factors + j);
+      add_tile<kBefore, 2>(depth, a.from_row(i), b.data + j, b.stride, c.row(i) + j, c.stride,
+                           factors == nullptr ? nullptr : factors + j);
   if (j < columns)
     for (int64_t i = 0; i < rows; i += kTall)
-      add_tile<kBefore, 1>(depth, a.from_row(i), b.data + j, b.stride, c.row(i) + j, c.stride, factors == nullptr ? nullptr : factors + j);
+      add_tile<kBefore, 1>(depth, a.from_row(i), b.data + j, b.stride, c.row(i) + j, c.stride,
+                           factors == nullptr ? nullptr : factors + j);
 }
 
 // ---- memory ------------------------------------------------------------------------------------
@@ -103,7 +105,8 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, A a, Matrix b, Matri
 // is large.
 class Memory {
  public:
-  explicit Memory(int64_t floats) : data_(floats <= kKept ? kept() : allocate(floats)), is_kept_(floats <= kKept), next_(data_) {}
+  explicit Memory(int64_t floats)
+      : data_(floats <= kKept ? kept() : allocate(floats)), is_kept_(floats <= kKept), next_(data_) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory() {
@@ -152,7 +155,8 @@ void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t col
 }
 
 // Reads rows of keys or values, which may lie in columns.
-void read_rows(const Heads<const float>& of, const float* head, int64_t first, int64_t rows, int64_t columns, Matrix to) {
+void read_rows(const Heads<const float>& of, const float* head, int64_t first, int64_t rows, int64_t columns,
+               Matrix to) {
   const float* from = head + first * of.row_stride;
   if (of.element_stride == 1)
     copy_rows(from, of.row_stride, rows, columns, to);
@@ -282,7 +286,8 @@ class BlockMask {
       if (mask_.query_stride == 0)
         std::fill_n(place_.row(j), at.queries, value(j * mask_.key_stride));
       else
-        for (int64_t i = 0; i < at.queries; ++i) place_.row(j)[i] = value(i * mask_.query_stride + j * mask_.key_stride);
+        for (int64_t i = 0; i < at.queries; ++i)
+          place_.row(j)[i] = value(i * mask_.query_stride + j * mask_.key_stride);
   }
 
   const Mask& mask_;
@@ -333,10 +338,12 @@ class Forward {
     const int64_t across = wide(at.queries);
     read_rows(of_.k, k, at.key, at.keys, of_.size, keys_);
     read_rows(of_.v, v, at.key, at.keys, of_.value_size, values_);
-    multiply<Before::cleared>(tall(at.keys), across, of_.size, Left<false>{keys_.data, keys_.stride}, queries_, scores_);
+    multiply<Before::cleared>(tall(at.keys), across, of_.size, Left<false>{keys_.data, keys_.stride}, queries_,
+                              scores_);
     if (mask_.exists()) mask_.read(at);
     for (int64_t query = 0; query < across; query += kLanes) soften(at, query);
-    multiply<Before::scaled>(tall(of_.value_size), across, at.keys, Left<true>{values_.data, values_.stride}, scores_, mixed_, factors_);
+    multiply<Before::scaled>(tall(of_.value_size), across, at.keys, Left<true>{values_.data, values_.stride}, scores_,
+                             mixed_, factors_);
   }
 
   // Turns the scores of a vector of queries into exponentials, relative to the largest so far.
@@ -471,7 +478,8 @@ class Backward {
         continue;
       }
       float product = 0;
-      for (int64_t d = 0; d < of_.value_size; ++d) product += o[i * to_.o.row_stride + d] * d_o[i * to_.d_o.row_stride + d];
+      for (int64_t d = 0; d < of_.value_size; ++d)
+        product += o[i * to_.o.row_stride + d] * d_o[i * to_.d_o.row_stride + d];
       delta_[i] = product;
       blind_ |= largest_[i] == -kInfinity && !of_.blind_are_zero;
     }
@@ -494,14 +502,16 @@ class Backward {
     read_rows(of_.k, of_.k.head(at.batch, key_head), at.key, at.keys, of_.size, keys_);
     read_rows(of_.v, of_.v.head(at.batch, key_head), at.key, at.keys, of_.value_size, values_);
     multiply<Before::cleared>(down, across, of_.size, Left<false>{keys_.data, keys_.stride}, across_, scores_);
-    multiply<Before::cleared>(down, across, of_.value_size, Left<false>{values_.data, values_.stride}, d_across_, d_scores_);
+    multiply<Before::cleared>(down, across, of_.value_size, Left<false>{values_.data, values_.stride}, d_across_,
+                              d_scores_);
     if (mask_.exists()) mask_.read(at);
     for (int64_t query = 0; query < across; query += kLanes) differentiate(at, query);
     multiply<Before::kept>(down, wide(of_.value_size), at.queries, Left<false>{scores_.data, kBlock}, d_outputs_,
                            Matrix{d_values_.row(row), d_values_.stride});
     multiply<Before::kept>(down, wide(of_.size), at.queries, Left<false>{d_scores_.data, kBlock}, queries_,
                            Matrix{d_keys_.row(row), d_keys_.stride});
-    multiply<Before::kept>(tall(of_.size), across, at.keys, Left<true>{keys_.data, keys_.stride}, d_scores_, d_queries_);
+    multiply<Before::kept>(tall(of_.size), across, at.keys, Left<true>{keys_.data, keys_.stride}, d_scores_,
+                           d_queries_);
   }
 
   // Scores become probabilities, and the gradients of probabilities those of scores.
@@ -530,7 +540,8 @@ class Backward {
 };
 
 // Where keys are cut into several runs, each has its own part of the gradients of queries; their sum.
-void add_parts(const Attention& of, const float* parts, int64_t count, const Heads<float>& to, const Parallel& parallel) {
+void add_parts(const Attention& of, const float* parts, int64_t count, const Heads<float>& to,
+               const Parallel& parallel) {
   const int64_t head_size = of.queries * of.size, whole = of.batch * of.heads * head_size;
   parallel(of.batch * of.heads, [&](int64_t index) {
     float* head = to.head(index / of.heads, index % of.heads);
@@ -543,7 +554,8 @@ void add_parts(const Attention& of, const float* parts, int64_t count, const Hea
   });
 }
 
-void backward(const Attention& of, const AttentionGradients& gradients, const RowStatistics& kept, const Parallel& parallel) {
+void backward(const Attention& of, const AttentionGradients& gradients, const RowStatistics& kept,
+              const Parallel& parallel) {
   constexpr int64_t kTasks = 16, kLeastKeys = 2 * kBlock;
   if (of.keys == 0) return add_parts(of, nullptr, 0, gradients.d_q, parallel);
   const int64_t heads = of.batch * of.key_heads;
@@ -554,8 +566,7 @@ void backward(const Attention& of, const AttentionGradients& gradients, const Ro
   parallel(heads * runs, [&](int64_t task) {
     const int64_t head = task / runs, run = task % runs, first = run * keys, last = std::min(first + keys, of.keys);
     AttentionGradients own = gradients;
-    if (runs > 1)
-      own.d_q = {parts.get() + run * whole, of.heads * of.queries * of.size, of.queries * of.size, of.size};
+    if (runs > 1) own.d_q = {parts.get() + run * whole, of.heads * of.queries * of.size, of.queries * of.size, of.size};
     Backward(of, own, kept, last - first).run(head / of.key_heads, head % of.key_heads, first, last);
   });
   if (runs > 1) add_parts(of, parts.get(), runs, gradients.d_q, parallel);

@@ -17,7 +17,9 @@ struct Settings {
   bool clipped;
 
   explicit Settings(const Attributes& of)
-      : epsilon(of.number("epsilon", 1e-5f)), low(of.number("low", 0)), high(of.number("high", 0)),
+      : epsilon(of.number("epsilon", 1e-5f)),
+        low(of.number("low", 0)),
+        high(of.number("high", 0)),
         clipped(of.integer("clipped", 0) != 0) {}
 
   BatchNormShape shape_of(const Tensor& x) const {
@@ -59,8 +61,8 @@ struct BatchNorm : Kernel {
     const Tensor residual = has_residual ? run.input(3) : Tensor();
     require(!has_residual || residual.shape == x.shape, "the residual has another shape than the input");
     const float* added = has_residual ? residual.floats() : nullptr;
-    const BatchNormForward of{x.floats(), per_channel(scale, shape), per_channel(bias, shape), added,
-                              y.floats(), mean.data, variance.data};
+    const BatchNormForward of{
+        x.floats(), per_channel(scale, shape), per_channel(bias, shape), added, y.floats(), mean.data, variance.data};
     batch_norm().forward(shape, of, run.in_parallel());
     Shape with_axes(x.shape.size(), 1);
     with_axes[1] = shape.channels;
@@ -81,9 +83,16 @@ struct BatchNormGrad : Kernel {
     require(dy.shape == x.shape, "the gradient has another shape than the input");
     Tensor dx = run.output(0, x.shape);
     ChannelOutput dscale(run, 1, shape), dbias(run, 2, shape);
-    const BatchNormBackward of{dy.floats(), x.floats(), per_channel(scale, shape), per_channel(bias, shape),
-                               per_channel(mean, shape), per_channel(variance, shape), of_batch,
-                               dx.floats(), dscale.data, dbias.data};
+    const BatchNormBackward of{dy.floats(),
+                               x.floats(),
+                               per_channel(scale, shape),
+                               per_channel(bias, shape),
+                               per_channel(mean, shape),
+                               per_channel(variance, shape),
+                               of_batch,
+                               dx.floats(),
+                               dscale.data,
+                               dbias.data};
     batch_norm().backward(shape, of, run.in_parallel());
   }
 };

@@ -146,7 +146,10 @@ struct Block {
   int64_t first, channels, row, offset, stride;  // a row has their elements of one sample
 
   Block(const BatchNormShape& shape, int64_t from, int64_t count)
-      : first(from), channels(count), row(count * shape.plane), offset(from * shape.plane),
+      : first(from),
+        channels(count),
+        row(count * shape.plane),
+        offset(from * shape.plane),
         stride(shape.channels * shape.plane) {}
 };
 
@@ -255,8 +258,7 @@ void differentiate_block(const BatchNormShape& shape, const BatchNormBackward& o
     const int64_t at = block.offset + sample * block.stride + i;
     *deviation = way.get(of.x + at) - way.get(mean.data() + i);
     *dy = way.get(of.dy + at);
-    if (kClipped)
-      *dy = pass_between(*deviation * way.get(gain.data() + i) + way.get(bias.data() + i), low, high, *dy);
+    if (kClipped) *dy = pass_between(*deviation * way.get(gain.data() + i) + way.get(bias.data() + i), low, high, *dy);
   };
   RowSums sums(block.row), dots(block.row);
   for (int64_t sample = 0; sample < shape.batch; ++sample) {

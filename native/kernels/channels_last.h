@@ -52,7 +52,7 @@ inline void read_all(const Pixels& pixels, const Parallel& parallel) {
 
 // The reverse for a line of pixels, `from` with `step` floats each: adds a bias to at most kLanes channels.
 inline void write_planes(const float* from, int64_t step, int64_t count, int64_t channels, Vector bias, float* to,
-    int64_t plane) {
+                         int64_t plane) {
   Vector square[kLanes];
   for (int64_t x = 0; x < count; x += kLanes) {
     const int64_t left = std::min<int64_t>(count - x, kLanes);
@@ -87,20 +87,20 @@ struct PatchPixels {
     grid.pieces(first, count, [&](const Grid::Piece& piece) {
       for (int64_t i = 0; i < piece.length; ++i) {
         const int64_t row = piece.begin + i;
-        image[row] = piece.image, z[row] = piece.z * step[0], y[row] = piece.y * step[1], x[row] = (piece.x +
-            i) * step[2];
+        image[row] = piece.image, z[row] = piece.z * step[0], y[row] = piece.y * step[1],
+        x[row] = (piece.x + i) * step[2];
       }
     });
     const float* lines[kRows];
     const int64_t channels = pixels.of.padded();
     for (int64_t done = 0; done < depth;) {
       const Tap& tap = taps[static_cast<size_t>((k + done) / channels)];
-      for (int64_t i = 0; i < count; ++i) lines[i] = pixels.at(image[i], z[i] + tap.offset[0], y[i] + tap.offset[1],
-          x[i] + tap.offset[2]);
+      for (int64_t i = 0; i < count; ++i)
+        lines[i] = pixels.at(image[i], z[i] + tap.offset[0], y[i] + tap.offset[1], x[i] + tap.offset[2]);
       const int64_t begin = (k + done) % channels, length = std::min(channels - begin, depth - done);
       for (int64_t c = begin; c < begin + length; c += kLanes, panel += count * kLanes)
-        for (int64_t i = 0; i < count; ++i) store(panel + i * kLanes, lines[i] == nullptr ?
-            Vector{} : load(lines[i] + c));
+        for (int64_t i = 0; i < count; ++i)
+          store(panel + i * kLanes, lines[i] == nullptr ? Vector{} : load(lines[i] + c));
       done += length;
     }
   }
@@ -124,8 +124,8 @@ struct PatchColumnsByPosition {
         const float* line = pixels.at(piece.image, z, y, 0);
         int64_t x = piece.x * step[2] + tap.offset[2];
         for (int64_t i = 0; i < piece.length; ++i, x += step[2], to += width)
-          store(to, line == nullptr || x < 0 || x >= pixels.of.size[2] ? Vector{} : load(line + x * channels +
-              channel));
+          store(to,
+                line == nullptr || x < 0 || x >= pixels.of.size[2] ? Vector{} : load(line + x * channels + channel));
       });
     }
   }
@@ -171,14 +171,15 @@ struct Rows {
   void run(const Parallel& parallel) const {
     double work = 0;
     for (const Phase& phase : phases)
-      work += double(phase.count) * double(phase.taps.size()) * double(all_rows()) * double(planes.channels) * double(out_channels);
+      work += double(phase.count) * double(phase.taps.size()) * double(all_rows()) * double(planes.channels) *
+              double(out_channels);
     constexpr int64_t kTasks = 16, kLeastWork = int64_t{1} << 21, kMostPixels = int64_t{1} << 16;
     const int64_t tasks = std::max<int64_t>(1, std::min<int64_t>(kTasks, int64_t(work / kLeastWork)));
     // Tasks as square as they can be: each packs its own rows and reads its own columns.
     int64_t across = 1;
     const int64_t positions = all_rows() * size[2];
-    while (2 * across <= tasks && positions * across < out_channels * tasks &&
-        out_channels >= 4 * kColumns * across) across *= 2;
+    while (2 * across <= tasks && positions * across < out_channels * tasks && out_channels >= 4 * kColumns * across)
+      across *= 2;
     // The pixels of a task stay in the second cache.
     const int64_t most = std::max<int64_t>(1, kMostPixels / (planes.size[2] * in_step[1] * planes.padded()));
     const EvenCut down(all_rows(), std::min(most, pieces_of(all_rows(), pieces_of(tasks, across))));
@@ -197,8 +198,8 @@ struct Rows {
     for (const Phase& phase : phases)
       for (const Tap& tap : phase.taps)
         for (int64_t r = row; r < row + count; ++r) {
-          const int64_t z = r / rows[1] % rows[0] * in_step[0] + tap.offset[0], line = r % rows[1] * in_step[1] +
-              tap.offset[1];
+          const int64_t z = r / rows[1] % rows[0] * in_step[0] + tap.offset[0],
+                        line = r % rows[1] * in_step[1] + tap.offset[1];
           if (z < 0 || z >= planes.size[0] || line < 0 || line >= planes.size[1]) continue;
           const int64_t found = (r / rows[1] / rows[0] * planes.size[0] + z) * planes.size[1] + line;
           least = std::min(least, found);
@@ -216,8 +217,8 @@ struct Rows {
     for (const Phase& phase : phases) {
       std::vector<int64_t> places;
       for (int64_t r = 0; r < count; ++r)
-        for (int64_t x = 0; x < phase.count; ++x) places.push_back((r * size[2] + phase.first +
-            x * phase.step) * padded);
+        for (int64_t x = 0; x < phase.count; ++x)
+          places.push_back((r * size[2] + phase.first + x * phase.step) * padded);
       const Grid grid{{rows[0], rows[1], phase.count}};
       const int64_t begin = row * phase.count, depth = static_cast<int64_t>(phase.taps.size()) * planes.padded();
       if (depth == 0) {
@@ -226,15 +227,15 @@ struct Rows {
       }
       multiply_block(PatchPixels{pixels, grid, in_step, phase.taps},
                      PackedColumns{weights + phase.first_tap * planes.padded() * wide, wide, depth},
-                         RowStore{sums.get(), places, begin, column},
+                     RowStore{sums.get(), places, begin, column},
                      {begin, begin + count * phase.count, column, column + padded, 0, depth}, false, rounded);
     }
-    for (int64_t c = 0; c < columns; c += kLanes) write(row, count, column + c, std::min<int64_t>(kLanes,
-        columns - c), sums.get() + c, padded);
+    for (int64_t c = 0; c < columns; c += kLanes)
+      write(row, count, column + c, std::min<int64_t>(kLanes, columns - c), sums.get() + c, padded);
   }
 
   void write(int64_t row, int64_t count, int64_t channel, int64_t channels, const float* sums,
-      int64_t step_between) const {
+             int64_t step_between) const {
     const Vector added = bias != nullptr ? load_first(bias + channel, channels) : Vector{};
     const int64_t plane = size[0] * size[1] * size[2];
     const bool dense = step[0] == 1 && step[1] == 1;
@@ -277,18 +278,18 @@ struct WeightPacker {
     const Floats lines(together * taps * kLanes);
     for (int64_t c = 0; c < deep; c += together) {
       const int64_t held = std::min(together, in - c);
-      if (held > 0) transpose_lines(w + first * out_step + c * in_step, out_step, count, held * taps, lines.get(),
-          kLanes);
+      if (held > 0)
+        transpose_lines(w + first * out_step + c * in_step, out_step, count, held * taps, lines.get(), kLanes);
       for (const Phase* phase : phases) put(*phase, first, c, std::min(together, deep - c), held, lines.get(), to);
     }
   }
 
   // Writes a vector of outputs for inputs [c, c + count), zeros from `held` of them on.
   void put(const Phase& phase, int64_t first, int64_t c, int64_t count, int64_t held, const float* lines,
-      float* to) const {
+           float* to) const {
     const int64_t deep = rounded_up(in, kLanes), wide = rounded_up(out, kLanes), panel = first / kColumns * kColumns;
     const int64_t width = std::min<int64_t>(kColumns, wide - panel),
-        depth = static_cast<int64_t>(phase.taps.size()) * deep;
+                  depth = static_cast<int64_t>(phase.taps.size()) * deep;
     float* own = to + phase.first_tap * size_of_tap() + panel * depth + first - panel + c * width;
     for (const Tap& tap : phase.taps) {
       for (int64_t i = 0; i < count; ++i)
@@ -300,7 +301,7 @@ struct WeightPacker {
 
 // Turns [out][tap][in], `in` rounded up, into [out][in][tap].
 inline void write_weights(const float* from, int64_t out, int64_t taps, int64_t in, float* dw,
-    const Parallel& parallel) {
+                          const Parallel& parallel) {
   const int64_t padded = rounded_up(in, kLanes);
   const EvenCut cut(out, std::max<int64_t>(1, 16384 / (padded * taps)));
   parallel(cut.pieces, [&](int64_t piece) {
@@ -309,8 +310,8 @@ inline void write_weights(const float* from, int64_t out, int64_t taps, int64_t 
         for (int64_t t = 0; t < taps; t += kLanes) {
           Vector square[kLanes];
           const int64_t held = std::min<int64_t>(kLanes, taps - t), channels = std::min<int64_t>(kLanes, in - c);
-          for (int64_t i = 0; i < kLanes; ++i) square[i] = i < held ? load(from + (o * taps + t + i) * padded +
-              c) : Vector{};
+          for (int64_t i = 0; i < kLanes; ++i)
+            square[i] = i < held ? load(from + (o * taps + t + i) * padded + c) : Vector{};
           transpose(square);
           for (int64_t i = 0; i < channels; ++i) store_first(dw + (o * in + c + i) * taps + t, square[i], held);
         }

@@ -28,7 +28,7 @@ struct Convolution {
   int64_t batch, groups, in_channels, out_channels;  // channels of one group
   int64_t in[kMostAxes], out[kMostAxes], kernel[kMostAxes];
   int64_t stride[kMostAxes], dilation[kMostAxes], pad[kMostAxes];  // the pad before
-  bool bf16 = false;  // as in Product
+  bool bf16 = false;                                               // as in Product
 
   int64_t in_size() const { return in[0] * in[1] * in[2]; }
   int64_t out_size() const { return out[0] * out[1] * out[2]; }

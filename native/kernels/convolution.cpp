@@ -24,7 +24,10 @@ struct Window {
   bool bf16;
 
   explicit Window(const Attributes& of)
-      : strides(of.integers("strides")), dilations(of.integers("dilations")), pads(of.integers("pads")), groups(of.integer("group", 1)),
+      : strides(of.integers("strides")),
+        dilations(of.integers("dilations")),
+        pads(of.integers("pads")),
+        groups(of.integer("group", 1)),
         bf16(of.integer("bf16", 0) != 0) {}
 
   // The convolution of an image and weights, if they fit each other.
@@ -34,9 +37,8 @@ struct Window {
             "a convolution needs one to three axes beside batch and channels, the same in image and weights");
     require(groups >= 1 && w[0] % groups == 0 && w[1] <= x[1] && x[1] == w[1] * groups,
             "the channels of image and weights do not fit the groups");
-    Convolution made{x[0], groups, w[1], w[0] / groups, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0,
-        0},
-                     bf16};
+    Convolution made{x[0],      groups,    w[1],      w[0] / groups, {1, 1, 1}, {1, 1, 1},
+                     {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0},     bf16};
     for (int64_t axis = 0; axis < axes; ++axis) {
       const int64_t own = kMostAxes - axes + axis;
       made.in[own] = x[axis + 2];
@@ -69,7 +71,8 @@ struct Window {
   // The same with as many windows as there are gradients.
   Convolution with(const Shape& x, const Shape& w, const Shape& dy) const {
     Convolution made = of(x, w);
-    require(dy.size() == x.size() && dy[0] == x[0] && dy[1] == w[0], "the gradient does not fit the image and the weights");
+    require(dy.size() == x.size() && dy[0] == x[0] && dy[1] == w[0],
+            "the gradient does not fit the image and the weights");
     for (size_t axis = 2; axis < dy.size(); ++axis) {
       require(dy[axis] < kMost, "the gradient is too large");
       made.out[kMostAxes - dy.size() + axis] = dy[axis];
@@ -81,11 +84,13 @@ struct Window {
   static constexpr int64_t kMost = int64_t{1} << 30;
 
   static int64_t value(const std::vector<int64_t>& given, int64_t axis, int64_t axes) {
-    require(given.empty() || static_cast<int64_t>(given.size()) == axes, "strides or dilations have another number of axes than the image");
+    require(given.empty() || static_cast<int64_t>(given.size()) == axes,
+            "strides or dilations have another number of axes than the image");
     return given.empty() ? 1 : given[axis];
   }
   int64_t pad(int64_t axis, int64_t axes, int64_t side) const {
-    require(pads.empty() || static_cast<int64_t>(pads.size()) == 2 * axes, "pads have another number of axes than the image");
+    require(pads.empty() || static_cast<int64_t>(pads.size()) == 2 * axes,
+            "pads have another number of axes than the image");
     return pads.empty() ? 0 : pads[side * axes + axis];
   }
 };
@@ -100,17 +105,17 @@ const float* bias_of(const Tensor& given, int64_t channels) {
 bool by_planes(const Convolution& conv) { return conv.groups > 1 && conv.in_channels == 1 && depthwise().takes(conv); }
 
 void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
-    const Parallel& parallel) {
+              const Parallel& parallel) {
   (by_planes(conv) ? depthwise().convolve : compute().convolve)(conv, x, w, bias, y, parallel);
 }
 
 void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
-    const Parallel& parallel) {
+                             const Parallel& parallel) {
   (by_planes(conv) ? depthwise().input_gradient : compute().convolve_input_gradient)(conv, dy, w, dx, parallel);
 }
 
 void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
-    const Parallel& parallel) {
+                              const Parallel& parallel) {
   (by_planes(conv) ? depthwise().weight_gradient : compute().convolve_weight_gradient)(conv, x, dy, dw, parallel);
 }
 
@@ -135,7 +140,8 @@ struct ConvGradInput : Kernel {
   std::vector<int64_t> sizes;
   bool has_bias;
 
-  explicit ConvGradInput(const Attributes& of) : window(of), sizes(of.integers("sizes")), has_bias(of.integer("has_bias", 0) != 0) {}
+  explicit ConvGradInput(const Attributes& of)
+      : window(of), sizes(of.integers("sizes")), has_bias(of.integer("has_bias", 0) != 0) {}
   void run(Run& run) const override {
     const Tensor dy = run.input(0), w = run.input(1);
     const Shape shape = shape_of_dx(run, dy, w);
@@ -157,7 +163,8 @@ struct ConvGradInput : Kernel {
   Shape shape_of_dx(const Run& run, const Tensor& dy, const Tensor& w) const {
     require(dy.shape.size() >= 3 && w.shape.size() == dy.shape.size(), "the gradient and the weights have other axes");
     if (!sizes.empty()) {
-      require(window.groups >= 1 && window.groups <= w.shape[0], "the channels of image and weights do not fit the groups");
+      require(window.groups >= 1 && window.groups <= w.shape[0],
+              "the channels of image and weights do not fit the groups");
       Shape made{dy.shape[0], w.shape[1] * window.groups};
       made.insert(made.end(), sizes.begin(), sizes.end());
       elements_of(made);
@@ -179,7 +186,8 @@ struct ConvGradWeight : Kernel {
   void run(Run& run) const override {
     const Tensor x = run.input(0), dy = run.input(1);
     require(x.shape.size() >= 3 && dy.shape.size() == x.shape.size(), "the image and the gradient have other axes");
-    require(window.groups >= 1 && x.shape[1] % window.groups == 0, "the channels of image and weights do not fit the groups");
+    require(window.groups >= 1 && x.shape[1] % window.groups == 0,
+            "the channels of image and weights do not fit the groups");
     Shape shape{dy.shape[1], x.shape[1] / window.groups};
     shape.insert(shape.end(), kernel.begin(), kernel.end());
     elements_of(shape);

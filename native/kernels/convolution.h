@@ -25,15 +25,15 @@ inline Patches patches_of(const Convolution& conv, const float* image) {
 // An image that a product writes as it lies, `channels` in all groups.
 inline ImageStore dense_store(float* data, int64_t channels, const int64_t* size) {
   const int64_t pixels = size[0] * size[1] * size[2];
-  return {data, channels * pixels, pixels, {{size[0], size[1], size[2]}}, {size[0], size[1], size[2]}, {0, 0, 0}, {1,
-      1, 1}, true};
+  return {data,      channels * pixels, pixels, {{size[0], size[1], size[2]}}, {size[0], size[1], size[2]},
+          {0, 0, 0}, {1, 1, 1},         true};
 }
 
 // Whether each output reads the one pixel at its place.
 inline bool is_pointwise(const Convolution& conv) {
   for (int axis = 0; axis < kMostAxes; ++axis)
-    if (conv.kernel[axis] != 1 || conv.stride[axis] != 1 || conv.pad[axis] != 0 ||
-        conv.in[axis] != conv.out[axis]) return false;
+    if (conv.kernel[axis] != 1 || conv.stride[axis] != 1 || conv.pad[axis] != 0 || conv.in[axis] != conv.out[axis])
+      return false;
   return true;
 }
 
@@ -42,7 +42,7 @@ inline bool suits_winograd(const Convolution& conv) {
   for (int axis = 0; axis < kMostAxes; ++axis)
     if (conv.stride[axis] != 1 || conv.dilation[axis] != 1 || conv.kernel[axis] != (axis == 0 ? 1 : 3)) return false;
   return conv.in[0] == 1 && conv.pad[0] == 0 && conv.out[0] == 1 && conv.in_channels >= kLanes &&
-      conv.out_channels >= kLanes;
+         conv.out_channels >= kLanes;
 }
 
 inline winograd::Image input_image(const Convolution& conv) {
@@ -51,7 +51,7 @@ inline winograd::Image input_image(const Convolution& conv) {
 
 inline winograd::Image output_image(const Convolution& conv) {
   return {conv.out[1], conv.out[2], conv.groups * conv.out_channels * conv.out_size(), 2 - conv.pad[1],
-      2 - conv.pad[2]};
+          2 - conv.pad[2]};
 }
 
 // Whether a copy of the image with channels last pays.
@@ -127,35 +127,33 @@ struct Group {
         for (int64_t c = 0; c < of.out_channels; ++c) std::fill_n(y + n * y_stride() + c * out, out, bias[c]);
     if (is_pointwise(of))
       return multiply(weights, ChannelColumns{x, x_stride(), out}, store, of.out_channels, positions, columns(),
-          bias != nullptr, parallel, rounded);
+                      bias != nullptr, parallel, rounded);
     const Patches patches = patches_of(of, x);
     if (of.taps() == 1) {
       const Floats met(of.batch * of.in_channels * out);
       read_met(patches, met.get());
-      return multiply(weights, ChannelColumns{met.get(), of.in_channels * out, out}, store, of.out_channels,
-          positions, columns(),
-                      bias != nullptr, parallel, rounded);
+      return multiply(weights, ChannelColumns{met.get(), of.in_channels * out, out}, store, of.out_channels, positions,
+                      columns(), bias != nullptr, parallel, rounded);
     }
     multiply(weights, PatchColumns{patches}, store, of.out_channels, positions, columns(), bias != nullptr, parallel,
-        rounded);
+             rounded);
   }
 
   void weight_gradient(const float* x, const float* dy, float* dw) const {
     if (suits_winograd(of))
       return winograd::convolve_weight_gradient(input_image(of), output_image(of), of.batch, of.in_channels,
-          of.out_channels, x, dy, dw,
-                                                rounded, parallel);
+                                                of.out_channels, x, dy, dw, rounded, parallel);
     const int64_t out = of.out_size(), depth = of.batch * out;
     const ChannelRows gradients{dy, y_stride(), out};
     if (is_pointwise(of))
-      return multiply_deep(gradients, ChannelLines{x, x_stride(), out}, dw, of.out_channels, columns(), depth,
-          parallel, rounded);
+      return multiply_deep(gradients, ChannelLines{x, x_stride(), out}, dw, of.out_channels, columns(), depth, parallel,
+                           rounded);
     const Patches patches = patches_of(of, x);
     if (of.taps() == 1) {
       const Floats met(of.batch * of.in_channels * out);
       read_met(patches, met.get());
       return multiply_deep(gradients, ChannelLines{met.get(), of.in_channels * out, out}, dw, of.out_channels,
-          columns(), depth, parallel, rounded);
+                           columns(), depth, parallel, rounded);
     }
     if (!suits_channels_last(of.in_channels, of.out_channels))
       return multiply_deep(gradients, PatchRows{patches}, dw, of.out_channels, columns(), depth, parallel, rounded);
@@ -166,8 +164,7 @@ struct Group {
     channels_last::read_all(pixels, parallel);
     const std::vector<channels_last::Tap> own = all_taps(patches);
     multiply_deep(gradients, channels_last::PatchColumnsByPosition{pixels, patches.grid, of.stride, own}, sums.get(),
-        of.out_channels,
-                  taps * padded, depth, parallel, rounded);
+                  of.out_channels, taps * padded, depth, parallel, rounded);
     channels_last::write_weights(sums.get(), of.out_channels, taps, of.in_channels, dw, parallel);
   }
 
@@ -175,52 +172,70 @@ struct Group {
     if (suits_winograd(of)) {
       const winograd::Weights weights{w, of.out_channels, of.in_channels, columns(), 9, true};
       return winograd::convolve(output_image(of), input_image(of), weights, of.batch, dy, nullptr, dx, rounded,
-          parallel);
+                                parallel);
     }
     if (is_pointwise(of))
       return multiply(MatrixRows{w, 1, of.in_channels}, ChannelColumns{dy, y_stride(), of.out_size()},
                       dense_store(dx, of.groups * of.in_channels, of.in), of.in_channels, of.batch * of.in_size(),
-                          of.out_channels, false,
-                      parallel, rounded);
+                      of.out_channels, false, parallel, rounded);
     if (of.taps() == 1) {
       const int64_t out = of.out_size();
       const Floats met(of.batch * of.in_channels * out);
-      multiply(MatrixRows{w, 1, of.in_channels}, ChannelColumns{dy, y_stride(), out}, dense_store(met.get(),
-          of.in_channels, of.out),
-               of.in_channels, of.batch * out, of.out_channels, false, parallel, rounded);
+      multiply(MatrixRows{w, 1, of.in_channels}, ChannelColumns{dy, y_stride(), out},
+               dense_store(met.get(), of.in_channels, of.out), of.in_channels, of.batch * out, of.out_channels, false,
+               parallel, rounded);
       return write_met(met.get(), dx);
     }
     if (suits_channels_last(of.out_channels, of.in_channels)) return input_gradient_by_pixels(dy, w, dx);
-    for_each_phase(of, 3, [&](int64_t pz, int64_t py, int64_t px) { input_gradient_of_phase({pz, py, px}, dy, w, dx);
-        });
+    for_each_phase(of, 3,
+                   [&](int64_t pz, int64_t py, int64_t px) { input_gradient_of_phase({pz, py, px}, dy, w, dx); });
   }
 
  private:
   void forward_by_pixels(const float* x, const float* w, const float* bias, float* y) const {
     const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
     const channels_last::Phase phase{0, 1, of.out[2], all_taps(patches_of(of, x)), 0};
-    const channels_last::WeightPacker packer{w, of.taps(), of.in_channels, of.taps(), of.out_channels, columns(),
-        rounded};
+    const channels_last::WeightPacker packer{w,         of.taps(), of.in_channels, of.taps(), of.out_channels,
+                                             columns(), rounded};
     const Floats weights(of.taps() * packer.size_of_tap());
     packer.pack({&phase}, weights.get(), parallel);
-    const channels_last::Rows rows{planes, of.out_channels, weights.get(), bias, y, y_stride(),
-                                   {of.out[0], of.out[1], of.out[2]}, {0, 0}, {1, 1}, {of.out[0], of.out[1]},
-                                   {of.stride[0], of.stride[1], of.stride[2]}, {phase}, rounded};
+    const channels_last::Rows rows{planes,
+                                   of.out_channels,
+                                   weights.get(),
+                                   bias,
+                                   y,
+                                   y_stride(),
+                                   {of.out[0], of.out[1], of.out[2]},
+                                   {0, 0},
+                                   {1, 1},
+                                   {of.out[0], of.out[1]},
+                                   {of.stride[0], of.stride[1], of.stride[2]},
+                                   {phase},
+                                   rounded};
     rows.run(parallel);
   }
 
   void input_gradient_by_pixels(const float* dy, const float* w, float* dx) const {
     const channels_last::Planes planes{dy, of.batch, y_stride(), of.out_channels, {of.out[0], of.out[1], of.out[2]}};
-    const channels_last::WeightPacker packer{w, of.taps(), of.out_channels, columns(), of.in_channels, of.taps(),
-        rounded};
+    const channels_last::WeightPacker packer{w,         of.taps(), of.out_channels, columns(), of.in_channels,
+                                             of.taps(), rounded};
     const Floats weights(of.taps() * packer.size_of_tap());
     std::vector<channels_last::Rows> all;  // by phases of the first two axes
     int64_t packed = 0;                    // taps
     for_each_phase(of, 2, [&](int64_t pz, int64_t py, int64_t) {
-      all.push_back({planes, of.in_channels, weights.get(), nullptr, dx, x_stride(), {of.in[0], of.in[1], of.in[2]},
-          {pz, py},
-                     {of.stride[0], of.stride[1]}, {phase_size(of, 0, pz), phase_size(of, 1, py)}, {1, 1, 1}, {},
-                         rounded});
+      all.push_back({planes,
+                     of.in_channels,
+                     weights.get(),
+                     nullptr,
+                     dx,
+                     x_stride(),
+                     {of.in[0], of.in[1], of.in[2]},
+                     {pz, py},
+                     {of.stride[0], of.stride[1]},
+                     {phase_size(of, 0, pz), phase_size(of, 1, py)},
+                     {1, 1, 1},
+                     {},
+                     rounded});
       for (int64_t px = 0; px < std::min(of.stride[2], of.in[2]); ++px) {
         const int64_t phase[kMostAxes] = {pz, py, px};
         all.back().phases.push_back({px, of.stride[2], phase_size(of, 2, px), phase_taps(of, phase), packed});
@@ -241,8 +256,8 @@ struct Group {
     parallel(cut.pieces, [&](int64_t task) {
       for (int64_t plane = cut.begin(task), end = plane + cut.length(task); plane < end; ++plane) {
         const float* from = patches.image + plane / of.in_channels * x_stride() + plane % of.in_channels * of.in_size();
-        for (const Grid::Piece& piece : pieces) patches.copy(piece, from, patches.taps[0], to +
-            plane * of.out_size() + piece.begin);
+        for (const Grid::Piece& piece : pieces)
+          patches.copy(piece, from, patches.taps[0], to + plane * of.out_size() + piece.begin);
       }
     });
   }
@@ -277,7 +292,7 @@ struct Group {
 // Rows of the left side for the gradient of the input: weights by input channel.
 struct PhaseWeights {
   const float* w;
-  int64_t in_channels, all;                    // taps of the convolution
+  int64_t in_channels, all;                     // taps of the convolution
   const std::vector<channels_last::Tap>& taps;  // of the phase
 
   void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
@@ -299,11 +314,17 @@ inline void Group::input_gradient_of_phase(const PhaseOf& phase, const float* dy
   for (const channels_last::Tap& tap : taps) patches.taps.push_back({{tap.offset[0], tap.offset[1], tap.offset[2]}});
   for (int axis = 0; axis < kMostAxes; ++axis) patches.grid.size[axis] = phase_size(of, axis, phase.at[axis]);
   const bool dense = of.stride[0] == 1 && of.stride[1] == 1 && of.stride[2] == 1;
-  const ImageStore store{dx, x_stride(), of.in_size(), patches.grid, {of.in[0], of.in[1], of.in[2]},
-                         {phase.at[0], phase.at[1], phase.at[2]}, {of.stride[0], of.stride[1], of.stride[2]}, dense};
+  const ImageStore store{dx,
+                         x_stride(),
+                         of.in_size(),
+                         patches.grid,
+                         {of.in[0], of.in[1], of.in[2]},
+                         {phase.at[0], phase.at[1], phase.at[2]},
+                         {of.stride[0], of.stride[1], of.stride[2]},
+                         dense};
   multiply(PhaseWeights{w, of.in_channels, of.taps(), taps}, PatchColumns{patches}, store, of.in_channels,
            of.batch * patches.grid.positions(), of.out_channels * static_cast<int64_t>(taps.size()), false, parallel,
-               rounded);
+           rounded);
 }
 
 // ---- all groups -----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ template <int kSize, int kWidth, int kHigh>
 template <int kSize, int kWidth, int kHigh>
 [[gnu::always_inline]] inline void dense_rows(const float* source, int64_t pitch, const float* weights,
                                               typename Narrow<kWidth>::Type bias, float* to, int64_t to_pitch,
-                                                  int64_t columns) {
+                                              int64_t columns) {
   int64_t at = 0;
   for (; at + kWidth < columns; at += kWidth)
     dense_block<kSize, kWidth, kHigh>(source + at, pitch, weights, bias, to + at, to_pitch);
@@ -86,9 +86,8 @@ inline void dense(const float* source, int64_t pitch, const float* taps, float b
 // Adds a vector of kHigh rows to the sums of the products of `other` and what taps read.
 template <int kSize, int kAcross, int kWidth, int kHigh>
 [[gnu::always_inline]] inline void dense_products(const float* source, int64_t pitch, const float* other,
-    int64_t other_pitch,
-                                                  typename Narrow<kWidth>::Mask mask,
-                                                      typename Narrow<kWidth>::Type* sum) {
+                                                  int64_t other_pitch, typename Narrow<kWidth>::Mask mask,
+                                                  typename Narrow<kWidth>::Type* sum) {
   using Own = Narrow<kWidth>;
   using Row = typename Own::Type;
   const RowPointers<kHigh + kSize - 1, const float> from(source, pitch);
@@ -114,11 +113,11 @@ template <int kSize, int kAcross, int kWidth, int kHigh>
 [[gnu::always_inline]] inline void dense_product_rows(const float* source, int64_t pitch, const float* other,
                                                       int64_t other_pitch, int64_t columns,
                                                       typename Narrow<kWidth>::Mask mask,
-                                                          typename Narrow<kWidth>::Type* sum) {
+                                                      typename Narrow<kWidth>::Type* sum) {
   int64_t at = 0;
   for (; at + kWidth < columns; at += kWidth)
     dense_products<kSize, kAcross, kWidth, kHigh>(source + at, pitch, other + at, other_pitch,
-        ~typename Narrow<kWidth>::Mask{}, sum);
+                                                  ~typename Narrow<kWidth>::Mask{}, sum);
   at = std::max<int64_t>(0, columns - kWidth);
   dense_products<kSize, kAcross, kWidth, kHigh>(source + at, pitch, other + at, other_pitch, mask, sum);
 }
@@ -189,8 +188,10 @@ struct DenseTile {
   float *copy, *short_rows;  // rows of the grid that are shorter than a vector, with zeros behind them
 
   DenseTile(const DensePlanes& planes, const Cut& cut, int64_t index)
-      : tile(planes.tile(cut, index)), first(cut.first_row(index) * planes.columns + cut.first_column(index)),
-        columns(planes.columns), copy(copy_memory.zeroed(tile.floats())),
+      : tile(planes.tile(cut, index)),
+        first(cut.first_row(index) * planes.columns + cut.first_column(index)),
+        columns(planes.columns),
+        copy(copy_memory.zeroed(tile.floats())),
         short_rows(row_memory.zeroed(tile.columns.grid < kLanes ? tile.rows.grid * kLanes : 0)) {}
 
   // Writes the tile of one plane.
@@ -204,7 +205,7 @@ struct DenseTile {
     const int64_t direct = 2 * across >= kWidth && across == columns ? rows - 1 : 0;
     dense<kSize, kWidth>(copy, tile.pitch, weights, bias, to, columns, direct, across);
     dense<kSize, kWidth>(copy + direct * tile.pitch, tile.pitch, weights, bias, short_rows, kWidth, rows - direct,
-        across);
+                         across);
     copy_rows(to + direct * columns, columns, short_rows, kWidth, rows - direct, across);
   }
 

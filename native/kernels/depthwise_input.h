@@ -55,7 +55,8 @@ struct InputTile {
   float *copy, *results;
 
   InputTile(const Convolution& conv, const Reach& down, const Reach& across, const Cut& cut, int64_t index)
-      : row(cut.first_row(index) * conv.stride[kY]), column(cut.first_column(index) * conv.stride[kX]),
+      : row(cut.first_row(index) * conv.stride[kY]),
+        column(cut.first_column(index) * conv.stride[kX]),
         tile(TileAxis(cut.rows_of(index), 1, cut.first_row(index) + down.least, conv.out[kY], down.most - down.least),
              TileAxis(cut.columns_of(index), 1, cut.first_column(index) + across.least, conv.out[kX],
                       across.most - across.least)),
@@ -89,7 +90,7 @@ struct InputTile {
   // Writes the phases into each other.
   void write(const Convolution& conv, int64_t phases_across, float* dx) const {
     const int64_t width = conv.in[kX], step = conv.stride[kX],
-        phases_down = static_cast<int64_t>(phases.size()) / phases_across;
+                  phases_down = static_cast<int64_t>(phases.size()) / phases_across;
     const int64_t count = std::min(tile.columns.grid * step, width - column);
     for (int64_t y = 0; y < phases_down; ++y) {
       const int64_t first = row + y, rows = std::min(tile.rows.grid, pieces(conv.in[kY] - first, conv.stride[kY]));

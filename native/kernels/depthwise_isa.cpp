@@ -27,7 +27,7 @@ bool is_dense(const Convolution& conv) {
   const bool flat = conv.kernel[kZ] == 1 && conv.in[kZ] == 1 && conv.out[kZ] == 1;
   const bool square = conv.kernel[kY] == conv.kernel[kX] && (conv.kernel[kX] == 3 || conv.kernel[kX] == 5);
   return flat && square && conv.stride[kY] == 1 && conv.stride[kX] == 1 && conv.dilation[kY] == 1 &&
-      conv.dilation[kX] == 1;
+         conv.dilation[kX] == 1;
 }
 
 DensePlanes dense_planes(const Convolution& conv) {
@@ -37,8 +37,8 @@ DensePlanes dense_planes(const Convolution& conv) {
 // The gradient of the input is a convolution of dy with the kernel turned around.
 DensePlanes dense_planes_back(const Convolution& conv) {
   const int64_t last = conv.kernel[kX] - 1;
-  return {conv.kernel[kX], conv.out[kY], conv.out[kX], conv.in[kY], conv.in[kX], last - conv.pad[kY],
-      last - conv.pad[kX]};
+  return {conv.kernel[kX], conv.out[kY],        conv.out[kX],       conv.in[kY],
+          conv.in[kX],     last - conv.pad[kY], last - conv.pad[kX]};
 }
 
 // Calls work(tiled(tile), plane) for the planes of each tile.
@@ -61,31 +61,33 @@ void dense_convolve(const Convolution& conv, const float* x, const float* w, con
   const DensePlanes planes = dense_planes(conv);
   const Cut cut = planes.cut();
   const int64_t channels = conv.groups * conv.out_channels, in = conv.in_size(), out = conv.out_size();
-  over_tiles(cut, conv.batch * channels, cut.tile_rows * cut.tile_columns, parallel,
-             [&](int64_t index) { return DenseTile(planes, cut, index); },
-             [&](DenseTile& own, int64_t plane) {
-               const int64_t channel = plane % channels;
-               const float* source = x + (conv.out_channels == 1 ? plane : plane / conv.out_channels) * in;
-               own.convolve<kSize, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel],
-                   y + plane * out);
-             });
+  over_tiles(
+      cut, conv.batch * channels, cut.tile_rows * cut.tile_columns, parallel,
+      [&](int64_t index) { return DenseTile(planes, cut, index); },
+      [&](DenseTile& own, int64_t plane) {
+        const int64_t channel = plane % channels;
+        const float* source = x + (conv.out_channels == 1 ? plane : plane / conv.out_channels) * in;
+        own.convolve<kSize, kWidth>(source, w + channel * kSize * kSize, bias == nullptr ? 0 : bias[channel],
+                                    y + plane * out);
+      });
 }
 
 template <int kSize, int kWidth>
 void dense_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
-    const Parallel& parallel) {
+                          const Parallel& parallel) {
   const DensePlanes planes = dense_planes_back(conv);
   const Cut cut = planes.cut();
   const int64_t in = conv.in_size(), out = conv.out_size();
   std::vector<float> turned(static_cast<size_t>(conv.groups * kSize * kSize));
   for (int64_t at = 0; at < conv.groups * kSize * kSize; at += kSize * kSize)
     std::reverse_copy(w + at, w + at + kSize * kSize, turned.data() + at);
-  over_tiles(cut, conv.batch * conv.groups, cut.tile_rows * cut.tile_columns, parallel,
-             [&](int64_t index) { return DenseTile(planes, cut, index); },
-             [&](DenseTile& own, int64_t plane) {
-               const float* weights = turned.data() + plane % conv.groups * kSize * kSize;
-               own.convolve<kSize, kWidth>(dy + plane * out, weights, 0, dx + plane * in);
-             });
+  over_tiles(
+      cut, conv.batch * conv.groups, cut.tile_rows * cut.tile_columns, parallel,
+      [&](int64_t index) { return DenseTile(planes, cut, index); },
+      [&](DenseTile& own, int64_t plane) {
+        const float* weights = turned.data() + plane % conv.groups * kSize * kSize;
+        own.convolve<kSize, kWidth>(dy + plane * out, weights, 0, dx + plane * in);
+      });
 }
 
 // ---- large to small: forward, and the gradient of weights ----------------------------------------
@@ -99,8 +101,8 @@ Cut cut_of_output(const Convolution& conv) {
 
 Tile tile_of_output(const Convolution& conv, const Cut& cut, int64_t tile) {
   const auto axis = [&](int of, int64_t first, int64_t count) {
-    return TileAxis(count, conv.stride[of], first * conv.stride[of] - conv.pad[of], conv.in[of], largest_offset(conv,
-        of));
+    return TileAxis(count, conv.stride[of], first * conv.stride[of] - conv.pad[of], conv.in[of],
+                    largest_offset(conv, of));
   };
   return Tile(axis(kY, cut.first_row(tile), cut.rows_of(tile)), axis(kX, cut.first_column(tile), cut.columns_of(tile)));
 }
@@ -109,8 +111,8 @@ Tile tile_of_output(const Convolution& conv, const Cut& cut, int64_t tile) {
 std::vector<int64_t> places_of(const Convolution& conv, const Tile& tile) {
   std::vector<int64_t> places;
   for (int64_t y = 0; y < conv.kernel[kY]; ++y)
-    for (int64_t x = 0; x < conv.kernel[kX]; ++x) places.push_back(tile.place(y * conv.dilation[kY],
-        x * conv.dilation[kX]));
+    for (int64_t x = 0; x < conv.kernel[kX]; ++x)
+      places.push_back(tile.place(y * conv.dilation[kY], x * conv.dilation[kX]));
   return places;
 }
 
@@ -129,9 +131,11 @@ struct OutputTile {
   float *copy, *result;
 
   OutputTile(const Convolution& conv, const Cut& cut, int64_t index)
-      : tile(tile_of_output(conv, cut, index)), places(places_of(conv, tile)),
+      : tile(tile_of_output(conv, cut, index)),
+        places(places_of(conv, tile)),
         first(cut.first_row(index) * conv.out[kX] + cut.first_column(index)),
-        copy(copy_memory.zeroed(tile.floats())), result(result_memory.zeroed(tile.result_floats())) {}
+        copy(copy_memory.zeroed(tile.floats())),
+        result(result_memory.zeroed(tile.result_floats())) {}
 };
 
 // Planes of x, w and y that a plane of the output needs.
@@ -140,7 +144,8 @@ struct OutputPlane {
 
   OutputPlane(const Convolution& conv, int64_t index)
       : channel(index / conv.out[kZ] % (conv.groups * conv.out_channels)),
-        image(index / conv.out[kZ] / (conv.groups * conv.out_channels)), z(index % conv.out[kZ]) {}
+        image(index / conv.out[kZ] / (conv.groups * conv.out_channels)),
+        z(index % conv.out[kZ]) {}
   // The volume of x that its channel reads.
   const float* source(const Convolution& conv, const float* x) const {
     return x + (image * conv.groups + channel / conv.out_channels) * conv.in_size();
@@ -184,9 +189,10 @@ void convolve(const Convolution& conv, const float* x, const float* w, const flo
     });
   const Cut cut = cut_of_output(conv);
   const int64_t planes = conv.batch * conv.groups * conv.out_channels * conv.out[kZ];
-  over_tiles(cut, planes, cut.tile_rows * cut.tile_columns, parallel,
-             [&](int64_t index) { return OutputTile(conv, cut, index); },
-             [&](OutputTile& own, int64_t plane) { convolve_plane(conv, own, plane, x, w, bias, y); });
+  over_tiles(
+      cut, planes, cut.tile_rows * cut.tile_columns, parallel,
+      [&](int64_t index) { return OutputTile(conv, cut, index); },
+      [&](OutputTile& own, int64_t plane) { convolve_plane(conv, own, plane, x, w, bias, y); });
 }
 
 // ---- the gradient of weights ---------------------------------------------------------------------
@@ -280,31 +286,32 @@ void sum_over_channels(const Convolution& conv, float* dw, const Parallel& paral
 
 template <int kSize, int kWidth>
 void dense_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
-    const Parallel& parallel) {
+                           const Parallel& parallel) {
   const DensePlanes planes = dense_planes(conv);
   const Cut cut = planes.cut();
   const int64_t channels = conv.groups * conv.out_channels, in = conv.in_size(), out = conv.out_size();
   const int64_t together = channels_together(conv);
   const float* const dy_end = dy + conv.batch * channels * out;
-  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last,
-      double* totals) {
-    TapSums<kWidth> sums(together * kSize * kSize);
-    for (int64_t index = 0; index < cut.tiles(); ++index) {
-      DenseTile own(planes, cut, index);
-      for (int64_t begin = first; begin < end; begin += together) {
-        const int64_t count = std::min(together, end - begin);
-        for (int64_t image = first_image; image < last; ++image) {
-          for (int64_t channel = begin; channel < begin + count; ++channel) {
-            const int64_t group = conv.out_channels == 1 ? channel : channel / conv.out_channels;
-            own.multiply<kSize, kWidth>(x + (image * conv.groups + group) * in, dy + (image * channels + channel) * out,
-                                        dy_end, sums.parts((channel - begin) * kSize * kSize));
-          }
-          sums.count(own.tile.result_length());
-        }
-        sums.take(totals + (begin - first) * kSize * kSize, count * kSize * kSize);
-      }
-    }
-  });
+  sum_over_channels(conv, dw, parallel,
+                    [&](int64_t first, int64_t end, int64_t first_image, int64_t last, double* totals) {
+                      TapSums<kWidth> sums(together * kSize * kSize);
+                      for (int64_t index = 0; index < cut.tiles(); ++index) {
+                        DenseTile own(planes, cut, index);
+                        for (int64_t begin = first; begin < end; begin += together) {
+                          const int64_t count = std::min(together, end - begin);
+                          for (int64_t image = first_image; image < last; ++image) {
+                            for (int64_t channel = begin; channel < begin + count; ++channel) {
+                              const int64_t group = conv.out_channels == 1 ? channel : channel / conv.out_channels;
+                              own.multiply<kSize, kWidth>(x + (image * conv.groups + group) * in,
+                                                          dy + (image * channels + channel) * out, dy_end,
+                                                          sums.parts((channel - begin) * kSize * kSize));
+                            }
+                            sums.count(own.tile.result_length());
+                          }
+                          sums.take(totals + (begin - first) * kSize * kSize, count * kSize * kSize);
+                        }
+                      }
+                    });
 }
 
 void weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw, const Parallel& parallel) {
@@ -316,22 +323,22 @@ void weight_gradient(const Convolution& conv, const float* x, const float* dy, f
     });
   const Cut cut = cut_of_output(conv);
   const int64_t together = channels_together(conv);
-  sum_over_channels(conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last,
-      double* totals) {
-    TapSums<kLanes> sums(together * conv.taps());
-    for (int64_t index = 0; index < cut.tiles(); ++index) {
-      OutputTile own(conv, cut, index);
-      for (int64_t begin = first; begin < end; begin += together) {
-        const int64_t count = std::min(together, end - begin);
-        for (int64_t image = first_image; image < last; ++image) {
-          for (int64_t channel = begin; channel < begin + count; ++channel)
-            correlate_channel(conv, own, channel, image, x, dy, sums, (channel - begin) * conv.taps());
-          sums.count(conv.out[kZ] * own.tile.result_length());
+  sum_over_channels(
+      conv, dw, parallel, [&](int64_t first, int64_t end, int64_t first_image, int64_t last, double* totals) {
+        TapSums<kLanes> sums(together * conv.taps());
+        for (int64_t index = 0; index < cut.tiles(); ++index) {
+          OutputTile own(conv, cut, index);
+          for (int64_t begin = first; begin < end; begin += together) {
+            const int64_t count = std::min(together, end - begin);
+            for (int64_t image = first_image; image < last; ++image) {
+              for (int64_t channel = begin; channel < begin + count; ++channel)
+                correlate_channel(conv, own, channel, image, x, dy, sums, (channel - begin) * conv.taps());
+              sums.count(conv.out[kZ] * own.tile.result_length());
+            }
+            sums.take(totals + (begin - first) * conv.taps(), count * conv.taps());
+          }
         }
-        sums.take(totals + (begin - first) * conv.taps(), count * conv.taps());
-      }
-    }
-  });
+      });
 }
 
 // ---- small to large: the gradient of the input ---------------------------------------------------
@@ -339,7 +346,7 @@ void weight_gradient(const Convolution& conv, const float* x, const float* dy, f
 void input_gradient_plane(const Convolution& conv, const Reach& depth, InputTile& own, int64_t phases_across,
                           int64_t index, const float* dy, const float* w, float* dx) {
   const int64_t z = index % conv.in[kZ], group = index / conv.in[kZ] % conv.groups,
-      image = index / conv.in[kZ] / conv.groups;
+                image = index / conv.in[kZ] / conv.groups;
   const int64_t taps = conv.kernel[kY] * conv.kernel[kX], out = conv.out[kY] * conv.out[kX];
   bool fresh = true;
   for (int64_t channel = group * conv.out_channels; channel < (group + 1) * conv.out_channels; ++channel)
@@ -366,9 +373,9 @@ void input_gradient(const Convolution& conv, const float* dy, const float* w, fl
   const Cut cut = cut_of_input(conv, down, across);
   const int64_t planes = conv.batch * conv.groups * conv.in[kZ];
   const int64_t elements = cut.tile_rows * cut.tile_columns * down.count() * across.count();
-  over_tiles(cut, planes, elements, parallel, [&](int64_t index) { return InputTile(conv, down, across, cut, index); },
-             [&](InputTile& own, int64_t plane) { input_gradient_plane(conv, depth, own, across.count(), plane, dy, w,
-                 dx); });
+  over_tiles(
+      cut, planes, elements, parallel, [&](int64_t index) { return InputTile(conv, down, across, cut, index); },
+      [&](InputTile& own, int64_t plane) { input_gradient_plane(conv, depth, own, across.count(), plane, dy, w, dx); });
 }
 
 // ---- which convolutions --------------------------------------------------------------------------

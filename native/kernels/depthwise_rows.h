@@ -15,27 +15,25 @@ struct Narrow {
   typedef int Mask __attribute__((vector_size(kWidth * sizeof(int)), may_alias));
 
   // 0, 1, 2 …
-  static Mask lanes() {
-    return *reinterpret_cast<const Mask*>(kLaneNumbers);
-  }
+  static Mask lanes() { return *reinterpret_cast<const Mask*>(kLaneNumbers); }
   static Type read(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
   static void write(float* to, Type value) { *reinterpret_cast<Unaligned*>(to) = value; }
 };
 
 // Elements of an even place, or of an odd one, of two vectors behind each other; and the first or
 // second half of two vectors whose elements alternate.
-#define ONNXTRAIN_ALTERNATE(width, even_places, odd_places, first_places, second_places)              \
-  inline Narrow<width>::Type evens(Narrow<width>::Type a, Narrow<width>::Type b) {                    \
-    return __builtin_shufflevector(a, b, even_places);                                                \
-  }                                                                                                   \
-  inline Narrow<width>::Type odds(Narrow<width>::Type a, Narrow<width>::Type b) {                     \
-    return __builtin_shufflevector(a, b, odd_places);                                                 \
-  }                                                                                                   \
-  inline Narrow<width>::Type first_half(Narrow<width>::Type a, Narrow<width>::Type b) {               \
-    return __builtin_shufflevector(a, b, first_places);                                               \
-  }                                                                                                   \
-  inline Narrow<width>::Type second_half(Narrow<width>::Type a, Narrow<width>::Type b) {              \
-    return __builtin_shufflevector(a, b, second_places);                                              \
+#define ONNXTRAIN_ALTERNATE(width, even_places, odd_places, first_places, second_places) \
+  inline Narrow<width>::Type evens(Narrow<width>::Type a, Narrow<width>::Type b) {       \
+    return __builtin_shufflevector(a, b, even_places);                                   \
+  }                                                                                      \
+  inline Narrow<width>::Type odds(Narrow<width>::Type a, Narrow<width>::Type b) {        \
+    return __builtin_shufflevector(a, b, odd_places);                                    \
+  }                                                                                      \
+  inline Narrow<width>::Type first_half(Narrow<width>::Type a, Narrow<width>::Type b) {  \
+    return __builtin_shufflevector(a, b, first_places);                                  \
+  }                                                                                      \
+  inline Narrow<width>::Type second_half(Narrow<width>::Type a, Narrow<width>::Type b) { \
+    return __builtin_shufflevector(a, b, second_places);                                 \
   }
 #define ONNXTRAIN_LIST(...) __VA_ARGS__
 

@@ -25,7 +25,11 @@ struct TileAxis {
   int64_t phases, length;          // length: places of each phase that are read
 
   TileAxis(int64_t positions, int64_t stride, int64_t first, int64_t source, int64_t largest_offset)
-      : grid(positions), step(stride), base(first), size(source), phases(std::min(stride, largest_offset + 1)),
+      : grid(positions),
+        step(stride),
+        base(first),
+        size(source),
+        phases(std::min(stride, largest_offset + 1)),
         length(positions + largest_offset / stride) {}
 
   // The places of a phase that lie inside of the source: [low, high).
@@ -33,9 +37,7 @@ struct TileAxis {
   int64_t high(int64_t phase) const { return std::max(low(phase), clamped(size - base - phase)); }
 
  private:
-  int64_t clamped(int64_t distance) const {
-    return distance <= 0 ? 0 : std::min(length, (distance + step - 1) / step);
-  }
+  int64_t clamped(int64_t distance) const { return distance <= 0 ? 0 : std::min(length, (distance + step - 1) / step); }
 };
 
 // How the copy of a tile lies in memory: for each phase a plane of rows. Zeros behind a row are also
@@ -73,7 +75,7 @@ struct Tile {
     } else if (columns.step == 2 && columns.phases == 2) {
       for (const Part& part : parts)
         split_rows(copy + part.to, copy + part.odd, pitch, source + part.from, rows.step * columns.size, part.rows,
-            part.count);
+                   part.count);
     } else {
       for (const Part& part : parts)
         for (int64_t row = 0; row < part.rows; ++row)
@@ -96,8 +98,8 @@ struct Tile {
     const int64_t together = rows.phases > 1 && columns.size >= kWide ? 1 : rows.length;
     for (int64_t begin = 0; begin < rows.length; begin += together)
       for (int64_t phase = 0; phase < rows.phases; ++phase) {
-        const int64_t low = std::max(begin, rows.low(phase)), count = std::min(begin + together,
-            rows.high(phase)) - low;
+        const int64_t low = std::max(begin, rows.low(phase)),
+                      count = std::min(begin + together, rows.high(phase)) - low;
         const int64_t from = (rows.base + phase + low * rows.step) * columns.size;
         if (count > 0) find_columns(place(phase, 0) + low * pitch, from, count);
       }
@@ -126,14 +128,17 @@ constexpr int64_t kTileColumns = 512;
 
 // How a grid is cut into tiles.
 struct Cut {
-  int64_t rows, columns;              // of the grid
-  int64_t tile_rows, tile_columns;    // of a tile; the last ones may have fewer
-  int64_t down, across;               // how many tiles
+  int64_t rows, columns;            // of the grid
+  int64_t tile_rows, tile_columns;  // of a tile; the last ones may have fewer
+  int64_t down, across;             // how many tiles
   int64_t per_position, more_columns, more_rows;
 
   // A tile holds `per_position` floats for each of its positions and of those around it.
   Cut(int64_t grid_rows, int64_t grid_columns, int64_t floats_each, int64_t columns_around, int64_t rows_around)
-      : rows(grid_rows), columns(grid_columns), per_position(floats_each), more_columns(columns_around),
+      : rows(grid_rows),
+        columns(grid_columns),
+        per_position(floats_each),
+        more_columns(columns_around),
         more_rows(rows_around) {
     across = (columns + kTileColumns - 1) / kTileColumns;
     tile_columns = (columns + across - 1) / across;
@@ -205,14 +210,22 @@ inline void multiply_taps(const float* copy, const int64_t* places, int64_t taps
   for (; taps >= kMostSums; taps -= kMostSums, places += kMostSums, sums += kMostSums)
     add_products<kMostSums>(copy, places, other, length, sums);
   switch (taps) {
-    case 1: return add_products<1>(copy, places, other, length, sums);
-    case 2: return add_products<2>(copy, places, other, length, sums);
-    case 3: return add_products<3>(copy, places, other, length, sums);
-    case 4: return add_products<4>(copy, places, other, length, sums);
-    case 5: return add_products<5>(copy, places, other, length, sums);
-    case 6: return add_products<6>(copy, places, other, length, sums);
-    case 7: return add_products<7>(copy, places, other, length, sums);
-    case 8: return add_products<8>(copy, places, other, length, sums);
+    case 1:
+      return add_products<1>(copy, places, other, length, sums);
+    case 2:
+      return add_products<2>(copy, places, other, length, sums);
+    case 3:
+      return add_products<3>(copy, places, other, length, sums);
+    case 4:
+      return add_products<4>(copy, places, other, length, sums);
+    case 5:
+      return add_products<5>(copy, places, other, length, sums);
+    case 6:
+      return add_products<6>(copy, places, other, length, sums);
+    case 7:
+      return add_products<7>(copy, places, other, length, sums);
+    case 8:
+      return add_products<8>(copy, places, other, length, sums);
   }
 }
 

@@ -11,7 +11,7 @@
 namespace onnxtrain {
 namespace {
 
-constexpr int64_t kColumns = 256;   // of a piece of the table
+constexpr int64_t kColumns = 256;     // of a piece of the table
 constexpr int64_t kElements = 65536;  // of a piece, about
 
 // The positions of the indices, ordered by the row that they name, and where each row that occurs

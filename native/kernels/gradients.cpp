@@ -65,7 +65,9 @@ struct FiniteCheck : Kernel {
   bool has_loss;
 
   explicit FiniteCheck(const Attributes& of)
-      : sums(of.integer("sums", 0)), statistics(of.integer("statistics", 0)), has_loss(of.integer("has_loss", 0) != 0) {}
+      : sums(of.integer("sums", 0)),
+        statistics(of.integer("statistics", 0)),
+        has_loss(of.integer("has_loss", 0) != 0) {}
 
   void run(Run& run) const override {
     require(sums >= 0 && statistics >= 0, "the number of tensors is negative");
@@ -109,7 +111,8 @@ struct AccumulateGradients : Kernel {
 
   void run(Run& run) const override {
     const int64_t inputs = static_cast<int64_t>(run.input_count()), outputs = static_cast<int64_t>(run.output_count());
-    require(gradients >= 0 && gradients <= inputs / 2 && 1 + 2 * gradients <= inputs && gradients <= outputs, "there are fewer inputs or outputs than tensors");
+    require(gradients >= 0 && gradients <= inputs / 2 && 1 + 2 * gradients <= inputs && gradients <= outputs,
+            "there are fewer inputs or outputs than tensors");
     const Tensor reset = run.input(0);
     require(reset.type == kBool && reset.elements == 1, "reset is a single flag");
     const bool overwrite = *static_cast<const uint8_t*>(reset.data) != 0;
@@ -140,7 +143,8 @@ struct AccumulateGradients : Kernel {
 }  // namespace
 
 std::vector<KernelKind> gradient_kernels() {
-  return {kind_of<GradientSum>("GradientSum", {kFloat}), kind_of<FiniteCheck>("FiniteCheck", {kFloat, kBool, kFloat}), kind_of<AccumulateGradients>("AccumulateGradients", {kFloat})};
+  return {kind_of<GradientSum>("GradientSum", {kFloat}), kind_of<FiniteCheck>("FiniteCheck", {kFloat, kBool, kFloat}),
+          kind_of<AccumulateGradients>("AccumulateGradients", {kFloat})};
 }
 
 }  // namespace onnxtrain

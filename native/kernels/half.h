@@ -21,7 +21,7 @@ inline bool has_bf16() {
 ONNXTRAIN_BF16 inline void round_neighbours(float* panel, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + i / 2),
-        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(panel + i)));
+                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(panel + i)));
 }
 
 // Rounds rows of floats: each shares its places with the next. `width` is a multiple of kLanes.
@@ -39,8 +39,7 @@ ONNXTRAIN_BF16 inline void round_rows(float* panel, int64_t rows, int64_t width)
 // As `add_tile`, with steps in pairs of bfloat16.
 template <int kHeight, int kWidth, int kRowStep, int kDepthStep>
 ONNXTRAIN_BF16 inline void add_rounded_tile(int64_t depth, const float* a, int64_t a_block, const float* b, float* c,
-    int64_t stride,
-                                            bool fresh) {
+                                            int64_t stride, bool fresh) {
   constexpr int64_t kBlock = kLanes / 2;
   __m512 sum[kHeight][kWidth];
 #pragma GCC unroll 16

@@ -18,8 +18,8 @@
 namespace onnxtrain {
 namespace {
 
-constexpr int64_t kChunk = 16384;    // elements of scores that one call works on, if a row is not longer
-constexpr int64_t kColumns = 1024;   // positions at once where the classes lie apart
+constexpr int64_t kChunk = 16384;   // elements of scores that one call works on, if a row is not longer
+constexpr int64_t kColumns = 1024;  // positions at once where the classes lie apart
 
 enum Reduction { kNone, kMean, kSum };
 

@@ -18,16 +18,21 @@ bool multiplies_bfloat16() {
 namespace {
 
 // (a, b) or, with has_bias, (a, b, bias) → a' · b' + bias, where ' transposes if transA or transB says so.
-// The bias is one row; `a` may have axes before its rows, and then the result has them too. With bf16, factors are rounded to bfloat16 where the processor multiplies such.
+// The bias is one row; `a` may have axes before its rows, and then the result has them too. With bf16, factors are
+// rounded to bfloat16 where the processor multiplies such.
 struct MatMul : Kernel {
   bool trans_a, trans_b, has_bias, rounds;
 
   explicit MatMul(const Attributes& of)
-      : trans_a(of.integer("transA", 0) != 0), trans_b(of.integer("transB", 0) != 0), has_bias(of.integer("has_bias", 0) != 0), rounds(of.integer("bf16", 0) != 0 && multiplies_bfloat16()) {}
+      : trans_a(of.integer("transA", 0) != 0),
+        trans_b(of.integer("transB", 0) != 0),
+        has_bias(of.integer("has_bias", 0) != 0),
+        rounds(of.integer("bf16", 0) != 0 && multiplies_bfloat16()) {}
 
   void run(Run& run) const override {
     const Tensor a = run.input(0), b = run.input(1), bias = has_bias ? run.input(2) : Tensor{};
-    require(a.shape.size() >= 2 && b.shape.size() == 2 && (a.shape.size() == 2 || !trans_a), "a product has other factors than matrices");
+    require(a.shape.size() >= 2 && b.shape.size() == 2 && (a.shape.size() == 2 || !trans_a),
+            "a product has other factors than matrices");
     const int64_t depth = trans_a ? a.shape[0] : a.shape.back(), columns = b.shape[!trans_b];
     Shape shape(a.shape.begin(), a.shape.end() - 1);
     if (trans_a) shape = {a.shape[1]};
@@ -38,17 +43,26 @@ struct MatMul : Kernel {
     Tensor c = run.output(0, shape);
     if (c.elements == 0) return;
     if (has_bias) repeat(bias.floats(), rows, columns, c.floats(), run);
-    const Product product{rows, columns, depth,
-                          a.floats(), trans_a ? 1 : depth, trans_a ? rows : 1,
-                          b.floats(), trans_b ? 1 : columns, trans_b ? depth : 1,
-                          c.floats(), columns, has_bias};
+    const Product product{rows,
+                          columns,
+                          depth,
+                          a.floats(),
+                          trans_a ? 1 : depth,
+                          trans_a ? rows : 1,
+                          b.floats(),
+                          trans_b ? 1 : columns,
+                          trans_b ? depth : 1,
+                          c.floats(),
+                          columns,
+                          has_bias};
     (rounds ? rounded_product().multiply : compute().product)(product, run.in_parallel());
   }
 
   static void repeat(const float* row, int64_t rows, int64_t columns, float* to, const Run& run) {
     constexpr int64_t kRows = 64;
     run.parallel((rows + kRows - 1) / kRows, [&](int64_t task) {
-      for (int64_t i = task * kRows; i < std::min(rows, (task + 1) * kRows); ++i) std::copy_n(row, columns, to + i * columns);
+      for (int64_t i = task * kRows; i < std::min(rows, (task + 1) * kRows); ++i)
+        std::copy_n(row, columns, to + i * columns);
     });
   }
 };

@@ -21,7 +21,7 @@ namespace {
 
 #if defined(__AVX512F__)
 
-constexpr int kTall = 14, kWide = 32;          // 28 sums, 2 columns, 1 row of 32 registers
+constexpr int kTall = 14, kWide = 32;  // 28 sums, 2 columns, 1 row of 32 registers
 constexpr int64_t kDeep = 256, kPairs = kDeep / 2;
 constexpr int64_t kTaskRows = 32 * kTall, kTaskColumns = 8 * kWide;
 
@@ -39,8 +39,9 @@ ONNXTRAIN_BFLOAT16 inline Vector pairs_across(Vector first, Vector second) {
   typedef int16_t Halves __attribute__((vector_size(64)));
   constexpr auto n = kLanes;
   const Halves both = (Halves)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-  return (Vector)__builtin_shufflevector(both, both, 0, n, 1, n + 1, 2, n + 2, 3, n + 3, 4, n + 4, 5, n + 5, 6, n + 6, 7, n + 7, 8, n + 8,
-                                         9, n + 9, 10, n + 10, 11, n + 11, 12, n + 12, 13, n + 13, 14, n + 14, 15, n + 15);
+  return (Vector)__builtin_shufflevector(both, both, 0, n, 1, n + 1, 2, n + 2, 3, n + 3, 4, n + 4, 5, n + 5, 6, n + 6,
+                                         7, n + 7, 8, n + 8, 9, n + 9, 10, n + 10, 11, n + 11, 12, n + 12, 13, n + 13,
+                                         14, n + 14, 15, n + 15);
 }
 
 // One side of a product: lines (rows of A, columns of B), and the depth.
@@ -52,7 +53,8 @@ struct Side {
 };
 
 // A square of kLanes lines × kLanes pairs: `by_line` as [line][pair], else as [pair][line].
-ONNXTRAIN_BFLOAT16 void square_of(const Side& side, int64_t first, int64_t lines, int64_t k, int64_t depth, bool by_line, Vector (&square)[kLanes]) {
+ONNXTRAIN_BFLOAT16 void square_of(const Side& side, int64_t first, int64_t lines, int64_t k, int64_t depth,
+                                  bool by_line, Vector (&square)[kLanes]) {
   if (side.step == 1) {
     for (int i = 0; i < kLanes; ++i) square[i] = i < lines ? pairs_along(side.at(first + i, k), depth) : Vector{};
     if (!by_line) exchange<1>(square);
@@ -82,11 +84,13 @@ void pack_rows(const Side& side, int64_t first, int64_t rows, int64_t k, int64_t
 }
 
 // Columns as [pair][kWide], with zeros behind the last.
-void pack_columns(const Side& side, int64_t first, int64_t columns, int64_t k, int64_t depth, int64_t pair, float* panel) {
+void pack_columns(const Side& side, int64_t first, int64_t columns, int64_t k, int64_t depth, int64_t pair,
+                  float* panel) {
   Vector square[kLanes];
   const int64_t count = std::min<int64_t>(kLanes, (depth + 1) / 2 - pair);
   for (int64_t j = 0; j < kWide; j += kLanes) {
-    square_of(side, first + j, std::max<int64_t>(0, std::min<int64_t>(columns - j, kLanes)), k + 2 * pair, depth - 2 * pair, false, square);
+    square_of(side, first + j, std::max<int64_t>(0, std::min<int64_t>(columns - j, kLanes)), k + 2 * pair,
+              depth - 2 * pair, false, square);
     for (int64_t p = 0; p < count; ++p) store(panel + (pair + p) * kWide + j, square[p]);
   }
 }
@@ -134,7 +138,8 @@ Tile tile_of(int64_t rows, std::integer_sequence<int, kRows...>) {
 }
 
 // The tile of a result that may be narrower than a tile.
-void add_panels(int64_t pairs, const float* a, int64_t rows, const float* b, int64_t columns, float* c, int64_t stride, bool fresh) {
+void add_panels(int64_t pairs, const float* a, int64_t rows, const float* b, int64_t columns, float* c, int64_t stride,
+                bool fresh) {
   const Tile tile = tile_of(rows, std::make_integer_sequence<int, kTall>{});
   if (columns == kWide) return tile(pairs, a, b, c, stride, fresh);
   alignas(64) float whole[kTall * kWide];
@@ -166,21 +171,24 @@ void multiply_part(const Product& of, const Part& part) {
   const int64_t panels = (part.rows + kTall - 1) / kTall;
   const auto begin = [&](int64_t panel) { return panel * part.rows / panels; };
   if (of.depth == 0 && !of.add)
-    for (int64_t i = 0; i < part.rows; ++i) std::fill_n(of.c + (part.row + i) * of.c_row + part.column, part.columns, 0.0f);
+    for (int64_t i = 0; i < part.rows; ++i)
+      std::fill_n(of.c + (part.row + i) * of.c_row + part.column, part.columns, 0.0f);
   for (int64_t k = 0; k < of.depth; k += kDeep) {
     const int64_t depth = std::min(kDeep, of.depth - k), pairs = (depth + 1) / 2;
     for_panels(b, (part.columns + kWide - 1) / kWide, pairs, [&](int64_t panel, int64_t pair) {
       const int64_t j = panel * kWide;
-      pack_columns(b, part.column + j, std::min<int64_t>(kWide, part.columns - j), k, depth, pair, packed_b + j * kPairs);
+      pack_columns(b, part.column + j, std::min<int64_t>(kWide, part.columns - j), k, depth, pair,
+                   packed_b + j * kPairs);
     });
     for_panels(a, panels, pairs, [&](int64_t panel, int64_t pair) {
-      pack_rows(a, part.row + begin(panel), begin(panel + 1) - begin(panel), k, depth, pair, packed_a + panel * kTall * kPairs);
+      pack_rows(a, part.row + begin(panel), begin(panel + 1) - begin(panel), k, depth, pair,
+                packed_a + panel * kTall * kPairs);
     });
     for (int64_t j = 0; j < part.columns; j += kWide)
       for (int64_t panel = 0; panel < panels; ++panel)
         add_panels(pairs, packed_a + panel * kTall * kPairs, begin(panel + 1) - begin(panel), packed_b + j * kPairs,
-                   std::min<int64_t>(kWide, part.columns - j), of.c + (part.row + begin(panel)) * of.c_row + part.column + j,
-                   of.c_row, k == 0 && !of.add);
+                   std::min<int64_t>(kWide, part.columns - j),
+                   of.c + (part.row + begin(panel)) * of.c_row + part.column + j, of.c_row, k == 0 && !of.add);
   }
 }
 

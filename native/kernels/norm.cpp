@@ -80,7 +80,7 @@ struct LayerNormGrad : RowNorm {
     const Rows rows(x, axis);
     require(dy.shape == x.shape, "the gradient has another shape than the input");
     RowNormBackward of{rows.count, rows.width, epsilon, dy.floats(), x.floats(), rows.along(scale),
-                       nullptr, nullptr, nullptr, nullptr, nullptr};
+                       nullptr,    nullptr,    nullptr, nullptr,     nullptr};
     const Tensor mean = has_mean ? run.input(3) : Tensor(), inverse = has_mean ? run.input(4) : Tensor();
     if (has_mean) of.mean = rows.across(mean), of.inverse = rows.across(inverse);
     of.dx = run.output(0, x.shape).floats();
@@ -103,7 +103,8 @@ struct Groups : Kernel {
   int64_t groups;
   bool per_channel;
   explicit Groups(const Attributes& of)
-      : epsilon(of.number("epsilon", 1e-5f)), groups(of.integer("groups", 0)),
+      : epsilon(of.number("epsilon", 1e-5f)),
+        groups(of.integer("groups", 0)),
         per_channel(of.integer("per_channel", 1) != 0) {}
 
   GroupNormShape shape_of(const Tensor& x) const {
@@ -151,7 +152,7 @@ struct GroupNormGrad : Groups {
 
 std::vector<KernelKind> norm_kernels() {
   return {kind_of<LayerNorm>("LayerNorm", {kFloat}), kind_of<LayerNormGrad>("LayerNormGrad", {kFloat}),
-          kind_of<RMSNorm>("RMSNorm", {kFloat}), kind_of<RMSNormGrad>("RMSNormGrad", {kFloat}),
+          kind_of<RMSNorm>("RMSNorm", {kFloat}),     kind_of<RMSNormGrad>("RMSNormGrad", {kFloat}),
           kind_of<GroupNorm>("GroupNorm", {kFloat}), kind_of<GroupNormGrad>("GroupNormGrad", {kFloat})};
 }
 

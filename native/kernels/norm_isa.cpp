@@ -52,9 +52,8 @@ void normalize_row(const RowNormForward& of, int64_t row) {
       way.put(y + i, (way.get(x + i) - mean) * inverse * way.get(scale + i) + way.get(bias + i));
     });
   else
-    for_each(of.width, [&](auto way, int64_t i) {
-      way.put(y + i, (way.get(x + i) - mean) * inverse * way.get(scale + i));
-    });
+    for_each(of.width,
+             [&](auto way, int64_t i) { way.put(y + i, (way.get(x + i) - mean) * inverse * way.get(scale + i)); });
   if (of.mean != nullptr) of.mean[row] = mean;
   if (of.inverse != nullptr) of.inverse[row] = inverse;
 }
@@ -82,7 +81,7 @@ void add_row_sums(const RowNormBackward& of, int64_t first, const RowFactors* wi
     const int64_t end = std::min(of.width, begin + kMost);
     Vector lanes[kRowCount][2] = {};
     float rest[kRowCount][2] = {};
-    const auto add = [&](auto way, int64_t i, auto (*sums)[2]) {
+    const auto add = [&](auto way, int64_t i, auto(*sums)[2]) {
       const auto scale = way.get(of.scale + i);
       for (int row = 0; row < kRowCount; ++row) {
         const int64_t at = (first + row) * of.width + i;
@@ -205,9 +204,8 @@ void normalize_group(const GroupNormShape& shape, const GroupNormForward& of, in
   for (int64_t channel = 0; channel < shape.channels; ++channel) {
     const int64_t place = place_of(shape, group, channel), at = offset + channel * shape.plane;
     const float gain = of.scale[place] * with.inverse, bias = of.bias[place], mean = with.mean;
-    for_each(shape.plane, [&](auto way, int64_t i) {
-      way.put(of.y + at + i, (way.get(of.x + at + i) - mean) * gain + bias);
-    });
+    for_each(shape.plane,
+             [&](auto way, int64_t i) { way.put(of.y + at + i, (way.get(of.x + at + i) - mean) * gain + bias); });
   }
 }
 

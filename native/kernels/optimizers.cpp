@@ -24,7 +24,8 @@ struct StepNumbers {
 
   StepNumbers(const Run& run, double rate_scale, double max_norm) : clip(1) {
     const Tensor rates = run.input(0), steps = run.input(1);
-    require(rates.elements == 1 && steps.elements == 1, "the learning rate and the number of the step have one element each");
+    require(rates.elements == 1 && steps.elements == 1,
+            "the learning rate and the number of the step have one element each");
     rate = *rates.floats() * rate_scale;
     step = static_cast<double>(*steps.integers());
     if (max_norm > 0) {
@@ -48,7 +49,8 @@ class Update : public Kernel {
 
   void run(Run& run) const override {
     const size_t first = max_norm_ > 0 ? 3 : 2;
-    require(run.input_count() >= first + chunks_.size() * (2 + states_), "there are fewer inputs than the tensors need");
+    require(run.input_count() >= first + chunks_.size() * (2 + states_),
+            "there are fewer inputs than the tensors need");
     require(run.output_count() >= chunks_.size() * (1 + states_), "there are fewer outputs than the tensors need");
     std::vector<Piece> tensors;
     TensorList list;
@@ -58,7 +60,8 @@ class Update : public Kernel {
     }
     const auto formula = formula_of(StepNumbers(run, rate_scale_, max_norm_));
     run.parallel(list.pieces(), [&](int64_t piece) {
-      list.in_piece(piece, [&](size_t index, int64_t begin, int64_t count) { formula(part(tensors[index], begin, count)); });
+      list.in_piece(piece,
+                    [&](size_t index, int64_t begin, int64_t count) { formula(part(tensors[index], begin, count)); });
     });
   }
 
@@ -108,7 +111,8 @@ class Update : public Kernel {
       for (int i = 0; i < states_ + 2; ++i)
         require(!overlap_in_part(out[o], in[i], of.count), "an output overlaps a part of an input");
       for (int other = 0; other < o; ++other)
-        require(of.count == 0 || (out[o] != out[other] && !overlap_in_part(out[o], out[other], of.count)), "two outputs overlap");
+        require(of.count == 0 || (out[o] != out[other] && !overlap_in_part(out[o], out[other], of.count)),
+                "two outputs overlap");
     }
   }
 
@@ -261,7 +265,8 @@ class Adagrad : public Update {
 
  protected:
   Formula formula_of(const StepNumbers& numbers) const override {
-    const AdagradNumbers made{gradient_numbers(decay_, numbers.clip), static_cast<float>(decay_ != 0 ? 1 : numbers.clip), initial_, epsilon_,
+    const AdagradNumbers made{gradient_numbers(decay_, numbers.clip),
+                              static_cast<float>(decay_ != 0 ? 1 : numbers.clip), initial_, epsilon_,
                               static_cast<float>(numbers.rate / (1 + (numbers.step - 1) * rate_decay_))};
     return [made](const Piece& piece) { optimizers().adagrad(made, piece); };
   }
@@ -282,8 +287,12 @@ class Lion : public Update {
 
  protected:
   Formula formula_of(const StepNumbers& numbers) const override {
-    const LionNumbers made{gradient_numbers(0, 1), beta2_, static_cast<float>(numbers.clip * to_sign_), static_cast<float>(numbers.clip * rest2_),
-                           static_cast<float>(numbers.rate), keep(numbers, decay_)};
+    const LionNumbers made{gradient_numbers(0, 1),
+                           beta2_,
+                           static_cast<float>(numbers.clip * to_sign_),
+                           static_cast<float>(numbers.clip * rest2_),
+                           static_cast<float>(numbers.rate),
+                           keep(numbers, decay_)};
     return [made](const Piece& piece) { optimizers().lion(made, piece); };
   }
 
@@ -295,8 +304,9 @@ class Lion : public Update {
 }  // namespace
 
 std::vector<KernelKind> optimizer_kernels() {
-  return {kind_of<AdamW>("AdamW", {kFloat}),     kind_of<Adam>("Adam", {kFloat}),       kind_of<Sgd>("SGD", {kFloat}),
-          kind_of<Rmsprop>("RMSprop", {kFloat}), kind_of<Adagrad>("Adagrad", {kFloat}), kind_of<Lion>("Lion", {kFloat})};
+  return {kind_of<AdamW>("AdamW", {kFloat}),     kind_of<Adam>("Adam", {kFloat}),
+          kind_of<Sgd>("SGD", {kFloat}),         kind_of<Rmsprop>("RMSprop", {kFloat}),
+          kind_of<Adagrad>("Adagrad", {kFloat}), kind_of<Lion>("Lion", {kFloat})};
 }
 
 }  // namespace onnxtrain

@@ -21,7 +21,7 @@ struct Piece {
 
 // What happens to a gradient first: it is limited, and a part of the parameter is added.
 struct GradientNumbers {
-  float limit;  // each element stays within ±limit; 0 means that there is none
+  float limit;         // each element stays within ±limit; 0 means that there is none
   float scale, decay;  // g · scale + decay · p, where decay is not 0
 };
 

@@ -23,8 +23,8 @@ struct MatrixRows {
       if (step == 1) {
         for (int64_t i = 0; i < count; ++i) store(panel + i * kLanes, load_first(from + i * line, left));
       } else if (line == 1) {
-        for (int64_t i = 0; i < count; i += kLanes) transposed(from + i, std::min<int64_t>(count - i, kLanes), left,
-            panel + i * kLanes);
+        for (int64_t i = 0; i < count; i += kLanes)
+          transposed(from + i, std::min<int64_t>(count - i, kLanes), left, panel + i * kLanes);
       } else {
         for (int64_t i = 0; i < count; ++i)
           for (int64_t x = 0; x < left; ++x) panel[i * kLanes + x] = from[i * line + x * step];
@@ -85,7 +85,7 @@ struct Grid {
   void pieces(int64_t first, int64_t count, const Use& use) const {
     const int64_t all = positions();
     int64_t image = first / all, x = first % all % size[2], y = first % all / size[2] % size[1],
-        z = first % all / size[2] / size[1];
+            z = first % all / size[2] / size[1];
     for (int64_t done = 0; done < count; x = 0) {
       const int64_t length = std::min(count - done, size[2] - x);
       use(Piece{done, length, image, z, y, x});
@@ -182,8 +182,8 @@ struct PatchRows {
       for (int64_t i = 0; i < own; ++i) {
         const int64_t at = first + j + i;
         const float* channel = patches.image + at / taps * patches.pixels();
-        for (const Grid::Piece& piece : pieces) patches.copy(piece, channel, patches.taps[at % taps], lines.data() +
-            i * depth + piece.begin);
+        for (const Grid::Piece& piece : pieces)
+          patches.copy(piece, channel, patches.taps[at % taps], lines.data() + i * depth + piece.begin);
       }
       transpose_lines(lines.data(), depth, own, depth, panel + j, width);
     }
@@ -225,8 +225,8 @@ struct ChannelLines {
       const int64_t length = std::min(depth - done, positions - at);
       const float* from = data + image * batch_stride + first * positions + at;
       for (int64_t j = 0; j < width; j += kLanes)
-        transpose_lines(from + j * positions, positions, std::min<int64_t>(count - j, kLanes), length, panel +
-            done * width + j, width);
+        transpose_lines(from + j * positions, positions, std::min<int64_t>(count - j, kLanes), length,
+                        panel + done * width + j, width);
       done += length;
     }
   }
@@ -296,8 +296,8 @@ struct ImageStore {
 
   void put(const float* tile, int64_t i, int64_t rows, int64_t j, int64_t columns, bool fresh) const {
     grid.pieces(j, columns, [&](const Grid::Piece& piece) {
-      const int64_t z = first[0] + piece.z * step[0], y = first[1] + piece.y * step[1], x = first[2] +
-          piece.x * step[2];
+      const int64_t z = first[0] + piece.z * step[0], y = first[1] + piece.y * step[1],
+                    x = first[2] + piece.x * step[2];
       float* to = data + piece.image * batch_stride + i * channel_stride + (z * size[1] + y) * size[2] + x;
       const float* from = tile + piece.begin;
       for (int64_t r = 0; r < rows; ++r, to += channel_stride, from += kColumns) {

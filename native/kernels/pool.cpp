@@ -21,8 +21,10 @@ struct Window {
   std::vector<int64_t> kernel, strides, dilations, pads;
 
   explicit Window(const Attributes& of)
-      : kernel(of.integers("kernel_shape")), strides(of.integers("strides")), dilations(of.integers("dilations")),
-          pads(of.integers("pads")) {}
+      : kernel(of.integers("kernel_shape")),
+        strides(of.integers("strides")),
+        dilations(of.integers("dilations")),
+        pads(of.integers("pads")) {}
 
   // The windows of dy on x, as a convolution whose groups have one channel each.
   Convolution of(const Shape& x, const Shape& dy) const {
@@ -45,11 +47,11 @@ struct Window {
       require(std::min({made.kernel[own], made.stride[own], made.dilation[own]}) >= 1 && made.pad[own] >= 0,
               "kernel, strides and dilations have to be positive, padding not negative");
       require(std::max({made.in[own], made.out[own], made.kernel[own], made.stride[own], made.dilation[own],
-          made.pad[own]}) < kMost,
+                        made.pad[own]}) < kMost,
               "the image, its kernel, strides, dilations or padding are too large");
     }
     require(double(made.kernel[0]) * double(made.kernel[1]) * double(made.kernel[2]) < kMost,
-        "the kernel is too large");
+            "the kernel is too large");
     return made;
   }
 

@@ -29,16 +29,15 @@ template <class Work>
 void over_planes(const Convolution& pool, const Parallel& parallel, const Work& work) {
   const int64_t planes = pool.batch * pool.groups;
   const int64_t together = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, pool.in_size()));
-  parallel((planes + together - 1) / together, [&](int64_t task) {
-    work(task * together, std::min(planes, (task + 1) * together));
-  });
+  parallel((planes + together - 1) / together,
+           [&](int64_t task) { work(task * together, std::min(planes, (task + 1) * together)); });
 }
 
 // ---- one window at a time ------------------------------------------------------------------------
 
 // Adds a gradient to the first maximum of a window; a window of nothing but NaN has none.
 void add_to_maximum(const Convolution& pool, int64_t z, int64_t y, int64_t x, const float* from, float gradient,
-    float* to) {
+                    float* to) {
   int64_t found = -1;
   float best = -kInfinity;
   for (int64_t i = 0; i < pool.kernel[kZ]; ++i)
@@ -71,8 +70,7 @@ void each_window(const Convolution& pool, const float* x, const float* dy, float
 // Goes through the taps of kCount vectors of windows, and keeps the best number and its tap.
 template <int kCount>
 inline void compare_taps(const float* copy, const int64_t* places, int64_t taps, int first_tap, float* bests,
-    int* winners,
-                         bool fresh) {
+                         int* winners, bool fresh) {
   Vector best[kCount];
   Indices winner[kCount];
 #pragma GCC unroll 4
@@ -109,15 +107,16 @@ struct MaxTile {
   float *copy, *bests;
 
   MaxTile(const Convolution& pool, const Cut& cut, int64_t index)
-      : tile(axis(pool, kY, cut.first_row(index), cut.rows_of(index)), axis(pool, kX, cut.first_column(index),
-          cut.columns_of(index))),
-        row(cut.first_row(index)), column(cut.first_column(index)),
+      : tile(axis(pool, kY, cut.first_row(index), cut.rows_of(index)),
+             axis(pool, kX, cut.first_column(index), cut.columns_of(index))),
+        row(cut.first_row(index)),
+        column(cut.first_column(index)),
         winners(static_cast<size_t>(tile.result_floats())),
         copy(copy_memory.filled(tile.floats(), std::numeric_limits<float>::quiet_NaN())),
         bests(best_memory.zeroed(tile.result_floats())) {
     for (int64_t y = 0; y < pool.kernel[kY]; ++y)
-      for (int64_t x = 0; x < pool.kernel[kX]; ++x) places.push_back(tile.place(y * pool.dilation[kY],
-          x * pool.dilation[kX]));
+      for (int64_t x = 0; x < pool.kernel[kX]; ++x)
+        places.push_back(tile.place(y * pool.dilation[kY], x * pool.dilation[kX]));
   }
 
   // Finds the winning tap of each window at depth z of a volume.
@@ -136,8 +135,7 @@ struct MaxTile {
 
   // Adds the gradients of its windows where they won.
   void add(const Convolution& pool, const std::vector<int64_t>& offsets, int64_t z, const float* volume,
-      const float* gradients,
-           float* to) const {
+           const float* gradients, float* to) const {
     for (int64_t i = 0; i < tile.rows.grid; ++i) {
       const int64_t y = row + i, at = (position(pool, kZ, z, 0) * pool.in[kY] + position(pool, kY, y, 0)) * pool.in[kX];
       const int* winner = winners.data() + i * tile.pitch;
@@ -145,8 +143,10 @@ struct MaxTile {
       const int64_t begin = at + position(pool, kX, column, 0), step = pool.stride[kX], count = tile.columns.grid;
       const int64_t* const offset = offsets.data();
       for (int64_t j = 0; j < count; ++j)
-        if (__builtin_expect(winner[j] >= 0, 1)) to[begin + j * step + offset[winner[j]]] += from[j];
-        else add_to_maximum(pool, z, y, column + j, volume, from[j], to);
+        if (__builtin_expect(winner[j] >= 0, 1))
+          to[begin + j * step + offset[winner[j]]] += from[j];
+        else
+          add_to_maximum(pool, z, y, column + j, volume, from[j], to);
     }
   }
 
@@ -222,7 +222,7 @@ inline void write_joined(float* to, typename Own::Type even, typename Own::Type 
 // The windows of two rows of x.
 template <class Own>
 [[gnu::always_inline]] inline void two_by_two_row(const float* x, int64_t width, const float* dy, int64_t count,
-    float* dx) {
+                                                  float* dx) {
   constexpr int kWidth = WidthOf<Own>::value;
   using Row = typename Own::Type;
   const auto split = [](const float* from, Row& even, Row& odd) {
@@ -247,17 +247,20 @@ template <class Row>
 void two_by_two(const Convolution& pool, float* dx, const Parallel& parallel, const Row& row) {
   const int64_t width = pool.in[kX], columns = pool.out[kX], rows = pool.out[kY], in = pool.in_size();
   over_planes(pool, parallel, [&](int64_t first, int64_t end) {
-    by_width(columns, [&](auto narrow) {
-      for (int64_t plane = first; plane < end; ++plane) {
-        float* to = dx + plane * in;
-        int64_t from = plane * rows * columns;
-        for (int64_t at = 0; at < rows; ++at, to += 2 * width, from += columns) {
-          row(narrow, to, from, width, columns);
-          for (int64_t rest = 2 * columns; rest < width; ++rest) to[rest] = to[width + rest] = 0;
-        }
-        std::fill(to, dx + (plane + 1) * in, 0.0f);
-      }
-    }, [](int64_t) {});
+    by_width(
+        columns,
+        [&](auto narrow) {
+          for (int64_t plane = first; plane < end; ++plane) {
+            float* to = dx + plane * in;
+            int64_t from = plane * rows * columns;
+            for (int64_t at = 0; at < rows; ++at, to += 2 * width, from += columns) {
+              row(narrow, to, from, width, columns);
+              for (int64_t rest = 2 * columns; rest < width; ++rest) to[rest] = to[width + rest] = 0;
+            }
+            std::fill(to, dx + (plane + 1) * in, 0.0f);
+          }
+        },
+        [](int64_t) {});
   });
 }
 
@@ -290,15 +293,18 @@ void spread(int64_t planes, int64_t size, float factor, const float* numbers, fl
   const int64_t together = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, size));
   parallel((planes + together - 1) / together, [&](int64_t task) {
     const int64_t first = task * together, end = std::min(planes, first + together);
-    by_width(size, [&](auto narrow) {
-      using Own = decltype(narrow);
-      for (int64_t plane = first; plane < end; ++plane) {
-        const auto all = numbers[plane] * factor - typename Own::Type{};
-        cover<WidthOf<Own>::value>(size, [&](int64_t at) { Own::write(to + plane * size + at, all); });
-      }
-    }, [&](int64_t at) {
-      for (int64_t plane = first; plane < end; ++plane) to[plane * size + at] = numbers[plane] * factor;
-    });
+    by_width(
+        size,
+        [&](auto narrow) {
+          using Own = decltype(narrow);
+          for (int64_t plane = first; plane < end; ++plane) {
+            const auto all = numbers[plane] * factor - typename Own::Type{};
+            cover<WidthOf<Own>::value>(size, [&](int64_t at) { Own::write(to + plane * size + at, all); });
+          }
+        },
+        [&](int64_t at) {
+          for (int64_t plane = first; plane < end; ++plane) to[plane * size + at] = numbers[plane] * factor;
+        });
   });
 }
 

@@ -91,17 +91,18 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
     for (int64_t kc = block.k; kc < block.k_end; kc += kDepth) {
       const int64_t depth = std::min(kDepth, block.k_end - kc), padded = rounded_up(depth, kLanes);
       const bool fresh = !add && kc == block.k;
-      if constexpr (!std::is_same_v<PackB, PackedColumns>) for (int64_t j = jc; j < j_end; j += kColumns) {
-        const int64_t columns = std::min<int64_t>(kColumns, j_end - j);
-        pack_b(packed_b + (j - jc) * depth, j, columns, rounded_up(columns, kLanes), kc, depth);
-        if (rounded) round_rows(packed_b + (j - jc) * depth, depth, rounded_up(columns, kLanes));
-      }
+      if constexpr (!std::is_same_v<PackB, PackedColumns>)
+        for (int64_t j = jc; j < j_end; j += kColumns) {
+          const int64_t columns = std::min<int64_t>(kColumns, j_end - j);
+          pack_b(packed_b + (j - jc) * depth, j, columns, rounded_up(columns, kLanes), kc, depth);
+          if (rounded) round_rows(packed_b + (j - jc) * depth, depth, rounded_up(columns, kLanes));
+        }
       for (int64_t ic = block.row; ic < block.row_end; ic += kBlockRows) {
         const EvenCut cut(std::min(kBlockRows, block.row_end - ic), kRows);
         for (int64_t p = 0; p < cut.pieces; ++p) {
           if (rounded && depth < padded)  // the last of an odd number has a neighbour
             std::fill_n(packed_a + cut.begin(p) * padded + cut.length(p) * (padded - kLanes), cut.length(p) * kLanes,
-                0.0f);
+                        0.0f);
           pack_a(packed_a + cut.begin(p) * padded, ic + cut.begin(p), cut.length(p), kc, depth);
           if (rounded) round_neighbours(packed_a + cut.begin(p) * padded, cut.length(p) * padded);
         }
@@ -131,8 +132,8 @@ template <class Store>
 void clear(const Store& store, int64_t rows, int64_t columns) {
   const float zeros[kColumns + kLanes] = {};
   for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < columns; j += kColumns) store.put(zeros, i, 1, j, std::min<int64_t>(kColumns,
-        columns - j), true);
+    for (int64_t j = 0; j < columns; j += kColumns)
+      store.put(zeros, i, 1, j, std::min<int64_t>(kColumns, columns - j), true);
 }
 
 // Computes a whole product in parallel. The cut depends on sizes alone, so that results do not
@@ -173,14 +174,14 @@ void multiply_deep(const PackA& pack_a, const PackB& pack_b, float* c, int64_t r
   constexpr int64_t kParts = 16, kLeastDepth = 4 * kDepth, kMostFloats = int64_t{1} << 21;
   const int64_t size = rows * columns;
   const int64_t parts = std::min({kParts, depth / kLeastDepth, kMostFloats / std::max<int64_t>(1, size)});
-  if (parts < 2) return multiply(pack_a, pack_b, MatrixStore{c, columns}, rows, columns, depth, false, parallel,
-      rounded);
+  if (parts < 2)
+    return multiply(pack_a, pack_b, MatrixStore{c, columns}, rows, columns, depth, false, parallel, rounded);
   const EvenCut cut(depth, rounded_up(pieces_of(depth, parts), kDepth));
   const Floats sums((cut.pieces - 1) * size);
   parallel(cut.pieces, [&](int64_t part) {
     const MatrixStore store{part == 0 ? c : sums.get() + (part - 1) * size, columns};
     multiply_block(pack_a, pack_b, store, {0, rows, 0, columns, cut.begin(part), cut.begin(part) + cut.length(part)},
-        false, rounded);
+                   false, rounded);
   });
   const EvenCut ranges(size, 8192);
   parallel(ranges.pieces, [&](int64_t range) {

@@ -31,7 +31,9 @@ struct Shapes {
 class Recurrent : public Kernel {
  public:
   Recurrent(const Attributes& of, Cell cell)
-      : cell_(cell), direction_(of.integer("direction", 0)), input_roles_(of.integers("input_roles")),
+      : cell_(cell),
+        direction_(of.integer("direction", 0)),
+        input_roles_(of.integers("input_roles")),
         output_roles_(of.integers("output_roles")) {
     require(direction_ >= 0 && direction_ <= 2, "the direction is not one of 0, 1 and 2");
     for (const int64_t role : input_roles_) require(role >= 0 && role < kInputRoles, "a role of an input is unknown");
@@ -51,8 +53,12 @@ class Recurrent : public Kernel {
     require(x.size() == 3 && r.size() == 3, "X and R have three axes");
     const int64_t directions = direction_ == 2 ? 2 : 1, gates = gates_of(cell_), hidden = r[2];
     require(hidden < (int64_t{1} << 31), "the hidden size is out of range");
-    return {x, {directions, gates * hidden, x[2]}, {directions, gates * hidden, hidden},
-            {directions, 2 * gates * hidden}, {directions, 3 * hidden}, {directions, x[1], hidden},
+    return {x,
+            {directions, gates * hidden, x[2]},
+            {directions, gates * hidden, hidden},
+            {directions, 2 * gates * hidden},
+            {directions, 3 * hidden},
+            {directions, x[1], hidden},
             {x[0], directions, x[1], hidden},
             {directions, x[0], (hidden + kSavedUnits - 1) / kSavedUnits, x[1], saved_of(cell_), kSavedUnits}};
   }
@@ -67,9 +73,21 @@ class Recurrent : public Kernel {
     require_shape(in[kP], shapes.peepholes, false, "P has another shape than R asks for");
     elements_of(shapes.y);
     elements_of(shapes.saved);
-    return {cell_, shapes.x[0], shapes.x[1], shapes.x[2], shapes.r[2], shapes.r[0], direction_ == 1,
-            lengths(in[kLengths], shapes), in[kX].floats(), in[kW].floats(), in[kR].floats(), floats_or_null(in[kB]),
-            floats_or_null(in[kP]), floats_or_null(in[kInitialH]), floats_or_null(in[kInitialC])};
+    return {cell_,
+            shapes.x[0],
+            shapes.x[1],
+            shapes.x[2],
+            shapes.r[2],
+            shapes.r[0],
+            direction_ == 1,
+            lengths(in[kLengths], shapes),
+            in[kX].floats(),
+            in[kW].floats(),
+            in[kR].floats(),
+            floats_or_null(in[kB]),
+            floats_or_null(in[kP]),
+            floats_or_null(in[kInitialH]),
+            floats_or_null(in[kInitialC])};
   }
 
   // The outputs that are asked for; `shape_of` gives their shapes by role.
@@ -126,8 +144,9 @@ struct Forward : Recurrent {
       std::fill_n(out[kResultSaved].floats(), out[kResultSaved].elements, 0.0f);
     std::vector<float> y, saved;
     float* const y_c = layer.cell == Cell::lstm ? floats_or_null(out[kResultC]) : nullptr;
-    recurrence().forward(layer, {room(out[kResultY], shapes.y, y), room(out[kResultSaved], shapes.saved, saved),
-                                 floats_or_null(out[kResultH]), y_c},
+    recurrence().forward(layer,
+                         {room(out[kResultY], shapes.y, y), room(out[kResultSaved], shapes.saved, saved),
+                          floats_or_null(out[kResultH]), y_c},
                          run.in_parallel());
   }
 
@@ -154,21 +173,29 @@ struct Backward : Recurrent {
                   "what the forward pass saved has another shape than X and R ask for");
     Outputs out = outputs(run, kP + 1, [&](int64_t role) -> Shape {
       switch (role) {
-        case kX: return shapes.x;
-        case kW: return shapes.w;
-        case kR: return shapes.r;
-        case kB: return shapes.bias;
-        case kP: return shapes.peepholes;
-        default: require(role != kLengths, "lengths have no gradient"); return shapes.state;
+        case kX:
+          return shapes.x;
+        case kW:
+          return shapes.w;
+        case kR:
+          return shapes.r;
+        case kB:
+          return shapes.bias;
+        case kP:
+          return shapes.peepholes;
+        default:
+          require(role != kLengths, "lengths have no gradient");
+          return shapes.state;
       }
     });
     if (is_empty(layer, out)) return;
     const bool lstm = layer.cell == Cell::lstm;
     recurrence().backward(
-        layer, {in[kY].floats(), floats_or_null(in[kSaved]), floats_or_null(in[kDy]), floats_or_null(in[kDyH]),
-                lstm ? floats_or_null(in[kDyC]) : nullptr, floats_or_null(out[kX]), floats_or_null(out[kW]),
-                floats_or_null(out[kR]), floats_or_null(out[kB]), floats_or_null(out[kInitialH]),
-                lstm ? floats_or_null(out[kInitialC]) : nullptr, lstm ? floats_or_null(out[kP]) : nullptr},
+        layer,
+        {in[kY].floats(), floats_or_null(in[kSaved]), floats_or_null(in[kDy]), floats_or_null(in[kDyH]),
+         lstm ? floats_or_null(in[kDyC]) : nullptr, floats_or_null(out[kX]), floats_or_null(out[kW]),
+         floats_or_null(out[kR]), floats_or_null(out[kB]), floats_or_null(out[kInitialH]),
+         lstm ? floats_or_null(out[kInitialC]) : nullptr, lstm ? floats_or_null(out[kP]) : nullptr},
         run.in_parallel());
   }
 };
@@ -186,8 +213,8 @@ struct Of : Pass {
 
 std::vector<KernelKind> recurrent_kernels() {
   return {kind_of<Of<Forward, lstm_cell>>("LSTM", {kFloat}), kind_of<Of<Backward, lstm_cell>>("LSTMGrad", {kFloat}),
-          kind_of<Of<Forward, gru_cell>>("GRU", {kFloat}), kind_of<Of<Backward, gru_cell>>("GRUGrad", {kFloat}),
-          kind_of<Of<Forward, rnn_cell>>("RNN", {kFloat}), kind_of<Of<Backward, rnn_cell>>("RNNGrad", {kFloat})};
+          kind_of<Of<Forward, gru_cell>>("GRU", {kFloat}),   kind_of<Of<Backward, gru_cell>>("GRUGrad", {kFloat}),
+          kind_of<Of<Forward, rnn_cell>>("RNN", {kFloat}),   kind_of<Of<Backward, rnn_cell>>("RNNGrad", {kFloat})};
 }
 
 }  // namespace onnxtrain

@@ -33,25 +33,25 @@ constexpr int64_t kSavedUnits = 16;
 struct RecurrentLayer {
   Cell cell;
   int64_t steps, batch, inputs, hidden, directions;
-  bool reverse;               // the first direction runs from the last step to the first
-  const int32_t* lengths;     // (B), each from 0 to T
-  const float* x;             // (T, B, I)
-  const float *w, *r;         // (D, gates·H, I), (D, gates·H, H)
-  const float* bias;          // (D, 2·gates·H): Wb, Rb
-  const float* peepholes;     // (D, 3·H): i o f
+  bool reverse;                        // the first direction runs from the last step to the first
+  const int32_t* lengths;              // (B), each from 0 to T
+  const float* x;                      // (T, B, I)
+  const float *w, *r;                  // (D, gates·H, I), (D, gates·H, H)
+  const float* bias;                   // (D, 2·gates·H): Wb, Rb
+  const float* peepholes;              // (D, 3·H): i o f
   const float *initial_h, *initial_c;  // (D, B, H)
 };
 
 struct RecurrentOutputs {
-  float* y;            // (T, D, B, H)
-  float* saved;        // (D, T, H/16, B, saved, 16); steps beyond the lengths, and units beyond H, are not written
-  float *y_h, *y_c;    // (D, B, H), or null
+  float* y;          // (T, D, B, H)
+  float* saved;      // (D, T, H/16, B, saved, 16); steps beyond the lengths, and units beyond H, are not written
+  float *y_h, *y_c;  // (D, B, H), or null
 };
 
 // Gradients that are null are not computed.
 struct RecurrentGradients {
-  const float *y, *saved;           // what the forward pass wrote
-  const float *dy, *dy_h, *dy_c;    // may be null
+  const float *y, *saved;         // what the forward pass wrote
+  const float *dy, *dy_h, *dy_c;  // may be null
   float *dx, *dw, *dr, *dbias, *d_initial_h, *d_initial_c, *dpeepholes;
 };
 

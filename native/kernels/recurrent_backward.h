@@ -15,11 +15,19 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 class BackwardPass {
  public:
   BackwardPass(const RecurrentLayer& layer, int64_t direction, const RecurrentGradients& io, const Parallel& parallel)
-      : at_{layer, direction}, io_(io), parallel_(parallel), cell_(layer.cell), rows_(layer.batch),
-        product_(rows_.product()), slots_(cell_ == Cell::gru_linear ? 4 : at_.gates()),
-        chunk_(std::min(layer.steps, steps_of_chunk(layer.batch))), even_(rows_.packed_size(slots_ * layer.hidden)),
-        odd_(rows_.packed_size(slots_ * layer.hidden)), dh_(layer.batch * layer.hidden),
-        dc_(cell_ == Cell::lstm ? layer.batch * layer.hidden : 0), dgates_(slots_, layer.hidden, chunk_ * layer.batch) {
+      : at_{layer, direction},
+        io_(io),
+        parallel_(parallel),
+        cell_(layer.cell),
+        rows_(layer.batch),
+        product_(rows_.product()),
+        slots_(cell_ == Cell::gru_linear ? 4 : at_.gates()),
+        chunk_(std::min(layer.steps, steps_of_chunk(layer.batch))),
+        even_(rows_.packed_size(slots_ * layer.hidden)),
+        odd_(rows_.packed_size(slots_ * layer.hidden)),
+        dh_(layer.batch * layer.hidden),
+        dc_(cell_ == Cell::lstm ? layer.batch * layer.hidden : 0),
+        dgates_(slots_, layer.hidden, chunk_ * layer.batch) {
     pack_weights();
     prepare_sums();
     take_finals(io.dy_h, dh_);
@@ -88,10 +96,14 @@ class BackwardPass {
 
   void step(int64_t position, int stage, int64_t tile, int64_t block) const {
     switch (cell_) {
-      case Cell::lstm: return lstm(position, tile, block);
-      case Cell::gru: return stage == 0 ? gru_candidate(position, tile, block) : gru_gates(position, tile, block);
-      case Cell::gru_linear: return gru_linear(position, tile, block);
-      default: return rnn(position, tile, block);
+      case Cell::lstm:
+        return lstm(position, tile, block);
+      case Cell::gru:
+        return stage == 0 ? gru_candidate(position, tile, block) : gru_gates(position, tile, block);
+      case Cell::gru_linear:
+        return gru_linear(position, tile, block);
+      default:
+        return rnn(position, tile, block);
     }
   }
 
@@ -128,12 +140,12 @@ class BackwardPass {
 
   // What a step knows about a sequence. A step beyond the length of a sequence has no gradients of gates.
   struct Row {
-    int64_t i, b;          // in the tile, in the batch
+    int64_t i, b;  // in the tile, in the batch
     bool valid;
-    const float* dy;       // may be null
+    const float* dy;  // may be null
     int64_t time;
     float *dh, *dc;
-    int64_t place;         // in the chunk
+    int64_t place;  // in the chunk
   };
 
   // The row of a step and sequence in the chunk.
@@ -145,8 +157,12 @@ class BackwardPass {
     for (int64_t i = 0; i < rows_.count(tile); ++i) {
       const int64_t b = rows_.first(tile) + i;
       const bool valid = at_.valid(time, b);
-      const Row row{i, b, valid, io_.dy == nullptr || !valid ? nullptr : io_.dy + at_.y_row(time, b),
-                    time, dh_.data() + b * hidden,
+      const Row row{i,
+                    b,
+                    valid,
+                    io_.dy == nullptr || !valid ? nullptr : io_.dy + at_.y_row(time, b),
+                    time,
+                    dh_.data() + b * hidden,
                     cell_ == Cell::lstm ? dc_.data() + b * hidden : nullptr,
                     row_of(position, b)};
       each_vector(block, hidden, [&](const Place& place) { use(row, place); });
@@ -392,11 +408,11 @@ class BackwardPass {
   const TileProduct product_;
   const int64_t slots_, chunk_;  // of a step's gradients of gates; steps
   RightPanels state_weights_, candidate_weights_, input_weights_;
-  const Buffer even_, odd_;      // packed gradients of gates, of two steps
-  const Buffer dh_, dc_;         // gradients of the states, without what comes from the next step's gates
+  const Buffer even_, odd_;  // packed gradients of gates, of two steps
+  const Buffer dh_, dc_;     // gradients of the states, without what comes from the next step's gates
   const GatePanels dgates_;
   std::optional<WeightSums> input_sums_, state_sums_, kept_sums_;
-  int64_t first_ = 0;            // the first position of the chunk
+  int64_t first_ = 0;  // the first position of the chunk
 };
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

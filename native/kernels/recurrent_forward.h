@@ -9,9 +9,16 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 class ForwardPass {
  public:
   ForwardPass(const RecurrentLayer& layer, int64_t direction, const RecurrentOutputs& out, const Parallel& parallel)
-      : at_{layer, direction}, out_(out), parallel_(parallel), rows_(layer.batch), product_(rows_.product()),
-        depth_(layer.inputs + layer.hidden), even_(rows_.packed_size(depth_)), odd_(rows_.packed_size(depth_)),
-        kept_(layer.cell == Cell::gru ? rows_.packed_size(layer.hidden) : 0), bias_(at_.gates() * layer.hidden) {
+      : at_{layer, direction},
+        out_(out),
+        parallel_(parallel),
+        rows_(layer.batch),
+        product_(rows_.product()),
+        depth_(layer.inputs + layer.hidden),
+        even_(rows_.packed_size(depth_)),
+        odd_(rows_.packed_size(depth_)),
+        kept_(layer.cell == Cell::gru ? rows_.packed_size(layer.hidden) : 0),
+        bias_(at_.gates() * layer.hidden) {
     pack_weights();
     add_biases();
     for (int64_t tile = 0; tile < rows_.tiles; ++tile) pack_beginning(tile);
@@ -68,10 +75,14 @@ class ForwardPass {
 
   void step(int64_t position, int stage, int64_t tile, int64_t block) const {
     switch (at_.layer.cell) {
-      case Cell::lstm: return lstm(position, tile, block);
-      case Cell::gru: return stage == 0 ? gru_gates(position, tile, block) : gru_candidate(position, tile, block);
-      case Cell::gru_linear: return gru_linear(position, tile, block);
-      default: return rnn(position, tile, block);
+      case Cell::lstm:
+        return lstm(position, tile, block);
+      case Cell::gru:
+        return stage == 0 ? gru_gates(position, tile, block) : gru_candidate(position, tile, block);
+      case Cell::gru_linear:
+        return gru_linear(position, tile, block);
+      default:
+        return rnn(position, tile, block);
     }
   }
 

@@ -27,9 +27,15 @@ class GatePanels {
 class WeightSums {
  public:
   WeightSums(int64_t first_slot, int64_t slots, int64_t width, bool with_one, int64_t blocks, int64_t rows)
-      : first_slot_(first_slot), slots_(slots), width_(width), with_one_(with_one), blocks_(blocks), rows_(rows),
+      : first_slot_(first_slot),
+        slots_(slots),
+        width_(width),
+        with_one_(with_one),
+        blocks_(blocks),
+        rows_(rows),
         tiles_(std::max<int64_t>(1, ceil_divide(width + with_one, kRows))),
-        height_(std::max<int64_t>(1, ceil_divide(width + with_one, tiles_))), left_(tiles_ * height_ * rows),
+        height_(std::max<int64_t>(1, ceil_divide(width + with_one, tiles_))),
+        left_(tiles_ * height_ * rows),
         sums_(slots * blocks * tiles_ * height_ * kColumns),
         product_(tile_product_of(height_, std::make_integer_sequence<int, kRows>())) {}
 

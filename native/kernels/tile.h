@@ -13,7 +13,7 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 // its element at row i and depth k of a block is a[i · kRowStep + k · kDepthStep].
 template <int kHeight, int kWidth, int kRowStep, int kDepthStep>
 inline void add_tile(int64_t depth, const float* a, int64_t a_block, const float* b, float* c, int64_t stride,
-    bool fresh) {
+                     bool fresh) {
   Vector sum[kHeight][kWidth];
 #pragma GCC unroll 16
   for (int i = 0; i < kHeight; ++i)

@@ -13,7 +13,8 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 template <int kStep, bool kSecond, int... kLane>
 Vector interleave(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(
-      a, b, ((kLane & ~(2 * kStep - 1)) + (kSecond ? kStep : 0) + (kLane & (kStep - 1)) + (kLane & kStep ? kLanes : 0))...);
+      a, b,
+      ((kLane & ~(2 * kStep - 1)) + (kSecond ? kStep : 0) + (kLane & (kStep - 1)) + (kLane & kStep ? kLanes : 0))...);
 }
 
 // Exchanges blocks of `kStep` lanes between rows that are `kStep` apart; the last call is a transposition.

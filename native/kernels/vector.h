@@ -37,14 +37,17 @@ inline Vector broadcast(float value) { return value - Vector{}; }
 
 // The first `count` lanes from memory, zeros behind them; nothing beyond is read. And the reverse.
 #if defined(__AVX512F__)
-inline __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ?
-    0 : (1u << count) - 1); }
+inline __mmask16 first_lanes(int64_t count) {
+  return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1u << count) - 1);
+}
 
-inline Vector load_first(const float* from, int64_t count) { return (Vector)_mm512_maskz_loadu_ps(first_lanes(count),
-    from); }
+inline Vector load_first(const float* from, int64_t count) {
+  return (Vector)_mm512_maskz_loadu_ps(first_lanes(count), from);
+}
 
-inline void store_first(float* to, Vector value, int64_t count) { _mm512_mask_storeu_ps(to, first_lanes(count),
-    (__m512)value); }
+inline void store_first(float* to, Vector value, int64_t count) {
+  _mm512_mask_storeu_ps(to, first_lanes(count), (__m512)value);
+}
 #elif defined(__AVX2__)
 inline __m256i first_lanes(int64_t count) {
   static const int32_t ones_then_zeros[2 * kLanes] = {-1, -1, -1, -1, -1, -1, -1, -1};
@@ -52,11 +55,13 @@ inline __m256i first_lanes(int64_t count) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ones_then_zeros + kLanes - held));
 }
 
-inline Vector load_first(const float* from, int64_t count) { return (Vector)_mm256_maskload_ps(from,
-    first_lanes(count)); }
+inline Vector load_first(const float* from, int64_t count) {
+  return (Vector)_mm256_maskload_ps(from, first_lanes(count));
+}
 
-inline void store_first(float* to, Vector value, int64_t count) { _mm256_maskstore_ps(to, first_lanes(count),
-    (__m256)value); }
+inline void store_first(float* to, Vector value, int64_t count) {
+  _mm256_maskstore_ps(to, first_lanes(count), (__m256)value);
+}
 #else
 inline Vector load_first(const float* from, int64_t count) {
   if (count >= kLanes) return load(from);

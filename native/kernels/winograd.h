@@ -62,7 +62,9 @@ struct Tiling {
   EvenCut blocks;         // of such pieces
 
   Tiling(int64_t batch, int64_t height, int64_t width, int64_t most)
-      : rows((height + 1) / 2), columns((width + 1) / 2), across(columns, most),
+      : rows((height + 1) / 2),
+        columns((width + 1) / 2),
+        across(columns, most),
         blocks(batch * rows * across.pieces, std::max<int64_t>(1, most / across.length(0))) {}
 
   int64_t most_tiles() const { return blocks.length(0) * across.length(0); }
@@ -117,7 +119,7 @@ inline void gather(const Image& image, const float* x, int64_t channels, const R
     }
     std::fill_n(to, begin * kLanes, 0.0f);
     transpose_lines(from + y * image.width + left + begin, image.plane(), channels, end - begin, to + begin * kLanes,
-        kLanes);
+                    kLanes);
     std::fill_n(to + end * kLanes, (pitch - end) * kLanes, 0.0f);
   }
 }
@@ -159,8 +161,8 @@ inline void map_all_pixels(const float* pixels, const Rectangle& of, int64_t poi
         map_pixels(load(from + c * kLanes), load(from + pitch + c * kLanes), load(from + 2 * pitch + c * kLanes),
                    load(from + 3 * pitch + c * kLanes), half + c, 4);
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) map_pixels(half[4 * r], half[4 * r + 1], half[4 * r + 2], half[4 * r + 3], mapped +
-          4 * r, 1);
+      for (int r = 0; r < 4; ++r)
+        map_pixels(half[4 * r], half[4 * r + 1], half[4 * r + 2], half[4 * r + 3], mapped + 4 * r, 1);
       float* to = place(tile);
 #pragma GCC unroll 16
       for (int p = 0; p < kPoints; ++p) store(to + p * point, mapped[p]);
@@ -299,7 +301,7 @@ struct Forward {
   }
 
   void write(const std::vector<Rectangle>& tiles, int64_t panel, const float* sums, int64_t point,
-      float* pixels) const {
+             float* pixels) const {
     for (int64_t j = 0; j < weights.width(panel); j += kLanes) {
       const int64_t first = panel * kColumns + j, count = std::min<int64_t>(kLanes, weights.out - first);
       const Vector added = bias != nullptr ? load_first(bias + first, count) : Vector{};
@@ -336,15 +338,14 @@ inline void convolve(const Image& in, const Image& out, const Weights& weights, 
   // Mapped pixels of a block stay in the second cache.
   const int64_t most = std::max<int64_t>(64, std::min<int64_t>(112, 7168 / std::max<int64_t>(1, weights.in)));
   const Tiling tiling(batch, out.height, out.width, most);
-  const EvenCut outputs(weights.panels(), tiling.blocks.pieces >= 16 ? weights.panels() : std::max<int64_t>(1,
-      128 / kColumns));
+  const EvenCut outputs(weights.panels(),
+                        tiling.blocks.pieces >= 16 ? weights.panels() : std::max<int64_t>(1, 128 / kColumns));
   const bool once = tiling.blocks.pieces == 1;
   const Floats mapped(once ? 0 : weights.mapped_size());
   const Forward forward{in, out, weights, once ? nullptr : mapped.get(), x, bias, y, rounded};
   if (!once)
-    parallel(weights.panels(), [&](int64_t panel) {
-      weights.map(panel, mapped.get() + panel * forward.panel_size(), rounded);
-    });
+    parallel(weights.panels(),
+             [&](int64_t panel) { weights.map(panel, mapped.get() + panel * forward.panel_size(), rounded); });
   parallel(tiling.blocks.pieces * outputs.pieces, [&](int64_t task) {
     const int64_t own = task % outputs.pieces, first = outputs.begin(own);
     forward.run(tiling.of(task / outputs.pieces), first, first + outputs.length(own));
@@ -385,11 +386,11 @@ struct WeightGradient {
     for (int64_t block = of.block; block < of.block_end; ++block) {
       const std::vector<Rectangle> tiles = tiling.of(block);
       const int64_t count = tiles_in(tiles);
-      for (int64_t i = 0; i < lanes; ++i) read_gradients(tiles, of.lane + i, pixels.get(), left.get() +
-          i * count * kLanes, lanes * count * kLanes);
+      for (int64_t i = 0; i < lanes; ++i)
+        read_gradients(tiles, of.lane + i, pixels.get(), left.get() + i * count * kLanes, lanes * count * kLanes);
       for (int64_t i = 0; i < panels; ++i)
         read_pixels(tiles, of.panel + i, count, pixels.get(), right.get() + i * count * kColumns,
-            panels * count * kColumns);
+                    panels * count * kColumns);
       if (rounded) {
         for (int64_t i = 0; i < kPoints * lanes; ++i) round_rows(left.get() + i * count * kLanes, count, kLanes);
         for (int64_t i = 0; i < kPoints * panels; ++i) round_rows(right.get() + i * count * kColumns, count, kColumns);
@@ -405,20 +406,20 @@ struct WeightGradient {
 
  private:
   void read_gradients(const std::vector<Rectangle>& tiles, int64_t lane, float* pixels, float* to,
-      int64_t point) const {
+                      int64_t point) const {
     const Image image{out.height, out.width, out.batch_stride};
     for (const Rectangle& each : tiles) {
-      gather(image, dy + lane * kLanes * out.plane(), std::min<int64_t>(kLanes, out_channels - lane * kLanes), each,
-          2, pixels);
+      gather(image, dy + lane * kLanes * out.plane(), std::min<int64_t>(kLanes, out_channels - lane * kLanes), each, 2,
+             pixels);
       map_all_gradients(pixels, each, point, [&](int64_t tile) { return to + tile * kLanes; });
     }
   }
 
   void read_pixels(const std::vector<Rectangle>& tiles, int64_t panel, int64_t count, float* pixels, float* to,
-      int64_t point) const {
+                   int64_t point) const {
     for (int64_t j = 0; j < kColumns; j += kLanes) {
-      const int64_t first = panel * kColumns + j, channels = std::max<int64_t>(0, std::min<int64_t>(kLanes,
-          in_channels - first));
+      const int64_t first = panel * kColumns + j,
+                    channels = std::max<int64_t>(0, std::min<int64_t>(kLanes, in_channels - first));
       if (channels == 0) {
         for (int64_t p = 0; p < kPoints; ++p)
           for (int64_t t = 0; t < count; ++t) store(to + p * point + t * kColumns + j, Vector{});
@@ -439,7 +440,7 @@ struct WeightGradient {
           float* to = sums + ((lane - of.lane) * kLanes + i) * of.wide() + (panel - of.panel) * kColumns;
           if (rounded)
             add_rounded_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes / 2, right, to,
-                of.wide(), fresh);
+                                                                 of.wide(), fresh);
           else
             add_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right, to, of.wide(), fresh);
         }
@@ -500,11 +501,12 @@ inline void convolve_weight_gradient(const Image& in, const Image& out, int64_t 
             parts.begin(part),   parts.begin(part) + parts.length(part)};
   };
   const int64_t size = kPoints * panels.length(0) * kColumns * lanes.length(0) * kLanes;  // of the largest range
-  if (parts.pieces == 1) return parallel(ranges, [&](int64_t task) {
-    const Floats sums(size);
-    gradient.run(range(task), sums.get());
-    gradient.collect(range(task), sums.get(), 1, 0, dw);
-  });
+  if (parts.pieces == 1)
+    return parallel(ranges, [&](int64_t task) {
+      const Floats sums(size);
+      gradient.run(range(task), sums.get());
+      gradient.collect(range(task), sums.get(), 1, 0, dw);
+    });
   const Floats sums(parts.pieces * ranges * size);
   parallel(parts.pieces * ranges, [&](int64_t task) { gradient.run(range(task), sums.get() + task * size); });
   parallel(ranges, [&](int64_t task) {

@@ -16,19 +16,30 @@ const char* isa_name(Isa isa);
 // Declares the tables `kName` of all instruction sets and name(), the one to use. Write it inside
 // of the namespace onnxtrain; each `…_isa.cpp` defines its kName.
 #if defined(__x86_64__)
-#define ONNXTRAIN_TABLE(Type, kName, name)                    \
-  namespace portable { extern const Type kName; }             \
-  namespace avx2 { extern const Type kName; }                 \
-  namespace avx512 { extern const Type kName; }               \
-  inline const Type& name() {                                 \
-    switch (isa()) {                                          \
-      case Isa::avx512: return avx512::kName;                 \
-      case Isa::avx2: return avx2::kName;                     \
-      default: return portable::kName;                        \
-    }                                                         \
+#define ONNXTRAIN_TABLE(Type, kName, name) \
+  namespace portable {                     \
+  extern const Type kName;                 \
+  }                                        \
+  namespace avx2 {                         \
+  extern const Type kName;                 \
+  }                                        \
+  namespace avx512 {                       \
+  extern const Type kName;                 \
+  }                                        \
+  inline const Type& name() {              \
+    switch (isa()) {                       \
+      case Isa::avx512:                    \
+        return avx512::kName;              \
+      case Isa::avx2:                      \
+        return avx2::kName;                \
+      default:                             \
+        return portable::kName;            \
+    }                                      \
   }
 #else
-#define ONNXTRAIN_TABLE(Type, kName, name)                    \
-  namespace portable { extern const Type kName; }             \
+#define ONNXTRAIN_TABLE(Type, kName, name) \
+  namespace portable {                     \
+  extern const Type kName;                 \
+  }                                        \
   inline const Type& name() { return portable::kName; }
 #endif

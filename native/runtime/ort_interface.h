@@ -75,8 +75,10 @@ ONNXTRAIN_ENTRY(90, KernelContext_GetInput, OrtStatus*, const OrtKernelContext*,
 ONNXTRAIN_ENTRY(91, KernelContext_GetOutput, OrtStatus*, OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**)
 ONNXTRAIN_ENTRY(93, ReleaseStatus, void, OrtStatus*)
 ONNXTRAIN_ENTRY(99, ReleaseTensorTypeAndShapeInfo, void, OrtTensorTypeAndShapeInfo*)
-ONNXTRAIN_ENTRY(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo*, const char*, int64_t*, size_t*)
-ONNXTRAIN_ENTRY(274, KernelContext_ParallelFor, OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*)
+ONNXTRAIN_ENTRY(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo*, const char*, int64_t*,
+                size_t*)
+ONNXTRAIN_ENTRY(274, KernelContext_ParallelFor, OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t), size_t,
+                size_t, void*)
 #undef ONNXTRAIN_ENTRY
 
 #define ONNXTRAIN_CALL(api, name) (::onnxtrain::entry<::onnxtrain::name##Function>(api, ::onnxtrain::k##name))

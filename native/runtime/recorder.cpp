@@ -15,9 +15,9 @@
 namespace onnxtrain {
 namespace {
 
-constexpr int kEntries = 275;            // those that every runtime has
-constexpr size_t kMostBytes = 1 << 20;   // larger calls are not recorded
-constexpr int kMostCases = 60;           // of a kind
+constexpr int kEntries = 275;           // those that every runtime has
+constexpr size_t kMostBytes = 1 << 20;  // larger calls are not recorded
+constexpr int kMostCases = 60;          // of a kind
 
 const OrtApi* real = nullptr;
 thread_local SeenAttributes seen;
@@ -45,7 +45,8 @@ OrtStatus* read_integer(const OrtKernelInfo* info, const char* name, int64_t* va
 
 OrtStatus* read_integers(const OrtKernelInfo* info, const char* name, int64_t* values, size_t* count) {
   OrtStatus* status = ONNXTRAIN_CALL(real, KernelInfoGetAttributeArray_int64)(info, name, values, count);
-  if (status == nullptr && values != nullptr) note(name, CaseAttribute::kIntegers).integers.assign(values, values + *count);
+  if (status == nullptr && values != nullptr)
+    note(name, CaseAttribute::kIntegers).integers.assign(values, values + *count);
   if (status == nullptr && values == nullptr) note(name, CaseAttribute::kIntegers);
   return status;
 }
@@ -168,9 +169,8 @@ SeenAttributes take_attributes() {
   return taken;
 }
 
-OrtStatus* recorded(
-    const OrtApi* api, const char* kind, const SeenAttributes& attributes, OrtKernelContext* context,
-    const std::function<OrtStatus*()>& call) {
+OrtStatus* recorded(const OrtApi* api, const char* kind, const SeenAttributes& attributes, OrtKernelContext* context,
+                    const std::function<OrtStatus*()>& call) {
   Case one;
   one.kind = kind;
   one.attributes = attributes;

@@ -22,15 +22,16 @@ const OrtApi* observed(const OrtApi* api);
 // The attributes that this thread has read since the last call.
 SeenAttributes take_attributes();
 // Makes the call, and writes it to a file unless there is one like it.
-OrtStatus* recorded(
-    const OrtApi* api, const char* kind, const SeenAttributes& attributes, OrtKernelContext* context,
-    const std::function<OrtStatus*()>& call);
+OrtStatus* recorded(const OrtApi* api, const char* kind, const SeenAttributes& attributes, OrtKernelContext* context,
+                    const std::function<OrtStatus*()>& call);
 #else
 struct SeenAttributes {};
 inline const OrtApi* observed(const OrtApi* api) { return api; }
 inline SeenAttributes take_attributes() { return {}; }
 template <class F>
-OrtStatus* recorded(const OrtApi*, const char*, const SeenAttributes&, OrtKernelContext*, F call) { return call(); }
+OrtStatus* recorded(const OrtApi*, const char*, const SeenAttributes&, OrtKernelContext*, F call) {
+  return call();
+}
 #endif
 
 }  // namespace onnxtrain

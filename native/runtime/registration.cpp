@@ -17,9 +17,7 @@ namespace {
 
 constexpr const char* kDomain = "ai.onnxtrain";
 
-OrtStatus* status(const OrtApi* api, const char* what) {
-  return ONNXTRAIN_CALL(api, CreateStatus)(kFail, what);
-}
+OrtStatus* status(const OrtApi* api, const char* what) { return ONNXTRAIN_CALL(api, CreateStatus)(kFail, what); }
 
 // Runs a function and turns an exception into a status.
 template <class F>

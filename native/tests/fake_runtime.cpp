@@ -164,8 +164,10 @@ OrtStatus* get_input(const OrtKernelContext* context, size_t index, const OrtVal
 std::unique_ptr<OrtValue> value_of(int type, std::vector<int64_t> shape, bool misaligned) {
   int64_t bytes = size_of_type(type);
   for (const int64_t size : shape)
-    if (size < 0 || (size > 0 && bytes > kMostBytes / size)) return nullptr;
-    else bytes *= size;
+    if (size < 0 || (size > 0 && bytes > kMostBytes / size))
+      return nullptr;
+    else
+      bytes *= size;
   auto made = std::make_unique<OrtValue>();
   *made = {type, std::move(shape), std::make_unique<Memory>(bytes, misaligned ? size_of_type(type) : 0), bytes};
   return made;
@@ -181,7 +183,8 @@ OrtStatus* get_output(OrtKernelContext* context, size_t index, const int64_t* sh
   return nullptr;
 }
 
-OrtStatus* parallel_for(const OrtKernelContext* context, void (*task)(void*, size_t), size_t total, size_t, void* data) {
+OrtStatus* parallel_for(const OrtKernelContext* context, void (*task)(void*, size_t), size_t total, size_t,
+                        void* data) {
   if (context->order == Order::forward)
     for (size_t i = 0; i < total; ++i) task(data, i);
   if (context->order == Order::backward)

@@ -110,7 +110,8 @@ double difference(const CaseTensor& expected, const CaseTensor& found, bool may_
 bool agrees(const Case& one, const Result& result) {
   if (one.error.empty() != result.error.empty()) {
     std::printf("FAILED %s\n  expected %s, got %s\n", text_of(one).c_str(),
-                one.error.empty() ? "a result" : one.error.c_str(), result.error.empty() ? "a result" : result.error.c_str());
+                one.error.empty() ? "a result" : one.error.c_str(),
+                result.error.empty() ? "a result" : result.error.c_str());
     return false;
   }
   for (size_t i = 0; i < one.outputs.size() && one.error.empty(); ++i) {
@@ -143,8 +144,15 @@ bool check(const Case& one) {
 
 using Try = std::function<void(const Case&)>;
 
-const std::vector<int64_t> kWrong = {
-    0, 1, -1, 2, 7, int64_t{1} << 31, int64_t{1} << 40, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()};
+const std::vector<int64_t> kWrong = {0,
+                                     1,
+                                     -1,
+                                     2,
+                                     7,
+                                     int64_t{1} << 31,
+                                     int64_t{1} << 40,
+                                     std::numeric_limits<int64_t>::min(),
+                                     std::numeric_limits<int64_t>::max()};
 
 void vary_shapes(const Case& one, size_t index, const Try& attempt) {
   const CaseTensor& input = one.inputs[index];
