@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from onnxtrain.cli.parser import make_parser
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
@@ -23,6 +25,7 @@ RUN_BY = {
     "console": "tests/docs/test_examples.py",
     "sh": "this file",
     "js": "js/test",
+    "cpp": "tests/native/test_documented_kernel.py",
     "py": "this file",
     "text": "nobody",
 }
@@ -64,6 +67,7 @@ def test_blocks_stand_where_tests_look_for_them() -> None:
     outside = {page for page in where["python"] if not page.startswith("docs/")}
     assert outside == {"README.md", "CONTRIBUTING.md"}
     assert where["js"] == {"docs/javascript.md"}
+    assert where["cpp"] == {"docs/native.md"}
 
 
 def test_python_that_needs_other_packages_compiles() -> None:
@@ -95,6 +99,8 @@ def test_a_command_of_a_page(page, command, tmp_path) -> None:
         install(command)
     elif "benchmarks/" in command:
         measure(command)
+    elif program == "onnxtrain":
+        make_parser().parse_args(shlex.split(command)[1:])
     else:
         run(command, tmp_path)
 
