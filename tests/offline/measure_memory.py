@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain.device.run.graph import default_options
+
 TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 
 
@@ -18,7 +20,8 @@ def status(field: str) -> int:
 
 
 if __name__ == "__main__":
-    session, batch = ort.InferenceSession(sys.argv[1]), int(sys.argv[2])
+    # As a device makes it.
+    session, batch = ort.InferenceSession(sys.argv[1], default_options()), int(sys.argv[2])
     feeds = {
         i.name: np.full([d if isinstance(d, int) else batch for d in i.shape], 0.01).astype(
             TYPES[i.type]

@@ -101,7 +101,9 @@ CASES = {
 }
 
 
-def made(folder: Path, name: str, exporter: str, fixed: bool, budget: float | None):
+def made(
+    folder: Path, name: str, exporter: str, fixed: bool, budget: float | None, native: bool = True
+):
     torch.manual_seed(0)
     make, data, batch, _ = CASES[name]
     model = export(make(), data(batch), exporter)
@@ -116,7 +118,7 @@ def made(folder: Path, name: str, exporter: str, fixed: bool, budget: float | No
     sizes = None if fixed or budget is None else {"batch": batch}
     return generate_artifacts(
         model, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
-        artifact_directory=folder, memory_budget=budget, sizes=sizes,
+        artifact_directory=folder, memory_budget=budget, sizes=sizes, native=native,
     )  # fmt: skip
 
 
@@ -330,7 +332,7 @@ def measured(folder: Path, batch: int) -> int:
 
 
 def test_the_order_of_execution_is_onnxruntimes(tmp_path: Path) -> None:
-    made(tmp_path, "Mixed", "torchscript", False, None)
+    made(tmp_path, "Mixed", "torchscript", False, None, native=False)
     options = as_written()
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     session = ort.InferenceSession(tmp_path / "step_model.onnx", options)

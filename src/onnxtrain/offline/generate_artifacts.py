@@ -19,6 +19,7 @@ from onnxtrain.offline.passes.remat.budget import MemoryBudget
 from onnxtrain.offline.prepare import prepare
 from onnxtrain.offline.selection import list_of_names
 from onnxtrain.offline.training_graph import Target
+from onnxtrain.offline.writer.functions import Precision
 
 
 class LossType(Enum):
@@ -56,6 +57,8 @@ def generate_artifacts(
     memory_budget: MemoryBudget | None = None,
     sizes: Mapping[str, int] | None = None,
     target: Target = "cpu",
+    native: bool = True,
+    precision: Precision = "float32",
     proximal: bool = False,
     verify: bool = True,
     limits: Limits | None = None,
@@ -81,6 +84,8 @@ def generate_artifacts(
         memory_budget: what a step may take beside its parameters.
         sizes: numbers for symbolic dimensions that the budget is meant for.
         target: "cpu" or "webgpu".
+        native: whether functions are called where onnxtrain-native has kernels.
+        precision: what such kernels multiply in, "float32" or "bf16".
         proximal: whether updates have a proximal term.
         verify: whether each graph is loaded in onnxruntime before anything is written.
         limits: how much the model may ask for, where the defaults of `Limits` are too low.
@@ -112,6 +117,8 @@ def generate_artifacts(
         memory_budget=memory_budget,
         sizes=sizes,
         target=target,
+        native=native,
+        precision=precision,
         proximal=proximal,
         prefix=prefix,
         nominal_checkpoint=nominal_checkpoint,
