@@ -198,7 +198,7 @@ inline Vector power_of_two(Vector x) {
   p = p * rest + 0.240226462f;
   p = p * rest + 0.693147182f;
   p = p * rest + 1.0f;
-  const Vector found = from_bits(bits_of(p) + (bits_of(shifted) << 23));
+  const Vector found = from_bits(added(bits_of(p), as_exponent(bits_of(shifted))));
   return x < lowest ? Vector{} : found;
 }
 

@@ -23,8 +23,14 @@ inline Vector as_rounded(Vector value) {
   return value;
 }
 
+// Bits of numbers are added without regard to what they overflow to, as for NaN.
+typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+
 inline Integers bits_of(Vector value) { return (Integers)value; }
 inline Vector from_bits(Integers bits) { return (Vector)bits; }
+inline Integers added(Integers a, Integers b) { return (Integers)((Words)a + (Words)b); }
+inline Integers subtracted(Integers a, Integers b) { return (Integers)((Words)a - (Words)b); }
+inline Integers as_exponent(Integers n) { return (Integers)((Words)n << 23); }
 
 // NaN in the first operand passes through vmax and vmin.
 inline Vector vmax(Vector a, Vector b) { return a < b ? b : a; }
@@ -59,7 +65,7 @@ inline ReducedExponent reduce_exponent(Vector x) {
   const Vector whole = as_rounded(shifted - shift);
   // ln 2 in two parts, of which the first times n is exact.
   const Vector rest = as_rounded(x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  return {bits_of(shifted) - bits_of(shift), rest};
+  return {subtracted(bits_of(shifted), bits_of(shift)), rest};
 }
 
 // exp(r) - 1 for |r| at most ln 2 / 2.
@@ -72,7 +78,7 @@ inline Vector small_expm1(Vector r) {
   return p * (r * r) + r;
 }
 
-inline Vector power_of_two(Integers n) { return from_bits((n + 127) << 23); }
+inline Vector power_of_two(Integers n) { return from_bits(as_exponent(added(n, Integers{} + 127))); }
 
 // exp(x) for x from -87 to 88.
 inline Vector small_exp(Vector x) {
@@ -109,7 +115,7 @@ inline Vector vlog(Vector x) {
   const Vector tiny = x < 1.17549435e-38f ? broadcast(8388608.0f) : broadcast(1.0f);
   const Vector normal = as_rounded(x * tiny);
   // The mantissa is taken from √½ to √2, near 1, where the logarithm is small.
-  const Integers parts = bits_of(normal) - 0x3f3504f3;
+  const Integers parts = subtracted(bits_of(normal), Integers{} + 0x3f3504f3);
   const Vector mantissa = from_bits((parts & 0x7fffff) + 0x3f3504f3);
   Vector exponent = __builtin_convertvector(parts >> 23, Vector);
   exponent = tiny > 1.0f ? exponent - 23.0f : exponent;
