@@ -35,6 +35,7 @@ struct Window {
     require((strides.empty() || strides.size() == axes) && (dilations.empty() || dilations.size() == axes) &&
                 (pads.empty() || pads.size() == 2 * axes),
             "strides, dilations or pads have another number of axes than the kernel");
+    for (const int64_t pad : pads) require(pad >= 0 && pad < kMost, "padding is negative or too large");
     Convolution made{x[0], x[1], 1, 1, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
     for (size_t axis = 0; axis < axes; ++axis) {
       const size_t own = kMostAxes - axes + axis;
