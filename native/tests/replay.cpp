@@ -28,7 +28,7 @@ namespace {
 
 // How far results may be apart, since sums are taken in another order elsewhere: in units of the last
 // place of the largest element of the result, or of the inputs, where terms cancel each other.
-constexpr double kMostUlps = 512, kMostInputUlps = 16;
+constexpr double kMostUlps = 512, kMostInputUlps = 16, kMostRoundedUlps = 131072;
 constexpr int kMostSeconds = 120;  // of one call, under valgrind or an emulator
 
 std::string now;  // what is running, for the message of a crash
@@ -123,8 +123,8 @@ bool agrees(const Case& one, const Result& result) {
   }
   for (size_t i = 0; i < one.outputs.size() && one.error.empty(); ++i) {
     const double apart = difference(one.outputs[i], result.outputs[i], i > 0);
-    const double allowed = (is_rounded(one) ? 65536 : 1) * kUlp *
-                           std::max(kMostUlps * largest(one.outputs[i]), kMostInputUlps * largest_input(one));
+    const double ulps = is_rounded(one) ? kMostRoundedUlps : kMostUlps;
+    const double allowed = kUlp * std::max(ulps * largest(one.outputs[i]), kMostInputUlps * largest_input(one));
     if (apart <= allowed) continue;
     std::printf("FAILED %s\n  output %zu, %s, is %.3g away, which is %.3g ulps\n", text_of(one).c_str(), i,
                 text_of(result.outputs[i]).c_str(), apart, apart / kUlp / largest(one.outputs[i]));
