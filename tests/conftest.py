@@ -39,12 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # Files whose many short tests take long together.
 _LONG = {
-    f"test_{name,
-    "test_locks", "test_close", "test_fuzz", "test_nonfinite_updates", "test_model_bounds", "test_checkpoint_checksum", "test_node_cases", "test_power_loss",
-}"
+    f"test_{name}"
     for name in (
-        "checkpoint_store", "counter_rng", "declared_shapes", "expand", "fit_resume", "grid",
-        "loop", "proximal", "resize", "roi", "scan", "second_derivatives",
+        "checkpoint_checksum", "checkpoint_store", "close", "counter_rng", "declared_shapes",
+        "expand", "fit_resume", "fuzz", "grid", "locks", "loop", "model_bounds", "node_cases",
+        "nonfinite_updates", "power_loss", "proximal", "resize", "roi", "scan",
+        "second_derivatives",
     )
 }  # fmt: skip
 
