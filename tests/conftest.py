@@ -41,10 +41,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 _LONG = {
     f"test_{name}"
     for name in (
-        "checkpoint_checksum", "checkpoint_store", "close", "counter_rng", "declared_shapes",
-        "expand", "fit_resume", "fuzz", "grid", "locks", "loop", "model_bounds", "node_cases",
-        "nonfinite_updates", "power_loss", "proximal", "resize", "roi", "scan",
-        "second_derivatives",
+        "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "counter_rng",
+        "declared_shapes", "expand", "feature_cache", "fit_resume", "fuzz", "grid", "locks", "loop",
+        "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "power_loss", "proximal",
+        "resize", "roi", "scan", "schedule_end", "second_derivatives",
     )
 }  # fmt: skip
 
