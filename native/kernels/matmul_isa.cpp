@@ -57,7 +57,7 @@ ONNXTRAIN_BFLOAT16 void square_of(const Side& side, int64_t first, int64_t lines
                                   bool by_line, Vector (&square)[kLanes]) {
   if (side.step == 1) {
     for (int i = 0; i < kLanes; ++i) square[i] = i < lines ? pairs_along(side.at(first + i, k), depth) : Vector{};
-    if (!by_line) exchange<1>(square);
+    if (!by_line) transpose(square);
     return;
   }
   for (int p = 0; p < kLanes; ++p) {
@@ -73,7 +73,7 @@ ONNXTRAIN_BFLOAT16 void square_of(const Side& side, int64_t first, int64_t lines
       }
     square[p] = pairs_across(pair[0], pair[1]);
   }
-  if (by_line) exchange<1>(square);
+  if (by_line) transpose(square);
 }
 
 // Rows as [row][kPairs], from one pair on.

@@ -3,40 +3,17 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "vector.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
-
-// Takes `kStep` lanes of a and of b by turns: from their first lanes of each pair of runs, or the second.
-template <int kStep, bool kSecond, int... kLane>
-Vector interleave(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
-  return __builtin_shufflevector(
-      a, b,
-      ((kLane & ~(2 * kStep - 1)) + (kSecond ? kStep : 0) + (kLane & (kStep - 1)) + (kLane & kStep ? kLanes : 0))...);
-}
-
-// Exchanges blocks of `kStep` lanes between rows that are `kStep` apart; the last call is a transposition.
-template <int kStep>
-void exchange(Vector (&rows)[kLanes]) {
-  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i)
-    if ((i & kStep) == 0) {
-      const Vector a = rows[i], b = rows[i + kStep];
-      rows[i] = interleave<kStep, false>(a, b, lanes);
-      rows[i + kStep] = interleave<kStep, true>(a, b, lanes);
-    }
-  if constexpr (2 * kStep < kLanes) exchange<2 * kStep>(rows);
-}
 
 // A square of kLanes × kLanes.
 inline void transpose_square(const float* from, int64_t from_stride, float* to, int64_t to_stride, float factor) {
   Vector rows[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) rows[i] = load(from + i * from_stride);
-  exchange<1>(rows);
+  transpose(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) store(to + i * to_stride, rows[i] * factor);
 }
