@@ -37,7 +37,8 @@ from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.graph.shapes import FLOATS
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
-from onnxtrain.offline.training_graph import LossGradients, Target, Tensors
+from onnxtrain.offline.loss_model import Tensors
+from onnxtrain.offline.training_graph import LossGradients, Target
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.functions import Precision, write_functions
 from onnxtrain.offline.writer.shorten_names import names_in, shorten_names
