@@ -13,13 +13,14 @@ from typing import Any
 from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss
 from onnxtrain.offline.artifacts import Artifacts
+from onnxtrain.offline.estimated_gradients import loss_gradients
 from onnxtrain.offline.forward_model import forward_model
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.inspect_notes import notes_on_integers
 from onnxtrain.offline.named import make_optimizer, require_choice
-from onnxtrain.offline.optimizers import Optimizer
+from onnxtrain.offline.optimizers import Optimizer, needs_gradient
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
@@ -29,7 +30,6 @@ from onnxtrain.offline.selection import listed, survey
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
-    differentiate_loss,
     evaluation_graph,
     optimizer_graph,
     step_graph,
@@ -135,7 +135,7 @@ def prepare(
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss, located=True)
-    found = survey(canonical, names[0], brought)
+    found = survey(canonical, names[0], brought, by_gradient=needs_gradient(chosen))
     tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, forward.train, listed(freeze), tied)
     if not trains and (chosen is not None or (forward.train is None and not freeze)):
@@ -148,7 +148,7 @@ def prepare(
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
-        return differentiate_loss(canonical, names, trains, frozen, bn=mode, lean=lean)
+        return loss_gradients(canonical, names, trains, frozen, chosen, bn=mode, lean=lean)
 
     def build(source: LossGradients, early: bool = False, last: bool = False) -> Models:
         made = {"training_model": training_graph(source, target, early=early)}

@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 
 import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
-from onnxtrain.errors import NotDifferentiableError
+from onnxtrain.errors import ArgumentError, NotDifferentiableError
 from onnxtrain.format.names import ACCUMULATED, BUFFER, GRADIENT, LAZY_RESET, RANDOM_SEED
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
@@ -41,6 +41,7 @@ from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimize
 from onnxtrain.offline.optimizers.accumulation import accumulate
 from onnxtrain.offline.optimizers.finite_guard import check_finite, early_check, update_if
 from onnxtrain.offline.optimizers.in_place import after_readers
+from onnxtrain.offline.optimizers.mezo import MeZO
 from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import (
     BatchNormMode,
@@ -78,11 +79,17 @@ class LossGradients:
     forward: frozenset[str]  # the values of the forward pass
     data: frozenset[str]  # the inputs that are not parameters
     fed: frozenset[str]  # the targets that are inputs: they have gradients, but no updates
+    slope: str | None = None  # of an estimate: how the loss changes along a random direction
 
     def rematerialized(
         self, kept: Collection[str], sizes: Mapping[str, int]
     ) -> tuple[LossGradients, dict[str, str]]:
         """Return a copy whose backward pass computes again what is not kept, and what it copies."""
+        if self.slope is not None:
+            raise ArgumentError(
+                "memory_budget is smaller than what MeZO takes, which keeps nothing of the forward "
+                "pass that could be computed again: leave memory_budget out"
+            )
         made = _Copy.of(self, join=False)
         results = [*made.gradients.values(), *made.updates.values()]
         copies = rematerialize(made.op, results, self.forward, self.data, kept, sizes)
@@ -297,6 +304,12 @@ def step_graph(
     own = _Copy.of(source, last=last)
     op, graph = own.op, own.model.graph
     own.gradients = {v: g for v, g in own.gradients.items() if v.name not in source.fed}
+    if source.slope and isinstance(optimizer, MeZO) and target == "cpu" and not proximal:
+        slope = values_by_name(graph)[source.slope]
+        graph.outputs.extend(
+            optimizer.write_step(op, graph, list(own.gradients), slope, own.updates)
+        )
+        return _complete(own.model, target)
     gradients = own.in_order()
     if proximal:
         gradients = add_proximal(op, gradients)

@@ -35,9 +35,9 @@ from onnxtrain.format.names import BUFFER, GRADIENT
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.graph.shapes import FLOATS
+from onnxtrain.offline.loss_model import Tensors
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
-from onnxtrain.offline.loss_model import Tensors
 from onnxtrain.offline.training_graph import LossGradients, Target
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.functions import Precision, write_functions
