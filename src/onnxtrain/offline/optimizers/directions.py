@@ -2,8 +2,13 @@
 
 They are never stored. Whoever needs a direction computes it again, as plain operators, from a few
 hashed words: an element in row r and column c of a parameter comes from z = a[r] + b[c] by
-z *= z ^ k, z *= z + l, as in `counter_rng.py`. The words of all parameters are hashed as one
-vector, R + C of them for a parameter of R rows and C columns.
+z *= z + k, z *= z + l, in 32 bits that wrap around and of which the high ones count. In signs of
+512 rows, singular values, products of rows and of the corners of rectangles are those of
+independent ones. The words of all parameters are hashed as one vector, R + C of them for a
+parameter of R rows and C columns.
+
+Nanoseconds an element on one thread: 1.3 for signs, of which Where and Less take 0.5; 9 for normal
+numbers, because of Cos and Log.
 
 A large parameter is taken a few rows at a time, by a Scan over chunks, so that a direction takes no
 more memory than a chunk of it.
@@ -138,7 +143,7 @@ class Directions:
     def _bits(self, z: ir.Value, draw: int) -> ir.Value:
         """Mix words, so that their high bits are random."""
         op, (k, l_) = self._op, self._mixers[draw : draw + 2]
-        z = op.Mul(z, op.BitwiseXor(z, k))
+        z = op.Mul(z, op.Add(z, k))
         return op.Mul(z, op.Add(z, l_))
 
     def _uniform(self, z: ir.Value, draw: int, like: ir.Value) -> ir.Value:
