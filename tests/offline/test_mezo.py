@@ -163,6 +163,33 @@ def test_training_lowers_the_loss(tmp_path: Path) -> None:
     assert np.mean(losses[-20:]) < 0.5 * np.mean(losses[:20])
 
 
+def test_digits(tmp_path: Path) -> None:
+    """The last layer of a network for digits, with a schedule, and with cached features."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    x, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int64)
+    shapes = {"w": (64, 64), "v": (64, 10)}
+    rng = np.random.default_rng(0)
+    given = model(
+        [
+            node("MatMul", ["x", "w"], ["s"]),
+            node("Relu", ["s"], ["h"]),
+            node("MatMul", ["h", "v"], ["y"]),
+        ],
+        [value("x", ["batch", 64])],
+        [value("y", ["batch", 10])],
+        {n: (rng.standard_normal(s) * s[0] ** -0.5).astype(np.float32) for n, s in shapes.items()},
+    )
+    prepare(given, tmp_path, optimizer="mezo", train="v")
+    with TrainingSession(tmp_path) as session:
+        session.set_learning_rate(0.1)
+        onnxtrain.fit(
+            session, (x[:1500], labels[:1500]), epochs=60, batch_size=100, schedule="cosine",
+            cache_features=True, progress=False, seed=0,
+        )  # fmt: skip
+        found = session.predict(x[1500:]).argmax(axis=1)
+    assert np.mean(found == labels[1500:]) > 0.6
+
+
 def test_operators_without_a_gradient(tmp_path: Path) -> None:
     """A count of positives is a step function, and NonMaxSuppression chooses boxes."""
     boxes = np.array([[[0, 0, 1, 1], [0, 0, 1, 1.1], [0, 2, 1, 3], [5, 5, 6, 6]]], np.float32)

@@ -87,7 +87,7 @@ def prepare(
             a function over block operators, a Block, or an ONNX model; None where the first output
             is the loss already.
         optimizer: a name ("adamw", "sgd:momentum=0.9") or an object of `onnxtrain.optim`; None for
-            no optimizer graph.
+            no optimizer graph. "mezo" needs no gradients, and is slow.
         of: the values that the loss is computed from; the outputs of the model by default.
         outputs: values to return beside the loss; the outputs of the model by default.
         classes: replace the last layer by a new one for so many classes, which alone trains unless
@@ -177,7 +177,7 @@ def prepare(
         graph = write_files(
             folder, models, parameters, names, nominal_checkpoint, memory=memory, target=target,
             native=native, precision=precision, on_cpu=on_cpu, properties=properties,
-            ort_format=ort_format,
+            ort_format=ort_format, described=source.described,
         )  # fmt: skip
         notes = (*notes, *(verify_graphs(folder, models, library) if verify else ()))
         if ort_format:

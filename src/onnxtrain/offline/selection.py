@@ -174,7 +174,8 @@ def why_nothing_trains(
     if unreached and cut_by:
         return (
             f"no gradient comes to {some_of(unreached, 3)}{cut}. Say which output the loss reads "
-            f"(of=...), or put a new layer before that (classes=..., after=...){or_by_name}"
+            f"(of=...), put a new layer before that (classes=..., after=...), or train without "
+            f"gradients, which is slow (optimizer='mezo'){or_by_name}"
         )
     if unreached:
         return (

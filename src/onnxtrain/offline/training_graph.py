@@ -81,6 +81,11 @@ class LossGradients:
     fed: frozenset[str]  # the targets that are inputs: they have gradients, but no updates
     slope: str | None = None  # of an estimate: how the loss changes along a random direction
 
+    @property
+    def described(self) -> str:
+        """The graph that says how much memory a step takes: estimates need not exist as a whole."""
+        return "training_model" if self.slope is None else "step_model"
+
     def rematerialized(
         self, kept: Collection[str], sizes: Mapping[str, int]
     ) -> tuple[LossGradients, dict[str, str]]:

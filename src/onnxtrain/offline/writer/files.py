@@ -84,6 +84,7 @@ def write_files(
     ort_format: bool = False,
     native: bool = True,
     precision: Precision = "float32",
+    described: str = "training_model",
 ) -> onnx.ModelProto:
     """Write the graphs and the checkpoint, into which they point for what is frozen.
 
@@ -91,8 +92,8 @@ def write_files(
     metadata of the model, which the evaluation graph keeps for what is exported from it. With
     `ort_format` the checkpoint leaves room for what `write_ort` adds. With `native`, what native
     kernels can stand in for becomes calls of functions; `precision` is what they multiply in.
-    Returns the training graph as it was before the file lost names and shapes that no runtime
-    needs.
+    Returns the graph that is `described` as it was before the file lost names and shapes that no
+    runtime needs.
     """
     models = {name: models[name] for name in sorted(models, key=_ORDER.index)}
     stored = parameters.trainable, {**parameters.frozen, **parameters.statistics}
@@ -113,12 +114,12 @@ def write_files(
         memory=None if memory is None else memory.notes(),
     )
     forward = names_in(models["eval_model"].graph)
-    training = onnx.ModelProto()
+    whole = onnx.ModelProto()
     protos: dict[str, onnx.ModelProto] = {}
     for name, model in models.items():
         _point_to_checkpoint(model, planned)
-        if name == "training_model":
-            training.CopyFrom(ir.to_proto(model))
+        if name == described:
+            whole.CopyFrom(ir.to_proto(model))
         # What is exported for inference comes from the evaluation graph, which stays plain.
         functions = write_functions(
             model, native and target == "cpu" and name != "eval_model", precision
@@ -146,7 +147,7 @@ def write_files(
         content = content_of(*stored, nominal=True)
         content.properties = generation.property()
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    return training
+    return whole
 
 
 def _digest(protos: Mapping[str, onnx.ModelProto], content: CheckpointContent) -> str:
