@@ -51,9 +51,7 @@ class Lora:
                 f"dropout of lora is a number from 0 to below 1, not {self.dropout!r}"
             )
         if self.scaling not in ("standard", "rslora"):
-            raise ArgumentError(
-                f"scaling of lora is 'standard' or 'rslora', not {self.scaling!r}"
-            )
+            raise ArgumentError(f"scaling of lora is 'standard' or 'rslora', not {self.scaling!r}")
         if type(self.seed) is not int or self.seed < 0:
             raise ArgumentError(f"the seed of lora is a whole number from 0 on, not {self.seed!r}")
         if not self.patterns or not all(isinstance(p, str) and p for p in self.patterns):

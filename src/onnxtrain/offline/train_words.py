@@ -135,11 +135,7 @@ def _heads(found: Survey) -> list[str]:
         if is_before or index in layers:
             before.update(v for v in node.inputs if v is not None)
     behind = _reached_from(nodes, heads)
-    return [
-        name
-        for name, each in uses.items()
-        if any(index in behind for index, _ in each)
-    ]
+    return [name for name, each in uses.items() if any(index in behind for index, _ in each)]
 
 
 def _reached_from(nodes: list[ir.Node], heads: Collection[int]) -> set[int]:

@@ -16,7 +16,6 @@ from onnxtrain.errors import ArgumentError, OnnxTrainError, UnknownNameError
 from onnxtrain.offline.lora import ALL_LINEAR, Lora
 from onnxtrain.offline.passes.lora.factors import FactorWriter, Pair
 from onnxtrain.offline.passes.lora.layers import (
-    INSIDE,
     Layer,
     LayerSearch,
     find_layers,
@@ -123,8 +122,7 @@ def _nothing_matches(pattern: str, search: LayerSearch) -> OnnxTrainError:
     near = get_close_matches(pattern.strip("*."), paths, 3, 0.4) or paths[:5]
     more = f" and {len(paths) - len(near)} more" if len(paths) > len(near) else ""
     return UnknownNameError(
-        f"lora: no layer matches {pattern!r}. The model has "
-        f"{', '.join(map(repr, near))}{more}"
+        f"lora: no layer matches {pattern!r}. The model has {', '.join(map(repr, near))}{more}"
     )
 
 
@@ -132,12 +130,12 @@ def _notes(search: LayerSearch, chosen: Chosen) -> list[str]:
     notes = []
     if search.left_out:
         notes.append(f"lora left out what it cannot be put beside: {_counted(search.left_out)}.")
-    inside = [layer for layer, _ in chosen if layer.form == INSIDE]
+    inside = [layer for layer, _ in chosen if layer.updates_weights]
     if inside:
-        dropped = any(lora.dropout for layer, lora in chosen if layer.form == INSIDE)
+        dropped = any(lora.dropout for layer, lora in chosen if layer.updates_weights)
         notes.append(
-            f"{len(inside)} Attention nodes have their projections inside: their factors are "
-            "multiplied first and added to the weights in each run"
+            f"{len(inside)} {inside[0].node.op_type} nodes take factors into their weights: these "
+            "are multiplied with each other, and added to the weights, in each run"
             f"{', without dropout' if dropped else ''}."
         )
     return notes

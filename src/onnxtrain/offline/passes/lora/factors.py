@@ -20,7 +20,6 @@ from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.lora import Lora
 from onnxtrain.offline.passes.lora.layers import (
     CONV,
-    INSIDE,
     LEFT,
     Layer,
     factor_names,
@@ -70,7 +69,7 @@ class FactorWriter:
         before: dict[str, tuple[Layer, Lora]] = {}
         for layer, lora in layers:
             self._add_factors(layer, lora, slots)
-            if layer.form == INSIDE:
+            if layer.updates_weights:
                 before[layer.node.output[0]] = layer, lora
             else:
                 after.setdefault(layer.y, []).append((layer, lora))
@@ -79,7 +78,8 @@ class FactorWriter:
         for node in found:
             for name in node.output:
                 if name in before:
-                    node.input[1] = self._weights(*before[name], slots)
+                    place = list(node.input).index(before[name][0].y)
+                    node.input[place] = self._weights(*before[name], slots)
             changed = [(i, name) for i, name in enumerate(node.output) if name in after]
             renamed = [self._names.fresh(f"{name}.base") for _, name in changed]
             for (i, _), new in zip(changed, renamed, strict=True):
@@ -160,21 +160,21 @@ class FactorWriter:
             self._nodes[-1].attribute.extend(window.values())
             hidden = self._scaled(hidden, layer, lora, path, slots)
             return self._node("Conv", [hidden, b], second)
-        if layer.form == LEFT:
-            a, b = (self._node("Transpose", [v], f"{v}.T", perm=[1, 0]) for v in (a, b))
-            hidden = self._scaled(self._node("MatMul", [a, x], first), layer, lora, path, slots)
-            return self._node("MatMul", [b, hidden], second)
         hidden = self._scaled(self._node("MatMul", [x, a], first), layer, lora, path, slots)
         return self._node("MatMul", [hidden, b], second)
 
     def _weights(self, layer: Layer, lora: Lora, slots: bool) -> str:
-        """Write weights with their update, for an operator that has the product inside."""
+        """Write weights with their update, where the product itself cannot be split."""
         made = []
         for path, _ in slots_of(layer):
             a, b = factor_names(path)
             scaled = self._scaled(a, layer, lora, path, slots)
             made.append(self._node("MatMul", [scaled, b], f"{path}.lora"))
-        update = self._node("Concat", made, f"{layer.path}.lora", axis=1)
+        update = made[0]
+        if len(made) > 1:
+            update = self._node("Concat", made, f"{layer.path}.lora", axis=1)
+        if layer.form == LEFT:
+            update = self._node("Transpose", [update], f"{layer.path}.lora_T", perm=[1, 0])
         return self._node("Add", [layer.y, update], f"{layer.path}.lora_add")
 
     def _scaled(self, value: str, layer: Layer, lora: Lora, path: str, slots: bool) -> str:

@@ -48,7 +48,9 @@ class GraphIndex:
             for name in dict.fromkeys((*node.input, *_captured(node))):
                 self.readers[name].append(node)
             if operator_of(node) == "Constant":
-                self.tensors.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+                self.tensors.update(
+                    (node.output[0], a.t) for a in node.attribute if a.name == "value"
+                )
         self._dims: dict[str, Dims | None] = {}
 
     def source(self, name: str) -> onnx.TensorProto | None:

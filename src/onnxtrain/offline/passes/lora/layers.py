@@ -28,14 +28,17 @@ class Layer:
     depth: int  # features of x
     width: int  # of y
     element_type: int
-    # "linear": x·W; "left": W·x; "conv"; "inside": W is an input of the node, and is what the
-    # update is added to.
-    form: str = LINEAR
+    form: str = LINEAR  # "conv"; "left" for W·x; "inside" for an operator with more than a product
     kernel: tuple[int, ...] = ()  # sizes of the window of a convolution
     is_transposed: bool = False  # x has its features on the first of two axes
     parts: tuple[tuple[str, int], ...] = ()  # names and widths of the projections that y packs
     # Scale and zero point of a y that is integers: it is expanded, updated, and quantized again.
     quantized_by: tuple[str, ...] = ()
+
+    @property
+    def updates_weights(self) -> bool:
+        """Whether the update is added to the weights, which are y then, and not to the result."""
+        return self.form in (LEFT, INSIDE)
 
     @property
     def is_conv(self) -> bool:
@@ -109,7 +112,8 @@ def _matmul(index: GraphIndex, node: onnx.NodeProto) -> Found:
         return None
     if weight == right:
         return _layer(index, node, left, weight, dims, type_)
-    return replace(_layer(index, node, right, weight, dims[::-1], type_), form=LEFT)
+    # onnxruntime gets products of two matrices of rank 0 wrong where the second has more axes.
+    return replace(_layer(index, node, right, weight, dims[::-1], type_), form=LEFT, y=weight)
 
 
 def _fused_matmul(index: GraphIndex, node: onnx.NodeProto) -> Found:
@@ -259,7 +263,7 @@ def _attached(index: GraphIndex, layer: Layer) -> Layer:
 
     There the product and its bias stay what onnxruntime has one kernel for.
     """
-    if layer.form == INSIDE:
+    if layer.updates_weights:
         path = layer_path(index, layer.node, layer.weight, "")
         return replace(layer, path=path)
     y, bias = layer.y, ""
