@@ -80,8 +80,8 @@ def prepare(
     Args:
         model: the forward model, or the path to its file; it is not changed.
         output: the folder to write to. It is created.
-        train: words ("lora", "bias", "norm", "head", "last:3"), names, patterns ("classifier.*"),
-            an `onnxtrain.Lora`; by default every weight that the loss depends on trains.
+        train: words ("lora", "bias", "norm", "head", "last:3", "sparse:200MB"), names, patterns, an
+            `onnxtrain.Lora` or `Sparse`; by default every weight that the loss depends on trains.
         freeze: names or patterns of parameters that do not train.
         loss: a name ("cross_entropy", "mse", "huber:delta=0.5"), an object of `onnxtrain.losses`,
             a function over block operators, a Block, or an ONNX model; None where the first output
@@ -127,7 +127,7 @@ def prepare(
     library, chosen = find_library(custom_op_library), make_optimizer(optimizer, proximal)
 
     # 1. The model, and the loss behind it.
-    forward = forward_model(model, of, train, classes, after, dynamic_batch)
+    forward = forward_model(model, of, train, classes, after, dynamic_batch, loss, chosen)
     with_loss, names, brought, notes, activation = add_loss(
         forward.proto, forward.path, loss, forward.of, outputs, sample_weight=sample_weight
     )

@@ -51,6 +51,7 @@ from onnxtrain.offline.passes.batch_norm import (
 from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
+from onnxtrain.offline.passes.sparse.gradient import join_sparse
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
 from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
@@ -154,7 +155,11 @@ def differentiate_loss(
     seed_random_bodies(op, graph)
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
-    rules = {**join_gelu(graph, [*targets, loss]), **join_attention(op, graph, [loss], targets)}
+    rules = {
+        **join_gelu(graph, [*targets, loss]),
+        **join_attention(op, graph, [loss], targets),
+        **join_sparse(op, graph, targets),
+    }
     nodes = list(graph)
     found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
     with op.arithmetic():
