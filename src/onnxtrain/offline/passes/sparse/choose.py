@@ -49,7 +49,8 @@ def choose_channels(
         way = costs[name].way
         if way < budget:
             found = _fill(names[first:], gains, costs, budget - way)
-            if found.channels and (best is None or found.gain > best.gain):
+            # Where the layer itself is not taken, a later one has a shorter way.
+            if name in found.channels and (best is None or found.gain >= best.gain):
                 best = Choice(found.channels, found.taken + way, found.gain)
     return best
 
@@ -58,7 +59,8 @@ def _fill(
     names: Sequence[str], gains: Mapping[str, Array], costs: Mapping[str, Cost], budget: int
 ) -> Choice:
     """Take the channels with the most gain for each byte, one group after the other."""
-    order = {name: np.argsort(-gains[name], kind="stable") for name in names}
+    names = [name for name in names if gains[name].max() > 0]
+    order = {n: np.argsort(-gains[n], kind="stable")[: np.count_nonzero(gains[n])] for n in names}
     sums = {name: np.cumsum(gains[name][order[name]]) for name in names}
     taken, spent, gained = dict.fromkeys(names, 0), 0, 0.0
     heap = [(-density, name, count) for name in names
