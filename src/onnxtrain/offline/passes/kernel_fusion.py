@@ -218,16 +218,14 @@ def _mark_again(
     """Mark a group with one more value that kernels save."""
     known = {inputs[i] for i in group.saved_inputs} | {outputs[i] for i in group.saved_outputs}
     all_saved = [v for v in known if v is not None]
-    mark_kernel(
-        nodes, group.kind, inputs, outputs, saved=[*all_saved, saved], **group.attributes
-    )
+    mark_kernel(nodes, group.kind, inputs, outputs, saved=[*all_saved, saved], **group.attributes)
 
 
 def _is_large(convolution: KernelGroup) -> bool:
     """Whether a convolution has several taps and sums over channels."""
     kernel = convolution.attributes.get("kernel_shape", ())
     assert isinstance(kernel, Sequence)
-    return any(size > 1 for size in kernel) and convolution.attributes.get("group", 1) == 1
+    return any(int(size) > 1 for size in kernel) and convolution.attributes.get("group", 1) == 1
 
 
 def _gradient_of_activation(
