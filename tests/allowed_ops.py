@@ -41,7 +41,7 @@ _GROUPS = {
         "If Loop Scan SequenceAt"
     ),
     "random numbers that follow from a seed": (
-        "BitShift BitwiseXor"
+        "BitShift BitwiseAnd BitwiseXor"
     ),
 }  # fmt: skip
 
