@@ -41,7 +41,10 @@ _GROUPS = {
         "If Loop Scan SequenceAt"
     ),
     "random numbers that follow from a seed": (
-        "BitShift BitwiseAnd BitwiseXor"
+        "BitShift BitwiseXor"
+    ),
+    "integers that are packed into bytes": (
+        "BitwiseAnd"
     ),
 }  # fmt: skip
 
