@@ -142,7 +142,7 @@ def check_base(model: ModelFile, state: TrainingState) -> None:
     expected = None if state.generation is None else state.generation.files.get(BASE_DATA)
     if model.base is not None and not model.base.is_file():
         raise ModelError(
-            f"{model.source_name} takes its base from the file {model.base.name!r} beside it, which "
+            f"{model.source_name} takes its base from {model.base.name!r} beside it, which "
             "is not there: copy it too"
         )
     if model.base is None or model.path is None or expected is None or model.base in state.bases:
