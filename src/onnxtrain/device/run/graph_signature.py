@@ -96,11 +96,16 @@ def proximal_of(model: ModelFile, parameters: Iterable[str]) -> set[str]:
     return {PROXIMAL_MU} | {n for p in parameters if (n := f"{p}{REFERENCE}") in names}
 
 
-def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
-    """Return the states that an optimizer keeps for a parameter, in the order of their numbers."""
-    prefix = f"{parameter}{MOMENTUM}"
-    found = [v for v in model.inputs if _parameter_of_momentum(v.name) == parameter]
-    return sorted(found, key=lambda value: int(value.name.removeprefix(prefix)))
+def momentums_of(model: ModelFile) -> dict[str, list[ValueType]]:
+    """Return the states that an optimizer keeps, by parameter, in the order of their numbers."""
+    found: dict[str, list[ValueType]] = {}
+    for value in model.inputs:
+        if (parameter := _parameter_of_momentum(value.name)) is not None:
+            found.setdefault(parameter, []).append(value)
+    for parameter, values in found.items():
+        prefix = len(f"{parameter}{MOMENTUM}")
+        values.sort(key=lambda value: int(value.name[prefix:]))
+    return found
 
 
 def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> str:
