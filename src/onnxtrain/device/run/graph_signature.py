@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import CheckpointError, ModelError
+from onnxtrain.format.committed_folder import BASE_DATA
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.generation import digest_of
 from onnxtrain.format.metadata import FORMAT
 from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType
+from onnxtrain.format.model.source import digest_of_base
 from onnxtrain.format.names import (
     ACCUMULATED,
     BUFFER,
@@ -140,10 +142,30 @@ def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> st
     return own
 
 
+def check_base(model: ModelFile, state: TrainingState) -> None:
+    """Refuse the file of a base that is not the one which the graphs were written with."""
+    expected = None if state.generation is None else state.generation.files.get(BASE_DATA)
+    if model.base is not None and not model.base.is_file():
+        raise ModelError(
+            f"{model.source_name} takes its base from {model.base.name!r} beside it, which "
+            "is not there: copy it too"
+        )
+    if model.base is None or model.path is None or expected is None or model.base in state.bases:
+        return
+    if digest_of_base(model.base, model.path, expected[0]) != expected:
+        raise ModelError(
+            f"{model.base} is damaged, or belongs to other graphs: its size or checksum is not the "
+            "one that the checkpoint has for it.",
+            advice="Copy it anew. If you changed it on purpose, set `state.generation = None`.",
+        )
+    state.bases.add(model.base)
+
+
 def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
     """Refuse a graph and a checkpoint that were not made for each other."""
     about = model.metadata
-    listed = (*about.trainable, *about.frozen, *about.statistics, *model.external)
+    stored = {name: tensor for name, tensor in model.external.items() if name not in model.in_base}
+    listed = (*about.trainable, *about.frozen, *about.statistics, *stored)
     missing = [name for name in listed if not state.has(name)]
     if missing:
         raise CheckpointError(
@@ -158,7 +180,7 @@ def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignat
             )
     user_inputs = {value.name for value in signature.inputs}
     _check_trainable(model, state, [n for n in signature.trained if n not in user_inputs])
-    held: list[ValueType | ExternalTensor] = [*signature.parameters, *model.external.values()]
+    held: list[ValueType | ExternalTensor] = [*signature.parameters, *stored.values()]
     for value in held:
         _check_type(model, state, value)
 
