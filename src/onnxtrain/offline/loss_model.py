@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.errors import NotDifferentiableError, UnknownNameError
+from onnxtrain.offline.frontend.fused import expand_trained
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
@@ -46,6 +47,7 @@ def loss_model(
 ) -> LossModel:
     """Copy a canonical model, and turn what trains into inputs; the first output is the loss."""
     model = canonical.clone()
+    expand_trained(model, trainable)
     graph = model.graph
     updates = set_batch_norm_mode(model, bn, keep_statistics=True)
     join_linear_layers(model)
