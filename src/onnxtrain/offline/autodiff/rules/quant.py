@@ -38,9 +38,8 @@ _LARGEST: dict[ir.DataType | None, float] = {
 }
 
 
-def _quantizer(node: ir.Node) -> ir.Node | None:
-    """Return the node that made the integer which a DequantizeLinear turns back, if it is known."""
-    (q,) = required(node)
+def quantizer_of(q: ir.Value) -> ir.Node | None:
+    """Return the node that quantized a float to an integer, if it is known."""
     source = q.producer()
     if source is None or source.domain != "" or source.outputs[0] is not q:
         return None
@@ -49,7 +48,7 @@ def _quantizer(node: ir.Node) -> ir.Node | None:
 
 def _behind_the_integer(node: ir.Node) -> Iterator[ir.Value]:
     """Yield what was quantized, and the scale it was divided by."""
-    source = _quantizer(node)
+    source = quantizer_of(*required(node))
     if source is not None:
         yield from required(source, 2)
 
@@ -67,7 +66,7 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     one scale s = t that adds up to Σ dy (round(x / s) - x / s) within the range, and Σ dy (q - z)
     at its bounds: the gradient known from learned step sizes.
     """
-    scale, source = required(node, 2)[1], _quantizer(node)
+    scale, source = required(node, 2)[1], quantizer_of(*required(node))
     seed = op.cast(dy, working_type(dy))
     levels = _levels(op, node, seed)
     if source is None:
@@ -99,7 +98,10 @@ def dynamic_quantize_linear(
 ) -> Cotangents:
     """The scale is (max(x, 0) - min(x, 0)) / 255; elements that tie share the gradient."""
     (x,) = required(node)
-    if dscale is None:
+    # Where the integers are multiplied, what the scale does cancels: see integer_products.py.
+    multiplied = any("MatMulInteger" in user.op_type or user.op_type == "ConvInteger"
+                     for user, _ in node.outputs[0].uses())  # fmt: skip
+    if dscale is None or multiplied:
         return (None,)
     highest, lowest = op.ReduceMax(x, keepdims=0), op.ReduceMin(x, keepdims=0)
     at_top = op.And(op.Equal(x, highest), op.Greater(x, 0.0))

@@ -11,7 +11,7 @@ from onnxtrain.offline.autodiff.definitions import Definition, definition_of, wr
 from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.quantized_operators import is_kept, scales_of, type_outputs
+from onnxtrain.offline.graph.quantized_operators import form_of, scales_of, type_outputs
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
@@ -26,7 +26,7 @@ def expand_fused(model: ir.Model) -> None:
     `quantized_operators.py`.
     """
     adopt_unofficial(model)
-    if any(_fused(node) or is_kept(node) for node in model.graph.all_nodes()):
+    if any(_fused(node) or form_of(node) for node in model.graph.all_nodes()):
         op = Ops(model.graph, model.opset_imports[""])
         with op.arithmetic():
             while True:
@@ -49,8 +49,9 @@ def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:
             done, waiting = _walk(op, body)
             expanded, postponed = expanded + done, postponed + waiting
         found = _fused(node)
-        if is_kept(node):
-            type_outputs(node)
+        form = form_of(node)
+        if form is not None:
+            type_outputs(node, form)
         elif found is None:
             _infer_node(node, op.opset)
         elif not found.is_ready(node):
@@ -73,7 +74,7 @@ def expand_trained(model: ir.Model, names: Collection[str]) -> None:
     nodes = [
         node
         for node in model.graph.all_nodes()
-        if is_kept(node) and any(v.name in trained for v in scales_of(node))
+        if (form := form_of(node)) and any(v.name in trained for v in scales_of(node, form))
     ]
     op = Ops(model.graph, model.opset_imports[""])
     with op.arithmetic():
