@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule, zero_gradient
 from onnxtrain.offline.autodiff.rules.scatter_helpers import pad
+from onnxtrain.offline.graph.integer_operators import meaning_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_half, working_type
 from onnxtrain.offline.graph.sizes import arange
@@ -70,7 +71,7 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     seed = op.cast(dy, working_type(dy))
     levels = _levels(op, node, seed)
     if source is None:
-        return None, _total(op, node, seed * levels, scale)
+        return _of_integers(op, node, seed), _total(op, node, seed * levels, scale)
     x, step = *required(source), optional(source, 1)
     if step is None:  # DynamicQuantizeLinear chooses a scale with which nothing is clipped
         own = scale is source.outputs[1]  # whatever it is, the pair is the identity
@@ -90,6 +91,18 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         scale: _total(op, node, seed * levels, scale),
         step: _total(op, source, -(dx * quotient), step),
     }
+
+
+def _of_integers(op: Ops, node: ir.Node, dy: ir.Value) -> ir.Value | None:
+    """Return the cotangent of integers that an operator of integers made, of what they mean."""
+    q, scale = required(node, 2)
+    meaning = meaning_of(q)
+    if meaning is None:
+        return None
+    seed = op.cast(dy, ir.DataType.FLOAT)
+    if meaning[0] is scale or _equal_constants(meaning[0], scale):
+        return op.shape_as(seed, q)
+    return op.shape_as(seed * (op.cast(scale, seed.dtype) / op.cast(meaning[0], seed.dtype)), q)
 
 
 @rule("DynamicQuantizeLinear", notes="of the scale; the integers pass it on to DequantizeLinear")
