@@ -300,7 +300,8 @@ class Graph:
         if batch is not None:
             options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)
         frozen, model = self._frozen.values, self.model
-        stored = [name for name in model.external if name not in model.in_base]
+        in_base = model.in_base
+        stored = [name for name in model.external if name not in in_base]
         absent = [name for name in stored if name not in frozen]
         if absent:
             raise ModelError(
@@ -311,9 +312,9 @@ class Graph:
         # The small constants that are in the file itself, with a value that no longer holds.
         inside = stored_data(model, frozen.keys() & set(model.initializer_names))
         inline = {n: frozen[n] for n, data in inside.items() if not _same(frozen[n], data)}
-        if model.in_base and FINDS_FILES:
+        if in_base and FINDS_FILES:
             options.add_session_config_entry(FOLDER_OF_DATA, str(folder_of_base(model)))
-        elif model.in_base:
+        elif in_base:
             self._base = read_base(model)
             external |= self._base
         if external and own:
