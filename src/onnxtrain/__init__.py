@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from onnxtrain.offline.lora import Lora
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
+    from onnxtrain.offline.sparse import Sparse
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "Lora",
     "OnnxTrainError",
     "SaveCheckpoint",
+    "Sparse",
     "TensorBoard",
     "TrainingSession",
     "__version__",
@@ -72,6 +74,7 @@ _LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate f
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Limits": "onnxtrain.offline.graph.limits",
     "Lora": "onnxtrain.offline.lora",
+    "Sparse": "onnxtrain.offline.sparse",
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",

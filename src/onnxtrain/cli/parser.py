@@ -24,7 +24,7 @@ class Named(tuple[str, ...]):
 
 
 LOSSES = Named(("cross-entropy", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl"))
-OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion"))
+OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion", "mezo"))
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")
 
