@@ -15,6 +15,7 @@ from onnxtrain.moved import install
 if TYPE_CHECKING:
     from onnxtrain import artifacts, federated, onnxblock
     from onnxtrain.device import schedules
+    from onnxtrain.device.heads import fit_head
     from onnxtrain.device.loop import (
         CheckFinite,
         EarlyStopping,
@@ -52,6 +53,7 @@ __all__ = [
     "evaluate",
     "federated",
     "fit",
+    "fit_head",
     "gradient",
     "inspect",
     "losses",
@@ -70,6 +72,7 @@ _LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate f
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Limits": "onnxtrain.offline.graph.limits",
     "TrainingSession": "onnxtrain.device.session",
+    "fit_head": "onnxtrain.device.heads",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
     "predict": "onnxtrain.device.predict",

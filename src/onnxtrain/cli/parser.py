@@ -219,6 +219,11 @@ def _train(commands: Any) -> None:
     add("--tensorboard", type=_file, metavar="FOLDER", help="write event files for TensorBoard")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
     add(
+        "--head", choices=("ridge", "class-means"),
+        help="take no steps: compute the last layer from one pass over the data",
+    )  # fmt: skip
+    add("--add", action="store_true", help="let class means keep the samples of earlier calls")
+    add(
         "--early-stopping", type=_count, metavar="N",
         help="stop after N epochs without improvement",
     )  # fmt: skip
