@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CheckFinite,
         EarlyStopping,
         History,
+        Replay,
         SaveCheckpoint,
         TensorBoard,
         evaluate,
@@ -45,6 +46,7 @@ __all__ = [
     "History",
     "Limits",
     "OnnxTrainError",
+    "Replay",
     "SaveCheckpoint",
     "TensorBoard",
     "TrainingSession",
@@ -68,7 +70,7 @@ __all__ = [
 ]
 
 # The names that are not modules of this package, by where they are defined.
-_LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
+_LOOP = "CheckFinite EarlyStopping History Replay SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Limits": "onnxtrain.offline.graph.limits",
     "TrainingSession": "onnxtrain.device.session",

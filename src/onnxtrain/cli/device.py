@@ -91,6 +91,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         max_steps=options.max_steps,
         class_weight=_class_weight(options.class_weight),
         nonfinite=options.nonfinite,
+        replay=_replay(options.replay),
     )
     if _steps(session) == steps and not history.interrupted:
         console.note(
@@ -122,6 +123,10 @@ def _schedule(options: argparse.Namespace) -> Any:
     if options.schedule == "step":
         settings |= {"gamma": 0.1, "step_size": max(1, options.epochs // 3), "unit": "epoch"}
     return settings
+
+
+def _replay(given: str | None) -> int | str | None:
+    return int(given) if given is not None and given.isdecimal() else given
 
 
 def _class_weight(given: str | None) -> Any:
