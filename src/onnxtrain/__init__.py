@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from onnxtrain.offline.gradient import gradient
     from onnxtrain.offline.graph.limits import Limits
     from onnxtrain.offline.inspect import inspect
+    from onnxtrain.offline.lora import Lora
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
 
@@ -45,6 +46,7 @@ __all__ = [
     "EarlyStopping",
     "History",
     "Limits",
+    "Lora",
     "OnnxTrainError",
     "Replay",
     "SaveCheckpoint",
@@ -73,6 +75,7 @@ __all__ = [
 _LOOP = "CheckFinite EarlyStopping History Replay SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Limits": "onnxtrain.offline.graph.limits",
+    "Lora": "onnxtrain.offline.lora",
     "TrainingSession": "onnxtrain.device.session",
     "fit_head": "onnxtrain.device.heads",
     "gradient": "onnxtrain.offline.gradient",
