@@ -251,3 +251,12 @@ def test_the_command(opened, tmp_path, monkeypatch, capsys) -> None:
     assert found[2]["method"] == "ridge" and found[2]["regularization"] > 0
     assert main(["train", "artifacts", "--data", "old.npz", "--add"]) == 2
     assert "--add is for --head class-means" in capsys.readouterr().err
+
+
+def test_beside_low_rank_factors(opened) -> None:
+    session = opened(train=["lora", "head.*"])
+    names = [name for name, parameter in session.state.parameters if parameter.requires_grad]
+    assert any("lora_A" in name for name in names)
+    onnxtrain.fit_head(session, (X[TRAIN], LABELS[TRAIN]), layer="head.w", regularization=0.3)
+    theirs = RidgeClassifier(alpha=0.3).fit(FEATURES[TRAIN], LABELS[TRAIN])
+    assert np.mean(scores(session).argmax(1) == theirs.predict(FEATURES[TEST])) > 0.998
