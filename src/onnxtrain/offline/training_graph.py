@@ -44,7 +44,9 @@ from onnxtrain.offline.passes.batch_norm import (
 )
 from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.late_expansion import expand_late
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
+from onnxtrain.offline.passes.quantized_tables import look_up_integers
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
 from onnxtrain.offline.writer.functions import write_functions
@@ -152,6 +154,7 @@ def differentiate_loss(
     op = Ops(graph, model.opset_imports[""])
     op.lean = lean
     seed_random_bodies(op, graph)
+    look_up_integers(op, graph)
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
     rules = {**join_gelu(graph, [*targets, loss]), **join_attention(op, graph, [loss], targets)}
@@ -159,7 +162,9 @@ def differentiate_loss(
     found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
     with op.arithmetic():
         gradients = {v: g if (g := found[v]) is not None else op.zeros_like(v) for v in targets}
-    sweep(graph, keep=[*gradients.values(), *updates.values()])
+    results = [*gradients.values(), *updates.values()]
+    sweep(graph, keep=results)
+    forward |= expand_late(op, graph, forward, results)
     seed_random_nodes(op, graph)
     return LossGradients(
         model,

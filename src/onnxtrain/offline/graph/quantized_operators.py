@@ -10,13 +10,15 @@ onnx knows neither the types nor the shapes of their results: `type_outputs` doe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.shapes import Dims, dims_of
+from onnxtrain.offline.graph.shapes import Dims, dims_of, is_float, static_dims
 
 MICROSOFT = "com.microsoft"
+_LARGE = 1 << 14  # elements
 # Inputs of MatMulNBits, and of GatherBlockQuantized as far as it has them.
 _A, _B, _SCALES, _ZERO_POINTS, _GROUPS, BIAS = range(6)
 
@@ -40,6 +42,19 @@ def scales_of(node: ir.Node) -> list[ir.Value]:
 def is_constant(value: ir.Value | None) -> bool:
     """Tell whether a value is an initializer that nobody can feed."""
     return value is not None and value.const_value is not None and not value.is_graph_input()
+
+
+def is_large_integer(value: ir.Value) -> bool:
+    """Tell whether a value holds quantized weights: many constants of a byte or less."""
+    if value.dtype in (None, ir.DataType.BOOL, ir.DataType.STRING) or is_float(value):
+        return False
+    return value.dtype.bitwidth <= 8 and is_constant(value) and is_large(value)
+
+
+def is_large(value: ir.Value) -> bool:
+    """Tell whether it matters if a value is expanded when a graph is loaded."""
+    dims = static_dims(value)
+    return dims is not None and math.prod(dims) >= _LARGE
 
 
 def _is_plain_product(node: ir.Node) -> bool:
