@@ -196,6 +196,8 @@ def test_a_saved_run_is_over(opened) -> None:
     ("form", "options", "arguments", "message"),
     [
         ("gemm", {"train": "body"}, {}, "no linear layer that trains makes the scores"),
+        ("softmax", {"train": "head.w"}, {}, "whose weight and bias train"),
+        ("gemm", {"train": "head.w"}, {}, "whose weight and bias train"),
         ("gemm", {}, {"layer": "body"}, "no linear layer with the weight 'body'"),
         ("gemm", {}, {"add": True}, "ridge regression needs all samples"),
         ("gemm", {}, {"method": "class-means", "regularization": 1.0}, "for method='ridge'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -119,8 +120,8 @@ class _Search:
         readers = self._readers(product)
         if len(readers) == 1 and _kind(readers[0]) == "Add":
             (other,) = [n for n in readers[0].inputs if n != product] or [""]
-            shape = self._trained.get(other, (0, 0))
-            if max(shape, default=0) == int(np.prod(shape)):
+            shape = self._trained.get(other)
+            if shape and max(shape) == math.prod(shape):  # a vector, with whatever axes of 1
                 return readers[0].outputs[0], other
         return product, None
 
