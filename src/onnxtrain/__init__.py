@@ -15,10 +15,12 @@ from onnxtrain.moved import install
 if TYPE_CHECKING:
     from onnxtrain import artifacts, federated, onnxblock
     from onnxtrain.device import schedules
+    from onnxtrain.device.heads import fit_head
     from onnxtrain.device.loop import (
         CheckFinite,
         EarlyStopping,
         History,
+        Replay,
         SaveCheckpoint,
         TensorBoard,
         evaluate,
@@ -47,6 +49,7 @@ __all__ = [
     "Limits",
     "Lora",
     "OnnxTrainError",
+    "Replay",
     "SaveCheckpoint",
     "Sparse",
     "TensorBoard",
@@ -56,6 +59,7 @@ __all__ = [
     "evaluate",
     "federated",
     "fit",
+    "fit_head",
     "gradient",
     "inspect",
     "losses",
@@ -70,12 +74,13 @@ __all__ = [
 ]
 
 # The names that are not modules of this package, by where they are defined.
-_LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
+_LOOP = "CheckFinite EarlyStopping History Replay SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Limits": "onnxtrain.offline.graph.limits",
     "Lora": "onnxtrain.offline.lora",
     "Sparse": "onnxtrain.offline.sparse",
     "TrainingSession": "onnxtrain.device.session",
+    "fit_head": "onnxtrain.device.heads",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
     "predict": "onnxtrain.device.predict",
