@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from onnxtrain.device.predict import predict
     from onnxtrain.device.random_state import set_seed
     from onnxtrain.device.session import TrainingSession
+    from onnxtrain.format.adapter.adapter import Adapter
     from onnxtrain.offline import losses
     from onnxtrain.offline import optimizers as optim
     from onnxtrain.offline.gradient import gradient
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adapter",
     "CheckFinite",
     "EarlyStopping",
     "History",
@@ -68,6 +70,7 @@ __all__ = [
 # The names that are not modules of this package, by where they are defined.
 _LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
+    "Adapter": "onnxtrain.format.adapter.adapter",
     "Limits": "onnxtrain.offline.graph.limits",
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
