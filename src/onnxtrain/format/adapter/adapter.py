@@ -54,7 +54,8 @@ class Adapter:
     """What fine-tuning with LoRA changed: two small factors for each layer.
 
     `adapter[name]` is a factor as an array, under the name of its slot in the model. B holds the
-    scale (alpha / rank) already.
+    scale (alpha / rank) already. Where biases or other tensors trained, too, they are there whole,
+    under their own names (`whole`).
 
     Args:
         tensors: the factors by name: `<layer>.lora_A.weight` `[in, rank]` and
@@ -63,10 +64,12 @@ class Adapter:
         base: the fingerprint of the model that the factors were trained on, if known.
 
     Examples:
+        >>> factors = {"fc.lora_A.weight": np.ones((8, 2)), "fc.lora_B.weight": np.ones((2, 3))}
+        >>> Adapter(factors).save("style.onnx_adapter")
         >>> adapter = Adapter.read("style.onnx_adapter")
-        >>> adapter.rank, len(adapter.pairs)
-        (8, 210)
-        >>> adapter.save("style-peft", format="peft")
+        >>> adapter.rank
+        2
+        >>> adapter.save("style", format="peft")
 
     """
 
@@ -84,7 +87,9 @@ class Adapter:
         self.tensors = dict(tensors)
         self.pairs = tuple(pairs) or pairs_by_name(tensors, source)
         require_consistent(self.pairs, self.tensors, source)
-        if not self.pairs:
+        named = {name for pair in self.pairs for name in (pair.a, pair.b)}
+        self.whole = tuple(name for name in self.tensors if name not in named)
+        if not self.tensors:
             raise AdapterError(f"{source}: it has no factors")
 
     def __getitem__(self, name: str) -> Array:
@@ -97,12 +102,13 @@ class Adapter:
         return len(self.tensors)
 
     def __repr__(self) -> str:
-        return f"Adapter({len(self.pairs)} layers, rank {self.rank}, {self.size:,} elements)"
+        whole = f", {len(self.whole)} whole tensors" if self.whole else ""
+        return f"Adapter({len(self.pairs)} layers, rank {self.rank}{whole}, {self.size:,} elements)"
 
     @property
     def rank(self) -> int:
         """The largest rank of its layers."""
-        return max(pair.rank for pair in self.pairs)
+        return max((pair.rank for pair in self.pairs), default=0)
 
     @property
     def size(self) -> int:
@@ -180,6 +186,11 @@ class Adapter:
             with _translated("write", place):
                 replace_file(place, lambda file: file.write(made))
             return
+        if self.whole:
+            raise AdapterError(
+                f"{self.whole[0]!r} was trained whole, which a folder of PEFT cannot hold here: "
+                "save the adapter as .onnx_adapter, or train low-rank factors alone"
+            )
         folder = place.parent if place.name == peft.WEIGHTS else place
         tensors, text = peft.to_peft(self.tensors, self.pairs, config or {})
         weights = safetensors_bytes(tensors, {"format": "pt"})
@@ -205,7 +216,7 @@ class Adapter:
 
     def renamed(self, rename: Callable[[str], str]) -> Adapter:
         """Return it with other names: `rename` makes the new path of a layer of the old one."""
-        tensors: dict[str, Tensor] = {}
+        tensors = {name: self.tensors[name] for name in self.whole}
         pairs = []
         for pair in self.pairs:
             layer = rename(pair.layer)
@@ -234,7 +245,9 @@ class Adapter:
         bases = {adapter.base for adapter in adapters if adapter.base}
         if len(bases) > 1:
             raise AdapterError("the adapters were trained on different bases: they do not stack")
-        stacked: dict[str, Tensor] = {}
+        if len(adapters) > 1 and any(adapter.whole for adapter in adapters):
+            raise AdapterError("adapters that replace whole tensors do not stack")
+        stacked: dict[str, Tensor] = {name: adapters[0].tensors[name] for name in adapters[0].whole}
         pairs: dict[tuple[str, str], Pair] = {}
         for adapter, factor in zip(adapters, factors, strict=True):
             for pair in adapter.pairs:

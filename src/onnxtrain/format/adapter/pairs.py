@@ -49,9 +49,13 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 
 def pairs_of_record(record: Mapping[str, Any]) -> tuple[tuple[Pair, ...], str]:
     """Read `lora` and `base` out of a record that may come from anyone; a ValueError if wrong."""
-    found = ModelMetadata(lora=record.get("lora"), base=record.get("base"))
-    pairs = [Pair(**{key: pair[key] for key in Pair._fields}) for pair in found.lora or ()]
-    return tuple(pairs), found.base or ""
+    return pairs_of_metadata(ModelMetadata(lora=record.get("lora"), base=record.get("base")))
+
+
+def pairs_of_metadata(metadata: ModelMetadata) -> tuple[tuple[Pair, ...], str]:
+    """Return the pairs of a model, and the fingerprint of its base, "" if it is not told."""
+    pairs = [Pair(**{key: pair[key] for key in Pair._fields}) for pair in metadata.lora or ()]
+    return tuple(pairs), metadata.base or ""
 
 
 def record_of_pairs(pairs: tuple[Pair, ...], base: str) -> dict[str, Any]:
@@ -61,15 +65,21 @@ def record_of_pairs(pairs: tuple[Pair, ...], base: str) -> dict[str, Any]:
 
 
 def pairs_by_name(tensors: Mapping[str, Tensor], source: str) -> tuple[Pair, ...]:
-    """Find the pairs by the names that PEFT and Olive give them: `<layer>.lora_A.weight`."""
+    """Find the pairs by the names that PEFT and Olive give them: `<layer>.lora_A.weight`.
+
+    Other tensors replace those of the base whole, unless their names say that they do something
+    else.
+    """
     factors: dict[str, dict[str, str]] = {}
     for name in tensors:
         match = _FACTOR.fullmatch(name)
-        if match is None or ".quant" in name:
+        if _reason(name) or (match is None and "lora_" in name):
             raise AdapterError(
                 f"{source}: {name[:200]!r} is not a factor of LoRA, which ends in .lora_A.weight "
                 f"or .lora_B.weight{_reason(name)}"
             )
+        if match is None:
+            continue
         found = factors.setdefault(match["layer"], {})
         if match["factor"] in found:
             raise AdapterError(f"{source}: {name[:200]!r} is there twice in two spellings")
@@ -89,7 +99,7 @@ def pairs_by_name(tensors: Mapping[str, Tensor], source: str) -> tuple[Pair, ...
 def _reason(name: str) -> str:
     if "magnitude" in name:
         return ": adapters of DoRA, which also scale the base, are not supported"
-    if "quant" in name:
+    if ".quant." in name:
         return ": adapters with quantized factors are not supported; export them unquantized"
     if "lora_embedding" in name:
         return ": factors of embeddings are not supported"
@@ -97,11 +107,11 @@ def _reason(name: str) -> str:
 
 
 def require_consistent(pairs: tuple[Pair, ...], tensors: Mapping[str, Tensor], source: str) -> None:
-    """Check that the pairs name all tensors, and that their shapes fit each other."""
-    named = {name for pair in pairs for name in (pair.a, pair.b)}
-    odd = named.symmetric_difference(tensors)
-    if odd:
-        raise AdapterError(f"{source}: {min(odd)[:200]!r} is not both a tensor and a factor of it")
+    """Check that the pairs are there, and that their shapes fit each other."""
+    named = [name for pair in pairs for name in (pair.a, pair.b)]
+    missing = [name for name in named if name not in tensors]
+    if missing:
+        raise AdapterError(f"{source}: the factor {missing[0][:200]!r} is not there")
     for pair in pairs:
         a, b = shape_of(tensors[pair.a]), shape_of(tensors[pair.b])
         least = 2 if pair.kind == "linear" else 3

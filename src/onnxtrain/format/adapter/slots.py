@@ -88,9 +88,9 @@ def require_fits(
             "adapter into the model with onnxtrain.merge_adapter"
         )
     _require_names(tensors, slots, all_slots)
-    for pair in pairs:
-        for name in (pair.a, pair.b):
-            _require_slot(name, tensors[name], pair, slots)
+    axes = {name: axis for p in pairs for name, axis in zip((p.a, p.b), p.rank_axes, strict=True)}
+    for name, tensor in tensors.items():
+        _require_slot(name, tensor, axes.get(name), slots)
 
 
 def _require_names(tensors: Mapping[str, Tensor], slots: Slots, all_slots: bool) -> None:
@@ -123,7 +123,8 @@ def _listed(names: Collection[str]) -> str:
     return f"{shown}, ..." if len(names) > 3 else shown
 
 
-def _require_slot(name: str, tensor: Tensor, pair: Pair, slots: Slots) -> None:
+def _require_slot(name: str, tensor: Tensor, axis: int | None, slots: Slots) -> None:
+    """Compare a tensor with its slot; along the axis, a factor is as long as its rank."""
     slot, kind, shape = slots.places[name], float_name(tensor, name), shape_of(tensor)
     if kind != slot.kind:
         raise AdapterError(
@@ -137,14 +138,11 @@ def _require_slot(name: str, tensor: Tensor, pair: Pair, slots: Slots) -> None:
     )
     if fits:
         return
-    axis = pair.rank_axes[name == pair.b]
-    same_rank = len(shape) != len(slot.dims) or slot.dims[axis] in (None, shape[axis])
-    what = (
-        "it is of another model"
-        if same_rank
-        else f"its rank is {shape[axis]} instead of {slot.dims[axis]}: prepare with rank="
-        f"{shape[axis]}"
-    )
+    what = "it is of another model"
+    if axis is not None and len(shape) == len(slot.dims):
+        wanted_rank, rank = slot.dims[axis], shape[axis]
+        if wanted_rank not in (None, rank):
+            what = f"its rank is {rank} instead of {wanted_rank}: prepare with rank={rank}"
     wanted = ["any" if dim is None else dim for dim in slot.dims]
     raise AdapterError(
         f"{name!r} has the shape {list(shape)} in the adapter, and {wanted} in {slots.source}: "

@@ -69,7 +69,8 @@ class FlatReader:
         found = bytes(self.data[4:8])
         if found != identifier:
             what = f"the file identifier is {found!r} instead of {identifier!r}"
-            self.fail(f"{what}: it is not a {where}", where, 4)
+            article = "an" if where[0] in "aeiou" else "a"
+            self.fail(f"{what}: it is not {article} {where}", where, 4)
         return FlatTable(self, self.follow(0, where), where)
 
     def need(self, position: int, size: int, where: str) -> None:
