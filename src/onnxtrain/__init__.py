@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from onnxtrain.offline.gradient import gradient
     from onnxtrain.offline.graph.limits import Limits
     from onnxtrain.offline.inspect import inspect
+    from onnxtrain.offline.lora import Lora
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
 
@@ -45,6 +46,7 @@ __all__ = [
     "EarlyStopping",
     "History",
     "Limits",
+    "Lora",
     "OnnxTrainError",
     "SaveCheckpoint",
     "TensorBoard",
@@ -72,6 +74,7 @@ _LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate f
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Adapter": "onnxtrain.format.adapter.adapter",
     "Limits": "onnxtrain.offline.graph.limits",
+    "Lora": "onnxtrain.offline.lora",
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
