@@ -42,7 +42,7 @@ def test_no_module_of_the_device_half_imports_the_workstation() -> None:
 
 def test_the_names_of_the_package() -> None:
     assert dir(onnxtrain) == [
-        "CheckFinite", "EarlyStopping", "History", "Limits", "OnnxTrainError",
+        "Adapter", "CheckFinite", "EarlyStopping", "History", "Limits", "Lora", "OnnxTrainError",
         "SaveCheckpoint", "TensorBoard", "TrainingSession", "__version__", "artifacts",
         "evaluate", "federated",
         "fit", "gradient", "inspect", "losses", "metrics", "onnxblock", "optim", "predict",
