@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from onnxtrain.offline.graph.limits import Limits
     from onnxtrain.offline.inspect import inspect
     from onnxtrain.offline.lora import Lora
+    from onnxtrain.offline.merge_adapter import merge_adapter
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
 
@@ -59,6 +60,7 @@ __all__ = [
     "gradient",
     "inspect",
     "losses",
+    "merge_adapter",
     "metrics",
     "onnxblock",
     "optim",
@@ -78,6 +80,7 @@ _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
+    "merge_adapter": "onnxtrain.offline.merge_adapter",
     "predict": "onnxtrain.device.predict",
     "prepare": "onnxtrain.offline.prepare",
     "replace_classifier": "onnxtrain.offline.passes.replace_classifier",
