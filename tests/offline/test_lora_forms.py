@@ -1,4 +1,4 @@
-"""Low-rank factors beside each form of layer: the slots compute base + (x·A)·B, the base exactly."""
+"""Low-rank factors beside each form of layer: slots compute base + (x·A)·B."""
 
 from __future__ import annotations
 

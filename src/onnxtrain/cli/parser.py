@@ -124,6 +124,8 @@ def _inspect(commands: Any) -> None:
     add("--of", metavar="OUTPUT", help="the output that the loss reads")
     add("--weights", action="store_true", help="list every weight by name, and why it is one")
     add("--all", action="store_true", help="list every tensor, and why it trains or does not")
+    add("--train", action="append", metavar="WORD", help="tell what this choice takes: lora, bias")
+    add("--choices", action="store_true", help="tell what each word for --train takes")
     add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
@@ -143,7 +145,10 @@ def _prepare(commands: Any) -> None:
         "--optimizer", choices=OPTIMIZERS, default="adamw",
         help="default: adamw; with settings sgd:nesterov=True,momentum=0.9; or none",
     )  # fmt: skip
-    add("--train", action="append", metavar="PATTERN", help="weights to train, such as 'head.*'")
+    add(
+        "--train", action="append", metavar="WORD",
+        help="what to train: lora, lora:rank=8,alpha=16, bias, norm, head, last:3, 'encoder.*'",
+    )  # fmt: skip
     add("--freeze", action="append", metavar="PATTERN", help="weights to freeze")
     add(
         "--classes", type=_classes, metavar="N",

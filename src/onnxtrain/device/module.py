@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from onnxtrain.device.checks import at_least
@@ -69,6 +70,7 @@ class Module(ParameterBuffers):
         self.state = state
         self.training_state = state._training  # what graphs are bound to
         self._generation = ""
+        self._base: Path | None = None
         self._graphs = weakref.WeakSet[Graph]()
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
@@ -89,7 +91,10 @@ class Module(ParameterBuffers):
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
-        graph = Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
+        model = ModelFile.read(source)
+        # A part of a graph, which is made in memory, has the same base as the graph.
+        self._base = model.base = model.base or self._base
+        graph = Graph(model, self.settings, self.training_state.frozen)
         self._generation = check_generation(graph.model, self.training_state, self._generation)
         self._graphs.add(graph)
         return graph

@@ -128,7 +128,7 @@ def _is_pair(value: Any) -> bool:
         _is_text(value.get(key)) and value[key] for key in _LORA_TEXTS
     ):
         return False
-    rank, scale = value.get("rank"), value.get("scale")
+    rank, scale = value.get("rank"), value.get("scale", 0)
     is_known = value["kind"] in ("linear", "conv")
     return is_known and type(rank) is int and rank > 0 and _is_number(scale) and scale > 0
 

@@ -7,7 +7,7 @@ once; fit the result into a memory budget; write the graphs and the checkpoint, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxtrain.format.model_metadata import ModelMetadata
@@ -25,7 +25,7 @@ from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.patterns import choose, notes_on_blocked, nothing_trains
-from onnxtrain.offline.selection import listed, survey
+from onnxtrain.offline.selection import Names, listed, survey
 from onnxtrain.offline.train_words import Train
 from onnxtrain.offline.training_graph import (
     LossGradients,
@@ -43,7 +43,6 @@ from onnxtrain.offline.writer.opset_stamp import stamp
 from onnxtrain.offline.writer.verify import verify as verify_graphs
 
 StrPath = str | bytes | os.PathLike[Any]
-Names = str | Iterable[str]
 
 
 @limited("preparing")

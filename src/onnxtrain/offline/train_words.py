@@ -79,7 +79,8 @@ def near_word(text: str) -> str:
     near = get_close_matches(_word(text), WORDS, 1, 0.7)
     if not near or "." in text or "*" in text:
         return ""
-    return f"Did you mean the word {'last:3' if near[0] == 'last' else near[0]!r}?"
+    meant = "last:3" if near[0] == "last" else near[0]
+    return f"Did you mean the word {meant!r}?"
 
 
 _MEANING = {"bias": "bias", "norm": "scale or bias of a normalization", "head": "layer"}

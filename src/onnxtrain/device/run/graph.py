@@ -336,15 +336,16 @@ class Graph:
 
     def _folder_of_base(self) -> Path:
         """Return the folder of the file with the base, which onnxruntime maps into memory."""
-        path, name = self.model.path, self.model.metadata.base
+        path, name = self.model.base, self.model.metadata.base
         if path is None:
             raise ModelError(
                 f"{self.name} was given as bytes, and takes its base from the file {name!r} beside "
                 "it: give the path of the graph"
             )
-        if not (path.parent / name).is_file():
+        if not path.is_file():
             raise ModelError(
-                f"{self.name} takes its base from the file {name!r} beside it, which is not there"
+                f"{self.name} takes its base from the file {path.name!r} beside it, which is not "
+                "there: copy it too"
             )
         return path.parent.absolute()
 

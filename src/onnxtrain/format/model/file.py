@@ -77,12 +77,13 @@ class ModelFile:
     node_count: int = 0
     opsets: dict[str, int] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)  # of the model, beside `metadata`
+    base: Path | None = None  # the file of the base, if the graph takes tensors from one
 
     @property
     def in_base(self) -> frozenset[str]:
         """The initializers that are in the file of the base, and not in the checkpoint."""
-        base = self.metadata.base
-        return frozenset(n for n, t in self.external.items() if base and t.location == base)
+        name = self.metadata.base or (self.base.name if self.base else "")
+        return frozenset(n for n, t in self.external.items() if name and t.location == name)
 
     def output_dims(self, name: str) -> tuple[int | str | None, ...] | None:
         """Return the declared shape of an output, if there is one."""
@@ -165,6 +166,8 @@ def _read_model(model: ModelFile, data: memoryview) -> ModelFile:
     metadata = model.properties.pop(METADATA_KEY, None)
     if metadata is not None:
         model.metadata = read_metadata(reader, metadata)
+    if model.path is not None and model.metadata.base:
+        model.base = model.path.parent / model.metadata.base
     _read_graph(model, reader, graph)
     return model
 
