@@ -105,7 +105,7 @@ def test_what_is_no_adapter(case) -> None:
 
 def test_a_record_that_does_not_fit_the_tensors_is_refused() -> None:
     other = Pair("fc9", "fc9.lora_A.weight", "fc9.lora_B.weight", 2, 1.0, "linear")
-    with pytest.raises(AdapterError, match="'fc9.lora_A.weight' is not there"):
+    with pytest.raises(AdapterError, match=r"'fc9.lora_A.weight' is not there"):
         Adapter(factors(2), pairs=[other])
 
 

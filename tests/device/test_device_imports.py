@@ -45,8 +45,8 @@ def test_the_names_of_the_package() -> None:
         "Adapter", "CheckFinite", "EarlyStopping", "History", "Limits", "Lora", "OnnxTrainError",
         "SaveCheckpoint", "TensorBoard", "TrainingSession", "__version__", "artifacts",
         "evaluate", "federated",
-        "fit", "gradient", "inspect", "losses", "merge_adapter", "metrics", "onnxblock", "optim", "predict",
-        "prepare", "replace_classifier", "schedules", "set_seed",
+        "fit", "gradient", "inspect", "losses", "merge_adapter", "metrics", "onnxblock", "optim",
+        "predict", "prepare", "replace_classifier", "schedules", "set_seed",
     ]  # fmt: skip
     import onnxtrain.api as api
 

@@ -1,4 +1,4 @@
-"""Adapters merged into every form of layer: in float, quantized again, or as constants beside it."""
+"""Adapters merged into every form of layer: in float, quantized again, or beside it."""
 
 from __future__ import annotations
 
@@ -127,6 +127,8 @@ def test_merged_models_compute_base_and_update(form: Form, way: Any, tmp_path: A
             assert way != "float" or how == {"float"} or form.name in ONLY_INTEGERS
             scale = np.abs(base + update).max()
             tight = 0.08 if form.name in ("QDQ", "QLinearMatMul") else 2e-4
+            if form.name.startswith("QDQ-"):
+                tight = 0.03  # onnxruntime multiplies quantized weights with rounded inputs
             np.testing.assert_allclose(found, base + update, rtol=tight, atol=tight * scale)
     assert model.SerializeToString() == before
 
@@ -188,8 +190,8 @@ def test_errors_are_told() -> None:
     form = next(f for f in ALL if f.name == "MatMulNBits-zeros")
     merged = onnxtrain.merge_adapter(form.model(), Adapter(small_factors(form)), merge="quantized")
     (layer,) = merged.layers
-    assert 0 < layer.errors.mean < 0.3 and layer.errors.mean < layer.errors.largest < 1
-    assert layer.errors.of_update > 0
+    assert 0 < layer.errors.mean < 0.1 and 0 < layer.errors.largest < 0.2
+    assert 0 < layer.errors.of_update < 1
     assert "1 layers: merged and quantized again; the weights are off by" in str(merged)
 
 
@@ -293,7 +295,7 @@ def test_a_trained_session_merges_into_the_model_of_its_user(tmp_path: Any) -> N
     for given in (model, folder / "inference_model.onnx"):
         for way in ("auto", "factors"):
             merged = onnxtrain.merge_adapter(given, adapter, tmp_path / "m.onnx", merge=way)  # type: ignore[arg-type]
-            assert merged.model.metadata_props == [] or "lora" not in str(merged.model)
+            assert not {p.key for p in merged.model.metadata_props} & {"onnxtrain.lora"}
             found = run(str(tmp_path / "m.onnx"), {"x": x})
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     feeds = {"x": x, **{name: adapter[name] for name in adapter}}

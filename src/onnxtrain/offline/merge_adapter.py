@@ -104,8 +104,10 @@ def merge_adapter(
             first for float weights and the last for quantized ones.
 
     Examples:
-        >>> merged = onnxtrain.merge_adapter("model.onnx", "style.onnx_adapter", "styled.onnx")
-        >>> print(merged)
+        >>> import numpy as np
+        >>> a, b = np.ones((512, 2), "f4"), np.ones((2, 64), "f4")
+        >>> adapter = onnxtrain.Adapter({"fc1.lora_A.weight": a, "fc1.lora_B.weight": b})
+        >>> print(onnxtrain.merge_adapter("mobilenet.onnx", adapter, "styled.onnx"))
         1 layers: merged into float weights
 
     """

@@ -128,7 +128,8 @@ class FactorWriter:
         path, path_of_sum = layer.path, f"{layer.path}.lora_add"
         made = self._product(layer, lora, slots)
         if not layer.quantized_by:
-            self._nodes.append(helper.make_node("Add", [base, made], [result], path_of_sum))
+            name = self._names.fresh(path_of_sum)  # layers that share a weight share the path
+            self._nodes.append(helper.make_node("Add", [base, made], [result], name))
             return
         floats = self._node(
             "DequantizeLinear", [base, *layer.quantized_by], f"{path}.lora_expanded"

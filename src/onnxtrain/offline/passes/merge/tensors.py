@@ -67,10 +67,10 @@ class Tensors:
         nodes = list(readers)
         others = [n for n in self.index.readers[name] if all(n is not node for node in nodes)]
         if self.is_stored(name) and not others and name not in self.index.outputs:
-            self._stored[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value), name))
+            self._stored[name].CopyFrom(numpy_helper.from_array(np.asarray(value, order="C"), name))
             return
         fresh = self.names.fresh(f"{name}.merged")
-        made = numpy_helper.from_array(np.ascontiguousarray(value), fresh)
+        made = numpy_helper.from_array(np.asarray(value, order="C"), fresh)
         self.graph.initializer.append(made)
         self._stored[fresh] = self.graph.initializer[-1]
         for node in nodes:
@@ -78,7 +78,7 @@ class Tensors:
 
     def set(self, name: str, value: Array) -> None:
         """Replace an initializer by one of any shape."""
-        self._stored[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        self._stored[name].CopyFrom(numpy_helper.from_array(np.asarray(value, order="C"), name))
 
 
 def sweep_constants(graph: onnx.GraphProto, before: set[str]) -> None:
