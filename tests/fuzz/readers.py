@@ -450,6 +450,13 @@ READERS: dict[str, Reader] = {
     "js_generation": Reader("json", None, generations, language="javascript"),
     "js_records": Reader("json", None, records, language="javascript"),
     "js_graphs": Reader("protobuf", None, graphs, language="javascript"),
+    "js_adapter": Reader(
+        "flatbuffers",
+        None,
+        adapter_readers.adapters,
+        adapter_readers.with_note,
+        language="javascript",
+    ),
 }
 with contextlib.suppress(ImportError):  # where Flower is installed
     from federated_readers import FEDERATED
