@@ -19,7 +19,7 @@ from onnxtrain.device.run.executors import (
     require_values,
 )
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
-from onnxtrain.device.run.graph_signature import check_generation
+from onnxtrain.device.run.graph_signature import check_base, check_generation
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, InputError, ModelError, StateError
@@ -96,6 +96,7 @@ class Module(ParameterBuffers):
         self._base = model.base = model.base or self._base
         graph = Graph(model, self.settings, self.training_state.frozen)
         self._generation = check_generation(graph.model, self.training_state, self._generation)
+        check_base(graph.model, self.training_state)
         self._graphs.add(graph)
         return graph
 

@@ -27,6 +27,7 @@ from onnxtrain.format.names import ACCUMULATED, BUFFER, GRADIENT, LAZY_RESET, RA
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
+from onnxtrain.offline.frontend.fused import expand_trained
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
@@ -43,7 +44,9 @@ from onnxtrain.offline.passes.batch_norm import (
 )
 from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.late_expansion import expand_late
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
+from onnxtrain.offline.passes.quantized_tables import look_up_integers
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
 from onnxtrain.offline.writer.functions import write_functions
@@ -130,6 +133,7 @@ def differentiate_loss(
     `lean` prefers gradients that take little memory, if more time.
     """
     model = canonical.clone()
+    expand_trained(model, trainable)
     graph = model.graph
     updates = set_batch_norm_mode(model, bn, keep_statistics=True)
     join_linear_layers(model)
@@ -150,6 +154,7 @@ def differentiate_loss(
     op = Ops(graph, model.opset_imports[""])
     op.lean = lean
     seed_random_bodies(op, graph)
+    look_up_integers(op, graph)
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
     rules = {**join_gelu(graph, [*targets, loss]), **join_attention(op, graph, [loss], targets)}
@@ -157,7 +162,9 @@ def differentiate_loss(
     found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
     with op.arithmetic():
         gradients = {v: g if (g := found[v]) is not None else op.zeros_like(v) for v in targets}
-    sweep(graph, keep=[*gradients.values(), *updates.values()])
+    results = [*gradients.values(), *updates.values()]
+    sweep(graph, keep=results)
+    forward |= expand_late(op, graph, forward, results)
     seed_random_nodes(op, graph)
     return LossGradients(
         model,
@@ -390,6 +397,7 @@ def evaluation_graph(
 ) -> ir.Model:
     """Return the graph that computes the loss alone, with everything in inference mode."""
     model = canonical.clone()
+    expand_trained(model, source.gradients)
     set_batch_norm_mode(model, "frozen")
     _choose_outputs(model.graph, outputs)
     for node in model.graph.all_nodes():

@@ -342,11 +342,6 @@ class Graph:
                 f"{self.name} was given as bytes, and takes its base from the file {name!r} beside "
                 "it: give the path of the graph"
             )
-        if not path.is_file():
-            raise ModelError(
-                f"{self.name} takes its base from the file {path.name!r} beside it, which is not "
-                "there: copy it too"
-            )
         return path.parent.absolute()
 
     def _with_kernels(self, options: Any) -> AbstractContextManager[None]:

@@ -128,16 +128,15 @@ class FactorWriter:
         path, path_of_sum = layer.path, f"{layer.path}.lora_add"
         made = self._product(layer, lora, slots)
         if not layer.quantized_by:
-            name = self._names.fresh(path_of_sum)  # layers that share a weight share the path
+            name = self._names.fresh(path_of_sum)
             self._nodes.append(helper.make_node("Add", [base, made], [result], name))
             return
         floats = self._node(
             "DequantizeLinear", [base, *layer.quantized_by], f"{path}.lora_expanded"
         )
         total = self._node("Add", [floats, made], path_of_sum)
-        node = helper.make_node(
-            "QuantizeLinear", [total, *layer.quantized_by], [result], f"{path}.lora_quantized"
-        )
+        name = self._names.fresh(f"{path}.lora_quantized")
+        node = helper.make_node("QuantizeLinear", [total, *layer.quantized_by], [result], name)
         self._nodes.append(node)
 
     def _product(self, layer: Layer, lora: Lora, slots: bool) -> str:
@@ -157,12 +156,20 @@ class FactorWriter:
         first, second = f"{path}.lora_A", f"{path}.lora_B"
         if layer.form == CONV:
             window = {at.name: at for at in layer.node.attribute if at.name in _WINDOW}
+            if slots:
+                a, b = self._with_a_channel(a, layer, 0), self._with_a_channel(b, layer, 1)
             hidden = self._node("Conv", [x, a], first)
             self._nodes[-1].attribute.extend(window.values())
             hidden = self._scaled(hidden, layer, lora, path, slots)
             return self._node("Conv", [hidden, b], second)
         hidden = self._scaled(self._node("MatMul", [x, a], first), layer, lora, path, slots)
         return self._node("MatMul", [hidden, b], second)
+
+    def _with_a_channel(self, factor: str, layer: Layer, axis: int) -> str:
+        """Add a channel of zeros: onnxruntime leaves the result of a Conv of none undefined."""
+        dims = factor_dims(layer, layer.width, 1)[axis]
+        zeros = self._constant(np.zeros(dims), layer.element_type, f"{factor}.zeros")
+        return self._node("Concat", [factor, zeros], f"{factor}.padded", axis=axis)
 
     def _weights(self, layer: Layer, lora: Lora, slots: bool) -> str:
         """Write weights with their update, where the product itself cannot be split."""
@@ -189,7 +196,7 @@ class FactorWriter:
         training = self._constant(True, onnx.TensorProto.BOOL, f"{path}.lora_training")
         return self._node("Dropout", [x, ratio, training], f"{path}.lora_dropout")
 
-    def _constant(self, number: float, element_type: int, name: str) -> str:
+    def _constant(self, number: Any, element_type: int, name: str) -> str:
         dtype = helper.tensor_dtype_to_np_dtype(element_type)
         value = numpy_helper.from_array(np.array(number, dtype))
         return self._node("Constant", [], name, value=value)  # an initializer might be a weight

@@ -158,6 +158,10 @@ def _fused_conv(index: GraphIndex, node: onnx.NodeProto) -> Found:
     return "FusedConv, which has its activation inside"
 
 
+def _conv_integer(index: GraphIndex, node: onnx.NodeProto) -> Found:
+    return "ConvInteger"
+
+
 def _matmul_integer(index: GraphIndex, node: onnx.NodeProto) -> Found:
     """MatMulInteger between DynamicQuantizeLinear and Cast, Mul, as quantize_dynamic writes it."""
     dims, x = index.dims(node.input[1]), _float_behind(index, node.input[0])
@@ -235,6 +239,7 @@ _FORMS: dict[str, Callable[[GraphIndex, onnx.NodeProto], Found]] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": _conv,
+    "ConvInteger": _conv_integer,
     "MatMulInteger": _matmul_integer,
     "QLinearMatMul": _qlinear_matmul,
     "QLinearConv": _qlinear_conv,
