@@ -42,6 +42,7 @@ class TrainingSession:
         session_options: as for `Module`.
         batch_size: as for `Module`.
         native: as for `Module`.
+        base: as for `Module`.
 
     Examples:
         >>> session = TrainingSession("artifacts")
@@ -63,12 +64,14 @@ class TrainingSession:
         session_options: Any = None,
         batch_size: Batch = None,
         native: bool = True,
+        base: str | os.PathLike[str] | None = None,
     ) -> None:
         options = {
             "device": device,
             "session_options": session_options,
             "batch_size": batch_size,
             "native": native,
+            "base": base,
         }
         if train_model is not None:
             graphs = train_model, eval_model, optimizer_model, step_model
