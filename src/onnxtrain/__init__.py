@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from onnxtrain.device.predict import predict
     from onnxtrain.device.random_state import set_seed
     from onnxtrain.device.session import TrainingSession
+    from onnxtrain.format.adapter.adapter import Adapter
     from onnxtrain.offline import losses
     from onnxtrain.offline import optimizers as optim
     from onnxtrain.offline.gradient import gradient
     from onnxtrain.offline.graph.limits import Limits
     from onnxtrain.offline.inspect import inspect
     from onnxtrain.offline.lora import Lora
+    from onnxtrain.offline.merge_adapter import merge_adapter
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
     from onnxtrain.offline.sparse import Sparse
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adapter",
     "CheckFinite",
     "EarlyStopping",
     "History",
@@ -63,6 +66,7 @@ __all__ = [
     "gradient",
     "inspect",
     "losses",
+    "merge_adapter",
     "metrics",
     "onnxblock",
     "optim",
@@ -76,6 +80,7 @@ __all__ = [
 # The names that are not modules of this package, by where they are defined.
 _LOOP = "CheckFinite EarlyStopping History Replay SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
+    "Adapter": "onnxtrain.format.adapter.adapter",
     "Limits": "onnxtrain.offline.graph.limits",
     "Lora": "onnxtrain.offline.lora",
     "Sparse": "onnxtrain.offline.sparse",
@@ -83,6 +88,7 @@ _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "fit_head": "onnxtrain.device.heads",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
+    "merge_adapter": "onnxtrain.offline.merge_adapter",
     "predict": "onnxtrain.device.predict",
     "prepare": "onnxtrain.offline.prepare",
     "replace_classifier": "onnxtrain.offline.passes.replace_classifier",

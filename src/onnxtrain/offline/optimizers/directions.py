@@ -24,10 +24,10 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.control_dependencies import flag_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import static_dims, working_type
 from onnxtrain.offline.optimizers.chunked import CHUNK
-from onnxtrain.offline.optimizers.in_place import flag_of
 from onnxtrain.offline.passes.counter_rng import hashed
 
 Distribution = Literal["signs", "normal"]

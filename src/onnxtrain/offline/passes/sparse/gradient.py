@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, Rule, lookup
+from onnxtrain.offline.graph.control_dependencies import flag_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import release
-from onnxtrain.offline.optimizers.in_place import flag_of
 
 
 def join_sparse(op: Ops, graph: ir.Graph, targets: Collection[ir.Value]) -> dict[ir.Node, Rule]:
