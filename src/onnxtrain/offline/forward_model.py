@@ -13,6 +13,7 @@ from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
+from onnxtrain.offline.passes.decoder_inputs import read_whole_sequences
 from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.selection import listed
@@ -63,7 +64,9 @@ def forward_model(
     if classes is not None:
         properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
     properties |= about.properties()
-    return ForwardModel(proto, path, of, train, properties, _note_on_opset(proto))
+    whole = read_whole_sequences(proto)
+    notes = (*_note_on_opset(proto), *whole.notes)
+    return ForwardModel(whole.proto, path, of, train, properties, notes)
 
 
 def _named(classes: Sequence[str]) -> ModelMetadata:
