@@ -51,7 +51,9 @@ def write_int4_model(source: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
     options = ["-m", "", "-i", str(source), "-o", str(folder), "-p", "int4", "-e", "cpu"]
     cache = ["-c", str(folder.parent / "cache")]
-    subprocess.run([*command, *options[2:], *cache], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    subprocess.run(
+        [*command, *options[2:], *cache], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
 
 
 if __name__ == "__main__":

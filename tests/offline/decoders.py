@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 Array = np.ndarray[Any, Any]
-VOCABULARY, WIDTH, INNER, HEADS, GROUPS, SIZE, LAYERS = 50, 32, 48, 4, 2, 8, 2
+VOCABULARY, WIDTH, INNER, HEADS, GROUPS, SIZE, LAYERS = 96, 32, 48, 4, 2, 8, 2
 LONGEST = 64
 EPSILON = 1e-5
 

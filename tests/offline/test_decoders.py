@@ -5,15 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import onnxtrain
+from onnxtrain.offline.passes import chunked_loss
 
 torch = pytest.importorskip("torch")
 
 import decoders  # noqa: E402  (needs torch)
 
 RATE = 1e-2
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let five tokens of a small vocabulary be a chunk."""
+    monkeypatch.setattr(chunked_loss, "LEAST_CLASSES", 2)
+    monkeypatch.setattr(chunked_loss, "CHUNK_ELEMENTS", 5 * decoders.VOCABULARY)
 
 
 def labels_of(batch):
@@ -54,3 +63,32 @@ def test_gradients_of_a_builder_s_model_are_torch_s(tmp_path: Path, packed: bool
         np.testing.assert_allclose(
             found[f"{name}.MatMul.weight"], by_torch[name], rtol=1e-3, atol=1e-4
         )
+
+
+def test_scores_of_a_vocabulary_never_exist_whole(tmp_path: Path, small_chunks: None) -> None:
+    made = decoders.Builder(decoders.weights())
+    onnxtrain.prepare(made.model(), tmp_path, loss="next_token", optimizer="sgd", freeze="head*")
+    batch = decoders.batch()
+    loss, found = step(tmp_path, {**batch, "labels": labels_of(batch)})
+    expected, by_torch = gradients_by_torch(decoders.weights(), batch)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for name in ("model.layers.0.gate", "model.layers.1.o"):
+        np.testing.assert_allclose(
+            found[f"{name}.MatMul.weight"], by_torch[name], rtol=1e-3, atol=1e-4
+        )
+    for graph in ("step_model", "training_model", "eval_model"):
+        model = onnx.load(tmp_path / f"{graph}.onnx")
+        kinds = [node.op_type for node in model.graph.node]
+        assert kinds.count("Scan") == 1
+        assert "SoftmaxCrossEntropyLoss" not in kinds
+
+
+def test_labels_may_be_the_tokens_themselves(tmp_path: Path, small_chunks: None) -> None:
+    of = ["logits", "input_ids", "attention_mask"]
+    made = decoders.Builder(decoders.weights())
+    onnxtrain.prepare(made.model(), tmp_path, loss="next_token", of=of, train="norm*")
+    batch = decoders.batch()
+    expected, _ = gradients_by_torch(decoders.weights(), batch)
+    with onnxtrain.TrainingSession(tmp_path) as session:
+        assert session.input_names() == ["input_ids", "attention_mask"]
+        assert float(session.eval_step(**batch)) == pytest.approx(expected, rel=1e-5)

@@ -12,7 +12,6 @@ from the beginning of each sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import onnx
