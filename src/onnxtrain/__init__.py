@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onnxtrain.offline.gradient import gradient
     from onnxtrain.offline.graph.limits import Limits
     from onnxtrain.offline.inspect import inspect
+    from onnxtrain.offline.lora import Lora
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
 
@@ -43,6 +44,7 @@ __all__ = [
     "EarlyStopping",
     "History",
     "Limits",
+    "Lora",
     "OnnxTrainError",
     "SaveCheckpoint",
     "TensorBoard",
@@ -69,6 +71,7 @@ __all__ = [
 _LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Limits": "onnxtrain.offline.graph.limits",
+    "Lora": "onnxtrain.offline.lora",
     "TrainingSession": "onnxtrain.device.session",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",

@@ -175,8 +175,9 @@ class Builder:
             three = [self._matmul(h, f"{name}.qkv"), "", ""]
         else:
             three = [self._matmul(h, f"{name}.{n}") for n in "qkv"]
+        angles = ["cos_cache", "sin_cache"]
         made = self.g.add(
-            "GroupQueryAttention", [*three, *past, last, total, "cos_cache", "sin_cache", "", "", ""],
+            "GroupQueryAttention", [*three, *past, last, total, *angles, "", "", ""],
             3, domain="com.microsoft", num_heads=HEADS, kv_num_heads=GROUPS, do_rotary=1,
             rotary_interleaved=0, local_window_size=-1, softcap=0.0, scale=SIZE**-0.5,
         )  # fmt: skip

@@ -23,7 +23,13 @@ _LIST = "files.json"
 GRAPHS = ("training_model", "eval_model", "optimizer_model", "step_model")
 CHECKPOINTS = ("checkpoint", "checkpoint.data", "nominal_checkpoint")
 _GRAPH_ENDS = (".onnx", ".ort", ".required_operators.config")
-ARTIFACTS = (*CHECKPOINTS, *(graph + end for graph in GRAPHS for end in _GRAPH_ENDS))
+INFERENCE_MODEL, BASE_DATA = "inference_model", "base.data"  # where low-rank factors train
+ARTIFACTS = (
+    *CHECKPOINTS,
+    *(graph + end for graph in GRAPHS for end in _GRAPH_ENDS),
+    f"{INFERENCE_MODEL}.onnx",
+    BASE_DATA,
+)
 # Whatever else a list names is not from us, and could be any file.
 _NAME = re.compile(
     r"[^/\\\0]*(" + "|".join(map(re.escape, ARTIFACTS)) + r"|\.data\.(old|[0-9a-f]{16}))"

@@ -13,7 +13,8 @@ from onnxtrain.format.model.tensor import stays_in_folder
 METADATA_KEY = "onnxtrain"
 FORMAT = 1  # of the artifact folder
 _LEFT_OUT = {
-    "target": "cpu", "memory": None, "on_cpu": (), "generation": "", "kernels": (), "gradients": ()
+    "target": "cpu", "memory": None, "on_cpu": (), "generation": "", "kernels": (), "gradients": (),
+    "base": "",
 }  # fmt: skip
 
 
@@ -37,6 +38,7 @@ class GraphMetadata:
     generation: str = ""
     kernels: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
+    base: str = ""
 
     def to_json(self) -> str:
         """Return the value of the property."""
@@ -65,7 +67,8 @@ class GraphMetadata:
                 value = tuple(value) if is_valid else ()
             else:
                 is_valid = type(value) is (dict if field.default is None else type(field.default))
-            if not is_valid or (field.name == "checkpoint" and not stays_in_folder(value)):
+            is_file = field.name == "checkpoint" or (field.name == "base" and value != "")
+            if not is_valid or (is_file and not stays_in_folder(value)):
                 raise ValueError(
                     f"{field.name!r} in the metadata of onnxtrain has a wrong type or value"
                 )

@@ -30,6 +30,11 @@ class ModelMetadata:
         label: the columns of a table that are labels, with commas between them.
         activation: for outputs, by name, what makes probabilities of them: "softmax", "sigmoid",
             or "identity" where they are no scores of classes.
+        lora: the pairs of low-rank factors that train, each with the path of its `layer`, the names
+            `a` and `b` of the factors, `rank`, `scale` (what their product is multiplied by), and
+            `kind`: "linear" (A is [in, rank], B is [rank, out]) or "conv" (A is [rank, in, ...],
+            B is [out, rank, 1, ...]).
+        base: the fingerprint of the model without these factors, 32 hexadecimal digits.
 
     """
 
@@ -40,6 +45,8 @@ class ModelMetadata:
     columns: list[str] | None = None
     label: str | None = None
     activation: dict[str, str] = field(default_factory=dict)
+    lora: list[dict[str, Any]] | None = None
+    base: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -112,6 +119,31 @@ def _are_activations(value: Any) -> bool:
     return isinstance(value, dict) and all(kind in kinds for kind in value.values())
 
 
+_LORA_TEXTS = ("layer", "a", "b", "kind")
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value describes a pair of low-rank factors."""
+    if not isinstance(value, dict) or not all(
+        _is_text(value.get(key)) and value[key] for key in _LORA_TEXTS
+    ):
+        return False
+    rank, scale = value.get("rank"), value.get("scale", 0)
+    is_known = value["kind"] in ("linear", "conv")
+    return is_known and type(rank) is int and rank > 0 and _is_number(scale) and scale > 0
+
+
+def _are_pairs(value: Any) -> bool:
+    if not _is_list(value, _is_pair):
+        return False
+    names = [pair[key] for pair in value for key in ("a", "b")]
+    return len(set(names)) == len(names)
+
+
+def _is_fingerprint(value: Any) -> bool:
+    return _is_text(value) and len(value) == 32 and set(value) <= set("0123456789abcdef")
+
+
 _PLACES = {
     "classes": _Place(PREFIX + "classes", "", _are_names, "a list of different names"),
     "mean": _Place(
@@ -130,4 +162,9 @@ _PLACES = {
         PREFIX + "activation", "", _are_activations,
         "'softmax', 'sigmoid' or 'identity' for each output",
     ),
+    "lora": _Place(
+        PREFIX + "lora", "", _are_pairs,
+        "a list of pairs of factors, each with layer, a, b, rank, scale and kind",
+    ),
+    "base": _Place(PREFIX + "base", "", _is_fingerprint, "32 hexadecimal digits"),
 }  # fmt: skip

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
 from onnxtrain.errors import ArgumentError
 from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
+from onnxtrain.offline.blocks.values import defined_names
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
+from onnxtrain.offline.lora import Lora
 from onnxtrain.offline.passes.decoder_inputs import read_whole_sequences
 from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
+from onnxtrain.offline.passes.lora.add import Adapted, add_lora
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.selection import listed
+from onnxtrain.offline.train_words import Train, items_of, split_lora
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class ForwardModel:
     train: Iterable[str] | None
     properties: dict[str, str]  # metadata for exported models
     notes: tuple[str, ...]
+    adapted: Adapted | None = None  # where low-rank factors train
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -39,13 +44,14 @@ class ForwardModel:
 def forward_model(
     model: ModelLike,
     of: str | Iterable[str] | None,
-    train: str | Iterable[str] | None,
+    train: Train | None,
     classes: int | Sequence[str] | None,
     after: str | None,
     dynamic_batch: bool,
 ) -> ForwardModel:
     """Return the model to train, for the arguments of `prepare` of these names."""
-    of, train, about = listed(of), listed(train), ModelMetadata()
+    of, items, about = listed(of), items_of(train), ModelMetadata()
+    made: list[str] = []  # the parameters of a new layer
     if dynamic_batch:
         model = with_dynamic_batch(model)
     if classes is not None:
@@ -55,7 +61,7 @@ def forward_model(
         if not isinstance(classes, int):
             about, classes = _named(classes), len(classes)
         replaced = replace_classifier(model, classes, of=first, after=after)
-        model, of, train = replaced.model, [replaced.output], train or replaced.parameters
+        model, of, made = replaced.model, [replaced.output], list(replaced.parameters)
     elif after is not None:
         raise ArgumentError("after says where a new layer goes: give classes too")
     proto, path = read_model(model)
@@ -63,10 +69,34 @@ def forward_model(
     properties = {entry.key: entry.value for entry in proto.metadata_props}
     if classes is not None:
         properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
+    for stale in ("lora", "base"):  # of what an earlier adapter was trained on
+        properties.pop(f"{PREFIX}{stale}", None)
     properties |= about.properties()
-    whole = read_whole_sequences(proto)
-    notes = (*_note_on_opset(proto), *whole.notes)
-    return ForwardModel(whole.proto, path, of, train, properties, notes)
+    loras, names = split_lora(items, frozenset(defined_names(proto.graph)))
+    found = ForwardModel(proto, path, of, names or made or names, properties, _note_on_opset(proto))
+    found = _with_lora(found, loras, made)
+    whole = read_whole_sequences(found.proto)  # the slots are those of the model as it was given
+    return replace(found, proto=whole.proto, notes=(*found.notes, *whole.notes))
+
+
+def _with_lora(found: ForwardModel, loras: Sequence[Lora], made: Sequence[str]) -> ForwardModel:
+    """Return a model with low-rank factors, which train beside what else was asked for.
+
+    So does a new layer (`made`): nothing else would teach it.
+    """
+    if not loras:
+        return found
+    outputs = list(found.of or ()) or [output.name for output in found.proto.graph.output[:1]]
+    adapted = add_lora(found.proto, found.path, loras, outputs)
+    about = ModelMetadata(lora=adapted.described(), base=adapted.slots.base)
+    return replace(
+        found,
+        proto=adapted.proto,
+        train=list(dict.fromkeys([*adapted.factors, *(found.train or ()), *made])),
+        properties=found.properties | about.properties(),
+        notes=(*found.notes, *adapted.notes),
+        adapted=adapted,
+    )
 
 
 def _named(classes: Sequence[str]) -> ModelMetadata:

@@ -21,6 +21,7 @@ from onnxtrain.errors import (
 from onnxtrain.offline.autodiff.engine import operator_name
 from onnxtrain.offline.passes.tie_weights import Tied, with_tied
 from onnxtrain.offline.selection import Role, Survey, some_of, why_nothing_trains
+from onnxtrain.offline.train_words import names_by_word, near_word
 
 # Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
 _STORED_ONCE = 1 << 16  # bytes
@@ -142,6 +143,10 @@ def _trained(train: Sequence[str], found: Survey) -> list[str]:
         if name in found.roles or name in inputs:
             chosen[name] = name
             continue
+        by_word = names_by_word(name, found)
+        if by_word is not None:
+            chosen.update(dict.fromkeys(by_word, name))
+            continue
         matches = _matching(name, found)
         if not matches:
             raise UnknownNameError(f"{name!r} cannot train: {_what_it_is(name, found)}")
@@ -194,7 +199,7 @@ def _what_it_is(name: str, found: Survey) -> str:
                 f"it is computed by {operator_name(node)} (node {node.name!r}), and only "
                 f"initializers and inputs can. {_similar(name, found)}"
             )
-    return f"the model has no such initializer or input. {_similar(name, found)}"
+    return f"the model has no such initializer or input. {near_word(name) or _similar(name, found)}"
 
 
 def _similar(name: str, found: Survey) -> str:

@@ -7,7 +7,7 @@ once; fit the result into a memory budget; write the graphs and the checkpoint, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxtrain.format.model_metadata import ModelMetadata
@@ -25,7 +25,8 @@ from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.patterns import choose, notes_on_blocked, nothing_trains
-from onnxtrain.offline.selection import listed, survey
+from onnxtrain.offline.selection import Names, listed, survey
+from onnxtrain.offline.train_words import Train
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
@@ -42,7 +43,6 @@ from onnxtrain.offline.writer.opset_stamp import stamp
 from onnxtrain.offline.writer.verify import verify as verify_graphs
 
 StrPath = str | bytes | os.PathLike[Any]
-Names = str | Iterable[str]
 
 
 @limited("preparing")
@@ -50,7 +50,7 @@ def prepare(
     model: ModelLike,
     output: StrPath | None = "artifacts",
     *,
-    train: Names | None = None,
+    train: Train | None = None,
     freeze: Names | None = None,
     loss: Loss | None = "cross_entropy",
     optimizer: str | Optimizer | None = "adamw",
@@ -80,8 +80,8 @@ def prepare(
     Args:
         model: the forward model, or the path to its file; it is not changed.
         output: the folder to write to. It is created.
-        train: names or patterns (`"classifier.*"`) of what trains. By default every weight trains
-            that the loss depends on and that `freeze` does not name.
+        train: words ("lora", "bias", "norm", "head", "last:3"), names, patterns ("classifier.*"),
+            an `onnxtrain.Lora`; by default every weight that the loss depends on trains.
         freeze: names or patterns of parameters that do not train.
         loss: a name ("cross_entropy", "mse", "huber:delta=0.5"), an object of `onnxtrain.losses`,
             a function over block operators, a Block, or an ONNX model; None where the first output
@@ -177,7 +177,7 @@ def prepare(
         graph = write_files(
             folder, models, parameters, names, nominal_checkpoint, memory=memory, target=target,
             native=native, precision=precision, on_cpu=on_cpu, properties=properties,
-            ort_format=ort_format,
+            ort_format=ort_format, adapted=forward.adapted,
         )  # fmt: skip
         notes = (*notes, *(verify_graphs(folder, models, library) if verify else ()))
         if ort_format:

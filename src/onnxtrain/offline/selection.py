@@ -28,6 +28,7 @@ from onnxtrain.offline.graph.shapes import is_float
 from onnxtrain.offline.graph.subgraphs import captured_values, subgraphs_of
 from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use, is_quantized
 
+Names = str | Iterable[str]
 _INTEGERS, _QUANTIZED = "integers", "quantized weight of "
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from onnxtrain.format.model.wire import Reader
 from onnxtrain.format.names import BUFFER, GRADIENT
 
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
+_FOLDER_OF_DATA = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass
@@ -293,16 +295,19 @@ class Graph:
         if batch is not None:
             options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)
         frozen, model = self._frozen.values, self.model
-        absent = [name for name in model.external if name not in frozen]
+        stored = [name for name in model.external if name not in model.in_base]
+        absent = [name for name in stored if name not in frozen]
         if absent:
             raise ModelError(
                 f"{self.name} takes the frozen parameter {absent[0]!r} from the checkpoint, which "
                 "does not have it: they do not belong together"
             )
-        external = {name: frozen[name] for name in model.external}
+        external = {name: frozen[name] for name in stored}
         # The small constants that are in the file itself, with a value that no longer holds.
         inside = stored_data(model, frozen.keys() & set(model.initializer_names))
         inline = {n: frozen[n] for n, data in inside.items() if not _same(frozen[n], data)}
+        if model.in_base:
+            options.add_session_config_entry(_FOLDER_OF_DATA, str(self._folder_of_base()))
         if external and own:
             names = list(external)
             options.add_external_initializers(names, [_ortvalue(external[n], n) for n in names])
@@ -328,6 +333,20 @@ class Graph:
             raise
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             raise ModelError(f"onnxruntime does not load {self.name}: {error}") from None
+
+    def _folder_of_base(self) -> Path:
+        """Return the folder of the file with the base, which onnxruntime maps into memory."""
+        path, name = self.model.path, self.model.metadata.base
+        if path is None:
+            raise ModelError(
+                f"{self.name} was given as bytes, and takes its base from the file {name!r} beside "
+                "it: give the path of the graph"
+            )
+        if not (path.parent / name).is_file():
+            raise ModelError(
+                f"{self.name} takes its base from the file {name!r} beside it, which is not there"
+            )
+        return path.parent.absolute()
 
     def _with_kernels(self, options: Any) -> AbstractContextManager[None]:
         """Register native kernels in the options of the session that is made in this context."""

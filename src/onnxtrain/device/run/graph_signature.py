@@ -138,7 +138,8 @@ def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> st
 def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
     """Refuse a graph and a checkpoint that were not made for each other."""
     about = model.metadata
-    listed = (*about.trainable, *about.frozen, *about.statistics, *model.external)
+    stored = {name: tensor for name, tensor in model.external.items() if name not in model.in_base}
+    listed = (*about.trainable, *about.frozen, *about.statistics, *stored)
     missing = [name for name in listed if not state.has(name)]
     if missing:
         raise CheckpointError(
@@ -153,7 +154,7 @@ def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignat
             )
     user_inputs = {value.name for value in signature.inputs}
     _check_trainable(model, state, [n for n in signature.trained if n not in user_inputs])
-    held: list[ValueType | ExternalTensor] = [*signature.parameters, *model.external.values()]
+    held: list[ValueType | ExternalTensor] = [*signature.parameters, *stored.values()]
     for value in held:
         _check_type(model, state, value)
 

@@ -78,6 +78,12 @@ class ModelFile:
     opsets: dict[str, int] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)  # of the model, beside `metadata`
 
+    @property
+    def in_base(self) -> frozenset[str]:
+        """The initializers that are in the file of the base, and not in the checkpoint."""
+        base = self.metadata.base
+        return frozenset(n for n, t in self.external.items() if base and t.location == base)
+
     def output_dims(self, name: str) -> tuple[int | str | None, ...] | None:
         """Return the declared shape of an output, if there is one."""
         return next((value.dims for value in self.outputs if value.name == name), None)

@@ -67,6 +67,13 @@ class _LastLayer:
     scores: ir.Value
     nodes: list[ir.Node] = field(default_factory=list)  # in the order of the graph
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many numbers the layer reads and makes for each token."""
+        width, classes = ((dims_of(v) or (UNKNOWN,))[-1] for v in (self.hidden, self.scores))
+        assert isinstance(width, int) and isinstance(classes, int)
+        return width, classes
+
     @staticmethod
     def before(loss: ir.Node, trained: Collection[ir.Value]) -> _LastLayer | None:
         """Return the layer whose scores a loss reads, if nothing else reads them."""
@@ -132,7 +139,7 @@ class _Search:
         """Return the value that is computed last: others may be what it is computed from."""
         graph = self.scores.producer().graph  # type: ignore[union-attr]
         place = {node: i for i, node in enumerate(graph)}  # type: ignore[arg-type]
-        return max(values, key=lambda v: place.get(v.producer(), -1))  # type: ignore[arg-type]
+        return max(values, key=lambda v: place.get(v.producer(), -1))
 
     def _is_narrow(self, value: ir.Value) -> bool:
         width, classes = (dims_of(v) or (UNKNOWN,) for v in (value, self.scores))
@@ -199,8 +206,9 @@ def _state_shape(op: Ops, loss: ir.Node, layer: _LastLayer) -> None:
     for reader in [node for node, _ in flat.uses() if node is not loss]:
 
         def write(reader: ir.Node = reader) -> list[ir.Value]:
-            rows = op.reshape(layer.hidden, [-1, op.dims(layer.hidden)[-1]])
-            whole = op.dims_vector(op.Shape(rows, start=0, end=1), op.dims(layer.scores)[-1])
+            width, classes = layer.sizes
+            rows = op.reshape(layer.hidden, [-1, width])
+            whole = op.dims_vector(op.Shape(rows, start=0, end=1), classes)
             begin = reader.attributes.get_int("start", 0)
             end = reader.attributes.get_int("end", _LAST)
             return [op.slice(op.with_dims(whole, (2,)), 0, begin, end)]
@@ -212,9 +220,8 @@ def _state_shape(op: Ops, loss: ir.Node, layer: _LastLayer) -> None:
 def _write_scan(
     op: Ops, layer: _LastLayer, labels: ir.Value, gradient: bool
 ) -> tuple[ir.Value, ir.Node]:
-    width = op.dims(layer.hidden)[-1]
-    classes = op.dims(layer.scores)[-1]
-    assert isinstance(width, int) and isinstance(classes, int)
+    (width, classes), dtype = layer.sizes, layer.scores.dtype
+    assert dtype is not None
     rows = op.Shape(labels, start=0, end=1)
     most = max(1, CHUNK_ELEMENTS // classes)
     count = op.Max(op.Div(op.Add(rows, op.int64([most - 1])), op.int64([most])), op.int64([1]))
@@ -226,7 +233,7 @@ def _write_scan(
     padded = op.Pad(flat, op.Concat(none, none, missing, last, axis=0))
     chunks = op.reshape(padded, op.dims_vector(count, each, width))
     op.with_dims(chunks, (UNKNOWN, UNKNOWN, width))
-    chunks.dtype = layer.hidden.dtype
+    chunks.dtype = dtype
     indices = op.reshape(
         op.Pad(labels, op.Concat(none, missing, axis=0)), op.dims_vector(count, each)
     )
@@ -245,7 +252,7 @@ def _write_scan(
         name="chunk",
     )
     made = op.call("Scan", chunks, indices, outputs=len(body.outputs), body=body, num_scan_inputs=2)
-    made[_TERMS].dtype = body.outputs[0].dtype
+    made[_TERMS].dtype = dtype
     op.with_dims(made[_TERMS], (UNKNOWN, UNKNOWN))
     if gradient:
         op.type_as(made[_DHIDDEN], chunks)
@@ -266,7 +273,7 @@ def _write_chunk(
     column = op.unsqueeze(index, [1])
     picked = op.GatherElements(log_probabilities, column, axis=1)
     terms = op.Neg(op.with_dims(op.reshape(picked, [-1]), (UNKNOWN,)))
-    terms.dtype = scores.dtype
+    terms.type = scores.type
     if not gradient:
         return [terms]
     less = op.Expand(op.const(-1.0, scores.dtype), op.Shape(column))

@@ -255,6 +255,6 @@ def _count_positions(op: Ops, tokens: ir.Value | None, mask: ir.Value | None) ->
     else:
         places = op.Expand(places, op.Shape(tokens))
     counted = op.cast(places, given.dtype)
-    counted.dtype, counted.shape = given.dtype, ir.Shape((dims_of(tokens) or ())[:2])
+    counted.type, counted.shape = given.type, ir.Shape((dims_of(tokens) or ())[:2])
     ir.convenience.replace_all_uses_with(given, counted)
     graph.inputs.remove(given)

@@ -28,6 +28,7 @@ from onnxtrain.format.checkpoint.file import (
     read_checkpoint,
     write_checkpoint,
 )
+from onnxtrain.format.committed_folder import BASE_DATA, INFERENCE_MODEL
 from onnxtrain.format.element_types import STRING
 from onnxtrain.format.generation import PROPERTY, Generation, digest_of
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
@@ -35,9 +36,11 @@ from onnxtrain.format.names import BUFFER, GRADIENT
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.graph.shapes import FLOATS
+from onnxtrain.offline.passes.lora.add import Adapted
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
 from onnxtrain.offline.training_graph import LossGradients, Target, Tensors
+from onnxtrain.offline.writer.base_data import BaseData
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.functions import Precision, write_functions
 from onnxtrain.offline.writer.shorten_names import names_in, shorten_names
@@ -83,8 +86,12 @@ def write_files(
     ort_format: bool = False,
     native: bool = True,
     precision: Precision = "float32",
+    adapted: Adapted | None = None,
 ) -> onnx.ModelProto:
     """Write the graphs and the checkpoint, into which they point for what is frozen.
+
+    Where low-rank factors train (`adapted`), what is frozen is in a file of its own instead, which
+    the model for inference with slots for these factors shares.
 
     `on_cpu` lists the nodes of each graph that its target has no kernel for. `properties` are the
     metadata of the model, which the evaluation graph keeps for what is exported from it. With
@@ -94,11 +101,14 @@ def write_files(
     needs.
     """
     models = {name: models[name] for name in sorted(models, key=_ORDER.index)}
-    stored = parameters.trainable, {**parameters.frozen, **parameters.statistics}
+    base = None if adapted is None else BaseData(folder.file(BASE_DATA))
+    kept = parameters.frozen if base is None else {}
+    stored = parameters.trainable, {**kept, **parameters.statistics}
     content = content_of(*stored)
     # The graphs have offsets into the checkpoint, which has digests of the graphs.
     ends = (".onnx", ".ort") if ort_format else (".onnx",)
-    empty = Generation.placeholder(f"{name}{end}" for end in ends for name in models)
+    others = () if base is None else (BASE_DATA,)
+    empty = Generation.placeholder((*(f"{n}{end}" for end in ends for n in models), *others))
     content.properties = empty.property()
     planned = plan_checkpoint(folder.file("checkpoint"), content)
     metadata = GraphMetadata(
@@ -106,15 +116,18 @@ def write_files(
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
         trainable=tuple(parameters.trainable),
-        frozen=tuple(parameters.frozen),
+        frozen=tuple(kept),
         statistics=tuple(parameters.statistics),
         target=target,
         memory=None if memory is None else memory.notes(),
+        base="" if base is None else base.path.name,
     )
     forward = names_in(models["eval_model"].graph)
     training = onnx.ModelProto()
     protos: dict[str, onnx.ModelProto] = {}
     for name, model in models.items():
+        if base is not None:
+            base.move_out(model, _large(model))
         _point_to_checkpoint(model, planned)
         if name == "training_model":
             training.CopyFrom(ir.to_proto(model))
@@ -136,6 +149,11 @@ def write_files(
             for key, value in (properties or {}).items():
                 if key != METADATA_KEY:
                     proto.metadata_props.add(key=key, value=value)
+    if base is not None and adapted is not None:
+        more = parameters.trainable.keys() - set(adapted.factors)
+        file = folder.file(f"{INFERENCE_MODEL}.onnx")
+        adapted.slots.write(file, base, properties or {}, more)
+        empty = replace(empty, files={**empty.files, BASE_DATA: base.digest})
     generation = _write_graphs(folder, protos, replace(empty, identifier=_digest(protos, content)))
     content.properties = generation.property()
     write_checkpoint(planned.path, content, sort=False)
@@ -146,6 +164,11 @@ def write_files(
         content.properties = generation.property()
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
     return training
+
+
+def _large(model: ir.Model) -> list[str]:
+    """Return the initializers of a graph that the file of the base is to hold."""
+    return [name for name, value in model.graph.initializers.items() if not value.is_graph_input()]
 
 
 def _digest(protos: Mapping[str, onnx.ModelProto], content: CheckpointContent) -> str:
@@ -204,8 +227,13 @@ def _point_to_checkpoint(model: ir.Model, written: WrittenCheckpoint) -> None:
                 place.path.name, place.offset, place.length, tensor.dtype,
                 shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=place.path.parent,
             )  # fmt: skip
-        elif isinstance(tensor, ir.ExternalTensor):  # in a file beside the given model
+        elif _is_elsewhere(tensor, written.path.parent):
             value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+
+
+def _is_elsewhere(tensor: ir.TensorProtocol, folder: Path) -> bool:
+    """Whether a tensor is in a file beside the given model, which the artifacts do without."""
+    return isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).parent != folder
 
 
 def find_library(given: str | bytes | os.PathLike[Any] | None) -> str | None:

@@ -8,6 +8,7 @@ none of what it checks: names, types, shapes, kernels and constants that come fr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -17,6 +18,7 @@ from onnxtrain.device.run.graph import Frozen, Graph, Settings, default_options
 from onnxtrain.errors import ModelError, OnnxTrainError
 from onnxtrain.format.checkpoint.content import tensor_bytes
 from onnxtrain.format.checkpoint.file import read_checkpoint
+from onnxtrain.format.committed_folder import BASE_DATA, INFERENCE_MODEL
 from onnxtrain.format.model.file import ModelFile
 from onnxtrain.offline.writer.folder import Folder
 
@@ -48,7 +50,7 @@ def verify(
             f"The graphs were not loaded, as the largest has {largest:,} nodes, which takes "
             "onnxruntime minutes: open them once with TrainingSession.",
         )
-    files = [folder.file("checkpoint"), folder.file("checkpoint.data")]
+    files = [folder.file(name) for name in ("checkpoint", "checkpoint.data", BASE_DATA)]
     stored = sum(file.stat().st_size for file in files if file.exists())
     if stored > _MOST_STORED:
         return (_too_large("parameters", stored),)
@@ -84,7 +86,21 @@ def verify(
                 "onnxruntime's CPU provider does not have; if a device has it, write the graphs "
                 "with verify=False (--no-verify)"
             ) from None
+    _verify_inference(folder.file(f"{INFERENCE_MODEL}.onnx"), options())
     return ()
+
+
+def _verify_inference(file: Path, options: Any) -> None:
+    """Load the model with slots, where there is one."""
+    if not file.exists():
+        return
+    try:
+        ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds of errors and no common one
+        raise OnnxTrainError(
+            f"onnxruntime does not load the model with slots for adapters: {error}. Nothing was "
+            "written. If onnxruntime loads the model itself, this is a defect of onnxtrain"
+        ) from None
 
 
 def _too_large(what: str, size: int) -> str:

@@ -7,6 +7,7 @@ batch is, new keys included, and these are written behind the old ones of their 
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.definitions import Defined, Maybe, NotExpandable, split
@@ -48,7 +49,7 @@ def group_query_attention(
     length = op.Shape(q, start=2, end=3)
     total = op.Cast(op.Reshape(total_sequence_length, [1]), to=ir.DataType.INT64)
     if past_key is None:  # nothing came before
-        first, before = op.const(True), op.int64([[0]])
+        first, before = op.const(True), op.const(np.zeros((1, 1), np.int64))
     else:
         first = op.Equal(total, length)
         before = _kept_before(op, first, length, seqlens_k)

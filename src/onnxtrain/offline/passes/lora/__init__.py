@@ -1,0 +1,1 @@
+"""Low-rank factors beside the layers of a model, to train and to fill in at inference."""
