@@ -21,6 +21,7 @@ from onnxtrain.offline.frontend.fused import adopt_unofficial
 from onnxtrain.offline.frontend.fused.domain import MICROSOFT
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import Dims, dims_of, is_float
+from onnxtrain.offline.graph.sizes import arange_of
 
 TOKENS, MASK, POSITIONS = "input_ids", "attention_mask", "position_ids"
 # Where operators of attention take what came before, and return it with what is new.
@@ -222,7 +223,7 @@ class _Seen:
     def _written(self, window: int, dtype: ir.DataType) -> ir.Value:
         op = self.op
         assert self.tokens is not None
-        places = _places(op, self.tokens)
+        places = arange_of(op, self.tokens, 1)
         queries, keys = op.unsqueeze(places, [1]), op.unsqueeze(places, [0])
         seen = op.LessOrEqual(keys, queries)
         if window > 0:
@@ -235,19 +236,13 @@ class _Seen:
         return op.Log(op.Cast(seen, to=dtype))  # 0 and -∞, without numbers that could be trained
 
 
-def _places(op: Ops, tokens: ir.Value) -> ir.Value:
-    """Return 0, 1, 2 and so on, as many as a row has tokens."""
-    length = op.squeeze(op.dim(tokens, 1), [0])
-    return op.Range(op.int64(0), length, op.int64(1))
-
-
 def _count_positions(op: Ops, tokens: ir.Value | None, mask: ir.Value | None) -> None:
     """Count the positions of tokens, which the model takes as an input, from the mask."""
     graph = op.target
     given = next((v for v in graph.inputs if v.name == POSITIONS), None)
     if given is None or tokens is None or len(dims_of(given) or ()) != 2:
         return
-    places = op.unsqueeze(_places(op, tokens), [0])
+    places = op.unsqueeze(arange_of(op, tokens, 1), [0])
     if mask is not None:
         same = op.Equal(op.unsqueeze(mask, [2]), op.unsqueeze(mask, [1]))
         first = op.ArgMax(op.Cast(same, to=ir.DataType.INT32), axis=2, keepdims=0)

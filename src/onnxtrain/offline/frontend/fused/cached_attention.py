@@ -15,7 +15,7 @@ from onnxtrain.offline.autodiff.heads import join_heads, mix, rotate, scores, sp
 from onnxtrain.offline.frontend.fused.domain import fused
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, constant_array
-from onnxtrain.offline.graph.sizes import arange
+from onnxtrain.offline.graph.sizes import arange, arange_of
 
 
 @fused(
@@ -54,7 +54,8 @@ def group_query_attention(
         first = op.Equal(total, length)
         before = _kept_before(op, first, length, seqlens_k)
     if node.attributes.get_int("do_rotary", 0) and cos_cache is not None and sin_cache is not None:
-        positions = _positions(op, first, before, length, position_ids)
+        steps = op.unsqueeze(arange_of(op, q, 2), [0])
+        positions = _positions(op, first, before, steps, position_ids)
         cos, sin = (op.Unsqueeze(op.Gather(c, positions), [1]) for c in (cos_cache, sin_cache))
         interleaved = bool(node.attributes.get_int("rotary_interleaved", 0))
         q, k = rotate(op, q, cos, sin, interleaved), rotate(op, k, cos, sin, interleaved)
@@ -86,15 +87,14 @@ def _kept_before(op: Ops, first: ir.Value, length: ir.Value, seqlens_k: ir.Value
 
 
 def _positions(
-    op: Ops, first: ir.Value, before: ir.Value, length: ir.Value, position_ids: Maybe
+    op: Ops, first: ir.Value, before: ir.Value, steps: ir.Value, position_ids: Maybe
 ) -> ir.Value:
     """Return the position of each query, as (batch, length).
 
     Of the positions given for a first prompt, onnxruntime reads one: where all sequences begin.
     """
-    steps = op.unsqueeze(arange(op, length), [0])
     if position_ids is None:
-        return op.Add(before, steps)
+        return steps if constant_array(first) is not None else op.Add(before, steps)
     begin = op.Slice(op.Reshape(position_ids, [-1]), [0], [1], [0])
     if constant_array(first) is not None:
         return op.Add(steps, begin)
