@@ -43,6 +43,9 @@ _GROUPS = {
     "random numbers that follow from a seed": (
         "BitShift BitwiseXor"
     ),
+    "integers that are packed into bytes": (
+        "BitwiseAnd"
+    ),
 }  # fmt: skip
 
 # Some gained a mode later (`wrap` of Pad), or a new `ceil_mode` (pooling): rules use neither.

@@ -31,7 +31,8 @@ def n_bits(bits_: int, columns: int, *more: Array | None, id: str) -> Case:
     blocks = -(-columns // 16)
     inputs = [f(2, 3, columns), bits(6, blocks, 2 * bits_), f(6, blocks), *more]
     attrs = {"bits": bits_, "block_size": 16, "K": columns, "N": 6}
-    constants = [i for i in range(1, len(inputs)) if inputs[i] is not None]
+    # Scales are fed: a node with constant ones stays (tests/rules/test_quantized_weights.py).
+    constants = [i for i in (1, *range(3, len(inputs))) if inputs[i] is not None]
     return Case("MatMulNBits", inputs, attrs, id=id, constants=constants, tol=1e-4)
 
 

@@ -14,6 +14,7 @@ from onnxtrain.offline.autodiff.engine import ActivePath, differentiate, operato
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.external_data import restore_locations
+from onnxtrain.offline.frontend.fused import expand_trained
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.graph.names import Names
@@ -92,6 +93,7 @@ def write_gradient(
 ) -> onnx.ModelProto:
     """Differentiate a model; with `native`, native kernels can stand in for parts of the result."""
     prepared = canonical_model(model)
+    expand_trained(prepared, wrt)
     set_batch_norm_mode(prepared, bn)
     graph = prepared.graph
     output = output_named(graph, of)

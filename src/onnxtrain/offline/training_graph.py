@@ -27,6 +27,7 @@ from onnxtrain.format.names import ACCUMULATED, BUFFER, GRADIENT, LAZY_RESET, RA
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.frontend.canonical_model import canonical_model
+from onnxtrain.offline.frontend.fused import expand_trained
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float
@@ -131,6 +132,7 @@ def differentiate_loss(
     `lean` prefers gradients that take little memory, if more time.
     """
     model = canonical.clone()
+    expand_trained(model, trainable)
     graph = model.graph
     updates = set_batch_norm_mode(model, bn, keep_statistics=True)
     join_linear_layers(model)
@@ -393,6 +395,7 @@ def evaluation_graph(
 ) -> ir.Model:
     """Return the graph that computes the loss alone, with everything in inference mode."""
     model = canonical.clone()
+    expand_trained(model, source.gradients)
     set_batch_norm_mode(model, "frozen")
     _choose_outputs(model.graph, outputs)
     for node in model.graph.all_nodes():

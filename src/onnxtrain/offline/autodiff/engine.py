@@ -179,6 +179,8 @@ class ActivePath:
             yield from (v for v in node.inputs[:1] if v is not None and is_float(v))
             return
         found = self._given.get(node) or lookup(node.op_type, node.domain, self._opset)
+        if found is not None and found.covers is not None and not found.covers(node):
+            found = None
         self._rules[node] = found
         if found is None and zero_reason(node.op_type, node.domain) is not None:
             return

@@ -32,6 +32,7 @@ from onnxtrain.offline.graph.op_facts import (
     SELECTS,
     UNBOUNDED_GRADIENT,
 )
+from onnxtrain.offline.graph.quantized_operators import is_quantized_product
 from onnxtrain.offline.graph.shapes import constant_array, is_float
 from onnxtrain.offline.graph.signs import is_positive
 
@@ -56,6 +57,8 @@ def finite_cotangents(
 
 
 def _keeps_finite(node: ir.Node, doubtful: set[ir.Value]) -> bool:
+    if is_quantized_product(node):
+        return True
     if node.domain != "":
         return False
     if node.op_type in LINEAR:  # its gradient mixes all elements: an infinity reaches every weight
@@ -153,4 +156,5 @@ _LARGEST_MASK = 2**24  # bytes; larger constants are weights
 
 
 def _is(node: ir.Node, family: frozenset[str]) -> bool:
-    return node.domain == "" and node.op_type in family
+    op_type = "MatMul" if is_quantized_product(node) else "" if node.domain else node.op_type
+    return op_type in family

@@ -27,7 +27,8 @@ class Rule:
 
     `stops` are the positions of inputs through which no gradient flows although they may hold
     floats (a scale, a region of interest); `notes` says so to the reader of docs/ops.md. `reaches`
-    names the values beyond the inputs of a node that its gradient flows to.
+    names the values beyond the inputs of a node that its gradient flows to. `covers` tells
+    whether a node has a form that the rule is for; all have by default.
     """
 
     function: RuleFunction
@@ -38,6 +39,7 @@ class Rule:
     stops: frozenset[int]
     notes: str
     reaches: Callable[[ir.Node], Iterable[ir.Value]] | None = None
+    covers: Callable[[ir.Node], bool] | None = None
 
     def __call__(self, op: Ops, node: ir.Node, *cotangents: ir.Value | None) -> Cotangents:
         """Write the gradient of `node` and return one cotangent per input."""
@@ -61,6 +63,7 @@ def rule(
     stops: Iterable[int] = (),
     notes: str = "",
     reaches: Callable[[ir.Node], Iterable[ir.Value]] | None = None,
+    covers: Callable[[ir.Node], bool] | None = None,
 ) -> Callable[[F], F]:
     """Register a function as the gradient of one or more operators.
 
@@ -76,6 +79,9 @@ def rule(
     the float that was quantized, for an operator that sees only the integers made of it. They come
     before the node, and the function returns a mapping in which they have their place.
 
+    `covers(node)` tells whether the rule is for the form of a node. For another one, the reason is
+    shown with which the operator is refused.
+
     With `broadcasts=True` the returned cotangents may still have the broadcast shape: the engine
     sums them down to the shape of their input.
     """
@@ -83,8 +89,9 @@ def rule(
     def register(function: F) -> F:
         for op_type in op_types:
             entry = Rule(
-                function, op_type, domain, since, broadcasts, frozenset(stops), notes, reaches
-            )
+                function, op_type, domain, since, broadcasts, frozenset(stops), notes, reaches,
+                covers,
+            )  # fmt: skip
             older = _rules.get(_key(op_type, domain), ())
             _rules[_key(op_type, domain)] = [entry, *(r for r in older if r.since < since)]
         return function

@@ -28,6 +28,7 @@ from onnxtrain.offline.blocks.values import (
     without_weights,
 )
 from onnxtrain.offline.frontend.external_data import read_external_tensor, tensors_of
+from onnxtrain.offline.frontend.unofficial import adopt_unofficial_in
 from onnxtrain.offline.graph.declared import name_open_dims, settled, state
 from onnxtrain.offline.graph.infer import check_proto, infer_proto
 from onnxtrain.offline.graph.names import Names
@@ -121,6 +122,7 @@ class ModelAccessor:
         ONNX is an error.
         """
         bare = without_weights(self.model)
+        adopt_unofficial_in(bare, (n for g in all_graphs(bare.graph) for n in g.node))
         content = bare.SerializeToString(deterministic=True)
         if check:
             check_proto(onnx.ModelProto.FromString(content))

@@ -24,11 +24,12 @@ from onnxtrain.offline.frontend.canonicalize import (
     trim,
     unwrap_optionals,
 )
-from onnxtrain.offline.frontend.fused import adopt_unofficial, expand_fused
+from onnxtrain.offline.frontend.fused import expand_fused
 from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
 from onnxtrain.offline.frontend.sequences import dissolve_sequences, drop_unit_splits
 from onnxtrain.offline.frontend.split_shared_initializers import split_shared_initializers
+from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.frontend.upgrade import upgrade_to_floor
 from onnxtrain.offline.graph.error_context import model_error_context
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes

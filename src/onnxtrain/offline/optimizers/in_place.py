@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.control_dependencies import flag_of
 from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of
@@ -61,13 +62,6 @@ def written_behind(op: Ops, node: ir.Node) -> Iterator[list[ir.Node]]:
         written.append(graph[-1])
         graph.remove(graph[-1])
     node.append(reversed(written))
-
-
-def flag_of(op: Ops, value: ir.Value) -> ir.Value:
-    """Return a vector of one number, 0 or 1, from the first element of a tensor of any type."""
-    first = op.Slice(op.Reshape(value, [-1]), [0], [1], [0])
-    number = op.Cast(op.Cast(first, to=ir.DataType.BOOL), to=ir.DataType.INT64)
-    return op.ReduceSum(number, [0], keepdims=1)  # 0 where there is no element
 
 
 def _ends(readers: Iterable[ir.Node], owners: Mapping[ir.Node, ir.Node]) -> list[ir.Node]:

@@ -12,9 +12,9 @@ reason given in `domain.py`.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from onnxtrain.offline.frontend.fused.expand import adopt_unofficial, expand_fused
+from onnxtrain.offline.frontend.fused.expand import expand_fused, expand_trained
 
-__all__ = ["adopt_unofficial", "expand_fused"]
+__all__ = ["expand_fused", "expand_trained"]
 
 for _module in iter_modules(__path__):  # each registers its definitions
     import_module(f"{__name__}.{_module.name}")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from onnxtrain.offline.autodiff.definitions import F, definition
 from onnxtrain.offline.autodiff.registry import refuse
+from onnxtrain.offline.graph.quantized_operators import MICROSOFT
 
-MICROSOFT = "com.microsoft"
 _ALWAYS = (
     "it is expanded only where the element types and the ranks of its inputs can be inferred: give "
     "the inputs of the model a shape"

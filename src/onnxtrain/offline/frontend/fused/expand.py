@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.definitions import Definition, definition_of, write_definition
-from onnxtrain.offline.frontend.fused.domain import MICROSOFT
+from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.quantized_operators import is_kept, scales_of, type_outputs
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 _LARGE = 64  # elements; axes and shapes are shorter
-# Operators that onnxruntime has in the domain "" although ONNX does not (or not before the opset).
-_UNOFFICIAL = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
-
-
-def adopt_unofficial(model: ir.Model) -> None:
-    """Move the operators that only onnxruntime has in ai.onnx to the domain com.microsoft.
-
-    Neither the checker of onnx nor an upgrade of the opset knows them: call this before either. The
-    opset of the domain is stated where it is missing, as in models that the tool for transformers
-    hands over in memory; onnxruntime does not ask for it.
-    """
-    opset = model.opset_imports.get("", 1)
-    for node in model.graph.all_nodes():
-        if node.domain == "" and node.op_type in _UNOFFICIAL:
-            since = _UNOFFICIAL[node.op_type]
-            if since is None or opset < since:
-                node.domain = MICROSOFT
-        if node.domain == MICROSOFT:
-            model.opset_imports.setdefault(MICROSOFT, 1)
 
 
 def expand_fused(model: ir.Model) -> None:
     """Replace operators of other domains that have a definition by plain ones, in place.
 
     Names of values survive. Ranks and types are inferred on the way, as the models that
-    onnxruntime saves carry none.
+    onnxruntime saves carry none. Products with constant quantized weights stay, see
+    `quantized_operators.py`.
     """
     adopt_unofficial(model)
-    if any(_fused(node) for node in model.graph.all_nodes()):
+    if any(_fused(node) or is_kept(node) for node in model.graph.all_nodes()):
         op = Ops(model.graph, model.opset_imports[""])
         with op.arithmetic():
             while True:
@@ -64,7 +49,9 @@ def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:
             done, waiting = _walk(op, body)
             expanded, postponed = expanded + done, postponed + waiting
         found = _fused(node)
-        if found is None:
+        if is_kept(node):
+            type_outputs(node)
+        elif found is None:
             _infer_node(node, op.opset)
         elif not found.is_ready(node):
             postponed += 1
@@ -74,6 +61,27 @@ def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:
             for new in written or ():
                 _infer_node(new, op.opset)
     return expanded, postponed
+
+
+def expand_trained(model: ir.Model, names: Collection[str]) -> None:
+    """Expand the products whose scales or zero points train, in place.
+
+    onnxruntime takes these for constants of the operator. Written out, they are factors like any
+    other; the quantized weights beside them are integers and do not train.
+    """
+    trained = set(names)
+    nodes = [
+        node
+        for node in model.graph.all_nodes()
+        if is_kept(node) and any(v.name in trained for v in scales_of(node))
+    ]
+    op = Ops(model.graph, model.opset_imports[""])
+    with op.arithmetic():
+        for node in nodes:
+            found = definition_of(node)
+            for new in (found and write_definition(op, node, found)) or ():
+                _infer_node(new, op.opset)
+    _drop_unused_domains(model)
 
 
 def _drop_unused_domains(model: ir.Model) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.op_facts import RANDOM, VIEWS
+from onnxtrain.offline.graph.quantized_operators import is_kept, is_quantized_product
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 
@@ -47,7 +48,8 @@ class Flow:
             if node.op_type == "Shape" and (is_fixed or _has_fixed_shape(node.inputs[0])):
                 reads = ()  # onnxruntime knows it beforehand
             made = tuple(v.name for v in node.outputs if v.name)
-            steps.append(Step(node.op_type, reads, made, _is_pure(node)))
+            op_type = "MatMul" if is_quantized_product(node) else node.op_type
+            steps.append(Step(op_type, reads, made, _is_pure(node)))
         return Flow(steps, frozenset(str(value.name) for value in graph.outputs))
 
     def without_shapes(self) -> Flow:
@@ -69,6 +71,8 @@ def _has_fixed_shape(value: ir.Value | None) -> bool:
 
 def _is_pure(node: ir.Node) -> bool:
     """Whether a node can run twice. What has a body is left alone, as are other people's nodes."""
+    if is_kept(node):
+        return True
     return node.domain == "" and node.op_type not in RANDOM and not any(subgraphs_of(node))
 
 

@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.control_dependencies import flag_of
 from onnxtrain.offline.graph.kernels import KernelGroup, mark_copy, rename_kernel_inputs
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import subgraphs_of, values_of
 from onnxtrain.offline.graph.sweep import sweep
-from onnxtrain.offline.optimizers.in_place import flag_of, written_behind
+from onnxtrain.offline.optimizers.in_place import written_behind
 from onnxtrain.offline.passes.remat.copies import AGAIN, FLAG, late_steps
 from onnxtrain.offline.passes.remat.flow import Flow, Step
 from onnxtrain.offline.passes.remat.layers import Layers
