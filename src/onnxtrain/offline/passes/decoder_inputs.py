@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.offline.frontend.fused import adopt_unofficial
 from onnxtrain.offline.frontend.fused.domain import MICROSOFT
+from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import Dims, dims_of, is_float
 from onnxtrain.offline.graph.sizes import arange_of
