@@ -78,6 +78,10 @@ class CheckpointDataError(CheckpointError):
     """The external data of a checkpoint was not found."""
 
 
+class AdapterError(OnnxTrainError):
+    """An adapter cannot be read or written, or does not fit the model."""
+
+
 class InputError(OnnxTrainError, ValueError):
     """The inputs of a graph have a wrong number, shape or type."""
 

@@ -17,6 +17,7 @@ from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.lora import Lora
 from onnxtrain.offline.optimizers import Optimizer
+from onnxtrain.offline.passes.decoder_inputs import read_whole_sequences
 from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
 from onnxtrain.offline.passes.lora.add import Adapted, add_lora
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
@@ -87,9 +88,11 @@ def forward_model(
     found = ForwardModel(proto, path, of, trained, properties, _note_on_opset(proto))
     if sparse is not None and loras:
         raise ArgumentError("sparse and lora do not go together: train one or the other")
-    if sparse is not None:
-        return _with_sparse(found, sparse, loss, optimizer)
-    return _with_lora(found, loras, made) if loras else found
+    if loras:
+        found = _with_lora(found, loras, made)
+    whole = read_whole_sequences(found.proto)  # the slots are those of the model as it was given
+    found = replace(found, proto=whole.proto, notes=(*found.notes, *whole.notes))
+    return found if sparse is None else _with_sparse(found, sparse, loss, optimizer)
 
 
 def _with_sparse(
@@ -111,6 +114,8 @@ def _with_lora(found: ForwardModel, loras: Sequence[Lora], made: Sequence[str]) 
 
     So does a new layer (`made`): nothing else would teach it.
     """
+    if not loras:
+        return found
     outputs = list(found.of or ()) or [output.name for output in found.proto.graph.output[:1]]
     adapted = add_lora(found.proto, found.path, loras, outputs)
     about = ModelMetadata(lora=adapted.described(), base=adapted.slots.base)

@@ -49,6 +49,7 @@ from onnxtrain.offline.passes.batch_norm import (
     join_statistics,
     set_batch_norm_mode,
 )
+from onnxtrain.offline.passes.chunked_loss import chunk_losses
 from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.late_expansion import expand_late
@@ -157,12 +158,14 @@ def differentiate_loss(
     op.lean = lean
     seed_random_bodies(op, graph)
     look_up_integers(op, graph)
+    losses = chunk_losses(op, graph, targets, gradient=True)
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
     rules = {
         **join_gelu(graph, [*targets, loss]),
         **join_attention(op, graph, [loss], targets),
         **join_sparse(op, graph, targets),
+        **losses,
     }
     nodes = list(graph)
     found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
@@ -351,6 +354,7 @@ def evaluation_graph(
     for node in model.graph.all_nodes():
         if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
             node.replace_input_with(2, None)
+    chunk_losses(Ops(model.graph, model.opset_imports[""]), model.graph, (), gradient=False)
     promote(model.graph, [*source.gradients, *source.updates])
     return _complete(model, target)
 
