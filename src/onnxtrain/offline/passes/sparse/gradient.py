@@ -43,7 +43,7 @@ def _layer_behind(scatter: ir.Node) -> ir.Node | None:
     if len(uses) != 1 or value.is_graph_output():
         return None
     node, index = uses[0]
-    is_layer = node.domain == "" and node.op_type in LINEAR and node.op_type != "ConvTranspose"
+    is_layer = node.domain == "" and node.op_type in LINEAR - {"ConvTranspose"}
     return node if is_layer and index == 1 else None
 
 
