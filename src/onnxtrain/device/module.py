@@ -49,6 +49,8 @@ class Module(ParameterBuffers):
             the sessions.
         native: use the kernels of the package onnxtrain-native, if it is installed. They run on
             the CPU only.
+        base: the file `base.data`, for graphs of a folder with low-rank factors that are given as
+            bytes; graphs that are given by their paths find it beside them.
 
     """
 
@@ -62,6 +64,7 @@ class Module(ParameterBuffers):
         *,
         batch_size: Batch = None,
         native: bool = True,
+        base: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(state, CheckpointState):
             raise ArgumentTypeError(f"state is a CheckpointState, not {type(state).__name__}")
@@ -70,7 +73,7 @@ class Module(ParameterBuffers):
         self.state = state
         self.training_state = state._training  # what graphs are bound to
         self._generation = ""
-        self._base: Path | None = None
+        self._base = None if base is None else Path(base)
         self._graphs = weakref.WeakSet[Graph]()
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)

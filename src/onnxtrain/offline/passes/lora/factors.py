@@ -147,9 +147,24 @@ class FactorWriter:
         if lora.dropout and not slots:
             x = self._dropped(x, layer.path, lora)
         made = [self._factored(layer, lora, x, path, slots) for path, _ in slots_of(layer)]
-        if len(made) == 1:
+        if not layer.parts:
             return made[0]
-        return self._node("Concat", made, f"{layer.path}.lora", axis=-1)
+        products = iter(made)
+        parts = [
+            next(products) if part.is_chosen else self._nothing(layer, x, part.width)
+            for part in layer.parts
+        ]
+        return self._node("Concat", parts, f"{layer.path}.lora", axis=-1)
+
+    def _nothing(self, layer: Layer, x: str, width: int) -> str:
+        """Write zeros in the place of a packed projection without factors: a product of rank 0."""
+        ends = (layer.depth, 0), (0, width)
+        a, b = (
+            self._constant(np.zeros(dims), layer.element_type, f"{layer.path}.lora_empty")
+            for dims in ends
+        )
+        empty = self._node("MatMul", [x, a], f"{layer.path}.lora_none")
+        return self._node("MatMul", [empty, b], f"{layer.path}.lora_zeros")
 
     def _factored(self, layer: Layer, lora: Lora, x: str, path: str, slots: bool) -> str:
         a, b = factor_names(path)
@@ -179,11 +194,20 @@ class FactorWriter:
             scaled = self._scaled(a, layer, lora, path, slots)
             made.append(self._node("MatMul", [scaled, b], f"{path}.lora"))
         update = made[0]
-        if len(made) > 1:
-            update = self._node("Concat", made, f"{layer.path}.lora", axis=1)
+        if layer.parts:
+            products = iter(made)
+            parts = [
+                next(products) if part.is_chosen else self._no_update(layer, part.width)
+                for part in layer.parts
+            ]
+            update = self._node("Concat", parts, f"{layer.path}.lora", axis=1)
         if layer.form == LEFT:
             update = self._node("Transpose", [update], f"{layer.path}.lora_T", perm=[1, 0])
         return self._node("Add", [layer.y, update], f"{layer.path}.lora_add")
+
+    def _no_update(self, layer: Layer, width: int) -> str:
+        zeros = np.zeros((layer.depth, width))
+        return self._constant(zeros, layer.element_type, f"{layer.path}.lora_zeros")
 
     def _scaled(self, value: str, layer: Layer, lora: Lora, path: str, slots: bool) -> str:
         if slots or lora.scale == 1.0:
@@ -213,5 +237,6 @@ def _first_values(
     a, b = dims
     inputs = int(np.prod(a[1:])) if layer.is_conv else a[0]
     bound = 1 / np.sqrt(inputs)
-    values = np.random.default_rng([lora.seed, number]).uniform(-bound, bound, a)
+    # Three numbers: one alone is the seed of a new head, which would begin with equal values.
+    values = np.random.default_rng([lora.seed, number, 1]).uniform(-bound, bound, a)
     return [values, np.zeros(b, np.float32)]
