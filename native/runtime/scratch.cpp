@@ -53,9 +53,7 @@ class Stack {
     size_t size, used;
   };
 
-  void reserve() noexcept try {
-    pieces_.push_back({new_memory(most_), most_, 0});
-  } catch (const std::bad_alloc&) {
+  void reserve() noexcept try { pieces_.push_back({new_memory(most_), most_, 0}); } catch (const std::bad_alloc&) {
     most_ = 0;  // the next kernel tries again
   }
 

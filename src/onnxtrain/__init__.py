@@ -15,10 +15,12 @@ from onnxtrain.moved import install
 if TYPE_CHECKING:
     from onnxtrain import artifacts, federated, onnxblock
     from onnxtrain.device import schedules
+    from onnxtrain.device.heads import fit_head
     from onnxtrain.device.loop import (
         CheckFinite,
         EarlyStopping,
         History,
+        Replay,
         SaveCheckpoint,
         TensorBoard,
         evaluate,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from onnxtrain.offline.merge_adapter import merge_adapter
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
+    from onnxtrain.offline.sparse import Sparse
 
 __version__ = "0.1.0"
 
@@ -49,7 +52,9 @@ __all__ = [
     "Limits",
     "Lora",
     "OnnxTrainError",
+    "Replay",
     "SaveCheckpoint",
+    "Sparse",
     "TensorBoard",
     "TrainingSession",
     "__version__",
@@ -57,6 +62,7 @@ __all__ = [
     "evaluate",
     "federated",
     "fit",
+    "fit_head",
     "gradient",
     "inspect",
     "losses",
@@ -72,12 +78,14 @@ __all__ = [
 ]
 
 # The names that are not modules of this package, by where they are defined.
-_LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
+_LOOP = "CheckFinite EarlyStopping History Replay SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Adapter": "onnxtrain.format.adapter.adapter",
     "Limits": "onnxtrain.offline.graph.limits",
     "Lora": "onnxtrain.offline.lora",
+    "Sparse": "onnxtrain.offline.sparse",
     "TrainingSession": "onnxtrain.device.session",
+    "fit_head": "onnxtrain.device.heads",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
     "merge_adapter": "onnxtrain.offline.merge_adapter",

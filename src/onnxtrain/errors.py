@@ -154,6 +154,7 @@ class MissingGradientError(NotDifferentiableError):
         advice = [
             "register a rule: @onnxtrain.offline.autodiff.rule('Op', domain='...')",
             "train only what comes after the node: freeze the parameters before it",
+            "train without gradients, which is slow: optimizer='mezo'",
         ]
         if not training:
             advice[1:] = [

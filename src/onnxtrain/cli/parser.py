@@ -24,7 +24,7 @@ class Named(tuple[str, ...]):
 
 
 LOSSES = Named(("cross-entropy", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl"))
-OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion"))
+OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion", "mezo"))
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")
 
@@ -223,6 +223,12 @@ def _train(commands: Any) -> None:
     )  # fmt: skip
     add("--tensorboard", type=_file, metavar="FOLDER", help="write event files for TensorBoard")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
+    add("--replay", metavar="N", help="keep N old samples, or 5MB of them, and mix them in")
+    add(
+        "--head", choices=("ridge", "class-means"),
+        help="take no steps: compute the last layer from one pass over the data",
+    )  # fmt: skip
+    add("--add", action="store_true", help="let class means keep the samples of earlier calls")
     add(
         "--early-stopping", type=_count, metavar="N",
         help="stop after N epochs without improvement",

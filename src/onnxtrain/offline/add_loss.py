@@ -24,11 +24,16 @@ from onnxtrain.offline.selection import list_of_names, listed
 
 Loss = Block | Callable[..., Any] | onnx.ModelProto | str | os.PathLike[str]
 # What turns scores into probabilities, where a loss does that itself.
-_INSIDE_LOSS = {losses.CrossEntropyLoss: "Softmax", losses.BCEWithLogitsLoss: "Sigmoid"}
+_INSIDE_LOSS = {
+    losses.CrossEntropyLoss: "Softmax",
+    losses.NextTokenLoss: "Softmax",
+    losses.BCEWithLogitsLoss: "Sigmoid",
+}
 _TO_PROBABILITIES = frozenset(_INSIDE_LOSS.values())
 # The same for whoever uses the trained model. The softmax of log-probabilities is probabilities.
 _ACTIVATIONS = {
     losses.CrossEntropyLoss: "softmax",
+    losses.NextTokenLoss: "softmax",
     losses.NLLLoss: "softmax",
     losses.KLDivLoss: "softmax",
     losses.BCEWithLogitsLoss: "sigmoid",
@@ -99,7 +104,9 @@ def add_loss(
         model = accessor.model
     if path is not None:
         locate(model, path)
-    beside = own if outputs is None else list_of_names(listed(outputs), "outputs") or []
+    # The scores of a vocabulary are large, and nobody reads those of training.
+    usual = [] if isinstance(block, losses.NextTokenLoss) else own
+    beside = usual if outputs is None else list_of_names(listed(outputs), "outputs") or []
     if notes and isinstance(block, losses.BCEWithLogitsLoss) and outputs is None:
         beside = [*beside, *names]
     brought = frozenset(defined_names(model.graph)) - frozenset(defined_names(forward.graph))

@@ -18,7 +18,6 @@ from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sweep import sweep
-from onnxtrain.offline.lora import Lora
 from onnxtrain.offline.memory import Activations, estimate
 from onnxtrain.offline.passes.batch_norm import (
     BatchNormMode,
@@ -29,7 +28,8 @@ from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.patterns import choose
 from onnxtrain.offline.selection import output_named, survey
-from onnxtrain.offline.train_words import Train, items_of
+from onnxtrain.offline.sparse import Sparse
+from onnxtrain.offline.train_words import Item, Train, items_of
 
 USUAL: tuple[Train, ...] = ("*", "lora", "bias", "norm", "last:3", "head")
 _ADAMW = 3  # a parameter, and two moments of it
@@ -79,9 +79,11 @@ def weigh(
     )
 
 
-def _text(item: str | Lora) -> str:
+def _text(item: Item) -> str:
     if isinstance(item, str):
         return item
+    if isinstance(item, Sparse):
+        return f"sparse:{item.memory}"
     return f"lora:rank={item.rank},layers={'|'.join(item.patterns)}"
 
 

@@ -163,8 +163,8 @@ def check_base(model: ModelFile, state: TrainingState) -> None:
 
 def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
     """Refuse a graph and a checkpoint that were not made for each other."""
-    about = model.metadata
-    stored = {name: tensor for name, tensor in model.external.items() if name not in model.in_base}
+    about, in_base = model.metadata, model.in_base
+    stored = {name: tensor for name, tensor in model.external.items() if name not in in_base}
     listed = (*about.trainable, *about.frozen, *about.statistics, *stored)
     missing = [name for name in listed if not state.has(name)]
     if missing:

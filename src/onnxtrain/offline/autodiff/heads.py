@@ -80,11 +80,24 @@ def positions(op: Ops, x: ir.Value, as_column: bool = False) -> ir.Value:
     return op.unsqueeze(numbers, [1]) if as_column else numbers
 
 
+def _turns_all(x: ir.Value, cos: ir.Value) -> bool:
+    """Tell whether there are angles for all numbers of the last axis."""
+    size, half = ((dims_of(v) or (UNKNOWN,))[-1] for v in (x, cos))
+    return isinstance(size, int) and isinstance(half, int) and size == 2 * half
+
+
 def rotate(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> ir.Value:
     """Rotate the first numbers of the last axis, as many as there are angles; keep the rest.
 
     The pairs are (first half, second half), or neighbours where they are interleaved.
     """
+    if not interleaved and _turns_all(x, cos):
+        first, second = op.call("Split", x, outputs=2, axis=-1, num_outputs=2)
+        for part in (first, second):
+            op.with_dims(part, (*op.dims(x)[:-1], op.dims(cos)[-1]))
+            part.type = x.type
+        turns = (first * cos - second * sin, second * cos + first * sin)
+        return op.type_as(op.Concat(*turns, axis=-1), x)
     half = op.dim(cos, -1)
     turned = op.Add(half, half)
     front = op.slice(x, -1, 0, turned)

@@ -87,6 +87,14 @@ def arange(op: Ops, count: Size) -> ir.Value:
     return op.with_dims(numbers, [UNKNOWN])
 
 
+def arange_of(op: Ops, value: ir.Value, axis: int) -> ir.Value:
+    """Return 0, 1, and so on, as many as an axis is long; a symbolic length keeps its name."""
+    length = op.dims(value)[axis]
+    if isinstance(length, int):
+        return arange(op, length)
+    return op.with_dims(arange(op, op.dim(value, axis)), [length])
+
+
 def zeros_at_run_time(
     op: Ops, shape: Sequence[Size], dtype: ir.DataType | None, indices: ir.Value
 ) -> ir.Value:

@@ -15,6 +15,7 @@ from onnxtrain.offline.losses.elementwise import (
     SmoothL1Loss,
 )
 from onnxtrain.offline.losses.loss import ElementwiseLoss, Loss
+from onnxtrain.offline.losses.next_token import NextTokenLoss
 
 BCEWithLogits = BCEWithLogitsLoss
 CrossEntropy = CrossEntropyLoss
@@ -23,6 +24,7 @@ KLDiv = KLDivLoss
 L1 = L1Loss
 MSE = MSELoss
 NLL = NLLLoss
+NextToken = NextTokenLoss
 SmoothL1 = SmoothL1Loss
 
 BY_NAME: dict[str, type[Loss]] = {
@@ -33,6 +35,7 @@ BY_NAME: dict[str, type[Loss]] = {
     "kl_div": KLDiv,
     "l1": L1,
     "mse": MSE,
+    "next_token": NextToken,
     "nll": NLL,
     "smooth_l1": SmoothL1,
 }
@@ -57,6 +60,8 @@ __all__ = [
     "MSELoss",
     "ModelLoss",
     "NLLLoss",
+    "NextToken",
+    "NextTokenLoss",
     "SmoothL1",
     "SmoothL1Loss",
 ]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import Dims, dims_of
+from onnxtrain.offline.graph.shapes import UNKNOWN, Dims, dims_of
 from onnxtrain.offline.losses.loss import Array, Loss, weights
 
 
@@ -64,7 +64,8 @@ class _ClassLoss(Loss):
         rank = len(dims)
         index, is_last = op.cast(labels, ir.DataType.INT64), axis == rank - 1 and axis > 1
         if is_last:  # this moves no data
-            scores, index = op.Flatten(scores, axis=axis), op.Reshape(index, [-1])
+            rows = op.with_dims(op.Flatten(scores, axis=axis), (UNKNOWN, dims[axis]))
+            scores, index = rows, op.Reshape(index, [-1])
         else:
             order = [i for i in range(rank) if i != axis]
             scores = op.transpose(scores, [order[0], axis, *order[1:]])

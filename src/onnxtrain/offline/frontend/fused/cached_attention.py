@@ -7,14 +7,15 @@ batch is, new keys included, and these are written behind the old ones of their 
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.definitions import Defined, Maybe, NotExpandable, split
 from onnxtrain.offline.autodiff.heads import join_heads, mix, rotate, scores, split_heads
 from onnxtrain.offline.frontend.fused.domain import fused
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN
-from onnxtrain.offline.graph.sizes import arange
+from onnxtrain.offline.graph.shapes import UNKNOWN, constant_array
+from onnxtrain.offline.graph.sizes import arange, arange_of
 
 
 @fused(
@@ -47,16 +48,22 @@ def group_query_attention(
     q, k, v = _three(op, node, query, key, value)
     length = op.Shape(q, start=2, end=3)
     total = op.Cast(op.Reshape(total_sequence_length, [1]), to=ir.DataType.INT64)
-    first = op.Equal(total, length)
-    before = _kept_before(op, first, length, seqlens_k)
+    if past_key is None:  # nothing came before
+        first, before = op.const(True), op.const(np.zeros((1, 1), np.int64))
+    else:
+        first = op.Equal(total, length)
+        before = _kept_before(op, first, length, seqlens_k)
     if node.attributes.get_int("do_rotary", 0) and cos_cache is not None and sin_cache is not None:
-        positions = _positions(op, first, before, length, position_ids)
+        steps = op.unsqueeze(arange_of(op, q, 2), [0])
+        positions = _positions(op, first, before, steps, position_ids)
         cos, sin = (op.Unsqueeze(op.Gather(c, positions), [1]) for c in (cos_cache, sin_cache))
         interleaved = bool(node.attributes.get_int("rotary_interleaved", 0))
         q, k = rotate(op, q, cos, sin, interleaved), rotate(op, k, cos, sin, interleaved)
     if past_key is not None and past_value is not None:
         k, v = _append(op, before, total, (past_key, k), (past_value, v))
-    y = _attend(op, node, q, k, v, _visible(op, node, before, length, k), attention_bias, head_sink)
+    is_all_visible = past_key is None and not node.attributes.get_int("causal", 1)
+    visible = None if is_all_visible else _visible(op, node, before, length, k)
+    y = _attend(op, node, q, k, v, visible, attention_bias, head_sink)
     return y, k, v
 
 
@@ -80,16 +87,17 @@ def _kept_before(op: Ops, first: ir.Value, length: ir.Value, seqlens_k: ir.Value
 
 
 def _positions(
-    op: Ops, first: ir.Value, before: ir.Value, length: ir.Value, position_ids: Maybe
+    op: Ops, first: ir.Value, before: ir.Value, steps: ir.Value, position_ids: Maybe
 ) -> ir.Value:
     """Return the position of each query, as (batch, length).
 
     Of the positions given for a first prompt, onnxruntime reads one: where all sequences begin.
     """
-    steps = op.unsqueeze(arange(op, length), [0])
     if position_ids is None:
-        return op.Add(before, steps)
+        return steps if constant_array(first) is not None else op.Add(before, steps)
     begin = op.Slice(op.Reshape(position_ids, [-1]), [0], [1], [0])
+    if constant_array(first) is not None:
+        return op.Add(steps, begin)
     return op.Where(first, op.Add(steps, begin), position_ids)
 
 
@@ -135,7 +143,7 @@ def _attend(
     q: ir.Value,
     k: ir.Value,
     v: ir.Value,
-    visible: ir.Value,
+    visible: Maybe,
     attention_bias: Maybe,
     head_sink: Maybe,
 ) -> ir.Value:
@@ -146,8 +154,9 @@ def _attend(
         total = op.Mul(op.Tanh(total * (1.0 / cap)), cap)
     if attention_bias is not None:
         total = op.Add(total, attention_bias)
-    hidden = op.const(float("-inf"), total.dtype)
-    total = op.type_as(op.Where(visible, total, hidden), total)
+    if visible is not None:
+        hidden = op.const(float("-inf"), total.dtype)
+        total = op.type_as(op.Where(visible, total, hidden), total)
     return join_heads(op, mix(op, _softmax(op, node, total, head_sink), v))
 
 

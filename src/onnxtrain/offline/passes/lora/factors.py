@@ -237,5 +237,6 @@ def _first_values(
     a, b = dims
     inputs = int(np.prod(a[1:])) if layer.is_conv else a[0]
     bound = 1 / np.sqrt(inputs)
-    values = np.random.default_rng([lora.seed, number]).uniform(-bound, bound, a)
+    # Three numbers: one alone is the seed of a new head, which would begin with equal values.
+    values = np.random.default_rng([lora.seed, number, 1]).uniform(-bound, bound, a)
     return [values, np.zeros(b, np.float32)]

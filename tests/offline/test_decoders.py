@@ -1,0 +1,94 @@
+"""Language models with a cache of keys and values, as exported for generation, are trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxtrain
+from onnxtrain.offline.passes import chunked_loss
+
+torch = pytest.importorskip("torch")
+
+import decoders  # noqa: E402  (needs torch)
+
+RATE = 1e-2
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let five tokens of a small vocabulary be a chunk."""
+    monkeypatch.setattr(chunked_loss, "LEAST_CLASSES", 2)
+    monkeypatch.setattr(chunked_loss, "CHUNK_ELEMENTS", 5 * decoders.VOCABULARY)
+
+
+def labels_of(batch):
+    """Mark what nothing predicts: padding, and the first token of each sequence."""
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    before = np.concatenate([np.zeros_like(mask[:, :1]), mask[:, :-1]], 1)
+    return np.where((mask == before) & (mask > 0), ids, -100)
+
+
+def gradients_by_torch(weights, batch):
+    w = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in weights.items()}
+    ids, mask = (torch.from_numpy(batch[n]) for n in ("input_ids", "attention_mask"))
+    scores = decoders.logits(w, ids, mask)
+    loss = decoders.next_token_loss(scores, torch.from_numpy(labels_of(batch)))
+    loss.backward()
+    return loss.item(), {n: t.grad.numpy() for n, t in w.items() if t.grad is not None}
+
+
+def step(folder: Path, batch) -> tuple[float, dict[str, np.ndarray]]:
+    """Return the loss, and the gradients as a step of plain SGD shows them."""
+    session = onnxtrain.TrainingSession(folder)
+    session.set_learning_rate(RATE)
+    names = [name for name, parameter in session.state.parameters if parameter.requires_grad]
+    before = {n: session.get_parameter(n).copy() for n in names}
+    loss = session.step(**batch)
+    return float(loss), {n: (before[n] - session.get_parameter(n)) / RATE for n in names}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_of_a_builder_s_model_are_torch_s(tmp_path: Path, packed: bool) -> None:
+    made = decoders.Builder(decoders.weights(), packed=packed)
+    onnxtrain.prepare(made.model(), tmp_path, loss="next_token", optimizer="sgd")
+    batch = decoders.batch()
+    loss, found = step(tmp_path, {**batch, "labels": labels_of(batch)})
+    expected, by_torch = gradients_by_torch(decoders.weights(), batch)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for name in ("model.layers.0.gate", "model.layers.1.o", "head"):
+        np.testing.assert_allclose(
+            found[f"{name}.MatMul.weight"], by_torch[name], rtol=1e-3, atol=1e-4
+        )
+
+
+def test_scores_of_a_vocabulary_never_exist_whole(tmp_path: Path, small_chunks: None) -> None:
+    made = decoders.Builder(decoders.weights())
+    onnxtrain.prepare(made.model(), tmp_path, loss="next_token", optimizer="sgd", freeze="head*")
+    batch = decoders.batch()
+    loss, found = step(tmp_path, {**batch, "labels": labels_of(batch)})
+    expected, by_torch = gradients_by_torch(decoders.weights(), batch)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for name in ("model.layers.0.gate", "model.layers.1.o"):
+        np.testing.assert_allclose(
+            found[f"{name}.MatMul.weight"], by_torch[name], rtol=1e-3, atol=1e-4
+        )
+    for graph in ("step_model", "training_model", "eval_model"):
+        model = onnx.load(tmp_path / f"{graph}.onnx")
+        kinds = [node.op_type for node in model.graph.node]
+        assert kinds.count("Scan") == 1
+        assert "SoftmaxCrossEntropyLoss" not in kinds
+
+
+def test_labels_may_be_the_tokens_themselves(tmp_path: Path, small_chunks: None) -> None:
+    of = ["logits", "input_ids", "attention_mask"]
+    made = decoders.Builder(decoders.weights())
+    onnxtrain.prepare(made.model(), tmp_path, loss="next_token", of=of, train="norm*")
+    batch = decoders.batch()
+    expected, _ = gradients_by_torch(decoders.weights(), batch)
+    with onnxtrain.TrainingSession(tmp_path) as session:
+        assert session.input_names() == ["input_ids", "attention_mask"]
+        assert float(session.eval_step(**batch)) == pytest.approx(expected, rel=1e-5)
