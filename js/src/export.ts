@@ -61,11 +61,22 @@ export async function exportModel(
   values: Values,
   ort: Ort,
   properties: ReadonlyMap<string, string> = new Map(),
+  base?: Uint8Array,
 ): Promise<Uint8Array> {
   const parts = takeApart(model);
   checkNames(names, parts, model.source);
   for (const [key, value] of properties) parts.properties.set(key, value);
-  return new Cut(model, parts, names, values, ort).file();
+  return new Cut(model, parts, names, withBase(model, values, base), ort).file();
+}
+
+/** The values of parameters, and of what is in the file of the base. */
+function withBase(model: ModelFile, values: Values, base?: Uint8Array): Values {
+  const all = new Map(values);
+  for (const [name, { code, dims, offset, length }] of model.inBase) {
+    const data = base?.subarray(offset, offset + length);
+    if (data?.length === length) all.set(name, { code, dims, data });
+  }
+  return all;
 }
 
 class Cut {
@@ -101,7 +112,7 @@ class Cut {
       if (value) {
         const { code, dims } = readTensorType(data);
         tensors.push(checkedTensor(name, value, code, dims));
-      } else if (this._model.external.has(name)) {
+      } else if (this._isElsewhere(name)) {
         throw new CheckpointError(
           `there is no value for ${quoted(name)}, which ${this._model.source} takes from another file`,
         );
@@ -164,6 +175,11 @@ class Cut {
     return [...pieces].filter(([name]) => this._needed.values.has(name));
   }
 
+  /** Whether the elements of an initializer are in another file. */
+  private _isElsewhere(name: string): boolean {
+    return this._model.external.has(name) || this._model.inBase.has(name);
+  }
+
   private _isParameter(name: string): boolean {
     if (!this._needed.values.has(name)) return false;
     const { trainable = [], statistics = [] } = this._model.notes;
@@ -224,7 +240,7 @@ class Cut {
     const inputs = this._kept(this._parts.inputs).map(([, { data }]) => data);
     const copied: Uint8Array[] = [];
     for (const [name, data] of this._kept(this._parts.initializers)) {
-      if (!this._model.external.has(name)) copied.push(data.data);
+      if (!this._isElsewhere(name)) copied.push(data.data);
       else if (!this._parts.inputs.has(name)) inputs.push(this._initializerType(name, data));
     }
     const untyped = names.map((name) => new Chunks().text(1, name).join());

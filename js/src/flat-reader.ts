@@ -3,10 +3,10 @@
  *
  * Each offset, length and string is checked before it is followed, and the whole walk is bounded by
  * the size of the file, so that a file can neither crash the reader nor keep it busy or fill the
- * memory. Every error is a `CheckpointError` that names the object and the byte.
+ * memory. Every error names the object and the byte: a `CheckpointError`, or what the caller asks for.
  */
 
-import { CheckpointError } from "./errors.js";
+import { CheckpointError, type OnnxTrainError } from "./errors.js";
 import { decoded } from "./text.js";
 
 /** The same bound as FlatBuffers' verifier, which ONNX Runtime runs; of strings, too. */
@@ -18,6 +18,7 @@ interface File {
   readonly view: DataView;
   readonly source: string;
   readonly texts: Map<number, string>;
+  readonly error: new (message: string) => OnnxTrainError;
   read: number;
   tables: number;
 }
@@ -45,21 +46,28 @@ export class FlatTable {
   }
 
   /** The root table of a file that carries `identifier`. */
-  static root(data: Uint8Array, source: string, identifier: string, where: string): FlatTable {
+  static root(
+    data: Uint8Array,
+    source: string,
+    identifier: string,
+    where: string,
+    error: new (message: string) => OnnxTrainError = CheckpointError,
+  ): FlatTable {
     const found = String.fromCharCode(...data.subarray(4, 8));
     if (found !== identifier) {
-      throw new CheckpointError(
+      const article = /^[aeiou]/.test(where) ? "an" : "a";
+      throw new error(
         `${source}: the file identifier is ${JSON.stringify(found)} instead of '${identifier}': ` +
-          "this is not a checkpoint",
+          `this is not ${article} ${where}`,
       );
     }
     const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
-    const file = { data, view, source, texts: new Map(), read: 0, tables: 0 };
+    const file = { data, view, source, texts: new Map(), error, read: 0, tables: 0 };
     return new FlatTable(file, view.getUint32(0, true), where);
   }
 
   fail(what: string, position = this._position): never {
-    throw new CheckpointError(`${this._file.source}: ${this.where} at byte ${position}: ${what}`);
+    throw new this._file.error(`${this._file.source}: ${this.where} at byte ${position}: ${what}`);
   }
 
   /** Check that `size` bytes at `position` lie within the file. */

@@ -19,6 +19,8 @@ export interface Settings {
   batch: number | null;
   /** That of the graphs so far, or "". */
   generation: string;
+  /** The bytes of the file of the base, where low-rank factors train. */
+  readonly base?: Uint8Array | undefined;
 }
 
 export type Tensors = Record<string, OrtTensor>;
@@ -138,7 +140,9 @@ export class Graph {
       file.tensors.push([tensor.offset, value]);
       files.set(tensor.location, file);
     }
-    return [...files].map(([path, { size, tensors }]) => {
+    const { base } = this.model.notes;
+    const ofBase = this.model.inBase.size ? [{ path: base!, data: this._base() }] : [];
+    const own = [...files].map(([path, { size, tensors }]) => {
       const { file } = this._frozen;
       const isFile = file && tensors.every(([offset, value]) => liesAt(value.data, file, offset));
       if (isFile) return { path, data: file };
@@ -147,6 +151,18 @@ export class Graph {
       for (const [offset, value] of tensors) data.set(value.data, offset);
       return { path, data };
     });
+    return [...ofBase, ...own];
+  }
+
+  private _base(): Uint8Array {
+    const { base } = this._settings;
+    if (!base) {
+      throw new ModelError(
+        `${this.name} takes its base from the file ${quoted(this.model.notes.base!)} of its folder: ` +
+          "give it as baseData",
+      );
+    }
+    return base;
   }
 
   /** Small constants inside the graph whose value has changed. */

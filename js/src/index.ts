@@ -2,6 +2,7 @@
 
 export * from "./core.js";
 export * from "./schedulers.js";
+export { Adapter, applyAdapter, openSlots, type Pair } from "./adapter.js";
 export {
   accuracy,
   type EarlyStopping,

@@ -56,6 +56,8 @@ export interface Notes {
   readonly target?: string;
   readonly on_cpu?: readonly string[];
   readonly generation?: string;
+  /** The file of the base that low-rank factors were put beside. */
+  readonly base?: string;
 }
 
 /** A graph file. */
@@ -65,7 +67,12 @@ export interface ModelFile {
   readonly notes: Notes;
   readonly inputs: readonly ValueType[];
   readonly outputs: readonly ValueType[];
+  /** Initializers that are in the checkpoint. */
   readonly external: ReadonlyMap<string, ExternalTensor>;
+  /** Initializers that are in the file of the base. */
+  readonly inBase: ReadonlyMap<string, ExternalTensor>;
+  /** The metadata of the model, beside the notes. */
+  readonly properties: ReadonlyMap<string, string>;
   readonly initializers: readonly string[];
 }
 
@@ -77,7 +84,10 @@ export function readModel(data: Uint8Array, source: string): ModelFile {
   const [graph, ...others] = model.messages(MODEL_GRAPH, "graph");
   if (!graph || others.length) return model.fail("there is not one graph: it is no ONNX model");
   const noted = model.messages(MODEL_METADATA, "metadata_props").map(readEntry);
-  const text = new Map(noted).get(NOTES_KEY);
+  const properties = new Map(noted);
+  const text = properties.get(NOTES_KEY);
+  properties.delete(NOTES_KEY);
+  const notes = text === undefined ? {} : readNotes(model, text);
   const values = (number: number, what: string): ValueType[] =>
     named(graph.messages(number, what).map(readValueType), graph, what);
   const stored = named(
@@ -88,14 +98,25 @@ export function readModel(data: Uint8Array, source: string): ModelFile {
   return {
     source,
     data,
-    notes: text === undefined ? {} : readNotes(model, text),
+    notes,
+    properties,
     inputs: values(GRAPH_INPUT, "input"),
     outputs: values(GRAPH_OUTPUT, "output"),
     initializers: stored.map(({ name }) => name),
-    external: new Map(
-      stored.flatMap(({ name, external }) => (external ? [[name, external] as const] : [])),
-    ),
+    external: externals(stored, (location) => location !== notes.base),
+    inBase: externals(stored, (location) => location === notes.base),
   };
+}
+
+function externals(
+  stored: readonly { readonly name: string; readonly external: ExternalTensor | null }[],
+  isThere: (location: string) => boolean,
+): Map<string, ExternalTensor> {
+  return new Map(
+    stored.flatMap(({ name, external }) =>
+      external && isThere(external.location) ? [[name, external] as const] : [],
+    ),
+  );
 }
 
 /** Whether the file is FlatBuffers with the identifier of the ORT format. */
@@ -152,6 +173,7 @@ const NOTES: Record<string, (found: unknown) => boolean> = {
   target: isText,
   on_cpu: areTexts,
   generation: isText,
+  base: (found) => isText(found) && staysInFolder(found as string),
 };
 
 /** Whether a path leads to a file in the folder of the model, on any system. */

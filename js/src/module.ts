@@ -33,6 +33,8 @@ export interface ModuleOptions {
   readonly trainModel: Source;
   /** The evaluation graph, for evaluation and for export. */
   readonly evalModel?: Source | undefined;
+  /** The file of the base (`base.data`), where low-rank factors train. */
+  readonly baseData?: Source | undefined;
   /** onnxruntime's options for all sessions. */
   readonly sessionOptions?: SessionOptions | undefined;
   /**
@@ -79,8 +81,11 @@ export class Module {
         "ort is the package of onnxruntime: import * as ort from 'onnxruntime-web', and pass it",
       );
     }
+    const base =
+      options.baseData === undefined ? undefined : await loadBytes(options.baseData, "the base");
     const settings: Settings = {
       ort,
+      base,
       options: options.sessionOptions ?? {},
       batch: typeof batchSize === "number" ? batchSize : null,
       generation: "",
@@ -240,6 +245,7 @@ export class Module {
         values,
         this.settings.ort,
         properties,
+        this.settings.base,
       );
     });
   }

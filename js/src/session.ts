@@ -1,10 +1,12 @@
 /** TrainingSession: module, optimizer and scheduler in one. */
 
+import type { Adapter } from "./adapter.js";
 import { LoadError, StateError } from "./errors.js";
 import type { Feeds } from "./inputs.js";
 import type { Settings, Tensors } from "./graph.js";
 import { loadBytes, loadIfThere, type Source } from "./load.js";
 import { Module, nameOf, numberOf, Pass, picked } from "./module.js";
+import { readModel } from "./model-file.js";
 import { Optimizer } from "./optimizer.js";
 import type { Property } from "./parameters.js";
 import { UPDATED } from "./graph-signature.js";
@@ -26,6 +28,8 @@ export interface TrainingSessionOptions {
   readonly optimizerModel?: Source | undefined;
   /** The graph of a whole step, which makes `step` faster. */
   readonly stepModel?: Source | undefined;
+  /** As for `Module`. */
+  readonly baseData?: Source | undefined;
   /** As for `Module`. */
   readonly batchSize?: number | "auto" | undefined;
 }
@@ -118,8 +122,11 @@ export class TrainingSession {
       );
     }
     if (!own) throw new LoadError(`there is no '${prefix}checkpoint' in ${folder}`);
+    const { base } = readModel(trainModel, `${prefix}training_model.onnx`).notes;
+    const baseData = base && `${String(folder).replace(/\/+$/, "")}/${base}`;
+    const graphs = { trainModel, evalModel, optimizerModel, stepModel };
     return TrainingSession.create(
-      { ort, checkpointState: own, trainModel, evalModel, optimizerModel, stepModel, batchSize },
+      { ort, checkpointState: own, ...graphs, batchSize, ...(baseData && { baseData }) },
       sessionOptions,
     );
   }
@@ -358,6 +365,21 @@ export class TrainingSession {
     options: { readonly allowNonfinite?: boolean } = {},
   ): Promise<Uint8Array> {
     return this.module.exportModelForInferencing(outputNames, options);
+  }
+
+  /**
+   * The low-rank factors as they are now, with the scale in B, and what else trains.
+   *
+   * @param options.allowNonfinite take what training has made infinite or NaN, too.
+   */
+  async adapter(options: { readonly allowNonfinite?: boolean } = {}): Promise<Adapter> {
+    const { adapterOf } = await import("./session-adapter.js");
+    return adapterOf(this, options.allowNonfinite ?? false);
+  }
+
+  /** The bytes of an `.onnx_adapter` file with the low-rank factors as they are now. */
+  async exportAdapter(options: { readonly allowNonfinite?: boolean } = {}): Promise<Uint8Array> {
+    return (await this.adapter(options)).toBytes();
   }
 
   /** Free the sessions; nothing can run afterwards. */

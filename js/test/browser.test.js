@@ -63,6 +63,17 @@ for (const threads of [1, 2]) {
   }
 }
 
+test("low-rank factors train in Chromium, and adapters apply", { skip }, async () => {
+  const worst = await page.evaluate(async () => {
+    const { compareAdapter } = await import("/test/adapter.js");
+    return compareAdapter(ort, (file) => bytes(`/test/golden/lora/${file}`));
+  });
+  for (const way of ["losses", "factors", "applied", "trained", "fed"]) {
+    assert.ok(worst[way] <= 2e-5, `${way}: ${worst[way]}`);
+  }
+  assert.ok(worst.nothing > 0.01);
+});
+
 test("the minified file works as the others do", { skip }, async () => {
   const loss = await page.evaluate(async () => {
     const { TrainingSession } = await import("/dist/onnxtrain.min.js");

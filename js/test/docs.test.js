@@ -11,7 +11,7 @@ import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
 import { launch, serveTests, skip } from "./chromium.js";
-import { python } from "./folders.js";
+import { golden, python } from "./folders.js";
 
 const HERE = fileURLToPath(new URL(".", import.meta.url));
 const scratch = mkdtempSync(join(HERE, "example-docs-"));
@@ -20,7 +20,10 @@ let browser, served;
 before(async () => {
   if (skip) return;
   browser = await launch();
-  served = await serveTests({ artifacts: fileURLToPath(python("mlp")) });
+  served = await serveTests({
+    artifacts: fileURLToPath(python("mlp")),
+    tuned: fileURLToPath(golden("lora")),
+  });
 });
 
 after(async () => {

@@ -141,7 +141,8 @@ const skip = interpreter ? false : "ONNXTRAIN_PYTHON is not set to a Python with
 
 test("a short run of the fuzzer breaks no reader", { skip }, () => {
   const program = fileURLToPath(new URL("../../tests/fuzz/run.py", import.meta.url));
-  const readers = ["js_checkpoint", "js_external_data", "js_records", "js_generation", "js_graphs"];
+  const kinds = ["checkpoint", "external_data", "records", "generation", "graphs", "adapter"];
+  const readers = kinds.map((kind) => `js_${kind}`);
   const args = [program, "--files", "150", "--seed", "0", ...readers];
   const said = execFileSync(interpreter, args, { encoding: "utf-8" });
   for (const reader of readers) assert.match(said, new RegExp(`${reader} +150 files: .*read, .*refused`));

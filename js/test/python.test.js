@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { after, test } from "node:test";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
-import { CheckpointState, fit, TrainingSession } from "../dist/index.js";
+import { CheckpointState, fit, setSeed, TrainingSession } from "../dist/index.js";
 import { bytes, golden, numbers, python as pythonFolder } from "./folders.js";
 import { batch, difference, NETWORKS } from "./golden.js";
 import { node } from "./runtimes.js";
@@ -137,4 +137,41 @@ for name, offsets in {"apart": (0, 8), "same": (0, 0), "over": (0, 4), "odd": (0
   await assert.rejects(load("same"), /overlap/);
   await assert.rejects(load("over"), /overlap/);
   await assert.rejects(load("odd"), /not a multiple of 4/);
+});
+
+const MEZO = `
+import json, pathlib, sys
+import numpy as np, onnx, onnxtrain
+from onnx import helper, numpy_helper
+wide = np.sin(np.arange(6 * 100_000, dtype=np.float32)).reshape(6, 100_000) / 10
+graph = helper.make_graph(
+    [helper.make_node("MatMul", ["x", "w"], ["wide"]),
+     helper.make_node("Floor", ["wide"], ["whole"]),
+     helper.make_node("Add", ["wide", "whole"], ["both"]),
+     helper.make_node("ReduceMean", ["both", "axis"], ["y"])],
+    "graph", [helper.make_tensor_value_info("x", 1, ["n", 6])],
+    [helper.make_tensor_value_info("y", 1, ["n", 1])],
+    [numpy_helper.from_array(wide, "w"), numpy_helper.from_array(np.array([1]), "axis")])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+onnxtrain.prepare(model, sys.argv[1], optimizer="mezo", loss="mse")
+onnxtrain.set_seed(3)
+session = onnxtrain.TrainingSession(sys.argv[1])
+session.set_learning_rate(1e-3)
+x = np.arange(12, dtype=np.float32).reshape(2, 6) / 10
+losses = [float(session.step(x, np.ones((2, 1), np.float32))[0]) for _ in range(5)]
+pathlib.Path(sys.argv[1], "expected.json").write_text(json.dumps(losses))
+`;
+
+test("MeZO takes the same steps as in Python", { skip }, async () => {
+  const folder = written(MEZO);
+  const expected = JSON.parse(readFileSync(new URL("expected.json", folder), "utf-8"));
+  setSeed(3);
+  const session = await TrainingSession.fromFolder({ ort, folder });
+  session.setLearningRate(1e-3);
+  const x = { data: Float32Array.from({ length: 12 }, (_, i) => i / 10), dims: [2, 6] };
+  const target = { data: Float32Array.from([1, 1]), dims: [2, 1] };
+  for (const loss of expected) {
+    const found = await session.step({ x, target });
+    assert.ok(difference(found.loss, loss) <= 1e-5, `${found.loss} for ${loss}`);
+  }
 });

@@ -64,7 +64,7 @@ struct Axes {
 // What forward and backward have in common.
 struct AttentionKernel : Kernel {
   float scale, hidden;
-  bool masked, flags_hide, blind_are_zero;
+  bool masked, flags_hide, blind_are_zero, bf16;
   std::vector<int64_t> divides;  // for each further input, whether it divides the scale or multiplies it
   Axes q_axes, k_axes, v_axes, o_axes;
 
@@ -74,6 +74,7 @@ struct AttentionKernel : Kernel {
         masked(of.integer("has_mask", 0) != 0),
         flags_hide(of.integer("mask_hides", 0) != 0),
         blind_are_zero(of.integer("blind_are_zero", 0) != 0),
+        bf16(of.integer("bf16", 0) != 0),
         divides(of.integers("divides")),
         q_axes(Axes::read(of, "q_axes")),
         k_axes(Axes::read(of, "k_axes")),
@@ -94,6 +95,7 @@ struct AttentionKernel : Kernel {
     made.size = q_axes.size(q, 3);
     made.value_size = v_axes.size(v, 3);
     made.blind_are_zero = blind_are_zero;
+    made.bf16 = bf16 && attention().has_bf16();
     require(k_axes.size(k, 0) == made.batch && v_axes.size(v, 0) == made.batch,
             "queries, keys and values differ in their batch");
     require(v_axes.size(v, 1) == made.key_heads, "keys and values differ in their heads");

@@ -32,6 +32,7 @@ struct Attention {
   int64_t batch, heads, key_heads;  // a head of keys may serve several heads of queries
   int64_t queries, keys, size, value_size;
   float scale;
+  bool bf16;            // round what is multiplied to bfloat16 where the processor has instructions for it
   bool blind_are_zero;  // the output of a query that sees no key: zero, or else NaN
   Heads<const float> q, k, v;
   Mask mask;
@@ -51,6 +52,7 @@ struct RowStatistics {
 };
 
 struct AttentionCompute {
+  bool (*has_bf16)();
   void (*forward)(const Attention&, const Heads<float>& o, const RowStatistics& kept, const Parallel&);
   void (*backward)(const Attention&, const AttentionGradients&, const RowStatistics& kept, const Parallel&);
 };

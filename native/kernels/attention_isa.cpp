@@ -10,8 +10,8 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <new>
 
+#include "attention_products.h"
 #include "transpose.h"
 #include "vector_math.h"
 
@@ -19,136 +19,6 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int64_t kBlock = 64;  // queries, and keys, of one block
-// Rows of one tile of a product, which has two vectors of columns: all sums are in registers.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kTall = 8;
-#else
-constexpr int kTall = 4;
-#endif
-static_assert(kBlock % (2 * kLanes) == 0 && kBlock % kTall == 0);
-
-constexpr int64_t pieces_of(int64_t size, int64_t piece) { return (size + piece - 1) / piece; }
-
-// Sizes with zeros behind them, so that all tiles are whole.
-constexpr int64_t tall(int64_t size) { return pieces_of(size, kTall) * kTall; }
-constexpr int64_t wide(int64_t size) { return pieces_of(size, kLanes) * kLanes; }
-
-// ---- products ----------------------------------------------------------------------------------
-
-// The left side of a product, (i, k) at data[i · stride + k], or with rows side by side at
-// data[i + k · stride].
-template <bool kRowsAdjacent>
-struct Left {
-  const float* data;
-  int64_t stride;
-
-  float at(int64_t i, int64_t k) const { return data[kRowsAdjacent ? i + k * stride : i * stride + k]; }
-  Left from_row(int64_t row) const { return {data + (kRowsAdjacent ? row : row * stride), stride}; }
-};
-
-struct Matrix {
-  float* data;
-  int64_t stride;
-
-  float* row(int64_t i) const { return data + i * stride; }
-};
-
-// What happens to the result before the product is added to it.
-enum class Before { cleared, kept, scaled };
-
-// A tile of C, kTall × kVectors vectors. With `scaled`, each column of C has a factor of its own.
-template <Before kBefore, int kVectors, class A>
-void add_tile(int64_t depth, A a, const float* b, int64_t b_stride, float* c, int64_t c_stride, const float* factors) {
-  Vector sum[kTall][kVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < kTall; ++i)
-#pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = kBefore == Before::cleared ? Vector{} : load(c + i * c_stride + j * kLanes);
-      if (kBefore == Before::scaled) sum[i][j] *= load(factors + j * kLanes);
-    }
-  for (int64_t k = 0; k < depth; ++k, b += b_stride) {
-    Vector right[kVectors];
-#pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) right[j] = load(b + j * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < kTall; ++i) {
-      const Vector left = broadcast(a.at(i, k));
-#pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) sum[i][j] += left * right[j];
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < kTall; ++i)
-#pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) store(c + i * c_stride + j * kLanes, sum[i][j]);
-}
-
-// C = A · B, added to what C was before. Rows are whole tiles and columns whole vectors.
-template <Before kBefore, class A>
-void multiply(int64_t rows, int64_t columns, int64_t depth, A a, Matrix b, Matrix c, const float* factors = nullptr) {
-  int64_t j = 0;
-  for (; j + 2 * kLanes <= columns; j += 2 * kLanes)
-    for (int64_t i = 0; i < rows; i += kTall)
-      add_tile<kBefore, 2>(depth, a.from_row(i), b.data + j, b.stride, c.row(i) + j, c.stride,
-                           factors == nullptr ? nullptr : factors + j);
-  if (j < columns)
-    for (int64_t i = 0; i < rows; i += kTall)
-      add_tile<kBefore, 1>(depth, a.from_row(i), b.data + j, b.stride, c.row(i) + j, c.stride,
-                           factors == nullptr ? nullptr : factors + j);
-}
-
-// ---- memory ------------------------------------------------------------------------------------
-
-// Aligned memory of one task, handed out piece by piece. A thread keeps it for its next task, unless it
-// is large.
-class Memory {
- public:
-  explicit Memory(int64_t floats)
-      : data_(floats <= kKept ? kept() : allocate(floats)), is_kept_(floats <= kKept), next_(data_) {}
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() {
-    if (!is_kept_) release(data_);
-  }
-
-  float* take(int64_t floats) {
-    float* const begin = next_;
-    next_ += floats;
-    return begin;
-  }
-
-  // A matrix whose rows are longer than what is written into them has zeros behind it.
-  Matrix matrix(int64_t rows, int64_t stride, int64_t written) {
-    const Matrix made{take(rows * stride), stride};
-    if (written < stride) std::fill_n(made.data, rows * stride, 0.0f);
-    return made;
-  }
-  Matrix matrix(int64_t rows, int64_t stride) { return matrix(rows, stride, stride); }
-
- private:
-  static constexpr int64_t kKept = int64_t{1} << 17;
-
-  static float* allocate(int64_t floats) {
-    return static_cast<float*>(::operator new(sizeof(float) * static_cast<size_t>(floats), std::align_val_t(64)));
-  }
-  static void release(float* data) { ::operator delete(data, std::align_val_t(64)); }
-
-  static float* kept() {
-    struct Own {
-      float* data = allocate(kKept);
-      ~Own() { release(data); }
-    };
-    thread_local Own own;
-    return own.data;
-  }
-
-  float* data_;
-  bool is_kept_;
-  float* next_;
-};
-
 void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t columns, Matrix to, float factor = 1) {
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j) to.row(i)[j] = from[i * from_stride + j] * factor;
@@ -201,6 +71,9 @@ inline Vector power_of_two(Vector x) {
   const Vector found = from_bits(added(bits_of(p), as_exponent(bits_of(shifted))));
   return x < lowest ? Vector{} : found;
 }
+
+// The longest side of a matrix beside those of a block.
+int64_t longest(const Attention& of) { return std::max({of.size, of.value_size, kBlock}); }
 
 // Which queries and keys are in work.
 struct Block {
@@ -310,7 +183,8 @@ class Forward {
         largest_(memory_.take(kBlock)),
         sums_(memory_.take(kBlock)),
         factors_(memory_.take(kBlock)),
-        mask_(of.mask, of.mask.exists() ? memory_.matrix(kBlock, kBlock) : Matrix{}) {}
+        mask_(of.mask, of.mask.exists() ? memory_.matrix(kBlock, kBlock) : Matrix{}),
+        products_(of.bf16, longest(of), memory_) {}
 
   void run(Block at, const Heads<float>& o, const RowStatistics& kept) {
     const int64_t group = of_.heads / of_.key_heads;
@@ -331,19 +205,19 @@ class Forward {
 
  private:
   static int64_t floats(const Attention& of) {
-    return kBlock * (2 * of.size + 2 * tall(of.value_size) + 2 * kBlock + 3);
+    return kBlock * (2 * of.size + 2 * tall(of.value_size) + 2 * kBlock + 3) + Products::floats(of.bf16, longest(of));
   }
 
   void add_keys(const Block& at, const float* k, const float* v) {
     const int64_t across = wide(at.queries);
     read_rows(of_.k, k, at.key, at.keys, of_.size, keys_);
     read_rows(of_.v, v, at.key, at.keys, of_.value_size, values_);
-    multiply<Before::cleared>(tall(at.keys), across, of_.size, Left<false>{keys_.data, keys_.stride}, queries_,
-                              scores_);
+    products_.multiply<Before::cleared>(tall(at.keys), across, of_.size, Left<false>{keys_.data, keys_.stride},
+                                        queries_, scores_);
     if (mask_.exists()) mask_.read(at);
     for (int64_t query = 0; query < across; query += kLanes) soften(at, query);
-    multiply<Before::scaled>(tall(of_.value_size), across, at.keys, Left<true>{values_.data, values_.stride}, scores_,
-                             mixed_, factors_);
+    products_.multiply<Before::scaled>(tall(of_.value_size), across, at.keys, Left<true>{values_.data, values_.stride},
+                                       scores_, mixed_, factors_);
   }
 
   // Turns the scores of a vector of queries into exponentials, relative to the largest so far.
@@ -397,6 +271,7 @@ class Forward {
   Matrix queries_, keys_, values_, scores_, mixed_;
   float *largest_, *sums_, *factors_;
   BlockMask mask_;
+  Products products_;
 };
 
 void forward(const Attention& of, const Heads<float>& o, const RowStatistics& kept, const Parallel& parallel) {
@@ -432,7 +307,8 @@ class Backward {
         largest_(memory_.take(kBlock)),
         one_over_sum_(memory_.take(kBlock)),
         delta_(memory_.take(kBlock)),
-        mask_(of.mask, of.mask.exists() ? memory_.matrix(kBlock, kBlock) : Matrix{}) {}
+        mask_(of.mask, of.mask.exists() ? memory_.matrix(kBlock, kBlock) : Matrix{}),
+        products_(of.bf16, longest(of), memory_) {}
 
   // All queries that read the keys [first, last) of one head.
   void run(int64_t batch, int64_t key_head, int64_t first, int64_t last) {
@@ -456,7 +332,8 @@ class Backward {
  private:
   static int64_t floats(const Attention& of, int64_t keys) {
     return (kBlock + tall(keys)) * (wide(of.size) + wide(of.value_size)) +
-           kBlock * (of.size + 2 * of.value_size + 2 * tall(of.size) + 3 * kBlock + 3);
+           kBlock * (of.size + 2 * of.value_size + 2 * tall(of.size) + 3 * kBlock + 3) +
+           Products::floats(of.bf16, longest(of));
   }
 
   void read_queries(const Block& at) {
@@ -501,17 +378,18 @@ class Backward {
     const int64_t across = wide(at.queries), down = tall(at.keys);
     read_rows(of_.k, of_.k.head(at.batch, key_head), at.key, at.keys, of_.size, keys_);
     read_rows(of_.v, of_.v.head(at.batch, key_head), at.key, at.keys, of_.value_size, values_);
-    multiply<Before::cleared>(down, across, of_.size, Left<false>{keys_.data, keys_.stride}, across_, scores_);
-    multiply<Before::cleared>(down, across, of_.value_size, Left<false>{values_.data, values_.stride}, d_across_,
-                              d_scores_);
+    products_.multiply<Before::cleared>(down, across, of_.size, Left<false>{keys_.data, keys_.stride}, across_,
+                                        scores_);
+    products_.multiply<Before::cleared>(down, across, of_.value_size, Left<false>{values_.data, values_.stride},
+                                        d_across_, d_scores_);
     if (mask_.exists()) mask_.read(at);
     for (int64_t query = 0; query < across; query += kLanes) differentiate(at, query);
-    multiply<Before::kept>(down, wide(of_.value_size), at.queries, Left<false>{scores_.data, kBlock}, d_outputs_,
-                           Matrix{d_values_.row(row), d_values_.stride});
-    multiply<Before::kept>(down, wide(of_.size), at.queries, Left<false>{d_scores_.data, kBlock}, queries_,
-                           Matrix{d_keys_.row(row), d_keys_.stride});
-    multiply<Before::kept>(tall(of_.size), across, at.keys, Left<true>{keys_.data, keys_.stride}, d_scores_,
-                           d_queries_);
+    products_.multiply<Before::kept>(down, wide(of_.value_size), at.queries, Left<false>{scores_.data, kBlock},
+                                     d_outputs_, Matrix{d_values_.row(row), d_values_.stride});
+    products_.multiply<Before::kept>(down, wide(of_.size), at.queries, Left<false>{d_scores_.data, kBlock}, queries_,
+                                     Matrix{d_keys_.row(row), d_keys_.stride});
+    products_.multiply<Before::kept>(tall(of_.size), across, at.keys, Left<true>{keys_.data, keys_.stride}, d_scores_,
+                                     d_queries_);
   }
 
   // Scores become probabilities, and the gradients of probabilities those of scores.
@@ -536,6 +414,7 @@ class Backward {
   Matrix queries_, across_, d_outputs_, d_across_, keys_, values_, scores_, d_scores_, d_queries_, d_keys_, d_values_;
   float *largest_, *one_over_sum_, *delta_;
   BlockMask mask_;
+  Products products_;
   bool blind_ = false;  // whether a query of the block sees no key, which makes gradients NaN
 };
 
@@ -574,6 +453,6 @@ void backward(const Attention& of, const AttentionGradients& gradients, const Ro
 
 }  // namespace
 
-const AttentionCompute kAttention = {forward, backward};
+const AttentionCompute kAttention = {[] { return has_bf16(); }, forward, backward};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -1,40 +1,37 @@
 // BatchNorm(x, scale, bias, what is added to y if has_residual=1) -> y, mean, variance, an empty
-// tensor in place of x - mean, and mean and variance with as many axes as x;
+// tensor in place of x - mean, mean and variance with as many axes as x, and an empty tensor in place
+// of a second y, which BatchNormConvGradWeight computes again;
 // BatchNormGrad(dy, x, scale, bias, mean, variance) -> dx, dscale, dbias; with frozen=1 the statistics
 // are given ones. Outputs at the end may be left out. Attributes: epsilon; clipped=1 with low and high
 // if y is clipped behind it, where the gradient passes between the bounds only.
-#include "batch_norm.h"
+#include "batch_norm_inputs.h"
 
 #include <algorithm>
 
 #include "families.h"
 
 namespace onnxtrain {
-namespace {
 
-struct Settings {
-  float epsilon, low, high;
-  bool clipped;
+BatchNormSettings::BatchNormSettings(const Attributes& of)
+    : epsilon(of.number("epsilon", 1e-5f)),
+      low(of.number("low", 0)),
+      high(of.number("high", 0)),
+      clipped(of.integer("clipped", 0) != 0) {}
 
-  explicit Settings(const Attributes& of)
-      : epsilon(of.number("epsilon", 1e-5f)),
-        low(of.number("low", 0)),
-        high(of.number("high", 0)),
-        clipped(of.integer("clipped", 0) != 0) {}
-
-  BatchNormShape shape_of(const Tensor& x) const {
-    require(x.shape.size() >= 2, "BatchNormalization needs a batch and channels");
-    int64_t plane = 1;
-    for (size_t axis = 2; axis < x.shape.size(); ++axis) plane *= x.shape[axis];
-    return {x.shape[0], x.shape[1], plane, epsilon, clipped, low, high};
-  }
-};
+BatchNormShape BatchNormSettings::shape_of(const Tensor& x) const {
+  require(x.shape.size() >= 2, "BatchNormalization needs a batch and channels");
+  int64_t plane = 1;
+  for (size_t axis = 2; axis < x.shape.size(); ++axis) plane *= x.shape[axis];
+  return {x.shape[0], x.shape[1], plane, epsilon, clipped, low, high};
+}
 
 const float* per_channel(const Tensor& given, const BatchNormShape& shape) {
   require(given.shape.size() == 1 && given.elements == shape.channels,
           "scale, bias, mean or variance have another size than the channels");
   return given.floats();
 }
+
+namespace {
 
 // One number for each channel: an output, or memory of its own where nobody reads it.
 struct ChannelOutput {
@@ -48,7 +45,7 @@ struct ChannelOutput {
 };
 
 struct BatchNorm : Kernel {
-  Settings settings;
+  BatchNormSettings settings;
   bool has_residual;
   explicit BatchNorm(const Attributes& of) : settings(of), has_residual(of.integer("has_residual", 0) != 0) {}
   void run(Run& run) const override {
@@ -68,11 +65,12 @@ struct BatchNorm : Kernel {
     with_axes[1] = shape.channels;
     if (run.output_count() > 4) std::copy_n(mean.data, shape.channels, run.output(4, with_axes).floats());
     if (run.output_count() > 5) std::copy_n(variance.data, shape.channels, run.output(5, with_axes).floats());
+    if (run.output_count() > 6) run.output(6, {0});
   }
 };
 
 struct BatchNormGrad : Kernel {
-  Settings settings;
+  BatchNormSettings settings;
   bool of_batch;
   explicit BatchNormGrad(const Attributes& of) : settings(of), of_batch(of.integer("frozen", 0) == 0) {}
   void run(Run& run) const override {

@@ -31,6 +31,8 @@ struct BatchNormBackward {
 struct BatchNormTable {
   void (*forward)(const BatchNormShape&, const BatchNormForward&, const Parallel&);
   void (*backward)(const BatchNormShape&, const BatchNormBackward&, const Parallel&);
+  // y from x and statistics that are known, as `forward` computed it.
+  void (*apply)(const BatchNormShape&, const BatchNormForward&, const Parallel&);
 };
 
 ONNXTRAIN_TABLE(BatchNormTable, kBatchNorm, batch_norm)

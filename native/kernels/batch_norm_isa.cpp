@@ -324,6 +324,29 @@ void backward_of(const BatchNormShape& shape, const BatchNormBackward& of, const
       [&](const Block& block) { differentiate_block<kClipped>(shape, of, block); });
 }
 
+template <bool kClipped>
+void apply_channel(const BatchNormShape& shape, const Channel& with, const float* x, float* y) {
+  const float low = shape.low, high = shape.high;
+  for_each(shape.plane, [&](auto way, int64_t i) {
+    auto made = normalized(way.get(x + i), with);
+    if (kClipped) made = clip(made, low, high);
+    way.put(y + i, made);
+  });
+}
+
+void apply(const BatchNormShape& shape, const BatchNormForward& of, const Parallel& parallel) {
+  const int64_t planes = shape.batch * shape.channels;
+  const int64_t together = std::max<int64_t>(1, kElementsOfTask / std::max<int64_t>(1, shape.plane));
+  parallel(divide_up(planes, together), [&](int64_t task) {
+    for (int64_t plane = task * together; plane < std::min(planes, (task + 1) * together); ++plane) {
+      const int64_t channel = plane % shape.channels, at = plane * shape.plane;
+      const Channel with =
+          channel_of(shape, of.mean[channel], of.variance[channel], of.scale[channel], of.bias[channel]);
+      (shape.clipped ? apply_channel<true> : apply_channel<false>)(shape, with, of.x + at, of.y + at);
+    }
+  });
+}
+
 void forward(const BatchNormShape& shape, const BatchNormForward& of, const Parallel& parallel) {
   if (of.residual != nullptr)
     (shape.clipped ? forward_of<true, true> : forward_of<false, true>)(shape, of, parallel);
@@ -337,6 +360,6 @@ void backward(const BatchNormShape& shape, const BatchNormBackward& of, const Pa
 
 }  // namespace
 
-const BatchNormTable kBatchNorm = {forward, backward};
+const BatchNormTable kBatchNorm = {forward, backward, apply};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -4,12 +4,15 @@
 //   ConvGradInput(dy, w, …)       dx; its axes are the attribute sizes, or input 2 is its whole shape. With
 //                                 has_bias, input 2 is added to its channels: a ConvTranspose.
 //   ConvGradWeight(x, dy)         dw, with kernel_shape
+//   BatchNormConvGradWeight(-, dy, x, scale, bias, mean, variance)
+//                                 memory for the output of a BatchNorm, and dw of the convolution behind it
 //   ConvGradBias(dy)              the sum of each channel
 //
 // With bf16, products round what they multiply to bfloat16 where the processor has instructions for it;
 // sums stay float32. How many windows there are is the size of dy where it is given.
 #include <algorithm>
 
+#include "batch_norm_inputs.h"
 #include "compute.h"
 #include "depthwise.h"
 #include "families.h"
@@ -185,20 +188,50 @@ struct ConvGradWeight : Kernel {
   explicit ConvGradWeight(const Attributes& of) : window(of), kernel(of.integers("kernel_shape")) {}
   void run(Run& run) const override {
     const Tensor x = run.input(0), dy = run.input(1);
+    const Shape shape = shape_of_dw(x, dy);
+    Tensor dw = run.output(0, shape);
+    differentiate(x, dy, dw, run);
+  }
+
+ protected:
+  Shape shape_of_dw(const Tensor& x, const Tensor& dy) const {
     require(x.shape.size() >= 3 && dy.shape.size() == x.shape.size(), "the image and the gradient have other axes");
     require(window.groups >= 1 && x.shape[1] % window.groups == 0,
             "the channels of image and weights do not fit the groups");
     Shape shape{dy.shape[1], x.shape[1] / window.groups};
     shape.insert(shape.end(), kernel.begin(), kernel.end());
     elements_of(shape);
-    const Convolution conv = window.with(x.shape, shape, dy.shape);
-    Tensor dw = run.output(0, shape);
+    window.with(x.shape, shape, dy.shape);  // or an error
+    return shape;
+  }
+
+  void differentiate(const Tensor& x, const Tensor& dy, Tensor& dw, const Run& run) const {
+    const Convolution conv = window.with(x.shape, dw.shape, dy.shape);
     const float *image = x.floats(), *gradient = dy.floats();
     if (x.elements == 0 || dy.elements == 0) {
       std::fill_n(dw.floats(), dw.elements, 0.0f);
       return;
     }
     if (dw.elements > 0) convolve_weight_gradient(conv, image, gradient, dw.floats(), run.in_parallel());
+  }
+};
+
+struct BatchNormConvGradWeight : ConvGradWeight {
+  BatchNormSettings settings;
+
+  explicit BatchNormConvGradWeight(const Attributes& of) : ConvGradWeight(of), settings(of) {}
+  void run(Run& run) const override {
+    require(run.input_count() >= 7, "BatchNormConvGradWeight needs 7 inputs");
+    const Tensor dy = run.input(1), x = run.input(2), scale = run.input(3), bias = run.input(4);
+    Tensor mean = run.input(5), variance = run.input(6);
+    const BatchNormShape norm = settings.shape_of(x);
+    const Shape shape = shape_of_dw(x, dy);
+    per_channel(mean, norm), per_channel(variance, norm);
+    const float *scales = per_channel(scale, norm), *biases = per_channel(bias, norm), *from = x.floats();
+    Tensor y = run.output(0, x.shape), dw = run.output(1, shape);
+    batch_norm().apply(norm, {from, scales, biases, nullptr, y.floats(), mean.floats(), variance.floats()},
+                       run.in_parallel());
+    differentiate(y, dy, dw, run);
   }
 };
 
@@ -240,7 +273,9 @@ struct ConvGradBias : Kernel {
 
 std::vector<KernelKind> convolution_kernels() {
   return {kind_of<Conv>("Conv", {kFloat}), kind_of<ConvGradInput>("ConvGradInput", {kFloat}),
-          kind_of<ConvGradWeight>("ConvGradWeight", {kFloat}), kind_of<ConvGradBias>("ConvGradBias", {kFloat})};
+          kind_of<ConvGradWeight>("ConvGradWeight", {kFloat}),
+          kind_of<BatchNormConvGradWeight>("BatchNormConvGradWeight", {kFloat}),
+          kind_of<ConvGradBias>("ConvGradBias", {kFloat})};
 }
 
 }  // namespace onnxtrain

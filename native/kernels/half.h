@@ -24,16 +24,27 @@ ONNXTRAIN_BF16 inline void round_neighbours(float* panel, int64_t count) {
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(panel + i)));
 }
 
-// Rounds rows of floats: each shares its places with the next. `width` is a multiple of kLanes.
-ONNXTRAIN_BF16 inline void round_rows(float* panel, int64_t rows, int64_t width) {
+// Rounds rows of floats into another matrix: each shares its places with the next. What lies behind
+// `width` is not touched.
+ONNXTRAIN_BF16 inline void round_pairs(const float* from, int64_t stride, int64_t rows, int64_t width, float* to) {
   for (int64_t r = 0; r < rows; r += 2)
     for (int64_t j = 0; j < width; j += kLanes) {
-      const __m512 upper = _mm512_loadu_ps(panel + r * width + j);
-      const __m512 lower = r + 1 < rows ? _mm512_loadu_ps(panel + (r + 1) * width + j) : _mm512_setzero_ps();
+      const __mmask16 inside = width - j >= kLanes ? 0xffff : (1u << (width - j)) - 1;
+      const __m512 upper = _mm512_maskz_loadu_ps(inside, from + r * stride + j);
+      const __m512 lower =
+          r + 1 < rows ? _mm512_maskz_loadu_ps(inside, from + (r + 1) * stride + j) : _mm512_setzero_ps();
       const Words low = __builtin_convertvector((Halves)_mm512_cvtneps_pbh(upper), Words);
       const Words high = __builtin_convertvector((Halves)_mm512_cvtneps_pbh(lower), Words);
-      store(panel + r / 2 * width + j, (Vector)(low | high << 16));
+      _mm512_mask_storeu_ps(to + r / 2 * width + j, inside, (__m512)(low | high << 16));
     }
+}
+
+// The same in place.
+inline void round_rows(float* panel, int64_t rows, int64_t width) { round_pairs(panel, width, rows, width, panel); }
+
+// Rounds a vector: neighbours share a place.
+ONNXTRAIN_BF16 inline void round_pairs_of(Vector given, float* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)given));
 }
 
 // As `add_tile`, with steps in pairs of bfloat16.
@@ -85,6 +96,8 @@ inline TileFunction rounded_tile_of(int64_t height) {
 constexpr bool has_bf16() { return false; }
 inline void round_neighbours(float*, int64_t) {}
 inline void round_rows(float*, int64_t, int64_t) {}
+inline void round_pairs_of(Vector, float*) {}
+inline void round_pairs(const float*, int64_t, int64_t, int64_t, float*) {}
 template <int kHeight, int kWidth, int kRowStep, int kDepthStep>
 void add_rounded_tile(int64_t, const float*, int64_t, const float*, float*, int64_t, bool) {}
 template <int kWidth>

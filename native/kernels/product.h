@@ -8,11 +8,11 @@
 // This file is compiled once for each instruction set, in a namespace of its own.
 #pragma once
 
-#include <new>
 #include <type_traits>
 
 #include "half.h"
 #include "packers.h"
+#include "scratch.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
@@ -26,26 +26,6 @@ constexpr int64_t kBlockColumns = kColumns * (1024 / kColumns);
 inline int64_t pieces_of(int64_t size, int64_t piece) { return (size + piece - 1) / piece; }
 
 inline int64_t rounded_up(int64_t size, int64_t unit) { return pieces_of(size, unit) * unit; }
-
-// Memory for floats that vectors like to read.
-class Floats {
- public:
-  explicit Floats(int64_t count)
-      : data_(static_cast<float*>(::operator new(sizeof(float) * static_cast<size_t>(count), std::align_val_t(64)))) {}
-  Floats(const Floats&) = delete;
-  Floats& operator=(const Floats&) = delete;
-  ~Floats() { ::operator delete(data_, std::align_val_t(64)); }
-  float* get() const { return data_; }
-
- private:
-  float* data_;
-};
-
-// The memory of packed panels, one for each thread.
-inline float* panels() {
-  thread_local const Floats own((kBlockRows + kBlockColumns) * kDepth);
-  return own.get();
-}
 
 // A tile of any height and width; `rounded` panels are of bfloat16.
 inline void add_panels(int64_t depth, const float* a, int64_t height, const float* b, int64_t width, float* c,
@@ -83,7 +63,8 @@ struct PackedColumns {
 template <class PackA, class PackB, class Store>
 void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store, const Block& block, bool add,
                     bool rounded = false) {
-  float* const packed_a = panels();
+  const Floats panels((kBlockRows + kBlockColumns) * kDepth);
+  float* const packed_a = panels.get();
   float* const packed_b = packed_a + kBlockRows * kDepth;
   alignas(64) float tile[kRows * kColumns + kLanes];  // pieces of a row are read as whole vectors
   for (int64_t jc = block.column; jc < block.column_end; jc += kBlockColumns) {

@@ -15,10 +15,12 @@ from onnxtrain.moved import install
 if TYPE_CHECKING:
     from onnxtrain import artifacts, federated, onnxblock
     from onnxtrain.device import schedules
+    from onnxtrain.device.heads import fit_head
     from onnxtrain.device.loop import (
         CheckFinite,
         EarlyStopping,
         History,
+        Replay,
         SaveCheckpoint,
         TensorBoard,
         evaluate,
@@ -28,25 +30,31 @@ if TYPE_CHECKING:
     from onnxtrain.device.predict import predict
     from onnxtrain.device.random_state import set_seed
     from onnxtrain.device.session import TrainingSession
+    from onnxtrain.format.adapter.adapter import Adapter
     from onnxtrain.offline import losses
     from onnxtrain.offline import optimizers as optim
     from onnxtrain.offline.gradient import gradient
     from onnxtrain.offline.graph.limits import Limits
     from onnxtrain.offline.inspect import inspect
     from onnxtrain.offline.lora import Lora
+    from onnxtrain.offline.merge_adapter import merge_adapter
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
+    from onnxtrain.offline.sparse import Sparse
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adapter",
     "CheckFinite",
     "EarlyStopping",
     "History",
     "Limits",
     "Lora",
     "OnnxTrainError",
+    "Replay",
     "SaveCheckpoint",
+    "Sparse",
     "TensorBoard",
     "TrainingSession",
     "__version__",
@@ -54,9 +62,11 @@ __all__ = [
     "evaluate",
     "federated",
     "fit",
+    "fit_head",
     "gradient",
     "inspect",
     "losses",
+    "merge_adapter",
     "metrics",
     "onnxblock",
     "optim",
@@ -68,13 +78,17 @@ __all__ = [
 ]
 
 # The names that are not modules of this package, by where they are defined.
-_LOOP = "CheckFinite EarlyStopping History SaveCheckpoint TensorBoard evaluate fit".split()
+_LOOP = "CheckFinite EarlyStopping History Replay SaveCheckpoint TensorBoard evaluate fit".split()
 _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
+    "Adapter": "onnxtrain.format.adapter.adapter",
     "Limits": "onnxtrain.offline.graph.limits",
     "Lora": "onnxtrain.offline.lora",
+    "Sparse": "onnxtrain.offline.sparse",
     "TrainingSession": "onnxtrain.device.session",
+    "fit_head": "onnxtrain.device.heads",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",
+    "merge_adapter": "onnxtrain.offline.merge_adapter",
     "predict": "onnxtrain.device.predict",
     "prepare": "onnxtrain.offline.prepare",
     "replace_classifier": "onnxtrain.offline.passes.replace_classifier",

@@ -78,6 +78,10 @@ class CheckpointDataError(CheckpointError):
     """The external data of a checkpoint was not found."""
 
 
+class AdapterError(OnnxTrainError):
+    """An adapter cannot be read or written, or does not fit the model."""
+
+
 class InputError(OnnxTrainError, ValueError):
     """The inputs of a graph have a wrong number, shape or type."""
 
@@ -150,6 +154,7 @@ class MissingGradientError(NotDifferentiableError):
         advice = [
             "register a rule: @onnxtrain.offline.autodiff.rule('Op', domain='...')",
             "train only what comes after the node: freeze the parameters before it",
+            "train without gradients, which is slow: optimizer='mezo'",
         ]
         if not training:
             advice[1:] = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -58,8 +57,11 @@ def _target(name: str) -> str | None:
     return None if package is None else f"{package}.{child}"
 
 
-class Finder(MetaPathFinder, Loader):
-    """Finds modules under their other names, and says what those of the workstation need."""
+class Finder:
+    """Finds modules under their other names, and says what those of the workstation need.
+
+    It has no base class: `importlib.abc` takes longer to import than all that is needed of it.
+    """
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """Find a module by one of its other names."""
@@ -70,7 +72,10 @@ class Finder(MetaPathFinder, Loader):
                 f"{name} prepares models and needs the packages onnx and onnx_ir: "
                 "pip install 'onnxtrain[offline]'"
             )
-        return None if _target(name) is None else ModuleSpec(name, self)
+        return None if _target(name) is None else ModuleSpec(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python make the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the module itself in the place of its other name."""

@@ -42,11 +42,11 @@ def test_no_module_of_the_device_half_imports_the_workstation() -> None:
 
 def test_the_names_of_the_package() -> None:
     assert dir(onnxtrain) == [
-        "CheckFinite", "EarlyStopping", "History", "Limits", "OnnxTrainError",
-        "SaveCheckpoint", "TensorBoard", "TrainingSession", "__version__", "artifacts",
-        "evaluate", "federated",
-        "fit", "gradient", "inspect", "losses", "metrics", "onnxblock", "optim", "predict",
-        "prepare", "replace_classifier", "schedules", "set_seed",
+        "Adapter", "CheckFinite", "EarlyStopping", "History", "Limits", "Lora", "OnnxTrainError",
+        "Replay", "SaveCheckpoint", "Sparse", "TensorBoard", "TrainingSession", "__version__",
+        "artifacts", "evaluate", "federated", "fit", "fit_head", "gradient", "inspect", "losses",
+        "merge_adapter", "metrics", "onnxblock", "optim", "predict", "prepare",
+        "replace_classifier", "schedules", "set_seed",
     ]  # fmt: skip
     import onnxtrain.api as api
 

@@ -13,6 +13,7 @@ const { readCheckpoint, writeCheckpoint } = await load("checkpoint-file.js");
 const { readResumeState, checkOrder, savedScheduler, KEY } = await load("resume-state.js");
 const { readModel } = await load("model-file.js");
 const { TrainingSession } = await load("session.js");
+const { Adapter } = await load("adapter.js");
 const schedulers = await load("index.js");
 
 const bytes = (path) => new Uint8Array(readFileSync(path));
@@ -100,6 +101,12 @@ const READERS = {
   },
   js_records: record("__onnxtrain__.training"),
   js_generation: record("__onnxtrain__.generation"),
+  js_adapter: async (data) => {
+    const adapter = await Adapter.read(data);
+    adapter.toBytes();
+    await allowed(() => adapter.check(good.eval));
+    await allowed(() => Adapter.stack([adapter, adapter], [0.5, 0.5]));
+  },
   js_graphs: async (data) => {
     readModel(data, "model");
     for (const place of Object.keys(good)) {

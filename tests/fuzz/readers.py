@@ -33,8 +33,9 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 GOLDEN = TESTS / "golden"
 CORPUS = HERE / "corpus"
-sys.path[:0] = [str(TESTS.parent / "src"), str(TESTS / "device")]
+sys.path[:0] = [str(TESTS.parent / "src"), str(TESTS / "device"), str(HERE)]
 
+import adapter_readers  # noqa: E402
 from small_runs import open_session, samples  # noqa: E402
 
 import onnxtrain  # noqa: E402
@@ -431,6 +432,17 @@ READERS: dict[str, Reader] = {
     "csv": Reader("table", read_data("csv"), tables),
     "image": Reader("bytes", read_data("png"), images, room=256 << 20),  # of 16 million pixels
     "show": Reader("flatbuffers", read_shown, checkpoints, with_checksum),
+    "adapter": Reader(
+        "flatbuffers",
+        adapter_readers.read_adapters,
+        adapter_readers.adapters,
+        adapter_readers.with_note,
+    ),
+    "peft": Reader("bytes", adapter_readers.read_peft, adapter_readers.peft_folders),
+    "peft_config": Reader(
+        "json", adapter_readers.read_configurations, adapter_readers.configurations
+    ),
+    "safetensors": Reader("json", adapter_readers.read_headers, adapter_readers.headers),
     "js_checkpoint": Reader("flatbuffers", None, checkpoints, with_checksum, language="javascript"),
     "js_external_data": Reader(
         "flatbuffers", None, external, repair_external, language="javascript"
@@ -438,6 +450,13 @@ READERS: dict[str, Reader] = {
     "js_generation": Reader("json", None, generations, language="javascript"),
     "js_records": Reader("json", None, records, language="javascript"),
     "js_graphs": Reader("protobuf", None, graphs, language="javascript"),
+    "js_adapter": Reader(
+        "flatbuffers",
+        None,
+        adapter_readers.adapters,
+        adapter_readers.with_note,
+        language="javascript",
+    ),
 }
 with contextlib.suppress(ImportError):  # where Flower is installed
     from federated_readers import FEDERATED

@@ -368,3 +368,23 @@ def test_heads_of_keys_that_serve_several_heads_of_queries() -> None:
     np.testing.assert_allclose(o, 1, rtol=1e-6)
     *_, dv = call("AttentionGrad", shapes, 3)
     assert dv.shape == (2, 3, 6, 4)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 70, 75, 32, 24), (2, 1, 5, 3, 7, 9), (1, 1, 130, 9, 1, 1)]
+)
+def test_bfloat16_loses_digits_and_nothing_else(shape: tuple[int, ...]) -> None:
+    """Where the processor has no such products, the kernels compute with float32."""
+    made = gradient_with_functions(plain_model(*shape), ["q", "k", "v"])
+    feeds = feeds_of(made)
+    expected = run(made, feeds, native=True)
+    for node in made.graph.node:
+        if node.op_type.partition("_")[0] in BOTH:
+            node.attribute.append(helper.make_attribute("bf16", 1))
+    for function in made.functions:
+        if function.name.partition("_")[0] in BOTH:
+            function.attribute.append("bf16")
+    for exact, rounded in zip(expected, run(made, feeds, native=True), strict=True):
+        assert rounded.shape == exact.shape
+        scale = float(np.abs(exact).max())
+        np.testing.assert_allclose(rounded, exact, rtol=0, atol=scale * 2.0**-5)

@@ -26,6 +26,7 @@ EXCEPTIONS = {
     "passes/replace_classifier.py": "the layers that it replaces",
     "autodiff/rules/batch_norm.py": "the nodes that it has written itself",
     "autodiff/rules/rnn_kernels.py": "the layers that have kernels",
+    "graph/integer_operators.py": "the operators that have a form for integers",
     "graph/scalars.py": "what attention is written with",
     "passes/webgpu/kernels.py": "the kernels of another runtime",
 }

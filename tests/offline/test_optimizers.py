@@ -19,6 +19,7 @@ from onnxtrain.onnxblock.optim import (
     ClipGradNorm,
     ClipGradValue,
     Lion,
+    MeZO,
     Optimizer,
     ParameterGroup,
     RMSprop,
@@ -233,6 +234,8 @@ def test_group_that_matches_nothing() -> None:
         lambda: SGD(momentum=0.9, dampening=0.1, nesterov=True),
         lambda: RMSprop(alpha=1.0),
         lambda: Lion(betas=(0.0, 0.9)),
+        lambda: MeZO(epsilon=0.0),
+        lambda: MeZO(distribution="cauchy"),
         lambda: ClipGradNorm(0.0),
         lambda: ClipGradValue(-1.0),
         lambda: ParameterGroup("w", weight_decay=-1.0),
@@ -246,6 +249,6 @@ def test_settings_that_make_no_sense(make: Callable[[], object]) -> None:
 
 def test_every_optimizer_has_a_name() -> None:
     ours = [k for k in Optimizer.__subclasses__() if k.__module__ == AdamW.__module__]
-    assert {kind.__name__.lower(): kind for kind in ours} == BY_NAME
+    assert {kind.__name__.lower(): kind for kind in (*ours, MeZO)} == BY_NAME
     for kind in BY_NAME.values():
         assert kind().groups == ()

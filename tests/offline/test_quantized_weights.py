@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from fusing import Array, Case, bits, f, feeds_of, one_node, run
+from optimized import inputs_behind, load_optimized
 
 ROWS, BLOCK = 6, 16
 
@@ -106,25 +106,6 @@ def test_onnxruntime_does_not_expand_weights_when_it_loads(
         assert len(expansions) == 2
         for node in expansions:
             assert "labels" in inputs_behind(node, makers)  # no gradient without them
-
-
-def load_optimized(path: Path, seen: Path) -> tuple[onnx.ModelProto, list[onnx.NodeProto]]:
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(seen)
-    options.log_severity_level = 3
-    ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    model = onnx.load(seen)
-    return model, list(model.graph.node)
-
-
-def inputs_behind(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto]) -> set[str]:
-    found, waiting = set(), [*node.input]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += makers[name].input if name in makers else []
-    return found
 
 
 WIDTH, WORDS = 64, 12

@@ -23,7 +23,8 @@ def dequantized(id: str, *inputs: Any, opset: int = 18, **attrs: int) -> Spec:
     )  # fmt: skip
 
 
-ALSO_TESTED = ("DynamicQuantizeLinear",)  # by whole models, not by Specs
+# By whole models, not by Specs.
+ALSO_TESTED = ("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear")
 SPECS = [
     dequantized("", INT8, (), ZERO),
     dequantized("no-zero-point", INT8, ()),

@@ -112,6 +112,28 @@ def write(name: str, folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
+def write_lora(folder: Path) -> None:
+    """Write a folder in which low-rank factors train, and the adapter after ten steps."""
+    torch.manual_seed(0)
+    x = torch.zeros(BATCH, 12)
+    lora = onnxtrain.Lora(rank=2, alpha=6, layers="*")
+    onnxtrain.prepare(export(mlp(), x, "torchscript"), folder, train=[lora, "2.bias"])
+    session = TrainingSession.from_folder(folder)
+    session.set_learning_rate(0.05)
+    losses = []
+    for step in range(SAVED_AT):
+        loss, *_ = session.step(*batch(step, (12,), 0, 4))
+        losses.append(float(loss))
+    session.export_adapter(folder / "after10.onnx_adapter")
+    given = batch(STEPS, (12,), 0, 4)[0]
+    expected = {
+        "shape": [BATCH, 12], "words": 0, "classes": 4, "learning_rate": 0.05,
+        "inputs": session.input_names(), "losses": losses,
+        "scores": session.predict(given).reshape(-1).tolist(),
+    }  # fmt: skip
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
 def vectors() -> dict[str, object]:
     """Return numbers that do not come from a graph: seeds, orders, rates, texts of floats."""
     state = RandomState({"seed": 2**63 + 12345, "draws": 7})
@@ -189,4 +211,5 @@ if __name__ == "__main__":
         write(each, target / each)
     for each in ("mlp", "cnn"):
         generate(each, target / "webgpu" / each, "webgpu")
+    write_lora(target / "lora")
     (target / "vectors.json").write_text(json.dumps(vectors(), indent=1) + "\n")

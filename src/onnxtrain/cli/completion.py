@@ -54,7 +54,9 @@ _BASH = r"""_onnxtrain() {
   local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
   local command="${COMP_WORDS[1]}" offer="" files=1
   [ "$COMP_CWORD" -le 1 ] && command=""
-  [ "$command" = checkpoint ] && [ "$COMP_CWORD" -gt 2 ] && command="checkpoint show"
+  case "$command" in checkpoint|adapter)
+    [ "$COMP_CWORD" -gt 2 ] && command="$command ${COMP_WORDS[2]}" ;;
+  esac
 CASES
   COMPREPLY=($(compgen -W "$offer" -- "$word"))
   IFS=$'\n'  # file names may have spaces
@@ -67,7 +69,7 @@ _ZSH = """(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -u; 
 _onnxtrain() {
   local command="${words[2]}" before="${words[CURRENT-1]}" offer="" files=1
   (( CURRENT <= 2 )) && command=""
-  [[ "$command" = checkpoint ]] && (( CURRENT > 3 )) && command="checkpoint show"
+  [[ "$command" = (checkpoint|adapter) ]] && (( CURRENT > 3 )) && command="$command ${words[3]}"
 CASES
   [[ -z "$offer" ]] || compadd -- ${=offer}
   [[ -z "$files" ]] || _files

@@ -38,10 +38,14 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     saved = Path(options.checkpoint) if options.checkpoint else folder / TRAINED
     _check_plot(options.plot)
     check_target(saved, "--checkpoint", of_artifacts(folder))
-    check_run(saved, options.resume, options.restart)
+    check_run(saved, options.resume or options.add, options.restart)
     if options.metric and not options.validation:
         raise ArgumentError("--metric is measured on validation data: pass --validation")
-    resumes = options.resume and saved.exists()
+    if (options.add or options.resume) and options.head == "ridge":
+        raise ArgumentError("--head ridge computes the layer anew: leave out --add and --resume")
+    if options.add and options.head is None:
+        raise ArgumentError("--add is for --head class-means")
+    resumes = (options.resume or options.add) and saved.exists()
     set_seed(options.seed)
     start = saved if resumes else options.start
     session = TrainingSession.from_folder(
@@ -57,6 +61,11 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     batches = Batches.of(session, options.batch_size, options.accumulate)
     batches.note(console)
     metrics = _metrics(session, options) if validation is not None else []
+    if options.head is not None:
+        from onnxtrain.cli.heads import compute_head
+
+        checked = None if validation is None else batches.whole(validation.arrays, console)
+        return compute_head(session, data.arrays, checked, metrics, saved, options, console)
     steps_too = () if options.checkpoint_every is None else (options.checkpoint_every,)
     callbacks: list[Any] = [SaveCheckpoint(saved, ("epoch", *steps_too))]
     if options.early_stopping is not None:
@@ -82,6 +91,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         max_steps=options.max_steps,
         class_weight=_class_weight(options.class_weight),
         nonfinite=options.nonfinite,
+        replay=_replay(options.replay),
     )
     if _steps(session) == steps and not history.interrupted:
         console.note(
@@ -113,6 +123,10 @@ def _schedule(options: argparse.Namespace) -> Any:
     if options.schedule == "step":
         settings |= {"gamma": 0.1, "step_size": max(1, options.epochs // 3), "unit": "epoch"}
     return settings
+
+
+def _replay(given: str | None) -> int | str | None:
+    return int(given) if given is not None and given.isdecimal() else given
 
 
 def _class_weight(given: str | None) -> Any:

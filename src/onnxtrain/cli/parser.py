@@ -24,7 +24,7 @@ class Named(tuple[str, ...]):
 
 
 LOSSES = Named(("cross-entropy", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl"))
-OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion"))
+OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion", "mezo"))
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")
 
@@ -83,8 +83,8 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"onnxtrain {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for add in (
-        _inspect, _prepare, _train, _eval, _export, _predict, _checkpoint, _gradient, _ops, _demo,
-        _doctor, _completion,
+        _inspect, _prepare, _train, _eval, _export, _predict, _checkpoint, _adapter, _gradient,
+        _ops, _demo, _doctor, _completion,
     ):  # fmt: skip
         add(commands)
     return parser
@@ -124,6 +124,8 @@ def _inspect(commands: Any) -> None:
     add("--of", metavar="OUTPUT", help="the output that the loss reads")
     add("--weights", action="store_true", help="list every weight by name, and why it is one")
     add("--all", action="store_true", help="list every tensor, and why it trains or does not")
+    add("--train", action="append", metavar="WORD", help="tell what this choice takes: lora, bias")
+    add("--choices", action="store_true", help="tell what each word for --train takes")
     add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
@@ -143,7 +145,10 @@ def _prepare(commands: Any) -> None:
         "--optimizer", choices=OPTIMIZERS, default="adamw",
         help="default: adamw; with settings sgd:nesterov=True,momentum=0.9; or none",
     )  # fmt: skip
-    add("--train", action="append", metavar="PATTERN", help="weights to train, such as 'head.*'")
+    add(
+        "--train", action="append", metavar="WORD",
+        help="what to train: lora, lora:rank=8,alpha=16, bias, norm, head, last:3, 'encoder.*'",
+    )  # fmt: skip
     add("--freeze", action="append", metavar="PATTERN", help="weights to freeze")
     add(
         "--classes", type=_classes, metavar="N",
@@ -218,6 +223,12 @@ def _train(commands: Any) -> None:
     )  # fmt: skip
     add("--tensorboard", type=_file, metavar="FOLDER", help="write event files for TensorBoard")
     add("--cache-features", action="store_true", help="run frozen layers once over the data")
+    add("--replay", metavar="N", help="keep N old samples, or 5MB of them, and mix them in")
+    add(
+        "--head", choices=("ridge", "class-means"),
+        help="take no steps: compute the last layer from one pass over the data",
+    )  # fmt: skip
+    add("--add", action="store_true", help="let class means keep the samples of earlier calls")
     add(
         "--early-stopping", type=_count, metavar="N",
         help="stop after N epochs without improvement",
@@ -286,6 +297,46 @@ def _checkpoint(commands: Any) -> None:
         function="checkpoint_command",
     )  # fmt: skip
     show.add_argument("checkpoint", type=_file, help="a checkpoint, or a folder of artifacts")
+
+
+def _adapter(commands: Any) -> None:
+    parser = commands.add_parser("adapter", help="show, convert, stack and merge adapters of LoRA")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(action: str, help: str, *inputs: tuple[str, str], output: str = "") -> Parser:
+        made = _command(actions, action, "adapter", help, function=f"{action}_command")
+        for name, what in inputs:
+            more: dict[str, Any] = {"nargs": "+"} if name == "adapters" else {}
+            made.add_argument(name, type=_file, help=what, **more)
+        if output:
+            made.add_argument(
+                "--output", "-o", type=_file, required=True, metavar="FILE", help=output
+            )
+        return made
+
+    file = "an .onnx_adapter file, or a folder of PEFT"
+    add("show", "layers, rank and size of an adapter", ("adapter", file)).add_argument(
+        "--fits", type=_file, metavar="MODEL", help="say whether it fits this model with slots"
+    )
+    written = "the .onnx_adapter file to write, or another name for a folder of PEFT"
+    folder = "the folder that prepare wrote, with train lora"
+    export = add("export", "the adapter of a run", ("artifacts", folder), output=written)
+    _which_checkpoint(export)
+    export.add_argument("--allow-nonfinite", action="store_true", help="infinite factors too")
+    convert = add("convert", "between formats and types", ("adapter", file), output=written)
+    convert.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
+    stack = add("stack", "several adapters in one", ("adapters", file), output=written)
+    stack.add_argument(
+        "--weight", type=float, action="append", metavar="X", help="of each, in their order"
+    )
+    merge = add(
+        "merge", "put an adapter into its model", ("model", "the model that it was trained on"),
+        ("adapter", file), output="the model to write",
+    )  # fmt: skip
+    merge.add_argument(
+        "--merge", choices=("auto", "float", "quantized", "factors"), default="auto",
+        help="auto: float weights are changed, quantized ones keep the factors beside them",
+    )  # fmt: skip
 
 
 def _gradient(commands: Any) -> None:

@@ -18,12 +18,15 @@ from onnxtrain.offline.graph.limits import Limits
 
 def inspect_command(options: argparse.Namespace, console: Console) -> int:
     """Show what of a model can train."""
+    from onnxtrain.offline.choices import USUAL
     from onnxtrain.offline.inspect import inspect
 
     path = _model_file(options.model)
+    asked = [*(USUAL if options.choices else ()), *(options.train or ())]
     report = inspect(
-        path, options.of, bn=options.bn, sizes=_sizes(options.size), limits=_limits(options.limit)
-    )
+        path, options.of, bn=options.bn, sizes=_sizes(options.size), train=asked,
+        limits=_limits(options.limit),
+    )  # fmt: skip
     content = asdict(report) | {
         "can_train": report.can_train,
         "verdict": report.verdict,

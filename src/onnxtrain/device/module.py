@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from onnxtrain.device.checks import at_least
@@ -18,7 +19,7 @@ from onnxtrain.device.run.executors import (
     require_values,
 )
 from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
-from onnxtrain.device.run.graph_signature import check_generation
+from onnxtrain.device.run.graph_signature import check_base, check_generation
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, InputError, ModelError, StateError
@@ -48,6 +49,8 @@ class Module(ParameterBuffers):
             the sessions.
         native: use the kernels of the package onnxtrain-native, if it is installed. They run on
             the CPU only.
+        base: the file `base.data`, for graphs of a folder with low-rank factors that are given as
+            bytes; graphs that are given by their paths find it beside them.
 
     """
 
@@ -61,6 +64,7 @@ class Module(ParameterBuffers):
         *,
         batch_size: Batch = None,
         native: bool = True,
+        base: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(state, CheckpointState):
             raise ArgumentTypeError(f"state is a CheckpointState, not {type(state).__name__}")
@@ -69,6 +73,7 @@ class Module(ParameterBuffers):
         self.state = state
         self.training_state = state._training  # what graphs are bound to
         self._generation = ""
+        self._base = None if base is None else Path(base)
         self._graphs = weakref.WeakSet[Graph]()
         automatic = batch_size == "auto"
         fixed = None if automatic or batch_size is None else at_least(1, "batch_size", batch_size)
@@ -89,8 +94,12 @@ class Module(ParameterBuffers):
 
     def graph(self, source: Model) -> Graph:
         """Open a graph file that belongs to this module."""
-        graph = Graph(ModelFile.read(source), self.settings, self.training_state.frozen)
+        model = ModelFile.read(source)
+        # A part of a graph, which is made in memory, has the same base as the graph.
+        self._base = model.base = model.base or self._base
+        graph = Graph(model, self.settings, self.training_state.frozen)
         self._generation = check_generation(graph.model, self.training_state, self._generation)
+        check_base(graph.model, self.training_state)
         self._graphs.add(graph)
         return graph
 

@@ -51,8 +51,9 @@ class Optimizer:
             # Another optimizer of the same parameters has the same memory.
             earlier = self._state.optimizer
             self._memory = OptimizerMemory() if earlier is None else earlier
+            wanted = momentums_of(self._graph.model)
             for name, moments in self._memory.moments.items():
-                _require_count(name, len(momentums_of(self._graph.model, name)), len(moments))
+                _require_count(name, len(wanted.get(name, ())), len(moments))
             if earlier is None:
                 self._adopt_numbers()
             if self._memory.proximal is None and proximal_of(self._graph.model, self._names):
@@ -245,11 +246,10 @@ class Optimizer:
         if self._memory.moments or self._state.nominal:
             return
         group = self._state.groups.get(GROUP)
-        made = {}
+        made, wanted = {}, momentums_of(self._graph.model)
         for name in self._names:
-            wanted = momentums_of(self._graph.model, name)
             shape = self._state.type_of(name)[0]
-            types = [(shape, self._moment_type(value)) for value in wanted]
+            types = [(shape, self._moment_type(value)) for value in wanted.get(name, ())]
             made[name] = [
                 Variable.zeros(*kind, self._state.device)
                 if array is None
@@ -295,8 +295,9 @@ class Optimizer:
 
     def require_same_states(self, model: ModelFile) -> None:
         """Refuse the graph of another optimizer."""
+        of_graphs = [momentums_of(m) for m in (model, self._graph.model)]
         for name in self._names:
-            wanted, own = (len(momentums_of(m, name)) for m in (model, self._graph.model))
+            wanted, own = (len(moments.get(name, ())) for moments in of_graphs)
             if wanted != own:
                 raise ModelError(
                     f"{model.source_name} keeps {wanted} tensors for {name!r}, and "

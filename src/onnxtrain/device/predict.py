@@ -108,6 +108,10 @@ class Predictor:
         """Free the graph and its memory."""
         self._executor.close()
 
+    def input_names(self) -> list[str]:
+        """The names of what the outputs are computed from."""
+        return names_of(self._executor, "inputs")
+
     def __call__(self, inputs: Sequence[Any], named: Mapping[str, Any], batch_size: int) -> Any:
         """Return the outputs for some samples."""
         module, executor = self._module, self._executor

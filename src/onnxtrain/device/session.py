@@ -6,29 +6,26 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain.device.artifact_files import Graphs, files_of
 from onnxtrain.device.module import Batch, Model, Module
 from onnxtrain.device.optimizer import Optimizer
 from onnxtrain.device.run.executors import StepExecutor, TrainExecutor, names_of
 from onnxtrain.device.schedulers import LinearLRScheduler
 from onnxtrain.device.state import CheckpointState
-from onnxtrain.errors import ArgumentError, ModelError, StateError
+from onnxtrain.errors import ArgumentError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.checkpoint.file import Source
-from onnxtrain.format.committed_folder import GRAPHS
-from onnxtrain.format.folder_lock import reading
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model_metadata import ModelMetadata
 
 if TYPE_CHECKING:
     from onnxtrain.device.predict import Predictor
-
-Graphs = tuple[Model, Model | None, Model | None, Model | None]
+    from onnxtrain.format.adapter.adapter import Adapter
 
 
 class TrainingSession:
@@ -45,6 +42,7 @@ class TrainingSession:
         session_options: as for `Module`.
         batch_size: as for `Module`.
         native: as for `Module`.
+        base: as for `Module`.
 
     Examples:
         >>> session = TrainingSession("artifacts")
@@ -66,18 +64,20 @@ class TrainingSession:
         session_options: Any = None,
         batch_size: Batch = None,
         native: bool = True,
+        base: str | os.PathLike[str] | None = None,
     ) -> None:
         options = {
             "device": device,
             "session_options": session_options,
             "batch_size": batch_size,
             "native": native,
+            "base": base,
         }
         if train_model is not None:
             graphs = train_model, eval_model, optimizer_model, step_model
             self._open(checkpoint, graphs, options)
         elif isinstance(checkpoint, str | os.PathLike):
-            with _files_of(checkpoint, "", None) as (found, graphs):
+            with files_of(checkpoint, "", None) as (found, graphs):
                 self._open(found, graphs, options)
         else:
             raise ArgumentError("train_model is missing: pass the training graph, or a folder")
@@ -114,7 +114,7 @@ class TrainingSession:
             options: `device`, `session_options`, `batch_size`, `native`.
 
         """
-        with _files_of(directory, prefix, checkpoint) as (found, graphs):
+        with files_of(directory, prefix, checkpoint) as (found, graphs):
             return cls(found, *graphs, **options)
 
     def close(self) -> None:
@@ -397,39 +397,24 @@ class TrainingSession:
             allow_nonfinite=allow_nonfinite,
         )
 
+    def export_adapter(
+        self,
+        path: str | os.PathLike[str],
+        format: Literal["onnx", "peft"] | None = None,
+        *,
+        allow_nonfinite: bool = False,
+    ) -> None:
+        """Write the low-rank factors as they are now to an adapter file; see `Adapter.save`."""
+        self.adapter(allow_nonfinite=allow_nonfinite).save(path, format)
 
-@contextmanager
-def _files_of(
-    directory: str | os.PathLike[str], prefix: str, checkpoint: CheckpointState | Source | None
-) -> Iterator[tuple[CheckpointState | Source, Graphs]]:
-    """Find checkpoint and graphs in a folder, which no other process replaces in the meantime."""
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise ModelError(f"there is no folder {str(folder)!r}")
-    with reading((folder / f"{prefix}checkpoint").parent):
-        graphs = _graphs_in(folder, prefix)
-        yield _checkpoint_file(folder, prefix) if checkpoint is None else checkpoint, graphs
+    def adapter(self, *, allow_nonfinite: bool = False) -> Adapter:
+        """Return the low-rank factors as they are now, with the scale in B."""
+        from onnxtrain.device.adapters import adapter_of
 
+        return adapter_of(self, allow_nonfinite=allow_nonfinite)
 
-def _graphs_in(folder: Path, prefix: str) -> tuple[Path, Path | None, Path | None, Path | None]:
-    """Return the graphs in a folder of artifacts, of which the training graph has to be there."""
-    train, eval_, optimizer, step = (
-        _first_file(folder, f"{prefix}{stem}.onnx", f"{prefix}{stem}.ort") for stem in GRAPHS
-    )
-    if train is None:
-        raise ModelError(
-            f"there is no '{prefix}training_model.onnx' in {str(folder)!r}: it is not a folder "
-            "of training artifacts"
-        )
-    return train, eval_, optimizer, step
+    def load_adapter(self, adapter: Adapter | str | os.PathLike[str]) -> None:
+        """Continue from an adapter of the same base, layers and rank; moments start from zero."""
+        from onnxtrain.device.adapters import load_adapter
 
-
-def _checkpoint_file(folder: Path, prefix: str) -> Path:
-    found = _first_file(folder, f"{prefix}checkpoint", f"{prefix}nominal_checkpoint")
-    if found is None:
-        raise ArgumentError(f"there is no '{prefix}checkpoint' in {str(folder)!r}")
-    return found
-
-
-def _first_file(folder: Path, *names: str) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+        load_adapter(self, adapter)

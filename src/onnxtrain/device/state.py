@@ -6,6 +6,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,6 +165,7 @@ class TrainingState:
         self.properties, self._reserved = split_properties(content.properties)
         saved = _training_of(self._reserved.pop(_TRAINING, None))
         self.generation = Generation.from_property(self._reserved.get(PROPERTY))
+        self.bases: set[Path] = set()  # the files of bases that were checked
         self.lock = threading.RLock()
         self.nominal = content.nominal
         self.owns_memory = False  # whether training may write into the arrays of the content

@@ -11,7 +11,10 @@ import hashlib
 import json
 import math
 import os
+import shutil
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,8 +30,9 @@ from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError
 from onnxtrain.federated.files import replace_file
 from onnxtrain.federated.selection import is_float
 from onnxtrain.format.checkpoint.content import Array
-from onnxtrain.format.committed_folder import GRAPHS
+from onnxtrain.format.committed_folder import BASE_DATA, GRAPHS
 from onnxtrain.format.folder_lock import reading
+from onnxtrain.format.model.file import ModelFile
 
 FORMAT = 1
 # A larger file is not read; Flower's bundles have 10 MB at most.
@@ -47,6 +51,7 @@ class Bundle:
     name: str
     graphs: dict[str, bytes]
     checkpoint: bytes | Path
+    base: Path | None = None  # the file that the frozen weights are in, where factors train
     version: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +72,7 @@ class Bundle:
             options.setdefault("session_options", with_threads)
         graphs = [self.graphs.get(name) for name in GRAPHS]
         assert graphs[0] is not None
-        return TrainingSession(self.checkpoint, graphs[0], *graphs[1:], **options)
+        return TrainingSession(self.checkpoint, graphs[0], *graphs[1:], base=self.base, **options)
 
 
 def open_artifacts(source: Source, prefix: str = "") -> Bundle:
@@ -130,6 +135,8 @@ def _parts(folder: Path, prefix: str, weights: bool) -> tuple[dict[str, bytes], 
                 "artifacts with nominal_checkpoint=True, or pack them with weights=True"
             )
         parts["nominal_checkpoint"] = nominal.read_bytes()
+    if bundle.base is not None:
+        parts[BASE_DATA] = bundle.base.read_bytes()
     return parts, bundle.version
 
 
@@ -148,8 +155,22 @@ def _read_folder(folder: Path, prefix: str) -> Bundle:
         raise ModelError(f"there is no '{prefix}training_model.onnx' in {str(folder)!r}")
     for name in (f"{prefix}checkpoint", f"{prefix}nominal_checkpoint"):
         if (folder / name).is_file():
-            return Bundle(str(folder), graphs, folder / name)
+            base = _base_name(graphs)
+            return Bundle(str(folder), graphs, folder / name, folder / base if base else None)
     raise ArgumentError(f"there is no '{prefix}checkpoint' in {str(folder)!r}")
+
+
+def _base_name(graphs: Mapping[str, bytes]) -> str:
+    """Return the name of the file that the frozen weights are in, "" if there is none."""
+    return ModelFile.read(graphs["training_model"]).metadata.base
+
+
+def _unpack_base(bundle: Bundle, data: bytes) -> None:
+    """Write a packed base to a file that onnxruntime reads, in a folder that the bundle removes."""
+    folder = tempfile.mkdtemp(prefix="onnxtrain-base-")
+    weakref.finalize(bundle, shutil.rmtree, folder, ignore_errors=True)
+    bundle.base = Path(folder, Path(_base_name(bundle.graphs) or BASE_DATA).name)
+    bundle.base.write_bytes(data)
 
 
 def _from_file(path: Path) -> Bundle:
@@ -162,12 +183,15 @@ def _from_file(path: Path) -> Bundle:
             found = f"{str(path)!r} is of format {content['onnxtrain-artifacts']!r}"
             raise ModelError(f"{found}, and onnxtrain knows format {FORMAT}: use a newer version")
         files = content["files"]
-        known = [n for n in (*GRAPHS, "checkpoint", "nominal_checkpoint") if n in files]
+        known = [n for n in (*GRAPHS, "checkpoint", "nominal_checkpoint", BASE_DATA) if n in files]
         parts = {name: base64.b64decode(files.pop(name), validate=True) for name in known}
         checkpoint = parts.pop("checkpoint", None) or parts.pop("nominal_checkpoint")
+        base = parts.pop(BASE_DATA, None)
         bundle = Bundle(str(path), parts, checkpoint)
         if bundle.version != content["version"] or "training_model" not in parts:
             raise ValueError("its content does not match its version")
+        if base is not None:
+            _unpack_base(bundle, base)
     except OnnxTrainError:
         raise
     except Exception as error:  # json raises RecursionError too, for one

@@ -10,17 +10,21 @@ import onnx
 
 from onnxtrain.errors import ArgumentError
 from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
+from onnxtrain.offline.add_loss import Loss
 from onnxtrain.offline.blocks.values import defined_names
 from onnxtrain.offline.frontend.load import ModelLike, read_model
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.lora import Lora
+from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.decoder_inputs import read_whole_sequences
 from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
 from onnxtrain.offline.passes.lora.add import Adapted, add_lora
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
+from onnxtrain.offline.passes.sparse.prepare import add_sparse
 from onnxtrain.offline.selection import listed
-from onnxtrain.offline.train_words import Train, items_of, split_lora
+from onnxtrain.offline.sparse import Sparse
+from onnxtrain.offline.train_words import Train, items_of, split_lora, split_sparse
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,13 @@ def forward_model(
     classes: int | Sequence[str] | None,
     after: str | None,
     dynamic_batch: bool,
+    loss: Loss | None = None,
+    optimizer: Optimizer | None = None,
 ) -> ForwardModel:
-    """Return the model to train, for the arguments of `prepare` of these names."""
+    """Return the model to train, for the arguments of `prepare` of these names.
+
+    Loss and optimizer say which channels train, where "sparse" leaves that to us.
+    """
     of, items, about = listed(of), items_of(train), ModelMetadata()
     made: list[str] = []  # the parameters of a new layer
     if dynamic_batch:
@@ -72,11 +81,32 @@ def forward_model(
     for stale in ("lora", "base"):  # of what an earlier adapter was trained on
         properties.pop(f"{PREFIX}{stale}", None)
     properties |= about.properties()
-    loras, names = split_lora(items, frozenset(defined_names(proto.graph)))
-    found = ForwardModel(proto, path, of, names or made or names, properties, _note_on_opset(proto))
-    found = _with_lora(found, loras, made)
+    known = frozenset(defined_names(proto.graph))
+    sparse, others = split_sparse(items, known)
+    loras, names = split_lora(others, known)
+    trained = [*(names or ()), *made] if sparse is not None else names or made or names
+    found = ForwardModel(proto, path, of, trained, properties, _note_on_opset(proto))
+    if sparse is not None and loras:
+        raise ArgumentError("sparse and lora do not go together: train one or the other")
+    if loras:
+        found = _with_lora(found, loras, made)
     whole = read_whole_sequences(found.proto)  # the slots are those of the model as it was given
-    return replace(found, proto=whole.proto, notes=(*found.notes, *whole.notes))
+    found = replace(found, proto=whole.proto, notes=(*found.notes, *whole.notes))
+    return found if sparse is None else _with_sparse(found, sparse, loss, optimizer)
+
+
+def _with_sparse(
+    found: ForwardModel, sparse: Sparse, loss: Loss | None, optimizer: Optimizer | None
+) -> ForwardModel:
+    """Return a model whose channels are chosen by what they gain for a loss."""
+    trained = list(found.train or ())
+    made = add_sparse(found.proto, found.path, sparse, loss, found.of, optimizer, trained)
+    return replace(
+        found,
+        proto=made.proto,
+        train=[*made.rows, *trained],
+        notes=(*found.notes, made.note),
+    )
 
 
 def _with_lora(found: ForwardModel, loras: Sequence[Lora], made: Sequence[str]) -> ForwardModel:

@@ -5,26 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-import onnx_ir as ir
-
-from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
-from onnxtrain.offline.autodiff.expand import expand_by_definition
+from onnxtrain.offline.choices import step_memory, weigh
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike, read_model
-from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.limits import Limits, limited
-from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.inspect_notes import notes_on
-from onnxtrain.offline.memory import Activations, estimate
-from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.feature_values import feature_values
-from onnxtrain.offline.passes.gelu import join_gelu
 from onnxtrain.offline.passes.tie_weights import find_tied
 from onnxtrain.offline.report import Report, type_of
 from onnxtrain.offline.selection import Role, output_named, survey
+from onnxtrain.offline.train_words import Train
 
 
 @limited("inspecting")
@@ -35,6 +28,7 @@ def inspect(
     bn: BatchNormMode | None = None,
     tie_weights: bool = True,
     sizes: Mapping[str, int] | None = None,
+    train: Iterable[Train] = (),
     limits: Limits | None = None,
 ) -> Report:
     """Tell what of a model would train, and what stands in the way.
@@ -46,10 +40,12 @@ def inspect(
         tie_weights: whether matrices of equal values train as one parameter, as for training.
         sizes: numbers for symbolic dimensions, by name, for the estimate of memory. The report
             says what was assumed for others.
+        train: what `prepare` takes as `train`, several of them: `choices` of the report tells how
+            many parameters each would train, and how much memory it takes.
         limits: how much the model may ask for, where the defaults of `Limits` are too low.
 
     Examples:
-        >>> print(onnxtrain.inspect("mobilenet.onnx"))
+        >>> print(onnxtrain.inspect("mobilenet.onnx", train=["lora", "bias", ["last:3", "norm"]]))
 
     """
     proto, _ = read_model(model)
@@ -90,28 +86,9 @@ def inspect(
         features=features,
         notes=tuple(notes_on(graph, output, found)),
         cut_by=found.cut_by if unreached or not weights else (),
-        activations=_activations(canonical, of, trains, bn, sizes) if trains else None,
+        choices=tuple(
+            weigh(model, of, choice, bn=bn, tie_weights=tie_weights, sizes=sizes)
+            for choice in train
+        ),
+        activations=step_memory(canonical, of, trains, bn, sizes) if trains else None,
     )
-
-
-def _activations(
-    model: ir.Model,
-    of: str | None,
-    weights: Sequence[ir.Value],
-    bn: BatchNormMode | None,
-    sizes: Mapping[str, int] | None,
-) -> Activations:
-    """Differentiate a canonical model, which is changed, and estimate what the result takes."""
-    set_batch_norm_mode(model, bn)
-    graph, opset = model.graph, model.opset_imports[""]
-    output = output_named(graph, of)
-    expand_by_definition(model, lambda: ActivePath(list(graph), weights, [output], opset))
-    op = Ops(graph, opset)
-    with op.arithmetic():
-        seed = op.zeros_like(output)
-    rules = join_gelu(graph, [*weights, output])
-    gradients = differentiate(op, list(graph), {output: seed}, weights, rules=rules)
-    graph.outputs.clear()
-    graph.outputs.extend(value for value in gradients.values() if value is not None)
-    sweep(graph)
-    return estimate(skeleton(model), sizes)

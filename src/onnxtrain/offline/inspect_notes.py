@@ -18,6 +18,7 @@ def notes_on(graph: ir.Graph, output: ir.Value, found: Survey) -> Iterator[str]:
     yield from _on_probabilities(output)
     yield from _on_batch_norm(graph)
     yield from notes_on_integers(found)
+    yield from _on_obstacles(found)
 
 
 def _on_batch(graph: ir.Graph) -> Iterator[str]:
@@ -79,6 +80,15 @@ def _on_batch_norm(graph: ir.Graph) -> Iterator[str]:
         yield (
             "No BatchNormalization left: folded into Conv? Trained from scratch, such a model "
             "loses accuracy: export it unfolded (torch: optimize=False, in training mode)."
+        )
+
+
+def _on_obstacles(found: Survey) -> Iterator[str]:
+    """Say what trains weights that receive no gradient."""
+    if found.blocked or (found.unreached and found.cut_by):
+        yield (
+            "What receives no gradient can train with optimizer='mezo', by two forward passes a "
+            "step; that takes 10 to 100 times as many steps."
         )
 
 

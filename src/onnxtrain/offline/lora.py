@@ -30,7 +30,7 @@ class Lora:
         seed: of the random numbers that A begins with.
 
     Examples:
-        >>> onnxtrain.prepare("model.onnx", train=onnxtrain.Lora(rank=16, layers="*attention*"))
+        >>> onnxtrain.prepare("mobilenet.onnx", train=onnxtrain.Lora(rank=4, layers="fc*"))
 
     """
 

@@ -19,6 +19,7 @@ from onnxtrain.errors import (
     UnknownNameWarning,
 )
 from onnxtrain.offline.autodiff.engine import operator_name
+from onnxtrain.offline.optimizers.mezo import SLOW
 from onnxtrain.offline.passes.tie_weights import Tied, with_tied
 from onnxtrain.offline.selection import Role, Survey, some_of, why_nothing_trains
 from onnxtrain.offline.train_words import names_by_word, near_word
@@ -80,8 +81,11 @@ def nothing_trains(found: Survey, train: object, freeze: object) -> OnnxTrainErr
 def notes_on_blocked(found: Survey, trains: Sequence[str], asked: object) -> Iterator[str]:
     """Say, with a warning too, which weights an operator without a gradient keeps from training.
 
-    Who asks for such weights by name gets an error instead.
+    Who asks for such weights by name gets an error instead. Where no gradient is needed, say that
+    this is slow.
     """
+    if not found.by_gradient:
+        yield SLOW
     if asked is None and found.blocked and not found.blocked.intersection(trains):
         first, *more = found.without_gradient()
         note = (

@@ -13,13 +13,14 @@ from typing import Any
 from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss
 from onnxtrain.offline.artifacts import Artifacts
+from onnxtrain.offline.estimated_gradients import loss_gradients
 from onnxtrain.offline.forward_model import forward_model
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.inspect_notes import notes_on_integers
 from onnxtrain.offline.named import make_optimizer, require_choice
-from onnxtrain.offline.optimizers import Optimizer
+from onnxtrain.offline.optimizers import Optimizer, needs_gradient
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
@@ -30,7 +31,6 @@ from onnxtrain.offline.train_words import Train
 from onnxtrain.offline.training_graph import (
     LossGradients,
     Target,
-    differentiate_loss,
     evaluation_graph,
     optimizer_graph,
     step_graph,
@@ -80,14 +80,14 @@ def prepare(
     Args:
         model: the forward model, or the path to its file; it is not changed.
         output: the folder to write to. It is created.
-        train: words ("lora", "bias", "norm", "head", "last:3"), names, patterns ("classifier.*"),
-            an `onnxtrain.Lora`; by default every weight that the loss depends on trains.
+        train: words ("lora", "bias", "norm", "head", "last:3", "sparse:200MB"), names, patterns, an
+            `onnxtrain.Lora` or `Sparse`; by default every weight that the loss depends on trains.
         freeze: names or patterns of parameters that do not train.
         loss: a name ("cross_entropy", "mse", "huber:delta=0.5"), an object of `onnxtrain.losses`,
             a function over block operators, a Block, or an ONNX model; None where the first output
             is the loss already.
         optimizer: a name ("adamw", "sgd:momentum=0.9") or an object of `onnxtrain.optim`; None for
-            no optimizer graph.
+            no optimizer graph. "mezo" needs no gradients, and is slow.
         of: the values that the loss is computed from; the outputs of the model by default.
         outputs: values to return beside the loss; the outputs of the model by default.
         classes: replace the last layer by a new one for so many classes, which alone trains unless
@@ -127,7 +127,7 @@ def prepare(
     library, chosen = find_library(custom_op_library), make_optimizer(optimizer, proximal)
 
     # 1. The model, and the loss behind it.
-    forward = forward_model(model, of, train, classes, after, dynamic_batch)
+    forward = forward_model(model, of, train, classes, after, dynamic_batch, loss, chosen)
     with_loss, names, brought, notes, activation = add_loss(
         forward.proto, forward.path, loss, forward.of, outputs, sample_weight=sample_weight
     )
@@ -135,7 +135,7 @@ def prepare(
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss, located=True)
-    found = survey(canonical, names[0], brought)
+    found = survey(canonical, names[0], brought, by_gradient=needs_gradient(chosen))
     tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, forward.train, listed(freeze), tied)
     if not trains and (chosen is not None or (forward.train is None and not freeze)):
@@ -148,7 +148,7 @@ def prepare(
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
-        return differentiate_loss(canonical, names, trains, frozen, bn=mode, lean=lean)
+        return loss_gradients(canonical, names, trains, frozen, chosen, bn=mode, lean=lean)
 
     def build(source: LossGradients, early: bool = False, last: bool = False) -> Models:
         made = {"training_model": training_graph(source, target, early=early)}
@@ -177,7 +177,7 @@ def prepare(
         graph = write_files(
             folder, models, parameters, names, nominal_checkpoint, memory=memory, target=target,
             native=native, precision=precision, on_cpu=on_cpu, properties=properties,
-            ort_format=ort_format, adapted=forward.adapted,
+            ort_format=ort_format, adapted=forward.adapted, described=source.described,
         )  # fmt: skip
         notes = (*notes, *(verify_graphs(folder, models, library) if verify else ()))
         if ort_format:

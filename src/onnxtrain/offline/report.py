@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnxtrain.errors import one_line
+from onnxtrain.offline.choices import Choice
 from onnxtrain.offline.memory import Activations, megabytes
 from onnxtrain.offline.selection import Finding, some_of, why_nothing_trains
 
@@ -40,6 +41,7 @@ class Report:
     features: dict[str, str]  # values that `replace_classifier` can put a layer behind (after=)
     notes: tuple[str, ...]  # what to know before training, in sentences
     cut_by: tuple[str, ...] = ()  # the operators that end the gradient before what is unreached
+    choices: tuple[Choice, ...] = ()  # what each way to train takes, where it was asked for
 
     @property
     def parameter_count(self) -> int:
@@ -105,6 +107,7 @@ class Report:
             ("constants", f"{len(self.constants)} tensors"),
             *_grouped(self.tensors[n] for n in self.constants if not self.tensors[n].is_plain),
             ("activations", str(self.activations or "not known: there is no gradient")),
+            *_weighed(self.choices),
             ("renamed", self._renamed()),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),
@@ -123,6 +126,21 @@ class Report:
             f"{len(renamed)} weights; patterns match their names in torch too: {first.name!r} is "
             f"{' and '.join(first.modules)}"
         )
+
+
+def _weighed(choices: Sequence[Choice]) -> Iterator[tuple[str, str]]:
+    """Yield a line for each choice: what it trains, and what that takes."""
+    width = max((len(choice.train) for choice in choices), default=0)
+    for choice in choices:
+        text = f"{choice.train:{width}}  "
+        if choice.problem:
+            text += f"cannot train: {choice.problem}"
+        else:
+            text += (
+                f"{choice.parameters:>12,} parameters, {megabytes(choice.parameter_bytes)} with "
+                f"AdamW; a step {str(choice.activations).partition(' (')[0]}"
+            )
+        yield "train=", text
 
 
 def type_of(value: ir.Value) -> str:

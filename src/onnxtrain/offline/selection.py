@@ -25,7 +25,7 @@ from onnxtrain.offline.frontend.torch_notes import TorchNotes, module_of
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.op_facts import READS_SHAPE
 from onnxtrain.offline.graph.shapes import is_float
-from onnxtrain.offline.graph.subgraphs import captured_values, subgraphs_of
+from onnxtrain.offline.graph.subgraphs import ancestors, captured_values, subgraphs_of
 from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use, is_quantized
 
 Names = str | Iterable[str]
@@ -74,6 +74,7 @@ class Survey:
     output: ir.Value
     findings: dict[str, Finding]
     reached: frozenset[str]  # the floats that receive a gradient, weights or constants
+    by_gradient: bool = True  # or else the floats that the output depends on in any way
 
     @cached_property
     def roles(self) -> dict[str, Role]:
@@ -118,6 +119,8 @@ class Survey:
 
     def without_gradient(self) -> tuple[str, ...]:
         """List the operators without a gradient between the weights and the output."""
+        if not self.by_gradient:
+            return ()
         return tuple(
             f"{operator_name(n)} (node {n.name!r}): "
             f"{refusal(n.op_type, n.domain) or 'no gradient rule'}"
@@ -145,6 +148,8 @@ class Survey:
     @cached_property
     def blocked(self) -> frozenset[str]:
         """The weights that reach the output through an operator without a gradient."""
+        if not self.by_gradient:
+            return frozenset()
         path, nodes = self._expanded
         bodies = {b: outer for outer in path.edges for b in subgraphs_of(outer)} if nodes else {}
         outer = {inner: node for body, node in bodies.items() for inner in body.all_nodes()}
@@ -170,7 +175,8 @@ def why_nothing_trains(
     if unreached and cut_by:
         return (
             f"no gradient comes to {some_of(unreached, 3)}{cut}. Say which output the loss reads "
-            f"(of=...), or put a new layer before that (classes=..., after=...){or_by_name}"
+            f"(of=...), put a new layer before that (classes=..., after=...), or train without "
+            f"gradients, which is slow (optimizer='mezo'){or_by_name}"
         )
     if unreached:
         return (
@@ -192,13 +198,20 @@ def holders_of_integers(findings: Iterable[Finding]) -> dict[str, int]:
     return dict(Counter(kind.removeprefix(_QUANTIZED) for kind in kinds))
 
 
-def survey(model: ir.Model, output: ir.Value | str, brought: Collection[str] = ()) -> Survey:
+def survey(
+    model: ir.Model,
+    output: ir.Value | str,
+    brought: Collection[str] = (),
+    *,
+    by_gradient: bool = True,
+) -> Survey:
     """Sort the initializers of a canonical model by their role for `output`.
 
     A weight is a float that receives a gradient from `output` and that a layer uses as a weight.
     What torch notes as a parameter is a weight too, and what it notes as a buffer is none. A
     Constant node is a constant unless the model keeps its weights in Constant nodes. What a loss
-    brought with it (`brought`, by name) is a constant.
+    brought with it (`brought`, by name) is a constant. Without `by_gradient`, it is enough that
+    the output depends on a float, whether that has a gradient or not.
     """
     graph = model.graph
     if isinstance(output, str):
@@ -206,12 +219,23 @@ def survey(model: ir.Model, output: ir.Value | str, brought: Collection[str] = (
     statistics = set(running_statistics(graph))
     floats = [v for v in graph.initializers.values() if is_float(v) and not v.is_graph_input()]
     candidates = [v for v in floats if v.name not in statistics]
-    path = ActivePath(list(graph), candidates, [output], model.opset_imports[""])
-    reached = set(path.reached())
+    if by_gradient:
+        path = ActivePath(list(graph), candidates, [output], model.opset_imports[""])
+        reached = set(path.reached())
+    else:
+        reached = _read_by(output).intersection(candidates)
     sorter = _Sorter(model, statistics, brought, reached)
     drafts = [sorter.find(value) for value in graph.initializers.values()]
     findings = _name_matrices({f.name: f for f in _settle_constants(drafts, graph)})
-    return Survey(model, output, findings, frozenset(v.name or "" for v in reached))
+    names = frozenset(v.name or "" for v in reached)
+    return Survey(model, output, findings, names, by_gradient)
+
+
+def _read_by(output: ir.Value) -> set[ir.Value]:
+    """Return all that an output is computed from."""
+    producer = output.producer()
+    nodes = ancestors([] if producer is None else [producer])
+    return {v for n in nodes for v in (*n.inputs, *captured_values(n)) if v is not None}
 
 
 class _Sorter:

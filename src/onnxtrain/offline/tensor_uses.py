@@ -31,7 +31,7 @@ from onnxtrain.offline.graph.op_facts import (
     SETTING_INPUTS,
     TAKES_PARTS,
 )
-from onnxtrain.offline.graph.quantized_operators import BIAS, is_kept
+from onnxtrain.offline.graph.quantized_operators import form_of
 from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
@@ -118,7 +118,8 @@ class TensorUses:
             return self._parameter(node, label, value)
         if setting is not None:
             return Use(f"{setting} of {op}", node, is_guess="state" in setting)
-        if is_kept(node) and index == BIAS:
+        form = form_of(node)
+        if form is not None and index == form.bias:
             return Use(f"bias of {operator_name(node)}", node, True, leaves=("bias",))
         if self._stops(node, index):
             return Use(f"setting of {op}", node)

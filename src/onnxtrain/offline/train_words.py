@@ -1,4 +1,4 @@
-"""The words that say what trains: "lora", "bias", "norm", "head", "last:3".
+"""The words that say what trains: "lora", "bias", "norm", "head", "last:3", "sparse:200MB".
 
 A word that is also the name of an initializer or input means that tensor. Everything else is a name
 or a pattern (`patterns.py`).
@@ -7,7 +7,7 @@ or a pattern (`patterns.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 import onnx_ir as ir
@@ -17,24 +17,45 @@ from onnxtrain.offline.graph.op_facts import PRODUCTS, RECURRENT
 from onnxtrain.offline.lora import Lora
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.selection import Finding, Role, Survey, some_of
+from onnxtrain.offline.sparse import Sparse
 from onnxtrain.offline.tensor_uses import TensorUses
 
-Train = str | Lora | Iterable[str | Lora]
-WORDS = ("lora", "bias", "norm", "head", "last")
+Item = str | Lora | Sparse
+Train = Item | Iterable[Item]
+WORDS = ("lora", "bias", "norm", "head", "last", "sparse")
 _NORM = re.compile(r"\b(scale|bias) of (\w*Normalization|normalization)\b")
 
 
-def items_of(train: Train | None) -> list[str | Lora] | None:
+def items_of(train: Train | None) -> list[Item] | None:
     """Return what trains as a list; None stays None."""
-    if train is None or isinstance(train, str | Lora):
+    if train is None or isinstance(train, Item):
         return None if train is None else [train]
     given = list(train)
     for item in given:
-        if not isinstance(item, str | Lora):
+        if not isinstance(item, Item):
             raise ArgumentTypeError(
-                f"train takes words, names, patterns and onnxtrain.Lora, not {item!r}"
+                f"train takes words, names, patterns, onnxtrain.Lora and Sparse, not {item!r}"
             )
     return given
+
+
+def split_sparse(
+    items: Sequence[Item] | None, names: Collection[str]
+) -> tuple[Sparse | None, list[str | Lora] | None]:
+    """Tell "sparse:200MB" and `Sparse` from the rest; what is among `names` is a name."""
+    if items is None:
+        return None, None
+    found, rest = list[Sparse](), list[str | Lora]()
+    for item in items:
+        if isinstance(item, Sparse):
+            found.append(item)
+        elif isinstance(item, str) and _word(item) == "sparse" and item not in names:
+            found.append(Sparse(item.partition(":")[2].strip()))
+        else:
+            rest.append(item)
+    if len(found) > 1:
+        raise ArgumentError("train has sparse more than once: give one memory for all layers")
+    return (found[0] if found else None), rest
 
 
 def split_lora(
@@ -61,9 +82,9 @@ def names_by_word(text: str, found: Survey) -> list[str] | None:
         return _last(found, text, count)
     if word not in WORDS or count:
         return None
-    if word == "lora":
+    if word in ("lora", "sparse"):
         raise ArgumentError(
-            "train='lora' is for prepare: here, train takes the names of tensors of the model"
+            f"train={word!r} is for prepare: here, train takes the names of tensors of the model"
         )
     chosen = {"bias": _biases, "norm": _norms, "head": _heads}[word](found)
     if not chosen:
@@ -79,7 +100,8 @@ def near_word(text: str) -> str:
     near = get_close_matches(_word(text), WORDS, 1, 0.7)
     if not near or "." in text or "*" in text:
         return ""
-    return f"Did you mean the word {'last:3' if near[0] == 'last' else near[0]!r}?"
+    meant = {"last": "last:3", "sparse": "sparse:200MB"}.get(near[0], near[0])
+    return f"Did you mean the word {meant!r}?"
 
 
 _MEANING = {"bias": "bias", "norm": "scale or bias of a normalization", "head": "layer"}

@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 
 import onnxtrain.offline.autodiff.rules  # noqa: F401  (registers the rules)
-from onnxtrain.errors import NotDifferentiableError, UnknownNameError
+from onnxtrain.errors import ArgumentError, NotDifferentiableError
 from onnxtrain.format.names import ACCUMULATED, BUFFER, GRADIENT, LAZY_RESET, RANDOM_SEED
 from onnxtrain.offline.autodiff.engine import ActivePath, differentiate
 from onnxtrain.offline.autodiff.expand import expand_by_definition
@@ -30,12 +30,19 @@ from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.fused import expand_trained
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.loss_model import (
+    Tensors,
+    choose_outputs,
+    loss_model,
+    promote,
+    values_by_name,
+)
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
 from onnxtrain.offline.optimizers.accumulation import accumulate
 from onnxtrain.offline.optimizers.finite_guard import check_finite, early_check, update_if
 from onnxtrain.offline.optimizers.in_place import after_readers
+from onnxtrain.offline.optimizers.mezo import MeZO
 from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import (
     BatchNormMode,
@@ -45,14 +52,15 @@ from onnxtrain.offline.passes.batch_norm import (
 from onnxtrain.offline.passes.chunked_loss import chunk_losses
 from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
 from onnxtrain.offline.passes.gelu import join_gelu
-from onnxtrain.offline.passes.linear_layers import join_linear_layers
+from onnxtrain.offline.passes.late_expansion import expand_late
+from onnxtrain.offline.passes.quantized_tables import look_up_integers
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
+from onnxtrain.offline.passes.sparse.gradient import join_sparse
 from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
 from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
 
 Target = Literal["cpu", "webgpu"]
-Tensors = dict[str, ir.TensorProtocol]
 
 
 @dataclass
@@ -76,11 +84,22 @@ class LossGradients:
     forward: frozenset[str]  # the values of the forward pass
     data: frozenset[str]  # the inputs that are not parameters
     fed: frozenset[str]  # the targets that are inputs: they have gradients, but no updates
+    slope: str | None = None  # of an estimate: how the loss changes along a random direction
+
+    @property
+    def described(self) -> str:
+        """The graph that says how much memory a step takes: estimates need not exist as a whole."""
+        return "training_model" if self.slope is None else "step_model"
 
     def rematerialized(
         self, kept: Collection[str], sizes: Mapping[str, int]
     ) -> tuple[LossGradients, dict[str, str]]:
         """Return a copy whose backward pass computes again what is not kept, and what it copies."""
+        if self.slope is not None:
+            raise ArgumentError(
+                "memory_budget is smaller than what MeZO takes, which keeps nothing of the forward "
+                "pass that could be computed again: leave memory_budget out"
+            )
         made = _Copy.of(self, join=False)
         results = [*made.gradients.values(), *made.updates.values()]
         copies = rematerialize(made.op, results, self.forward, self.data, kept, sizes)
@@ -131,47 +150,39 @@ def differentiate_loss(
 
     `lean` prefers gradients that take little memory, if more time.
     """
-    model = canonical.clone()
-    expand_trained(model, trainable)
-    graph = model.graph
-    updates = set_batch_norm_mode(model, bn, keep_statistics=True)
-    join_linear_layers(model)
-    data = {str(v.name) for v in graph.inputs if v.name not in graph.initializers}
-    _choose_outputs(graph, outputs)
-    targets = _targets(graph, trainable, updates)
-    fed = frozenset(str(v.name) for v in targets if v.is_graph_input())
-    stored = {*trainable, *frozen, *updates}
-    tensors = {
-        name: value.const_value
-        for name, value in graph.initializers.items()
-        if name in stored and value.const_value is not None
-    }
-    _promote(graph, [*trainable, *updates])
-    loss = graph.outputs[0]
-    _require_scalar(loss)
+    start = loss_model(canonical, outputs, trainable, frozen, bn=bn)
+    model, targets, updates = start.model, start.targets, start.updates
+    graph, loss = model.graph, start.loss
     _require_gradient(model, targets, loss)
     op = Ops(graph, model.opset_imports[""])
     op.lean = lean
     seed_random_bodies(op, graph)
+    look_up_integers(op, graph)
     losses = chunk_losses(op, graph, targets, gradient=True)
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
-    rules = {**join_gelu(graph, [*targets, loss]), **join_attention(op, graph, [loss], targets)}
-    rules.update(losses)
+    rules = {
+        **join_gelu(graph, [*targets, loss]),
+        **join_attention(op, graph, [loss], targets),
+        **join_sparse(op, graph, targets),
+        **losses,
+    }
     nodes = list(graph)
     found = differentiate(op, nodes, {loss: seed}, targets, rules=rules, finite_seeds=True)
     with op.arithmetic():
         gradients = {v: g if (g := found[v]) is not None else op.zeros_like(v) for v in targets}
-    sweep(graph, keep=[*gradients.values(), *updates.values()])
+    results = [*gradients.values(), *updates.values()]
+    sweep(graph, keep=results)
+    forward |= expand_late(op, graph, forward, results)
     seed_random_nodes(op, graph)
     return LossGradients(
         model,
         {str(v.name): str(gradient.name) for v, gradient in gradients.items()},
         {name: str(value.name) for name, value in updates.items()},
-        tensors,
+        start.tensors,
         frozenset(forward),
-        frozenset({*data, RANDOM_SEED}),
-        fed,
+        frozenset({*start.data, RANDOM_SEED}),
+        start.fed,
     )
 
 
@@ -191,70 +202,6 @@ def _require_gradient(model: ir.Model, targets: Sequence[ir.Value], loss: ir.Val
         )
 
 
-def _targets(
-    graph: ir.Graph, names: Sequence[str], statistics: Mapping[str, ir.Value]
-) -> list[ir.Value]:
-    inputs = {v.name: v for v in graph.inputs}
-    targets = []
-    for name in dict.fromkeys(names):
-        value = graph.initializers.get(name) or inputs.get(name)
-        if value is None:
-            raise UnknownNameError(
-                f"requires_grad names {name!r}, which is neither an initializer nor an input of "
-                "the model"
-            )
-        if name in statistics:
-            raise NotDifferentiableError(
-                f"{name!r} is a running statistic of BatchNormalization: it is updated, not trained"
-            )
-        if not is_float(value):
-            raise NotDifferentiableError(
-                f"{name!r} is of type {value.dtype}; only floats can be trained"
-            )
-        targets.append(value)
-    order = {v: i for i, v in enumerate((*graph.inputs, *graph.initializers.values()))}
-    return sorted(targets, key=lambda v: order[v])
-
-
-def _promote(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Turn initializers that training changes into inputs of the graph."""
-    wanted = set(names)
-    for name in [n for n in graph.initializers if n in wanted]:
-        value = graph.initializers.pop(name)
-        value.const_value = None
-        if not value.is_graph_input():
-            graph.inputs.append(value)
-
-
-def _choose_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    values = _values_by_name(graph)
-    unknown = [n for n in names if n not in values]
-    if unknown:
-        raise UnknownNameError(
-            f"the model has no value {', '.join(map(repr, unknown))} to return: choose outputs "
-            "among the values of the model"
-        )
-    graph.outputs.clear()
-    graph.outputs.extend(values[n] for n in names)
-
-
-def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
-    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    values.update((str(v.name), v) for node in graph for v in node.outputs)
-    return values
-
-
-def _require_scalar(loss: ir.Value) -> None:
-    dims = dims_of(loss)
-    if not is_float(loss):
-        raise NotDifferentiableError(f"the loss {loss.name!r} is of type {loss.dtype}, not a float")
-    if dims is None or any(d != 1 for d in dims):
-        raise NotDifferentiableError(
-            f"the loss {loss.name!r} has the shape {loss.shape}; training needs a single number: "
-            "reduce it to its mean or sum (reduction='mean')"
-        )
-
-
 # ---- what comes behind the gradients -------------------------------------------------------------
 
 
@@ -271,7 +218,7 @@ class _Copy:
     def of(source: LossGradients, *, join: bool = True, last: bool = False) -> _Copy:
         """Copy a model, or take it as it is where this is its last use."""
         model = source.model if last else source.model.clone()
-        values = _values_by_name(model.graph)
+        values = values_by_name(model.graph)
         op = Ops(model.graph, model.opset_imports[""])
         gradients = {values[target]: values[name] for target, name in source.gradients.items()}
         made = [values[name] for name in source.updates.values()]
@@ -376,6 +323,12 @@ def step_graph(
     own = _Copy.of(source, last=last)
     op, graph = own.op, own.model.graph
     own.gradients = {v: g for v, g in own.gradients.items() if v.name not in source.fed}
+    if source.slope and isinstance(optimizer, MeZO) and target == "cpu" and not proximal:
+        slope = values_by_name(graph)[source.slope]
+        graph.outputs.extend(
+            optimizer.write_step(op, graph, list(own.gradients), slope, own.updates)
+        )
+        return _complete(own.model, target)
     gradients = own.in_order()
     if proximal:
         gradients = add_proximal(op, gradients)
@@ -397,12 +350,12 @@ def evaluation_graph(
     model = canonical.clone()
     expand_trained(model, source.gradients)
     set_batch_norm_mode(model, "frozen")
-    _choose_outputs(model.graph, outputs)
+    choose_outputs(model.graph, outputs)
     for node in model.graph.all_nodes():
         if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
             node.replace_input_with(2, None)
     chunk_losses(Ops(model.graph, model.opset_imports[""]), model.graph, (), gradient=False)
-    _promote(model.graph, [*source.gradients, *source.updates])
+    promote(model.graph, [*source.gradients, *source.updates])
     return _complete(model, target)
 
 

@@ -7,6 +7,7 @@ from onnxtrain.device.loop.fit import fit
 from onnxtrain.device.loop.history import EpochRecord, History
 from onnxtrain.device.loop.monitor import EarlyStopping
 from onnxtrain.device.loop.nan_guard import CheckFinite
+from onnxtrain.device.loop.replay import Replay
 from onnxtrain.device.loop.tensorboard import TensorBoard
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "EarlyStopping",
     "EpochRecord",
     "History",
+    "Replay",
     "Run",
     "SaveCheckpoint",
     "TensorBoard",

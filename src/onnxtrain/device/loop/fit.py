@@ -21,10 +21,11 @@ from onnxtrain.device.loop.monitor import Best, EarlyStopping, find_monitor
 from onnxtrain.device.loop.nan_guard import CheckFinite, NanGuard
 from onnxtrain.device.loop.old_keywords import accepts_old_keywords
 from onnxtrain.device.loop.progress import ProgressDisplay, make_progress
+from onnxtrain.device.loop.replay import Replay, RunReplay
 from onnxtrain.device.loop.resume_state import begin_or_resume, check_settings, saved_record
 from onnxtrain.device.loop.run import Loop
 from onnxtrain.device.loop.schedule import make_schedule
-from onnxtrain.device.loop.weights import ClassWeight, with_weights
+from onnxtrain.device.loop.weights import ClassWeight, with_weights, without_weights
 from onnxtrain.device.schedules import Plateau
 from onnxtrain.errors import ArgumentError
 from onnxtrain.format.names import SAMPLE_WEIGHT
@@ -61,6 +62,7 @@ def fit(
     class_weight: ClassWeight = None,
     sample_weight: Any = None,
     nonfinite: Literal["stop", "skip"] | int = "stop",
+    replay: int | str | Replay | None = None,
 ) -> History:
     """Train for some epochs, and return the history of the run.
 
@@ -106,6 +108,10 @@ def fit(
         nonfinite: what to do with a batch whose loss or gradients are infinite or NaN, which never
             changes anything: "stop" with an error, or "skip" it, up to ten in a row, or as many as
             given here. `History.skipped` counts them.
+        replay: mix samples of earlier runs into each batch, so that what they taught is not
+            forgotten, and keep some of this run for later ones: so many samples, as many as fit
+            into "5MB", or `Replay(...)`. The checkpoint has them; with `cache_features` it has
+            their features instead.
 
     """
     # The arguments, one by one.
@@ -151,9 +157,11 @@ def fit(
     # Its data.
     inputs = session.input_types()
     data, complete = with_weights(data, inputs, class_weight, sample_weight)
+    labels = without_weights(inputs)[-1].name
+    memory = RunReplay.of(replay, session, labels, state.seed, state.is_resumed)
     source = make_source(
-        data, inputs, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last,
-        seed=state.seed, complete=complete,
+        data, inputs, batch_size=memory.new_in_batch(batch_size) if memory else batch_size,
+        shuffle=shuffle, drop_last=drop_last, seed=state.seed, complete=complete,
     )  # fmt: skip
     if validation_split is not None:
         if validation is not None:
@@ -183,6 +191,7 @@ def fit(
             "gradients": "mean" if average else "sum",
             "micro_batch_size": micro_batch_size,
             "cache_features": cache_features is not False,
+            "replay": None if memory is None else memory.saved_settings(),
             **rate.settings,
             **_watching(early, best, rate.monitor, evaluation),
         }
@@ -202,7 +211,8 @@ def fit(
         with cached_features(session, source, size, cache_features) as batches:
             return Loop(
                 session=session,
-                source=batches,
+                source=memory.mixed(batches, session.input_names()) if memory else batches,
+                replay=memory,
                 state=state,
                 order=order,
                 settings=settings,

@@ -22,6 +22,7 @@ from onnxtrain.device.loop.micro_batching import Accumulation
 from onnxtrain.device.loop.monitor import Best
 from onnxtrain.device.loop.nan_guard import Moment, NanGuard
 from onnxtrain.device.loop.progress import ProgressDisplay
+from onnxtrain.device.loop.replay import RunReplay
 from onnxtrain.device.loop.resume_state import KEY, ResumeState
 from onnxtrain.device.loop.schedule import RunSchedule
 from onnxtrain.errors import NonFiniteError, OnnxTrainError, StateError
@@ -57,6 +58,7 @@ class Loop:
     callbacks: Callbacks
     progress: ProgressDisplay
     most_skips: int = 0
+    replay: RunReplay | None = None
 
     def __post_init__(self) -> None:
         self._history = self.state.history
@@ -346,6 +348,8 @@ class Loop:
                 **(self.state.scheduler or {}),
                 "state": scheduler.state(),
             }
+        if self.replay is not None:
+            self.replay.record(self.state.epoch, self.state.batch)
         state.private[KEY] = self.state.to_record(
             step=optimizer.step_count,
             rate=optimizer.get_learning_rate(),

@@ -112,7 +112,8 @@ class TrainExecutor(Executor):
         inputs = {value.name for value in self.signature.inputs}
         self._differentiated_inputs = [n for n in self.signature.trained if n in inputs]
         self._trained = [n for n in self.signature.trained if n not in inputs]
-        self._direct = [n for n in self._trained if f"{n}{GRADIENT}" in graph.gradients]
+        gradients = frozenset(graph.gradients)
+        self._direct = [n for n in self._trained if f"{n}{GRADIENT}" in gradients]
         self._bindings: dict[bool, Binding] = {}  # by whether gradients start from zero
 
     def close(self) -> None:

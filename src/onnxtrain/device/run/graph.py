@@ -12,13 +12,18 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from onnxtrain.device.export.layout import stored_data, with_initializers, with_outputs
+from onnxtrain.device.run.base_file import (
+    FINDS_FILES,
+    FOLDER_OF_DATA,
+    folder_of_base,
+    read_base,
+)
 from onnxtrain.device.run.native import Library, native_status
 from onnxtrain.errors import (
     ArgumentError,
@@ -36,7 +41,6 @@ from onnxtrain.format.model.wire import Reader
 from onnxtrain.format.names import BUFFER, GRADIENT
 
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
-_FOLDER_OF_DATA = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass
@@ -184,6 +188,7 @@ class Graph:
         self._version = -1
         self._batch: int | None = None
         self._is_closed = False
+        self._base: Mapping[str, Tensor] = {}  # what the session reads, if it was read for it
         self._runs_plain = model.is_ort  # a file in the ORT format has no functions
         if model.is_ort:
             self._take_interface()
@@ -295,7 +300,8 @@ class Graph:
         if batch is not None:
             options.add_free_dimension_override_by_name(batch_symbol(self.model.inputs), batch)
         frozen, model = self._frozen.values, self.model
-        stored = [name for name in model.external if name not in model.in_base]
+        in_base = model.in_base
+        stored = [name for name in model.external if name not in in_base]
         absent = [name for name in stored if name not in frozen]
         if absent:
             raise ModelError(
@@ -306,8 +312,11 @@ class Graph:
         # The small constants that are in the file itself, with a value that no longer holds.
         inside = stored_data(model, frozen.keys() & set(model.initializer_names))
         inline = {n: frozen[n] for n, data in inside.items() if not _same(frozen[n], data)}
-        if model.in_base:
-            options.add_session_config_entry(_FOLDER_OF_DATA, str(self._folder_of_base()))
+        if in_base and FINDS_FILES:
+            options.add_session_config_entry(FOLDER_OF_DATA, str(folder_of_base(model)))
+        elif in_base:
+            self._base = read_base(model)
+            external |= self._base
         if external and own:
             names = list(external)
             options.add_external_initializers(names, [_ortvalue(external[n], n) for n in names])
@@ -333,20 +342,6 @@ class Graph:
             raise
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             raise ModelError(f"onnxruntime does not load {self.name}: {error}") from None
-
-    def _folder_of_base(self) -> Path:
-        """Return the folder of the file with the base, which onnxruntime maps into memory."""
-        path, name = self.model.path, self.model.metadata.base
-        if path is None:
-            raise ModelError(
-                f"{self.name} was given as bytes, and takes its base from the file {name!r} beside "
-                "it: give the path of the graph"
-            )
-        if not (path.parent / name).is_file():
-            raise ModelError(
-                f"{self.name} takes its base from the file {name!r} beside it, which is not there"
-            )
-        return path.parent.absolute()
 
     def _with_kernels(self, options: Any) -> AbstractContextManager[None]:
         """Register native kernels in the options of the session that is made in this context."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from onnxtrain.device.state import TrainingState
 from onnxtrain.errors import CheckpointError, ModelError
+from onnxtrain.format.committed_folder import BASE_DATA
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.generation import digest_of
 from onnxtrain.format.metadata import FORMAT
 from onnxtrain.format.model.file import ExternalTensor, ModelFile, ValueType
+from onnxtrain.format.model.source import digest_of_base
 from onnxtrain.format.names import (
     ACCUMULATED,
     BUFFER,
@@ -94,11 +96,16 @@ def proximal_of(model: ModelFile, parameters: Iterable[str]) -> set[str]:
     return {PROXIMAL_MU} | {n for p in parameters if (n := f"{p}{REFERENCE}") in names}
 
 
-def momentums_of(model: ModelFile, parameter: str) -> list[ValueType]:
-    """Return the states that an optimizer keeps for a parameter, in the order of their numbers."""
-    prefix = f"{parameter}{MOMENTUM}"
-    found = [v for v in model.inputs if _parameter_of_momentum(v.name) == parameter]
-    return sorted(found, key=lambda value: int(value.name.removeprefix(prefix)))
+def momentums_of(model: ModelFile) -> dict[str, list[ValueType]]:
+    """Return the states that an optimizer keeps, by parameter, in the order of their numbers."""
+    found: dict[str, list[ValueType]] = {}
+    for value in model.inputs:
+        if (parameter := _parameter_of_momentum(value.name)) is not None:
+            found.setdefault(parameter, []).append(value)
+    for parameter, values in found.items():
+        prefix = len(f"{parameter}{MOMENTUM}")
+        values.sort(key=lambda value: int(value.name[prefix:]))
+    return found
 
 
 def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> str:
@@ -135,10 +142,29 @@ def check_generation(model: ModelFile, state: TrainingState, earlier: str) -> st
     return own
 
 
+def check_base(model: ModelFile, state: TrainingState) -> None:
+    """Refuse the file of a base that is not the one which the graphs were written with."""
+    expected = None if state.generation is None else state.generation.files.get(BASE_DATA)
+    if model.base is not None and not model.base.is_file():
+        raise ModelError(
+            f"{model.source_name} takes its base from {model.base.name!r} beside it, which "
+            "is not there: copy it too"
+        )
+    if model.base is None or model.path is None or expected is None or model.base in state.bases:
+        return
+    if digest_of_base(model.base, model.path, expected[0]) != expected:
+        raise ModelError(
+            f"{model.base} is damaged, or belongs to other graphs: its size or checksum is not the "
+            "one that the checkpoint has for it.",
+            advice="Copy it anew. If you changed it on purpose, set `state.generation = None`.",
+        )
+    state.bases.add(model.base)
+
+
 def check_belongs(model: ModelFile, state: TrainingState, signature: GraphSignature) -> None:
     """Refuse a graph and a checkpoint that were not made for each other."""
-    about = model.metadata
-    stored = {name: tensor for name, tensor in model.external.items() if name not in model.in_base}
+    about, in_base = model.metadata, model.in_base
+    stored = {name: tensor for name, tensor in model.external.items() if name not in in_base}
     listed = (*about.trainable, *about.frozen, *about.statistics, *stored)
     missing = [name for name in listed if not state.has(name)]
     if missing:

@@ -2,7 +2,8 @@
 
 FlatBuffers' own accessors trust the file. `FlatReader` checks each offset, length and string before
 it follows it, and bounds the work by the size of the file: a file cannot crash it, keep it busy or
-fill the memory. Every error is a `CheckpointError` that names the file, the object and the byte.
+fill the memory. Every error names the file, the object and the byte: a `CheckpointError`, or what
+the caller asks for.
 
 FlatBuffers' own builder grows one buffer from the end to the front: it needs 2 GB for a model of
 1 GB, and knows the offsets of tensors last. `lay_out` puts tables, strings and short vectors first,
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from onnxtrain.errors import CheckpointError
+from onnxtrain.errors import CheckpointError, OnnxTrainError
 
 # The same bound as FlatBuffers' verifier, which ONNX Runtime runs over checkpoints.
 MAX_TABLES = 1_000_000
@@ -46,8 +47,11 @@ SCALARS = {
 class FlatReader:
     """The bytes of a FlatBuffers file, and how many of them were read."""
 
-    def __init__(self, data: memoryview, source: str) -> None:
+    def __init__(
+        self, data: memoryview, source: str, error: type[OnnxTrainError] = CheckpointError
+    ) -> None:
         self.data, self.source = data, source
+        self._error = error
         self.tables = 0
         self._read = 0
         self._strings: dict[int, str] = {}
@@ -56,7 +60,7 @@ class FlatReader:
     def fail(self, what: str, where: str, position: int | None = None) -> NoReturn:
         """Raise an error about the object `where`."""
         at = "" if position is None else f" at byte {position}"
-        raise CheckpointError(f"{self.source}: {where}{at}: {what}")
+        raise self._error(f"{self.source}: {where}{at}: {what}")
 
     def root(self, identifier: bytes, where: str) -> FlatTable:
         """The root table of a file that carries `identifier`."""
@@ -65,7 +69,8 @@ class FlatReader:
         found = bytes(self.data[4:8])
         if found != identifier:
             what = f"the file identifier is {found!r} instead of {identifier!r}"
-            self.fail(f"{what}: it is not a {where}", where, 4)
+            article = "an" if where[0] in "aeiou" else "a"
+            self.fail(f"{what}: it is not {article} {where}", where, 4)
         return FlatTable(self, self.follow(0, where), where)
 
     def need(self, position: int, size: int, where: str) -> None:

@@ -77,12 +77,13 @@ class ModelFile:
     node_count: int = 0
     opsets: dict[str, int] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)  # of the model, beside `metadata`
+    base: Path | None = None  # the file of the base, if the graph takes tensors from one
 
     @property
     def in_base(self) -> frozenset[str]:
         """The initializers that are in the file of the base, and not in the checkpoint."""
-        base = self.metadata.base
-        return frozenset(n for n, t in self.external.items() if base and t.location == base)
+        name = self.metadata.base or (self.base.name if self.base else "")
+        return frozenset(n for n, t in self.external.items() if name and t.location == name)
 
     def output_dims(self, name: str) -> tuple[int | str | None, ...] | None:
         """Return the declared shape of an output, if there is one."""
@@ -165,6 +166,8 @@ def _read_model(model: ModelFile, data: memoryview) -> ModelFile:
     metadata = model.properties.pop(METADATA_KEY, None)
     if metadata is not None:
         model.metadata = read_metadata(reader, metadata)
+    if model.path is not None and model.metadata.base:
+        model.base = model.path.parent / model.metadata.base
     _read_graph(model, reader, graph)
     return model
 
@@ -238,21 +241,33 @@ def _only(reader: Reader, message: memoryview, number: int, where: str) -> memor
 
 
 def read_value_type(reader: Reader, message: memoryview, where: str) -> ValueType:
-    """Read a ValueInfoProto."""
+    """Read a ValueInfoProto. A graph has many values of a few types: each is read once."""
     name = read_name(reader, message, 1, where)
     where = f"{where} {name!r}"
     declared = _only(reader, message, 2, where)
-    tensor = None if declared is None else _only(reader, declared, 1, where)
-    if tensor is None:
+    if declared is None:
         return ValueType(name, 0, None)
+    known = bytes(declared)
+    if known not in reader.types:
+        reader.types[known] = _read_type(reader, declared, where)
+    return ValueType(name, *reader.types[known])
+
+
+def _read_type(
+    reader: Reader, declared: memoryview, where: str
+) -> tuple[int, tuple[int | str | None, ...] | None]:
+    """Read a TypeProto: the element type, and the dimensions."""
+    tensor = _only(reader, declared, 1, where)
+    if tensor is None:
+        return 0, None
     element_type = reader.last_int64(reader.pick(tensor, where, 1)[1], where)
     shape = _only(reader, tensor, 2, where)
     if shape is None:
-        return ValueType(name, element_type, None)
+        return element_type, None
     dims = reader.messages(reader.pick(shape, where, 1)[1], where)
     if len(dims) > MAX_RANK:
         reader.fail(f"there are more than {MAX_RANK} dimensions", where)
-    return ValueType(name, element_type, tuple(_dim(reader, dim, where) for dim in dims))
+    return element_type, tuple(_dim(reader, dim, where) for dim in dims)
 
 
 def has_type(reader: Reader, message: memoryview) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 from onnxtrain.errors import ModelError
 from onnxtrain.format.file_bytes import OpenFile, require_beside
 from onnxtrain.format.folder_lock import settle
+from onnxtrain.format.generation import Digest
 from onnxtrain.format.model.tensor import ExternalTensor
 
 # The bytes of a larger file are not kept, and onnxruntime reads it by its path.
 _LARGE = 1 << 26
+_PIECE = 1 << 22
 
 
 @contextmanager
@@ -33,6 +36,16 @@ def read_bytes(path: Path) -> memoryview:
     """Return the bytes of a model file."""
     with _opened(path) as file:
         return file.read_all()
+
+
+def digest_of_base(path: Path, model: Path, size: int) -> Digest:
+    """Return size and CRC-32 of the file of a base; of one of another size, the size alone."""
+    with _opened(path) as file:
+        require_beside(path, model)
+        crc = 0
+        for start in range(0, file.size if file.size == size else 0, _PIECE):
+            crc = zlib.crc32(file.read(start, min(_PIECE, file.size - start)), crc)
+        return file.size, crc
 
 
 class ModelBytes:

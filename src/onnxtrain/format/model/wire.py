@@ -40,6 +40,8 @@ class Reader:
 
     def __init__(self, source: str, max_fields: int = MAX_FIELDS) -> None:
         self.source = source
+        # Types that were read already, by their bytes: the element type, and the dimensions.
+        self.types: dict[bytes, tuple[int, tuple[int | str | None, ...] | None]] = {}
         self._left = max_fields
 
     def fail(self, what: str, where: str, position: int | None = None) -> NoReturn:

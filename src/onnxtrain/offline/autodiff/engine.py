@@ -8,8 +8,9 @@ so the cotangents of the outputs are complete: they are added up, and the rule o
 them into contributions to the cotangents of the inputs.
 
 Only *active* nodes are visited: those that depend on a value of interest and that the output
-depends on, along edges through which a gradient can flow. An integer carries no gradient, an
-operator declared zero lets nothing through, and a rule names the inputs at which it stops.
+depends on, along edges through which a gradient can flow. An integer carries no gradient, unless it
+means a float in a quantized network; an operator declared zero lets nothing through, and a rule
+names the inputs at which it stops.
 
 Three things keep rules short, and are seen to here: shapes of cotangents are known, broadcasting is
 undone (`broadcasts=True`), and rules compute what is easy to say; what nobody needs is swept away
@@ -34,6 +35,7 @@ from onnxtrain.offline.autodiff.registry import (
     zero_reason,
 )
 from onnxtrain.offline.graph.error_context import error_context
+from onnxtrain.offline.graph.integer_operators import means_floats
 from onnxtrain.offline.graph.loop_parts import LoopParts, State
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
@@ -149,7 +151,7 @@ class ActivePath:
         self.depends = set(self._wrt)
         for node in nodes:
             if any(v in self.depends for v in self.edges[node]):
-                self.depends.update(v for v in self._dependent(node) if is_float(v))
+                self.depends.update(v for v in self._dependent(node) if _has_cotangent(v))
         matters = set(self._outputs)
         active = []
         for node in reversed(nodes):
@@ -186,7 +188,7 @@ class ActivePath:
             return
         stops = found.stops if found is not None else frozenset()
         for index, value in enumerate(node.inputs):
-            if value is not None and index not in stops and is_float(value):
+            if value is not None and index not in stops and _has_cotangent(value):
                 yield value
         captured = [v for v in captured_values(node) if is_float(v)]
         if captured and holds_paths(node):
@@ -317,6 +319,11 @@ class ActivePath:
         return steps if len(steps) <= 8 else [*steps[:4], "…", *steps[-3:]]
 
 
+def _has_cotangent(value: ir.Value) -> bool:
+    """Tell whether a gradient can flow to a value: floats, and integers that mean floats."""
+    return is_float(value) or means_floats(value)
+
+
 def holds_paths(node: ir.Node) -> bool:
     """Tell whether gradients flow through the subgraphs of a node."""
     return is_loop(node) or (node.op_type == "If" and node.domain == "")
@@ -368,7 +375,8 @@ def _settle(op: Ops, node: ir.Node, rule: Rule, value: ir.Value, cotangent: ir.V
     """Bring a contribution to the shape of its value, and check that a rule kept its promise."""
     if rule.broadcasts:
         cotangent = op.sum_to(cotangent, value)
-    if cotangent.dtype is not None and cotangent.dtype != value.dtype:
+    wanted = value.dtype if is_float(value) else ir.DataType.FLOAT
+    if cotangent.dtype is not None and cotangent.dtype != wanted:
         raise OnnxTrainError(
             f"the gradient rule of {node.op_type} returned {cotangent.dtype} for "
             f"{value.name!r}, which is {value.dtype} (node {label_of(node)!r})"
@@ -394,7 +402,10 @@ def _total(op: Ops, value: ir.Value, parts: Sequence[ir.Value]) -> ir.Value | No
     op.scope = name
     total = op.add_all(parts)
     _name(op, total, name)
-    if total.shape is None or total.type is None:
+    if not is_float(value):
+        total.dtype = ir.DataType.FLOAT
+        op.shape_as(total, value)
+    elif total.shape is None or total.type is None:
         op.type_as(total, value)
     return total
 

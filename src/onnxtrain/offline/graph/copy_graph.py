@@ -27,16 +27,21 @@ def copy_graph(
         )
         target.register_initializer(copies[value])
     for node in source:
-        inputs = [None if v is None else copies.get(v, v) for v in node.inputs]
-        attributes = [_copy_attribute(a, copies, names) for a in node.attributes.values()]
-        copy = ir.Node(
-            node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs),
-            overload=node.overload, version=node.version,
-            name=names.fresh(f"{node.name}_again") if node.name else None,
-        )  # fmt: skip
-        for old, new in zip(node.outputs, copy.outputs, strict=True):
-            copies[old] = _copy_value(old, new, names)
-        target.append(copy)
+        target.append(copy_node(node, copies, names))
+
+
+def copy_node(node: ir.Node, copies: MutableMapping[ir.Value, ir.Value], names: Names) -> ir.Node:
+    """Return a copy of a node that reads what became of its inputs; `copies` is extended."""
+    inputs = [None if v is None else copies.get(v, v) for v in node.inputs]
+    attributes = [_copy_attribute(a, copies, names) for a in node.attributes.values()]
+    copy = ir.Node(
+        node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs),
+        overload=node.overload, version=node.version,
+        name=names.fresh(f"{node.name}_again") if node.name else None,
+    )  # fmt: skip
+    for old, new in zip(node.outputs, copy.outputs, strict=True):
+        copies[old] = _copy_value(old, new, names)
+    return copy
 
 
 def _copy_value(old: ir.Value, new: ir.Value, names: Names) -> ir.Value:

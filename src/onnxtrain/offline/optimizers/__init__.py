@@ -6,6 +6,7 @@ computes the gradients. A new one is a subclass of `Optimizer` with a `formula`:
 
 from onnxtrain.offline.optimizers.clip import ClipGradNorm, ClipGradValue, GradientClip
 from onnxtrain.offline.optimizers.in_place import late_readers
+from onnxtrain.offline.optimizers.mezo import MeZO, needs_gradient
 from onnxtrain.offline.optimizers.optimizer import (
     Optimizer,
     State,
@@ -24,6 +25,7 @@ BY_NAME: dict[str, type[Optimizer]] = {
     "rmsprop": RMSprop,
     "adagrad": Adagrad,
     "lion": Lion,
+    "mezo": MeZO,
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "ClipGradValue",
     "GradientClip",
     "Lion",
+    "MeZO",
     "Optimizer",
     "ParameterGroup",
     "RMSprop",
@@ -44,6 +47,7 @@ __all__ = [
     "Updated",
     "add_proximal",
     "late_readers",
+    "needs_gradient",
     "write_optimizer",
     "write_update",
 ]

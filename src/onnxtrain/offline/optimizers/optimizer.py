@@ -308,7 +308,7 @@ def write_optimizer(
     for name, dtype, dims in parameters:
         parameter = graph_input(op, name, dtype, dims)
         gradient = graph_input(op, f"{name}{GRADIENT}", dtype, dims)
-        slots.append(Slot(parameter, gradient, _states(op, optimizer, parameter)))
+        slots.append(Slot(parameter, gradient, state_inputs(op, optimizer, parameter)))
     if proximal:
         pulled = add_proximal(op, {slot.parameter: slot.gradient for slot in slots})
         slots = [replace(slot, gradient=pulled[slot.parameter]) for slot in slots]
@@ -319,9 +319,9 @@ def write_optimizer(
 
     def write() -> list[ir.Value]:
         made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=check)
-        return _values(made)
+        return values_of(made)
 
-    made = update_if(op, check.passed, _values(slots), write) if in_place else write()
+    made = update_if(op, check.passed, values_of(slots), write) if in_place else write()
     graph.outputs.extend(made)
     sweep(graph)
 
@@ -348,7 +348,7 @@ def write_update(
     are checked. An `early` update does not wait for later gradients, which takes less memory: it is
     made if the loss and the gradients so far are finite.
     """
-    slots = [Slot(p, gradients[p], _states(op, optimizer, p)) for p in parameters]
+    slots = [Slot(p, gradients[p], state_inputs(op, optimizer, p)) for p in parameters]
     learning_rate = graph_input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
     step = graph_input(op, STEP, ir.DataType.INT64, [1])
     known = optimizer.check(op, gradients, parameters) if check is None else check
@@ -356,7 +356,7 @@ def write_update(
 
     def write() -> list[ir.Value]:
         made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=known)
-        return [*_values(made), *new.values()]
+        return [*values_of(made), *new.values()]
 
     if not in_place:
         return write()
@@ -368,7 +368,7 @@ def write_update(
         made = _early_updates(op, graph, optimizer, slots, learning_rate, step, chunked, known)
         return [*(value for p in parameters for value in made[p]), *later]
     passed = after_readers(op, graph, known.passed, [*parameters, *new])
-    return update_if(op, passed, [*_values(slots), *new], write)
+    return update_if(op, passed, [*values_of(slots), *new], write)
 
 
 def _early_updates(
@@ -401,19 +401,20 @@ def _early_updates(
             def write(group: SlotGroup = alone) -> list[ir.Value]:
                 update = updates[group.slots[0].parameter]
                 plain = partial(UpdateWriter(op, chunked).write, [update])
-                return _values(as_kernel(op, optimizer, group, given, chunked, plain))
+                return values_of(as_kernel(op, optimizer, group, given, chunked, plain))
 
-            made[slot.parameter] = update_if(op, passed, _values([slot]), write)
+            made[slot.parameter] = update_if(op, passed, values_of([slot]), write)
     op.scope = scope
     return made
 
 
-def _values(slots: Iterable[Slot | Updated]) -> list[ir.Value]:
+def values_of(slots: Iterable[Slot | Updated]) -> list[ir.Value]:
     """Return the parameters and the states behind each."""
     return [value for slot in slots for value in (slot.parameter, *slot.states)]
 
 
-def _states(op: Ops, optimizer: Optimizer, parameter: ir.Value) -> tuple[ir.Value, ...]:
+def state_inputs(op: Ops, optimizer: Optimizer, parameter: ir.Value) -> tuple[ir.Value, ...]:
+    """Add an input to the graph for each state that an optimizer keeps for a parameter."""
     assert parameter.dtype is not None
     return tuple(
         graph_input(op, f"{parameter.name}.{state.name}", state.dtype, dims_of(parameter) or ())

@@ -42,7 +42,7 @@ def seed_random_nodes(op: Ops, graph: ir.Graph) -> None:
         return
     # A writer of its own: what the other one remembers was written behind these nodes.
     op = Ops(graph, op.opset, op.names)
-    seed = _seed_input(op, graph)
+    seed = seed_input(op, graph)
     for number, node in enumerate(nodes):
         op.scope = f"random/{node.name or node.outputs[0].name}"
         last = graph[-1]
@@ -59,7 +59,7 @@ def seed_random_bodies(op: Ops, graph: ir.Graph) -> None:
     numbers = itertools.count(_FIRST_IN_BODIES)
     with op.arithmetic():
         for node in list(graph):
-            _seed_bodies_of(op, node, lambda: _seed_input(op, graph), numbers)
+            _seed_bodies_of(op, node, lambda: seed_input(op, graph), numbers)
 
 
 def _seed_bodies_of(
@@ -94,8 +94,8 @@ def _seed_of_step(op: Ops, body: ir.Graph, seed: Callable[[], ir.Value]) -> ir.V
     """Mix the number of the step into the seed, at the start of the body."""
 
     def write() -> list[ir.Value]:
-        number = _hash(op, op.Cast(body.inputs[0], to=_UINT32))
-        return [_hash(op, op.BitwiseXor(seed(), number))]
+        number = hashed(op, op.Cast(body.inputs[0], to=_UINT32))
+        return [hashed(op, op.BitwiseXor(seed(), number))]
 
     op.scope = f"random/{body.name}"
     (mixed,), nodes = take_out(op.body([], write))
@@ -103,7 +103,8 @@ def _seed_of_step(op: Ops, body: ir.Graph, seed: Callable[[], ir.Value]) -> ir.V
     return mixed
 
 
-def _seed_input(op: Ops, graph: ir.Graph) -> ir.Value:
+def seed_input(op: Ops, graph: ir.Graph) -> ir.Value:
+    """Return the input of the seed, which the graph gets where it has none."""
     found = next((v for v in graph.inputs if v.name == RANDOM_SEED), None)
     if found is not None and _IS_SEED in found.meta:
         return found
@@ -140,10 +141,10 @@ class _Stream:
         """
         op = self._op
         first, second = (self._key(word, draw) for word in (0, 1))
-        a = _hash(op, op.BitwiseXor(_count_to(op, rows), first))
-        b = _hash(op, op.BitwiseXor(_count_to(op, columns), second))
+        a = hashed(op, op.BitwiseXor(_count_to(op, rows), first))
+        b = hashed(op, op.BitwiseXor(_count_to(op, columns), second))
         a, b = op.unsqueeze(op.cast(a, _INT32), [1]), op.unsqueeze(op.cast(b, _INT32), [0])
-        k, l_ = (op.cast(_hash(op, key), _INT32) for key in (first, second))
+        k, l_ = (op.cast(hashed(op, key), _INT32) for key in (first, second))
         z = op.Add(a, b)
         z = op.Mul(z, op.BitwiseXor(z, k))
         return op.Mul(z, op.Add(z, l_))
@@ -152,7 +153,7 @@ class _Stream:
         """A number that is this node's own, for one word of the seed."""
         salt = np.uint32((0x9E3779B9 * (2 * self._number + word + 1) + 0x85EBCA6B * draw) % 2**32)
         chosen = self._op.slice(self._seed, 0, word, word + 1)
-        return _hash(self._op, self._op.BitwiseXor(chosen, self._op.const(np.array([salt]))))
+        return hashed(self._op, self._op.BitwiseXor(chosen, self._op.const(np.array([salt]))))
 
     def uniform(self, shape: ir.Value, draw: int = 0) -> ir.Value:
         """Return float32 numbers from 0 to 1, without the 1, in a shape."""
@@ -166,7 +167,7 @@ def _count_to(op: Ops, size: ir.Value) -> ir.Value:
     return op.Cast(op.Range(op.int64(0), size, op.int64(1)), to=_UINT32)
 
 
-def _hash(op: Ops, x: ir.Value) -> ir.Value:
+def hashed(op: Ops, x: ir.Value) -> ir.Value:
     """Mix the bits of uint32 numbers; onnxruntime before 1.20 multiplies signed ones only."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         x = op.BitwiseXor(x, op.BitShift(x, op.const(shift, _UINT32), direction="RIGHT"))

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.offline.frontend.fused.domain import MICROSOFT
 from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.quantized_operators import MICROSOFT
 from onnxtrain.offline.graph.shapes import Dims, dims_of, is_float
 from onnxtrain.offline.graph.sizes import arange_of
 

@@ -7,7 +7,7 @@ plain nodes stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -19,6 +19,7 @@ from onnxtrain.offline.graph.kernels import (
     output_values,
     place_of,
 )
+from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
 from onnxtrain.offline.graph.subgraphs import values_of
 
@@ -26,6 +27,8 @@ _Nodes = Mapping[int, ir.Node]
 _Bounds = tuple[float, float]
 _RELU, _RELU6 = (0.0, float("inf")), (0.0, 6.0)
 _ACTIVATION_GRADIENTS = {"ReluGrad": _RELU, "ClipInsideGrad": _RELU6}
+_SETTINGS = frozenset({"epsilon", "clipped", "low", "high"})  # of BatchNorm, for its output
+_COPY = 6  # the place of a copy among the outputs of BatchNorm
 
 
 def join_kernels(graph: ir.Graph) -> None:
@@ -42,6 +45,10 @@ def join_kernels(graph: ir.Graph) -> None:
     for group, nodes in kernel_groups(graph).items():
         if group.kind == "ReluGrad":
             _join_sum(group, nodes, named)
+    groups, names = kernel_groups(graph), Names.of(graph)
+    for group, nodes in groups.items():
+        if group.kind == "BatchNorm":
+            _forget_output(group, nodes, groups, named, names)
 
 
 def _join_what_follows(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.Value]) -> None:
@@ -131,6 +138,94 @@ def _join_sum(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.Value]) 
     parts = [v for v in node.inputs if v is not None]
     if all(same_dims(dims_of(part), dims_of(y)) for part in parts):
         mark_kernel([node, *_in_order(nodes)], "AddReluGrad", [*parts, y], outputs)
+
+
+def _forget_output(
+    group: KernelGroup,
+    nodes: _Nodes,
+    groups: Mapping[KernelGroup, _Nodes],
+    named: Mapping[str, ir.Value],
+    names: Names,
+) -> None:
+    """Let the weight gradient of a convolution behind BatchNorm compute what it reads again.
+
+    It takes a pass over x, little beside a convolution of several taps, and the output of the layer
+    need not stay in memory between the passes: what the backward pass reads is a copy that the
+    kernel leaves empty.
+    """
+    inputs, outputs = input_values(group, nodes, named), output_values(group, nodes)
+    y, mean, variance = (*outputs, None, None, None)[:3]
+    if inputs is None or y is None or mean is None or variance is None or y.is_graph_output():
+        return
+    readers = _backward_readers(y)
+    if readers is None or "has_residual" in group.attributes:
+        return
+    reads = {reader: input_values(reader, groups[reader], named) for reader in readers}
+    for reader, given in reads.items():
+        if given is None or (y in given) != (reader.kind == "ConvGradWeight") or y in given[1:]:
+            return
+    copy = _copied_behind(_in_order(nodes)[-1], y, names)
+    kept = copy.outputs[0]
+    own = [*outputs, *[None] * (_COPY - len(outputs)), kept]
+    _mark_again(group, [*_in_order(nodes), copy], inputs, own, kept)
+    settings = {k: v for k, v in group.attributes.items() if k in _SETTINGS}
+    for reader, given in reads.items():
+        users, made = _in_order(groups[reader]), output_values(reader, groups[reader])
+        for node, index in [use for use in y.uses() if use[0] in users]:
+            node.replace_input_with(index, kept)
+        if given is not None and reader.kind == "BatchNormGrad":
+            _mark_again(reader, users, [*given, kept], made, kept)
+        elif given is not None:
+            mark_kernel(
+                users, "BatchNormConvGradWeight",
+                [kept, given[1], *inputs[:3], mean, variance], [None, *made],
+                saved=[kept], **settings, **reader.attributes,
+            )  # fmt: skip
+
+
+def _backward_readers(y: ir.Value) -> list[KernelGroup] | None:
+    """Return the groups that read the output of a layer in the backward pass.
+
+    None unless these are the gradient of the layer itself, which needs no more than x, and that of
+    one large convolution.
+    """
+    marks = [place_of(node) for node, _ in y.uses()]
+    readers = {mark[0]: None for mark in marks if mark is not None}
+    backward = [r for r in readers if r.kind not in ("Conv", "BatchNorm")]
+    convolutions = [r for r in backward if r.kind == "ConvGradWeight" and _is_large(r)]
+    others = [r for r in backward if r.kind == "BatchNormGrad"]
+    fits = len(convolutions) == 1 and len(others) <= 1 and len(backward) == 1 + len(others)
+    return backward if fits and None not in marks else None
+
+
+def _copied_behind(node: ir.Node, y: ir.Value, names: Names) -> ir.Node:
+    """Write a copy of a value behind a node."""
+    copy = ir.Node("", "Identity", [y], name=names.fresh("Identity"))
+    kept = copy.outputs[0]
+    kept.name, kept.type, kept.shape = names.fresh(f"{y.name}_kept"), y.type, y.shape
+    assert isinstance(node.graph, ir.Graph)
+    node.graph.insert_after(node, copy)
+    return copy
+
+
+def _mark_again(
+    group: KernelGroup,
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value | None],
+    saved: ir.Value,
+) -> None:
+    """Mark a group with one more value that kernels save."""
+    known = {inputs[i] for i in group.saved_inputs} | {outputs[i] for i in group.saved_outputs}
+    all_saved = [v for v in known if v is not None]
+    mark_kernel(nodes, group.kind, inputs, outputs, saved=[*all_saved, saved], **group.attributes)
+
+
+def _is_large(convolution: KernelGroup) -> bool:
+    """Whether a convolution has several taps and sums over channels."""
+    kernel = convolution.attributes.get("kernel_shape", ())
+    assert isinstance(kernel, Sequence)
+    return any(int(size) > 1 for size in kernel) and convolution.attributes.get("group", 1) == 1
 
 
 def _gradient_of_activation(

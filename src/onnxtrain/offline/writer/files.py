@@ -36,10 +36,11 @@ from onnxtrain.format.names import BUFFER, GRADIENT
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.graph.shapes import FLOATS
+from onnxtrain.offline.loss_model import Tensors
 from onnxtrain.offline.passes.lora.add import Adapted
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
-from onnxtrain.offline.training_graph import LossGradients, Target, Tensors
+from onnxtrain.offline.training_graph import LossGradients, Target
 from onnxtrain.offline.writer.base_data import BaseData
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.functions import Precision, write_functions
@@ -87,6 +88,7 @@ def write_files(
     native: bool = True,
     precision: Precision = "float32",
     adapted: Adapted | None = None,
+    described: str = "training_model",
 ) -> onnx.ModelProto:
     """Write the graphs and the checkpoint, into which they point for what is frozen.
 
@@ -97,8 +99,8 @@ def write_files(
     metadata of the model, which the evaluation graph keeps for what is exported from it. With
     `ort_format` the checkpoint leaves room for what `write_ort` adds. With `native`, what native
     kernels can stand in for becomes calls of functions; `precision` is what they multiply in.
-    Returns the training graph as it was before the file lost names and shapes that no runtime
-    needs.
+    Returns the graph that is `described` as it was before the file lost names and shapes that no
+    runtime needs.
     """
     models = {name: models[name] for name in sorted(models, key=_ORDER.index)}
     base = None if adapted is None else BaseData(folder.file(BASE_DATA))
@@ -123,14 +125,14 @@ def write_files(
         base="" if base is None else base.path.name,
     )
     forward = names_in(models["eval_model"].graph)
-    training = onnx.ModelProto()
+    whole = onnx.ModelProto()
     protos: dict[str, onnx.ModelProto] = {}
     for name, model in models.items():
         if base is not None:
             base.move_out(model, _large(model))
         _point_to_checkpoint(model, planned)
-        if name == "training_model":
-            training.CopyFrom(ir.to_proto(model))
+        if name == described:
+            whole.CopyFrom(ir.to_proto(model))
         # What is exported for inference comes from the evaluation graph, which stays plain.
         functions = write_functions(
             model, native and target == "cpu" and name != "eval_model", precision
@@ -163,7 +165,7 @@ def write_files(
         content = content_of(*stored, nominal=True)
         content.properties = generation.property()
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    return training
+    return whole
 
 
 def _large(model: ir.Model) -> list[str]:

@@ -33,7 +33,10 @@ from onnxtrain.offline.passes.linear_layers import mark_products
 Precision = Literal["float32", "bf16"]
 
 DOMAIN = "ai.onnxtrain"
-_PRODUCTS = frozenset({"Conv", "ConvGradInput", "ConvGradWeight", "MatMul"})  # kernels with bf16
+_PRODUCTS = frozenset(  # kernels with bf16
+    {"Conv", "ConvGradInput", "ConvGradWeight", "BatchNormConvGradWeight", "MatMul"}
+    | {"Attention", "AttentionOrZero", "AttentionGrad"}
+)
 _LEAST_IR_VERSION = 8  # has functions
 _SMALL = 4096  # bytes of a constant that a body has itself; larger ones are inputs
 

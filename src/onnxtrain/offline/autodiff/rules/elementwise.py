@@ -235,8 +235,7 @@ def _bounds(node: ir.Node) -> tuple[float | None, ...]:
     return tuple(None if a is None or a.size != 1 else float(a.reshape(())) for a in known)
 
 
-@rule("Cast", notes="between floating types")
 @rule("CastLike", stops=(1,), notes="between floating types")
-def cast(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
+def cast_like(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The cotangent is cast back."""
     return (op.cast(dy, required(node)[0].dtype),)

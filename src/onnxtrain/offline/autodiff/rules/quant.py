@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule, zero_gradient
 from onnxtrain.offline.autodiff.rules.scatter_helpers import pad
+from onnxtrain.offline.graph.integer_operators import meaning_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_half, working_type
 from onnxtrain.offline.graph.sizes import arange
@@ -38,9 +39,8 @@ _LARGEST: dict[ir.DataType | None, float] = {
 }
 
 
-def _quantizer(node: ir.Node) -> ir.Node | None:
-    """Return the node that made the integer which a DequantizeLinear turns back, if it is known."""
-    (q,) = required(node)
+def quantizer_of(q: ir.Value) -> ir.Node | None:
+    """Return the node that quantized a float to an integer, if it is known."""
     source = q.producer()
     if source is None or source.domain != "" or source.outputs[0] is not q:
         return None
@@ -49,7 +49,7 @@ def _quantizer(node: ir.Node) -> ir.Node | None:
 
 def _behind_the_integer(node: ir.Node) -> Iterator[ir.Value]:
     """Yield what was quantized, and the scale it was divided by."""
-    source = _quantizer(node)
+    source = quantizer_of(*required(node))
     if source is not None:
         yield from required(source, 2)
 
@@ -67,11 +67,11 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     one scale s = t that adds up to Σ dy (round(x / s) - x / s) within the range, and Σ dy (q - z)
     at its bounds: the gradient known from learned step sizes.
     """
-    scale, source = required(node, 2)[1], _quantizer(node)
+    scale, source = required(node, 2)[1], quantizer_of(*required(node))
     seed = op.cast(dy, working_type(dy))
     levels = _levels(op, node, seed)
     if source is None:
-        return None, _total(op, node, seed * levels, scale)
+        return _of_integers(op, node, seed), _total(op, node, seed * levels, scale)
     x, step = *required(source), optional(source, 1)
     if step is None:  # DynamicQuantizeLinear chooses a scale with which nothing is clipped
         own = scale is source.outputs[1]  # whatever it is, the pair is the identity
@@ -93,13 +93,28 @@ def dequantize_linear(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     }
 
 
+def _of_integers(op: Ops, node: ir.Node, dy: ir.Value) -> ir.Value | None:
+    """Return the cotangent of integers that an operator of integers made, of what they mean."""
+    q, scale = required(node, 2)
+    meaning = meaning_of(q)
+    if meaning is None:
+        return None
+    seed = op.cast(dy, ir.DataType.FLOAT)
+    if meaning[0] is scale or _equal_constants(meaning[0], scale):
+        return op.shape_as(seed, q)
+    return op.shape_as(seed * (op.cast(scale, seed.dtype) / op.cast(meaning[0], seed.dtype)), q)
+
+
 @rule("DynamicQuantizeLinear", notes="of the scale; the integers pass it on to DequantizeLinear")
 def dynamic_quantize_linear(
     op: Ops, node: ir.Node, dy: None, dscale: ir.Value | None, dzero_point: None = None
 ) -> Cotangents:
     """The scale is (max(x, 0) - min(x, 0)) / 255; elements that tie share the gradient."""
     (x,) = required(node)
-    if dscale is None:
+    # Where the integers are multiplied, what the scale does cancels: see integer_products.py.
+    multiplied = any("MatMulInteger" in user.op_type or user.op_type == "ConvInteger"
+                     for user, _ in node.outputs[0].uses())  # fmt: skip
+    if dscale is None or multiplied:
         return (None,)
     highest, lowest = op.ReduceMax(x, keepdims=0), op.ReduceMin(x, keepdims=0)
     at_top = op.And(op.Equal(x, highest), op.Greater(x, 0.0))

@@ -30,7 +30,7 @@ from onnxtrain.offline.autodiff.registry import (
 )
 from onnxtrain.offline.graph.control_dependencies import flag_of, wait_for
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.quantized_operators import BIAS, MICROSOFT, is_kept
+from onnxtrain.offline.graph.quantized_operators import MICROSOFT, is_kept
 from onnxtrain.offline.graph.shapes import constant_array, is_float, working_type
 
 zero_gradient(
@@ -48,7 +48,7 @@ zero_gradient(
 )
 def matmul_n_bits(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """DA = dY W with W = (quantized - zero point) scale, and dbias = Σ dY."""
-    (a,), bias = required(node), optional(node, BIAS)
+    (a,), bias = required(node), optional(node, 5)
     seed = op.cast(dy, working_type(dy))
     product = _times_weights(op, node, seed)
     da = op.cast(op.shape_as(product, a), dy.dtype)

@@ -53,9 +53,4 @@ refuse(
     "Optional", "OptionalGetElement", "OptionalHasElement",
     reason="optional values carry no gradient: export the model without them",
 )  # fmt: skip
-refuse(
-    "QLinearConv", "QLinearMatMul",
-    reason="computes in integers: export the model in QuantizeLinear/DequantizeLinear form, which "
-    "is differentiated straight-through",
-)  # fmt: skip
 refuse("BitCast", reason="reinterprets bits, which has no derivative")

@@ -51,13 +51,17 @@ refuse(
 )  # fmt: skip
 refuse("NhwcMaxPool", domain=MICROSOFT, reason=_SAVE_LOWER)
 refuse(
-    "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulBnb4", "MatMulFpQ4", "MatMulInteger16",
-    "MatMulIntegerToFloat", "MulInteger", "QAttention", "QEmbedLayerNormalization", "QGemm",
+    "DynamicQuantizeLSTM", "MatMulBnb4", "MatMulFpQ4", "MatMulInteger16", "MulInteger",
+    "QAttention", "QEmbedLayerNormalization", "QGemm",
     "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv", "QLinearGlobalAveragePool",
     "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax",
     "QLinearWhere", "QMoE", "QOrderedAttention", "QOrderedGelu", "QOrderedLayerNormalization",
     "QOrderedLongformerAttention", "QOrderedMatMul",
     domain=MICROSOFT, reason=_QUANTIZED,
+)  # fmt: skip
+refuse(
+    "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
+    domain=MICROSOFT, reason="it is differentiated only where its weights and scales are constants",
 )  # fmt: skip
 refuse(
     "BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch",

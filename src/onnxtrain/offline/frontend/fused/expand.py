@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.definitions import Definition, definition_of, write_definition
+from onnxtrain.offline.autodiff.registry import optional
 from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.graph.infer import infer_shapes
+from onnxtrain.offline.graph.integer_operators import (
+    IntegerForm,
+    float_attributes,
+    integer_form,
+)
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.quantized_operators import is_kept, scales_of, type_outputs
+from onnxtrain.offline.graph.quantized_operators import form_of, scales_of, type_outputs
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
@@ -26,7 +33,7 @@ def expand_fused(model: ir.Model) -> None:
     `quantized_operators.py`.
     """
     adopt_unofficial(model)
-    if any(_fused(node) or is_kept(node) for node in model.graph.all_nodes()):
+    if any(_fused(node) or form_of(node) or integer_form(node) for node in model.graph.all_nodes()):
         op = Ops(model.graph, model.opset_imports[""])
         with op.arithmetic():
             while True:
@@ -49,8 +56,11 @@ def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:
             done, waiting = _walk(op, body)
             expanded, postponed = expanded + done, postponed + waiting
         found = _fused(node)
-        if is_kept(node):
-            type_outputs(node)
+        form = form_of(node)
+        if form is not None:
+            type_outputs(node, form)
+        elif (integers := integer_form(node)) is not None:
+            _infer_integers(node, integers, op.opset)
         elif found is None:
             _infer_node(node, op.opset)
         elif not found.is_ready(node):
@@ -73,7 +83,7 @@ def expand_trained(model: ir.Model, names: Collection[str]) -> None:
     nodes = [
         node
         for node in model.graph.all_nodes()
-        if is_kept(node) and any(v.name in trained for v in scales_of(node))
+        if (form := form_of(node)) and any(v.name in trained for v in scales_of(node, form))
     ]
     op = Ops(model.graph, model.opset_imports[""])
     with op.arithmetic():
@@ -112,6 +122,36 @@ def _infer_node(node: ir.Node, opset: int) -> None:
         if proto is not None:
             value.type = value.type or ir.serde.deserialize_type_proto_for_type(proto)
             value.shape = value.shape or ir.serde.deserialize_type_proto_for_shape(proto)
+
+
+def _infer_integers(node: ir.Node, form: IntegerForm, opset: int) -> None:
+    """Infer the result of an operator of integers by the operator of floats that it stands for."""
+    operands = [node.inputs[operand.integer] for operand in form.operands]
+    output, (scale, zero) = node.outputs[0], (optional(node, i) for i in form.result)
+    typed = operands[0] if zero is None else zero
+    if scale is None:
+        output.dtype = ir.DataType.FLOAT
+    elif output.dtype is None and typed is not None and typed.dtype is not None:
+        output.dtype = typed.dtype
+    if output.shape is not None or any(v is None or v.shape is None for v in operands):
+        return
+    given = [
+        ir.Value(name=f"x{i}", type=ir.TensorType(ir.DataType.FLOAT), shape=v.shape)
+        for i, v in enumerate(operands)
+        if v is not None
+    ]
+    attributes = float_attributes(node)
+    if "axes" in attributes:
+        axes = ir.tensor(np.array(attributes.pop("axes"), np.int64), name="axes")
+        given.append(ir.Value(name="axes", const_value=axes))
+        given[-1].dtype, given[-1].shape = axes.dtype, ir.Shape([axes.size])
+    twin = ir.node(form.float_op, given, attributes)
+    twin.outputs[0].name = "y"
+    found = _infer(twin, given, opset)
+    for detached in range(len(given)):
+        twin.replace_input_with(detached, None)
+    if "y" in found:
+        output.shape = ir.serde.deserialize_type_proto_for_shape(found["y"])
 
 
 def _infer(node: ir.Node, given: list[ir.Value], opset: int) -> dict[str, onnx.TypeProto]:

@@ -21,6 +21,7 @@ from onnxtrain.offline.passes.lora.layers import (
     find_layers,
     heads_of,
     slots_of,
+    with_parts,
 )
 from onnxtrain.offline.passes.lora.slots import SlotModel
 
@@ -80,12 +81,14 @@ def _choose(search: LayerSearch, loras: Sequence[Lora], heads: set[str]) -> Chos
             matches = (
                 _all_linear(search.layers, heads)
                 if pattern == ALL_LINEAR
-                else [layer for layer in search.layers if _matches(layer, pattern)]
+                else [chosen for layer in search.layers if (chosen := _matched(layer, pattern))]
             )
             if not matches:
                 raise _nothing_matches(pattern, search)
             for layer in matches:
-                found.setdefault(layer.node.output[0], (layer, lora))
+                earlier, first = found.get(layer.node.output[0], (layer, lora))
+                paths = [path for each in (earlier, layer) for path, _ in slots_of(each)]
+                found[layer.node.output[0]] = with_parts(earlier, paths), first
     return [found[out] for layer in search.layers if (out := layer.node.output[0]) in found]
 
 
@@ -101,14 +104,20 @@ def _all_linear(layers: Sequence[Layer], heads: set[str]) -> list[Layer]:
     return list(layers)
 
 
-def _matches(layer: Layer, pattern: str) -> bool:
-    """Whether a pattern means a layer: by its path, the end of it ("q_proj"), or its node."""
-    names = {layer.path, layer.node.name, *(path for path, _ in slots_of(layer))}
-    return any(
-        fnmatch.fnmatchcase(name, pattern) or name.endswith((f".{pattern}", f"/{pattern}"))
-        for name in names
-        if name
-    )
+def _matched(layer: Layer, pattern: str) -> Layer | None:
+    """Return a layer that a pattern means: by its path, the end of it ("q_proj"), or its node.
+
+    A pattern may mean some of the projections that one product computes.
+    """
+
+    def means(name: str) -> bool:
+        is_end = name.endswith((f".{pattern}", f"/{pattern}"))
+        return bool(name) and (is_end or fnmatch.fnmatchcase(name, pattern))
+
+    if means(layer.path) or means(layer.node.name):
+        return layer
+    paths = [path for path, _ in slots_of(layer) if means(path)]
+    return with_parts(layer, paths) if paths else None
 
 
 def _nothing_matches(pattern: str, search: LayerSearch) -> OnnxTrainError:

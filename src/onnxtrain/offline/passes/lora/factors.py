@@ -128,15 +128,15 @@ class FactorWriter:
         path, path_of_sum = layer.path, f"{layer.path}.lora_add"
         made = self._product(layer, lora, slots)
         if not layer.quantized_by:
-            self._nodes.append(helper.make_node("Add", [base, made], [result], path_of_sum))
+            name = self._names.fresh(path_of_sum)
+            self._nodes.append(helper.make_node("Add", [base, made], [result], name))
             return
         floats = self._node(
             "DequantizeLinear", [base, *layer.quantized_by], f"{path}.lora_expanded"
         )
         total = self._node("Add", [floats, made], path_of_sum)
-        node = helper.make_node(
-            "QuantizeLinear", [total, *layer.quantized_by], [result], f"{path}.lora_quantized"
-        )
+        name = self._names.fresh(f"{path}.lora_quantized")
+        node = helper.make_node("QuantizeLinear", [total, *layer.quantized_by], [result], name)
         self._nodes.append(node)
 
     def _product(self, layer: Layer, lora: Lora, slots: bool) -> str:
@@ -147,21 +147,44 @@ class FactorWriter:
         if lora.dropout and not slots:
             x = self._dropped(x, layer.path, lora)
         made = [self._factored(layer, lora, x, path, slots) for path, _ in slots_of(layer)]
-        if len(made) == 1:
+        if not layer.parts:
             return made[0]
-        return self._node("Concat", made, f"{layer.path}.lora", axis=-1)
+        products = iter(made)
+        parts = [
+            next(products) if part.is_chosen else self._nothing(layer, x, part.width)
+            for part in layer.parts
+        ]
+        return self._node("Concat", parts, f"{layer.path}.lora", axis=-1)
+
+    def _nothing(self, layer: Layer, x: str, width: int) -> str:
+        """Write zeros in the place of a packed projection without factors: a product of rank 0."""
+        ends = (layer.depth, 0), (0, width)
+        a, b = (
+            self._constant(np.zeros(dims), layer.element_type, f"{layer.path}.lora_empty")
+            for dims in ends
+        )
+        empty = self._node("MatMul", [x, a], f"{layer.path}.lora_none")
+        return self._node("MatMul", [empty, b], f"{layer.path}.lora_zeros")
 
     def _factored(self, layer: Layer, lora: Lora, x: str, path: str, slots: bool) -> str:
         a, b = factor_names(path)
         first, second = f"{path}.lora_A", f"{path}.lora_B"
         if layer.form == CONV:
             window = {at.name: at for at in layer.node.attribute if at.name in _WINDOW}
+            if slots:
+                a, b = self._with_a_channel(a, layer, 0), self._with_a_channel(b, layer, 1)
             hidden = self._node("Conv", [x, a], first)
             self._nodes[-1].attribute.extend(window.values())
             hidden = self._scaled(hidden, layer, lora, path, slots)
             return self._node("Conv", [hidden, b], second)
         hidden = self._scaled(self._node("MatMul", [x, a], first), layer, lora, path, slots)
         return self._node("MatMul", [hidden, b], second)
+
+    def _with_a_channel(self, factor: str, layer: Layer, axis: int) -> str:
+        """Add a channel of zeros: onnxruntime leaves the result of a Conv of none undefined."""
+        dims = factor_dims(layer, layer.width, 1)[axis]
+        zeros = self._constant(np.zeros(dims), layer.element_type, f"{factor}.zeros")
+        return self._node("Concat", [factor, zeros], f"{factor}.padded", axis=axis)
 
     def _weights(self, layer: Layer, lora: Lora, slots: bool) -> str:
         """Write weights with their update, where the product itself cannot be split."""
@@ -171,11 +194,20 @@ class FactorWriter:
             scaled = self._scaled(a, layer, lora, path, slots)
             made.append(self._node("MatMul", [scaled, b], f"{path}.lora"))
         update = made[0]
-        if len(made) > 1:
-            update = self._node("Concat", made, f"{layer.path}.lora", axis=1)
+        if layer.parts:
+            products = iter(made)
+            parts = [
+                next(products) if part.is_chosen else self._no_update(layer, part.width)
+                for part in layer.parts
+            ]
+            update = self._node("Concat", parts, f"{layer.path}.lora", axis=1)
         if layer.form == LEFT:
             update = self._node("Transpose", [update], f"{layer.path}.lora_T", perm=[1, 0])
         return self._node("Add", [layer.y, update], f"{layer.path}.lora_add")
+
+    def _no_update(self, layer: Layer, width: int) -> str:
+        zeros = np.zeros((layer.depth, width))
+        return self._constant(zeros, layer.element_type, f"{layer.path}.lora_zeros")
 
     def _scaled(self, value: str, layer: Layer, lora: Lora, path: str, slots: bool) -> str:
         if slots or lora.scale == 1.0:
@@ -188,7 +220,7 @@ class FactorWriter:
         training = self._constant(True, onnx.TensorProto.BOOL, f"{path}.lora_training")
         return self._node("Dropout", [x, ratio, training], f"{path}.lora_dropout")
 
-    def _constant(self, number: float, element_type: int, name: str) -> str:
+    def _constant(self, number: Any, element_type: int, name: str) -> str:
         dtype = helper.tensor_dtype_to_np_dtype(element_type)
         value = numpy_helper.from_array(np.array(number, dtype))
         return self._node("Constant", [], name, value=value)  # an initializer might be a weight
@@ -205,5 +237,6 @@ def _first_values(
     a, b = dims
     inputs = int(np.prod(a[1:])) if layer.is_conv else a[0]
     bound = 1 / np.sqrt(inputs)
-    values = np.random.default_rng([lora.seed, number]).uniform(-bound, bound, a)
+    # Three numbers: one alone is the seed of a new head, which would begin with equal values.
+    values = np.random.default_rng([lora.seed, number, 1]).uniform(-bound, bound, a)
     return [values, np.zeros(b, np.float32)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -14,6 +14,15 @@ from onnxtrain.offline.passes.lora.packed import parts_behind
 from onnxtrain.offline.passes.lora.paths import layer_path
 
 LINEAR, LEFT, CONV, INSIDE = "linear", "left", "conv", "inside"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A projection among several that one product computes."""
+
+    name: str
+    width: int
+    is_chosen: bool = True
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Layer:
     form: str = LINEAR  # "conv"; "left" for W·x; "inside" for an operator with more than a product
     kernel: tuple[int, ...] = ()  # sizes of the window of a convolution
     is_transposed: bool = False  # x has its features on the first of two axes
-    parts: tuple[tuple[str, int], ...] = ()  # names and widths of the projections that y packs
+    parts: tuple[Part, ...] = ()  # the projections that y packs
     # Scale and zero point of a y that is integers: it is expanded, updated, and quantized again.
     quantized_by: tuple[str, ...] = ()
 
@@ -158,6 +167,10 @@ def _fused_conv(index: GraphIndex, node: onnx.NodeProto) -> Found:
     return "FusedConv, which has its activation inside"
 
 
+def _conv_integer(index: GraphIndex, node: onnx.NodeProto) -> Found:
+    return "ConvInteger"
+
+
 def _matmul_integer(index: GraphIndex, node: onnx.NodeProto) -> Found:
     """MatMulInteger between DynamicQuantizeLinear and Cast, Mul, as quantize_dynamic writes it."""
     dims, x = index.dims(node.input[1]), _float_behind(index, node.input[0])
@@ -222,8 +235,8 @@ def _attention(index: GraphIndex, node: onnx.NodeProto) -> Found:
     widths = next((list(a.ints) for a in node.attribute if a.name == "qkv_hidden_sizes"), None)
     sizes = widths or [dims[1] // 3] * 3
     made = _layer(index, node, node.input[0], node.input[1], dims, type_)
-    parts = tuple(zip(("query", "key", "value"), sizes, strict=True))
-    return replace(made, form=INSIDE, y=node.input[1], parts=parts)
+    parts = map(Part, ("query", "key", "value"), sizes)
+    return replace(made, form=INSIDE, y=node.input[1], parts=tuple(parts))
 
 
 def _quantized_attention(index: GraphIndex, node: onnx.NodeProto) -> Found:
@@ -235,6 +248,7 @@ _FORMS: dict[str, Callable[[GraphIndex, onnx.NodeProto], Found]] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": _conv,
+    "ConvInteger": _conv_integer,
     "MatMulInteger": _matmul_integer,
     "QLinearMatMul": _qlinear_matmul,
     "QLinearConv": _qlinear_conv,
@@ -274,7 +288,7 @@ def _attached(index: GraphIndex, layer: Layer) -> Layer:
         if source is not None and index.dims(other) in ((layer.width,), (1, layer.width)):
             y, bias = reader.output[0], source.name
     reader = index.only_reader(y)
-    parts = parts_behind(index, y, layer.width)
+    parts = tuple(Part(*part) for part in parts_behind(index, y, layer.width))
     if reader is not None and operator_of(reader) == "QuantizeLinear":
         expander = index.only_reader(reader.output[0])
         if expander is not None and operator_of(expander) == "DequantizeLinear":
@@ -312,7 +326,13 @@ def slots_of(layer: Layer) -> list[tuple[str, int]]:
     """Return paths and widths of the pairs of factors of a layer, several where it is packed."""
     if not layer.parts:
         return [(layer.path, layer.width)]
-    return [(part_path(layer.path, name), width) for name, width in layer.parts]
+    return [(part_path(layer.path, p.name), p.width) for p in layer.parts if p.is_chosen]
+
+
+def with_parts(layer: Layer, paths: Container[str]) -> Layer:
+    """Return a packed layer of which some projections alone get factors."""
+    parts = (replace(p, is_chosen=part_path(layer.path, p.name) in paths) for p in layer.parts)
+    return replace(layer, parts=tuple(parts))
 
 
 def part_path(path: str, part: str) -> str:

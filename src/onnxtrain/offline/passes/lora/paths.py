@@ -24,7 +24,8 @@ def layer_path(index: GraphIndex, node: onnx.NodeProto, weight: str, bias: str) 
         return re.sub(r"(layers\.\d+)\.attn\b", r"\1.self_attn", built["path"])
     if _is_path(weight):
         return _ENDING.sub("", weight)
-    module = module_of(ir.serde.deserialize_node(node))
+    noted = {entry.key: entry.value for entry in node.metadata_props}
+    module = module_of(ir.Node("", node.op_type, [], name=node.name, metadata_props=noted))
     if module:
         return module
     if _is_path(bias):

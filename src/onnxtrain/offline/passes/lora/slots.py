@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.frontend.canonicalize import DEFAULTS_AS_INPUTS_UNTIL
 from onnxtrain.offline.frontend.external_data import read_external_tensor, tensors_of
-from onnxtrain.offline.writer.base_data import BaseData, fingerprint, is_stored
+from onnxtrain.offline.writer.base_data import BaseData, Place, fingerprint, is_stored
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SlotModel:
         value in the base.
         """
         inputs = {value.name for value in self.proto.graph.input}
-        wanted = set(more) - inputs
+        wanted, taken = set(more) - inputs, set[Place]()
         for tensor in self.proto.graph.initializer:
             if tensor.name in wanted:
                 info = onnx.helper.make_tensor_value_info(
@@ -66,7 +66,7 @@ class SlotModel:
                 self.proto.graph.input.append(info)
             source = self.sources.get(tensor.name)
             if source is not None:
-                data.point(tensor, _bytes_of(source, self.path))
+                data.point(tensor, _bytes_of(source, self.path), taken)
         known = {entry.key: entry.value for entry in self.proto.metadata_props}
         onnx.helper.set_model_props(self.proto, {**known, **properties})
         file.write_bytes(self.proto.SerializeToString(deterministic=True))

@@ -1,0 +1,199 @@
+// Products of small matrices that stay in the cache, and the memory that they are in: what attention is
+// made of. This file is compiled once for each instruction set.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "half.h"
+#include "scratch.h"
+
+namespace onnxtrain::ONNXTRAIN_ISA {
+
+constexpr int64_t kBlock = 64;  // queries, and keys, of one block
+// Rows of one tile of a product, which has two vectors of columns: all sums are in registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kTall = 8;
+#else
+constexpr int kTall = 4;
+#endif
+static_assert(kBlock % (2 * kLanes) == 0 && kBlock % kTall == 0);
+
+constexpr int64_t pieces_of(int64_t size, int64_t piece) { return (size + piece - 1) / piece; }
+
+// Sizes with zeros behind them, so that all tiles are whole.
+constexpr int64_t tall(int64_t size) { return pieces_of(size, kTall) * kTall; }
+constexpr int64_t wide(int64_t size) { return pieces_of(size, kLanes) * kLanes; }
+
+// ---- products ----------------------------------------------------------------------------------
+
+// The left side of a product, (i, k) at data[i · stride + k], or with rows side by side at
+// data[i + k · stride].
+template <bool kRowsAdjacent>
+struct Left {
+  const float* data;
+  int64_t stride;
+
+  float at(int64_t i, int64_t k) const { return data[kRowsAdjacent ? i + k * stride : i * stride + k]; }
+  Left from_row(int64_t row) const { return {data + (kRowsAdjacent ? row : row * stride), stride}; }
+};
+
+struct Matrix {
+  float* data;
+  int64_t stride;
+
+  float* row(int64_t i) const { return data + i * stride; }
+};
+
+// What happens to the result before the product is added to it.
+enum class Before { cleared, kept, scaled };
+
+// A tile of C, kTall × kVectors vectors. With `scaled`, each column of C has a factor of its own.
+template <Before kBefore, int kVectors, class A>
+void add_tile(int64_t depth, A a, const float* b, int64_t b_stride, float* c, int64_t c_stride, const float* factors) {
+  Vector sum[kTall][kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kTall; ++i)
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = kBefore == Before::cleared ? Vector{} : load(c + i * c_stride + j * kLanes);
+      if (kBefore == Before::scaled) sum[i][j] *= load(factors + j * kLanes);
+    }
+  for (int64_t k = 0; k < depth; ++k, b += b_stride) {
+    Vector right[kVectors];
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) right[j] = load(b + j * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < kTall; ++i) {
+      const Vector left = broadcast(a.at(i, k));
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) sum[i][j] += left * right[j];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kTall; ++i)
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) store(c + i * c_stride + j * kLanes, sum[i][j]);
+}
+
+#if defined(__AVX512F__)
+// The same for words of two bfloat16 along the depth; `pairs` is half of that.
+template <Before kBefore, int kVectors, class A>
+ONNXTRAIN_BF16 void add_rounded_tile(int64_t pairs, A a, const float* b, int64_t b_stride, float* c, int64_t c_stride,
+                                     const float* factors) {
+  __m512 sum[kTall][kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kTall; ++i)
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = kBefore == Before::cleared ? _mm512_setzero_ps() : _mm512_loadu_ps(c + i * c_stride + j * kLanes);
+      if (kBefore == Before::scaled) sum[i][j] = _mm512_mul_ps(sum[i][j], _mm512_loadu_ps(factors + j * kLanes));
+    }
+  for (int64_t k = 0; k < pairs; ++k, b += b_stride) {
+    __m512bh right[kVectors];
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) right[j] = (__m512bh)_mm512_loadu_ps(b + j * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < kTall; ++i) {
+      const __m512bh left = (__m512bh)_mm512_set1_ps(a.at(i, k));
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], left, right[j]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kTall; ++i)
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(c + i * c_stride + j * kLanes, sum[i][j]);
+}
+#else
+template <Before kBefore, int kVectors, class A>
+void add_rounded_tile(int64_t, A, const float*, int64_t, float*, int64_t, const float*) {}
+#endif
+
+// Aligned memory of one task, handed out piece by piece.
+class Memory {
+ public:
+  explicit Memory(int64_t floats) : data_(floats), next_(data_.get()) {}
+
+  float* take(int64_t floats) {
+    float* const begin = next_;
+    next_ += floats;
+    return begin;
+  }
+
+  // A matrix whose rows are longer than what is written into them has zeros behind it.
+  Matrix matrix(int64_t rows, int64_t stride, int64_t written) {
+    const Matrix made{take(rows * stride), stride};
+    if (written < stride) std::fill_n(made.data, rows * stride, 0.0f);
+    return made;
+  }
+  Matrix matrix(int64_t rows, int64_t stride) { return matrix(rows, stride, stride); }
+
+ private:
+  Floats data_;
+  float* next_;
+};
+
+// Multiplies, in bfloat16 if so asked: then both sides are rounded into memory of their own first.
+class Products {
+ public:
+  // Floats of the memory for sides of at most `longest` rows or columns beside those of a block.
+  static int64_t floats(bool rounded, int64_t longest) {
+    return rounded ? kBlock * (tall(longest) + wide(longest)) + 2 * kLanes : 0;
+  }
+
+  Products(bool rounded, int64_t longest, Memory& memory)
+      : rounded_(rounded),
+        left_(rounded ? memory.take(kBlock * tall(longest)) : nullptr),
+        right_(rounded ? memory.take(kBlock * wide(longest)) : nullptr) {}
+
+  // C = A · B, added to what C was before. Rows are whole tiles and columns whole vectors.
+  template <Before kBefore, class A>
+  void multiply(int64_t rows, int64_t columns, int64_t depth, A a, Matrix b, Matrix c,
+                const float* factors = nullptr) const {
+    if (rounded_) {
+      const A left = rounded(a, rows, depth);
+      const Matrix right{right_, columns};
+      round_pairs(b.data, b.stride, depth, columns, right.data);
+      depth = (depth + 1) / 2;
+      return for_tiles(rows, columns, [&](auto width, int64_t i, int64_t j) {
+        add_rounded_tile<kBefore, width>(depth, left.from_row(i), right.data + j, right.stride, c.row(i) + j, c.stride,
+                                         factors == nullptr ? nullptr : factors + j);
+      });
+    }
+    for_tiles(rows, columns, [&](auto width, int64_t i, int64_t j) {
+      add_tile<kBefore, width>(depth, a.from_row(i), b.data + j, b.stride, c.row(i) + j, c.stride,
+                               factors == nullptr ? nullptr : factors + j);
+    });
+  }
+
+ private:
+  template <class Tile>
+  static void for_tiles(int64_t rows, int64_t columns, const Tile& tile) {
+    int64_t j = 0;
+    for (; j + 2 * kLanes <= columns; j += 2 * kLanes)
+      for (int64_t i = 0; i < rows; i += kTall) tile(std::integral_constant<int, 2>(), i, j);
+    if (j < columns)
+      for (int64_t i = 0; i < rows; i += kTall) tile(std::integral_constant<int, 1>(), i, j);
+  }
+
+  Left<false> rounded(Left<false> a, int64_t rows, int64_t depth) const {
+    const int64_t stride = wide(depth) / 2;
+    for (int64_t i = 0; i < rows; ++i) {
+      float* to = left_ + i * stride;
+      for (int64_t k = 0; k < depth; k += kLanes)
+        round_pairs_of(load_first(a.data + i * a.stride + k, std::min<int64_t>(kLanes, depth - k)), to + k / 2);
+    }
+    return {left_, stride};
+  }
+
+  Left<true> rounded(Left<true> a, int64_t rows, int64_t depth) const {
+    round_pairs(a.data, a.stride, depth, rows, left_);
+    return {left_, rows};
+  }
+
+  bool rounded_;
+  float *left_, *right_;
+};
+
+}  // namespace onnxtrain::ONNXTRAIN_ISA

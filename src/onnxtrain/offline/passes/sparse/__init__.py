@@ -1,0 +1,1 @@
+"""Sparse updates: which channels of which layers train, and how they get into the graph."""
