@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.offline.passes import chunked_loss
+from onnxtrain.offline.passes import chunked_loss, weight_pieces
 
 torch = pytest.importorskip("torch")
 
@@ -23,6 +23,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let five tokens of a small vocabulary be a chunk."""
     monkeypatch.setattr(chunked_loss, "LEAST_CLASSES", 2)
     monkeypatch.setattr(chunked_loss, "CHUNK_ELEMENTS", 5 * decoders.VOCABULARY)
+    monkeypatch.setattr(weight_pieces, "PIECE_ELEMENTS", 1000)  # a third of the last layer
 
 
 def labels_of(batch):
@@ -92,3 +93,19 @@ def test_labels_may_be_the_tokens_themselves(tmp_path: Path, small_chunks: None)
     with onnxtrain.TrainingSession(tmp_path) as session:
         assert session.input_names() == ["input_ids", "attention_mask"]
         assert float(session.eval_step(**batch)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_models_train_beside_their_weights(
+    tmp_path: Path, small_chunks: None, bits: int
+) -> None:
+    made = decoders.Builder(decoders.weights(), bits=bits, packed=False)
+    model = made.model()
+    names = [f"model.layers.{i}.norm{j}" for i in range(2) for j in (1, 2)]
+    onnxtrain.prepare(model, tmp_path, loss="next_token", optimizer="sgd", train="*norm*")
+    batch = decoders.batch()
+    loss, found = step(tmp_path, {**batch, "labels": labels_of(batch)})
+    expected, by_torch = gradients_by_torch(made.w, batch)
+    assert loss == pytest.approx(expected, rel=1e-3)
+    for name in names[1:]:
+        np.testing.assert_allclose(found[f"{name}.weight"], by_torch[name], rtol=0.02, atol=2e-3)
