@@ -222,6 +222,7 @@ def test_layers_that_the_loss_does_not_depend_on_have_no_factors(tmp_path: Path)
     assert layers == {"stem", "fc1", "box"}
 
 
+@pytest.mark.slow
 def test_many_factors_are_updated_together(tmp_path: Path) -> None:
     """The sizes of so many tensors are more than a kilobyte, which the graph has to hold itself."""
     count, random = 70, np.random.default_rng(0)
