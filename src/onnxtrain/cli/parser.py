@@ -23,7 +23,9 @@ class Named(tuple[str, ...]):
         return name == "none" or name in tuple(self) or Path(str(text)).is_file()
 
 
-LOSSES = Named(("cross-entropy", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl"))
+LOSSES = Named(
+    ("cross-entropy", "next-token", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl")
+)
 OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion", "mezo"))
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")
@@ -147,7 +149,8 @@ def _prepare(commands: Any) -> None:
     )  # fmt: skip
     add(
         "--train", action="append", metavar="WORD",
-        help="what to train: lora, lora:rank=8,alpha=16, bias, norm, head, last:3, 'encoder.*'",
+        help="what to train: lora, lora:rank=8,alpha=16, bias, norm, head, last:3, sparse:200MB, "
+             "'encoder.*'",
     )  # fmt: skip
     add("--freeze", action="append", metavar="PATTERN", help="weights to freeze")
     add(
