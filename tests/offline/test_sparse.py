@@ -222,7 +222,8 @@ def test_what_is_refused(tmp_path: Path, train: object, words: str) -> None:
 
 
 def test_data_that_does_not_fit(tmp_path: Path) -> None:
-    for data, words in (([], "no batch"), ([(X,)], "tuple of x, labels"), ([{"x": X}], "'labels'")):
+    for data, words in (([], "no batch"), ([(X,)], "tuple of x, labels"), ([{"x": X}], "'labels'"),
+                        ([(X[:, 0], LABELS)], "does not fit the model")):  # fmt: skip
         with pytest.raises(ArgumentError, match=words):
             prepare(network(), tmp_path, train=Sparse("1MB", data=data))
     with pytest.raises(ArgumentError, match="batches"):

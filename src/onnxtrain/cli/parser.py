@@ -149,7 +149,8 @@ def _prepare(commands: Any) -> None:
     )  # fmt: skip
     add(
         "--train", action="append", metavar="WORD",
-        help="what to train: lora, lora:rank=8,alpha=16, bias, norm, head, last:3, 'encoder.*'",
+        help="what to train: lora, lora:rank=8,alpha=16, bias, norm, head, last:3, sparse:200MB, "
+             "'encoder.*'",
     )  # fmt: skip
     add("--freeze", action="append", metavar="PATTERN", help="weights to freeze")
     add(

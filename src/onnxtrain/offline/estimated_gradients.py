@@ -33,6 +33,8 @@ from onnxtrain.offline.passes.counter_rng import (
     seed_random_bodies,
     seed_random_nodes,
 )
+from onnxtrain.offline.passes.late_expansion import expand_late
+from onnxtrain.offline.passes.quantized_tables import look_up_integers
 from onnxtrain.offline.training_graph import LossGradients, differentiate_loss
 
 # A moved parameter of fewer elements is made whenever onnxruntime likes to.
@@ -78,6 +80,7 @@ def estimate_gradients(
     forget_kernel(graph.all_nodes())
     op = Ops(graph, start.model.opset_imports[""])
     seed_random_bodies(op, graph)
+    look_up_integers(op, graph)
     seed_random_nodes(op, graph)
     op = Ops(graph, op.opset, op.names)
     directions = Directions(op, seed_input(op, graph), targets, optimizer.distribution)
@@ -107,13 +110,16 @@ def estimate_gradients(
         made = op.cast(op.reshape_like(made, p), p.dtype)
         gradients[str(p.name)] = op.type_as(made, p)
     updates = dict(zip(start.updates, results[count:], strict=True))
-    sweep(graph, keep=[slope, *gradients.values(), *updates.values()])
+    kept = [slope, *gradients.values(), *updates.values()]
+    sweep(graph, keep=kept)
+    forward = {v.name for node in graph for v in node.outputs if v.name}
+    forward |= expand_late(op, graph, forward, kept)
     return LossGradients(
         start.model,
         {name: str(gradient.name) for name, gradient in gradients.items()},
         {name: str(value.name) for name, value in updates.items()},
         start.tensors,
-        frozenset(v.name for node in graph for v in node.outputs if v.name),
+        frozenset(forward),
         frozenset({*start.data, RANDOM_SEED}),
         start.fed,
         str(slope.name),

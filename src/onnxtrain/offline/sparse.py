@@ -27,8 +27,8 @@ class Sparse:
         batches: how many batches are used at most.
 
     Examples:
-        >>> few = [(x[:32], labels[:32]), (x[32:64], labels[32:64])]
-        >>> onnxtrain.prepare("model.onnx", train=onnxtrain.Sparse("200MB", data=few))
+        >>> few = [(images, [0, 1, 1, 0])]
+        >>> onnxtrain.prepare("mobilenet.onnx", train=onnxtrain.Sparse("200MB", data=few))
 
     """
 

@@ -31,6 +31,8 @@ PRODUCTS = CONVOLUTIONS | LINEAR | _ops("Einsum MatMulInteger QLinearMatMul")
 INVERTS = _ops("Div Pow Reciprocal")  # may compute 1 / x
 PROBABILITIES = _ops("LogSoftmax Sigmoid Softmax")  # made of scores
 JOINS = ARITHMETIC | _ops("Concat Sum Where")
+# What a last layer does to its scores beside the product: scales, caps and casts.
+ON_SCORES = ARITHMETIC | _ops("Cast Identity Tanh")
 ACTIVATIONS = _ops(
     "Celu Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Softplus Softsign Swish "
     "Tanh ThresholdedRelu"

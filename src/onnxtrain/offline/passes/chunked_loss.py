@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxtrain.offline.autodiff.definitions import splice
 from onnxtrain.offline.autodiff.engine import differentiate
 from onnxtrain.offline.autodiff.registry import Cotangents, Rule
-from onnxtrain.offline.graph.op_facts import ARITHMETIC
+from onnxtrain.offline.graph.op_facts import ON_SCORES
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of
 from onnxtrain.offline.graph.subgraphs import take_out
@@ -31,7 +31,6 @@ CHUNK_ELEMENTS = 2**22  # of scores, at a time
 _LONGEST_CHAIN = 12  # nodes of a last layer
 _LAST = 2**62  # as the end of a Slice
 _TERMS, _DHIDDEN = 0, 1  # outputs of the Scan
-_POINTWISE = ARITHMETIC | {"Cast", "Identity", "Tanh"}
 _PRODUCTS = ("MatMul", "MatMulNBits")  # by weights, which are not their first input
 
 
@@ -167,7 +166,7 @@ def _data_inputs(node: ir.Node) -> list[ir.Value] | None:
         is_plain = all(v.const_value is not None or v.is_graph_input() for v in values[1:])
         weights = dims_of(values[1]) if node.op_type == "MatMul" else ()
         return values[:1] if is_plain and weights is not None and len(weights) in (0, 2) else None
-    if node.op_type not in _POINTWISE or node.domain:
+    if node.op_type not in ON_SCORES or node.domain:
         return None
     vectors = [v for v in values if v.const_value is not None or v.is_graph_input()]
     if any(len(dims_of(v) or (1, 1)) > 1 for v in vectors):

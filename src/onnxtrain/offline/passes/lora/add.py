@@ -51,11 +51,12 @@ class Adapted:
 def add_lora(
     proto: onnx.ModelProto, path: Path | None, loras: Sequence[Lora], outputs: Sequence[str]
 ) -> Adapted:
-    """Put factors beside the layers that `loras` choose; the model that is given stays as it is.
+    """Put factors beside the layers that `loras` choose.
 
+    A model that was read from a `path` is changed in place, as a copy would take its memory again.
     `outputs` are the values that the loss reads: the layers that make them are heads.
     """
-    search = find_layers(proto.graph)
+    search = find_layers(proto.graph, proto.functions)
     chosen = _choose(search, loras, heads_of(proto.graph, search.layers, outputs))
     opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
     if opset < _DROPOUT_OPSET and any(lora.dropout for _, lora in chosen):
@@ -67,8 +68,10 @@ def add_lora(
              for path, _ in slots_of(layer)}  # fmt: skip
     slots = SlotModel.of(proto, path)
     FactorWriter(slots.proto.graph).write(chosen, slots=True)
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = proto
+    if path is None:  # it may be the caller's
+        made = onnx.ModelProto()
+        made.CopyFrom(proto)
     FactorWriter(made.graph).write(chosen, slots=False)
     return Adapted(made, tuple(pairs.values()), slots, tuple(_notes(search, chosen)))
 

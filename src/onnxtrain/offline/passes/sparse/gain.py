@@ -57,8 +57,14 @@ def channel_gains(
     gains = [np.zeros(layer.channels) for layer in layers]
     for batch in batches:
         wanted = {i.name: _typed({**feeds, **batch}[i.name], i.type) for i in run.get_inputs()}
-        for gain, squares in zip(gains, run.run(None, wanted), strict=True):
-            gain += squares
+        try:
+            squares = run.run(None, wanted)
+        except Exception as error:  # onnxruntime has many kinds of errors and no common one
+            raise ArgumentError(
+                f"a batch in the data of sparse does not fit the model: {error}"
+            ) from None
+        for gain, more in zip(gains, squares, strict=True):
+            gain += more
     return {layer.weight: gain for layer, gain in zip(layers, gains, strict=True)}
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, Rule, lookup
 from onnxtrain.offline.graph.control_dependencies import flag_of
+from onnxtrain.offline.graph.op_facts import LINEAR
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import release
@@ -42,7 +43,7 @@ def _layer_behind(scatter: ir.Node) -> ir.Node | None:
     if len(uses) != 1 or value.is_graph_output():
         return None
     node, index = uses[0]
-    is_layer = node.domain == "" and node.op_type in ("Conv", "Gemm", "MatMul")
+    is_layer = node.domain == "" and node.op_type in LINEAR - {"ConvTranspose"}
     return node if is_layer and index == 1 else None
 
 
