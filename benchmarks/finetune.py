@@ -22,7 +22,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "finetune"))
-BUILD, STEPS, HELD_OUT, RATE, RANK, ALPHA = ROOT / "build", 30, 6, 1e-3, 8, 16
+BUILD, STEPS, HELD_OUT, LENGTH = ROOT / "build", 30, 6, 256
+RATE, RANK, ALPHA = 1e-3, 8, 16
 
 
 def ours() -> dict[str, float]:
@@ -64,7 +65,7 @@ def peft() -> dict[str, float]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     def evaluate(ids: np.ndarray) -> float:
         tokens = torch.from_numpy(ids)
@@ -105,11 +106,12 @@ def main() -> None:
     import onnxtrain
 
     build(BUILD / "smollm2")
-    train, held_out = rows(BUILD)
+    train, held_out = rows(BUILD, LENGTH)
     np.savez(BUILD / "rows.npz", train=train[:STEPS], held_out=held_out)
     onnxtrain.prepare(
         BUILD / "smollm2" / "int4" / "model.onnx", BUILD / "finetune-bench", loss="next_token",
-        train=f"lora:rank={RANK},alpha={ALPHA}",
+        train=f"lora:rank={RANK},alpha={ALPHA}", memory_budget="150MB",
+        sizes={"batch_size": 1, "sequence_length": LENGTH},
     )  # fmt: skip
     results = {}
     for name in ("ours", "peft"):

@@ -29,8 +29,14 @@ def main(folder: Path, steps: int) -> None:
     artifacts = folder / "finetune"
     started = time.time()
     made = onnxtrain.prepare(
-        base / "model.onnx", artifacts, train="lora:rank=8,alpha=16", loss="next_token"
+        base / "model.onnx",
+        artifacts,
+        train="lora:rank=8,alpha=16",
+        loss="next_token",
+        memory_budget="150MB",
+        sizes={"batch_size": 1, "sequence_length": 256},
     )
+    print(f"a step takes {made.memory}")
     print(f"prepared in {time.time() - started:.0f} s: {made.parameter_count:,} parameters train")
     train, held_out = rows(folder)
     session = onnxtrain.TrainingSession(artifacts)

@@ -12,6 +12,7 @@ import pytest
 import onnxtrain
 from onnxtrain.offline.passes import chunked_loss, weight_pieces
 from onnxtrain.offline.passes.decoder_inputs import read_whole_sequences
+from onnxtrain.offline.passes.remat import plan
 
 torch = pytest.importorskip("torch")
 
@@ -138,3 +139,22 @@ def test_a_model_without_a_cache_stays_as_it_is() -> None:
     for info in [i for i in model.graph.input if i.name.startswith("past")]:
         info.type.tensor_type.shape.dim[2].dim_value = 3  # a state of a fixed size
     assert read_whole_sequences(model).proto is model
+
+
+def test_whole_blocks_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders, "LAYERS", 9)
+    monkeypatch.setattr(plan, "_MANY", 100)
+    model, batch = decoders.Builder(decoders.weights()).model(), decoders.batch()
+    given = {**batch, "labels": labels_of(batch)}
+    results = []
+    for budget in (None, 0.5):
+        made = onnxtrain.prepare(
+            model, tmp_path / str(budget), loss="next_token", optimizer="sgd", train="*norm*",
+            memory_budget=budget, sizes={"batch_size": 8, "sequence_length": 64}, verify=False,
+        )  # fmt: skip
+        results.append(step(tmp_path / str(budget), given))
+    assert made.memory is not None and made.memory.peak < made.memory.without
+    assert made.memory.copies > 0
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
+    for name, gradient in results[0][1].items():
+        np.testing.assert_allclose(results[1][1][name], gradient, rtol=1e-3, atol=1e-4)
