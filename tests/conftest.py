@@ -42,9 +42,10 @@ _LONG = {
     f"test_{name}"
     for name in (
         "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "counter_rng",
-        "declared_shapes", "expand", "feature_cache", "fit_resume", "fuzz", "grid", "locks", "loop",
-        "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "power_loss", "proximal",
-        "replay", "resize", "roi", "scan", "schedule_end", "second_derivatives",
+        "declared_shapes", "decoders", "expand", "feature_cache", "fit_resume", "fuzz", "grid",
+        "locks", "loop", "model_bounds", "node_cases", "nonfinite", "nonfinite_updates",
+        "power_loss", "proximal", "replay", "resize", "roi", "scan", "schedule_end",
+        "second_derivatives",
     )
 }  # fmt: skip
 

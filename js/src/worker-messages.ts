@@ -24,6 +24,7 @@ export const METHODS = [
   "getProperty",
   "saveCheckpoint",
   "exportModelForInferencing",
+  "exportAdapter",
   "release",
 ] as const;
 

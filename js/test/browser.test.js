@@ -66,8 +66,12 @@ for (const threads of [1, 2]) {
 test("low-rank factors train in Chromium, and adapters apply", { skip }, async () => {
   const worst = await page.evaluate(async () => {
     const { compareAdapter } = await import("/test/adapter.js");
-    return compareAdapter(ort, (file) => bytes(`/test/golden/lora/${file}`));
+    const found = await compareAdapter(ort, (file) => bytes(`/test/golden/lora/${file}`));
+    const session = await connect(worker(), { folder: "/test/golden/lora" });
+    const { rank } = await Adapter.read(await session.exportAdapter());
+    return { ...found, rank };
   });
+  assert.equal(worst.rank, 2); // also in a worker
   for (const way of ["losses", "factors", "applied", "trained", "fed"]) {
     assert.ok(worst[way] <= 2e-5, `${way}: ${worst[way]}`);
   }

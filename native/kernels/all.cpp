@@ -18,6 +18,7 @@ const std::vector<KernelKind>& kernel_kinds() {
              norm_kernels,
              optimizer_kernels,
              pool_kernels,
+             quantized_kernels,
              recurrent_kernels,
          })
       for (KernelKind& kind : family()) found.push_back(std::move(kind));

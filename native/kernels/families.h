@@ -16,6 +16,7 @@ std::vector<KernelKind> matmul_kernels();
 std::vector<KernelKind> norm_kernels();
 std::vector<KernelKind> optimizer_kernels();
 std::vector<KernelKind> pool_kernels();
+std::vector<KernelKind> quantized_kernels();
 std::vector<KernelKind> recurrent_kernels();
 
 }  // namespace onnxtrain

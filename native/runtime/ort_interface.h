@@ -26,6 +26,7 @@ enum OrtErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 enum ElementType : int {
   kUndefined = 0,
   kFloat = 1,
+  kUint8 = 2,
   kInt32 = 6,
   kInt64 = 7,
   kBool = 9,

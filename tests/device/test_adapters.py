@@ -1,7 +1,9 @@
 """Adapters: combined, converted, checked against models, and those of sessions."""
 
+import contextlib
 import copy
 import json
+import os
 
 import numpy as np
 import onnxruntime as ort
@@ -330,6 +332,33 @@ def test_a_folder_of_peft(tmp_path) -> None:
     assert sorted(p.name for p in (tmp_path / "p").iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip
+
+
+def test_a_crash_leaves_no_weights_with_the_scale_of_others(tmp_path, monkeypatch) -> None:
+    """Wherever it happens, the folder has the old adapter, the new one, or none."""
+    old, new = Adapter(factors(2, seed=1)), Adapter(factors(3, seed=2))
+    replace, outcomes = os.replace, []
+    for allowed in range(3):
+        left = [allowed]
+
+        def may_crash(*names, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError("power is gone")
+            replace(*names)
+
+        place = tmp_path / str(allowed)
+        old.save(place)
+        with monkeypatch.context() as changed:
+            changed.setattr(os, "replace", may_crash)
+            with contextlib.suppress(AdapterError):
+                new.save(place)
+        try:
+            outcomes.append(Adapter.read(place).rank)
+        except AdapterError:
+            outcomes.append(None)
+        assert {p.suffix for p in place.iterdir()} <= {".json", ".safetensors"}
+    assert outcomes == [None, None, 3]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import onnxtrain
-from exporting import export
+from exporting import EXPORTERS, export
 from onnxtrain.format.model_metadata import ModelMetadata
 
 
@@ -82,7 +82,7 @@ def adapt(net: torch.nn.Module, values: dict[str, Any], scale: float) -> dict[st
     return made
 
 
-@pytest.mark.parametrize("exporter", ["torchscript", "dynamo-optimized"])
+@pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_steps_are_those_of_torch(name: str, exporter: str, tmp_path: Path) -> None:
     make, shape, layers = NETWORKS[name]

@@ -1,7 +1,7 @@
 """Small language models as exporters for generation write them, and the same in torch.
 
-`builder_model` has the operators of ONNX Runtime GenAI's builder; `plain_model` those of torch's
-exporter, with the keys and values of earlier tokens joined by Concat.
+`Builder` writes the operators of ONNX Runtime GenAI's builder; `plain_model` those of torch's
+exporter, which joins the keys and values of earlier tokens to the new ones by Concat.
 """
 
 from __future__ import annotations
@@ -240,6 +240,64 @@ def _floats(name: str, shape: list[Any]) -> onnx.ValueInfoProto:
 
 def _cache(name: str, length: str) -> onnx.ValueInfoProto:
     return _floats(name, ["batch_size", GROUPS, length, SIZE])
+
+
+PLAIN = """
+<ir_version: 8, opset_import: ["" : 18]>
+decoder (int64[batch, length] input_ids, int64[batch, length] position_ids,
+         float[batch, 2, past, 4] past_key, float[batch, 2, past, 4] past_value)
+     => (float[batch, length, 12] logits, float[batch, 2, total, 4] present_key,
+         float[batch, 2, total, 4] present_value)
+<int64[1] two = {2}, int64[4] heads = {0, 0, 2, 4}, int64[3] flat = {0, 0, 8},
+ int64 zero = {0}, int64 one = {1}, int64[1] first = {0}, int64[1] second = {1}> {
+    words = Gather (embed_weight, input_ids)
+    places = Gather (position_weight, position_ids)
+    x = Add (words, places)
+    k0 = MatMul (x, k_weight)
+    v0 = MatMul (x, v_weight)
+    k1 = Reshape (k0, heads)
+    v1 = Reshape (v0, heads)
+    k = Transpose <perm = [0, 2, 1, 3]> (k1)
+    v = Transpose <perm = [0, 2, 1, 3]> (v1)
+    present_key = Concat <axis = 2> (past_key, k)
+    present_value = Concat <axis = 2> (past_value, v)
+    kt = Transpose <perm = [0, 1, 3, 2]> (present_key)
+    scores = MatMul (k, kt)
+    past_sizes = Shape (past_key)
+    past_length = Gather <axis = 0> (past_sizes, two)
+    total_sizes = Shape (present_key)
+    total = Gather <axis = 0> (total_sizes, two)
+    past_scalar = Squeeze (past_length, first)
+    total_scalar = Squeeze (total, first)
+    keys = Range (zero, total_scalar, one)
+    queries = Range (past_scalar, total_scalar, one)
+    column = Unsqueeze (queries, second)
+    ahead = Greater (keys, column)
+    hidden = Cast <to = 1> (ahead)
+    much = Mul (hidden, minus)
+    seen = Add (scores, much)
+    weights = Softmax <axis = -1> (seen)
+    mixed = MatMul (weights, present_value)
+    back = Transpose <perm = [0, 2, 1, 3]> (mixed)
+    joined = Reshape (back, flat)
+    logits = MatMul (joined, head_weight)
+}
+"""
+
+
+def plain_model() -> onnx.ModelProto:
+    """Return a layer of attention whose cache is joined by Concat, with learned positions."""
+    model = onnx.parser.parse_model(PLAIN)
+    rng = np.random.default_rng(3)
+    shapes = {
+        "embed_weight": (12, 8), "position_weight": (16, 8), "k_weight": (8, 8),
+        "v_weight": (8, 8), "head_weight": (8, 12),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(-1e4), "minus"))
+    return model
 
 
 # ---- data ----------------------------------------------------------------------------------------

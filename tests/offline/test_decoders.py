@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import onnxtrain
-from onnxtrain.offline.passes import chunked_loss
+from onnxtrain.offline.passes import chunked_loss, weight_pieces
+from onnxtrain.offline.passes.decoder_inputs import read_whole_sequences
+from onnxtrain.offline.passes.remat import plan
 
 torch = pytest.importorskip("torch")
 
@@ -23,6 +26,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let five tokens of a small vocabulary be a chunk."""
     monkeypatch.setattr(chunked_loss, "LEAST_CLASSES", 2)
     monkeypatch.setattr(chunked_loss, "CHUNK_ELEMENTS", 5 * decoders.VOCABULARY)
+    monkeypatch.setattr(weight_pieces, "PIECE_ELEMENTS", 1000)  # a third of the last layer
 
 
 def labels_of(batch):
@@ -92,3 +96,65 @@ def test_labels_may_be_the_tokens_themselves(tmp_path: Path, small_chunks: None)
     with onnxtrain.TrainingSession(tmp_path) as session:
         assert session.input_names() == ["input_ids", "attention_mask"]
         assert float(session.eval_step(**batch)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_models_train_beside_their_weights(
+    tmp_path: Path, small_chunks: None, bits: int
+) -> None:
+    made = decoders.Builder(decoders.weights(), bits=bits, packed=False)
+    model = made.model()
+    names = [f"model.layers.{i}.norm{j}" for i in range(2) for j in (1, 2)]
+    onnxtrain.prepare(model, tmp_path, loss="next_token", optimizer="sgd", train="*norm*")
+    batch = decoders.batch()
+    loss, found = step(tmp_path, {**batch, "labels": labels_of(batch)})
+    expected, by_torch = gradients_by_torch(made.w, batch)
+    assert loss == pytest.approx(expected, rel=1e-3)
+    for name in names[1:]:
+        np.testing.assert_allclose(found[f"{name}.weight"], by_torch[name], rtol=0.02, atol=2e-3)
+
+
+def run(model: onnx.ModelProto, feeds):
+    session = ort.InferenceSession(model.SerializeToString())
+    return session.run(["logits"], feeds)[0]
+
+
+def test_a_cache_that_is_joined_by_concat_is_empty() -> None:
+    model = decoders.plain_model()
+    ids = np.arange(10).reshape(2, 5)
+    none = np.zeros((2, 2, 0, 4), np.float32)
+    places = np.tile(np.arange(5), (2, 1))
+    expected = run(
+        model, {"input_ids": ids, "position_ids": places, "past_key": none, "past_value": none}
+    )
+    whole = read_whole_sequences(model)
+    assert [info.name for info in whole.proto.graph.input] == ["input_ids"]
+    assert [info.name for info in whole.proto.graph.output] == ["logits"]
+    assert "2 inputs hold keys and values" in whole.notes[0]
+    np.testing.assert_allclose(run(whole.proto, {"input_ids": ids}), expected, atol=1e-5)
+
+
+def test_a_model_without_a_cache_stays_as_it_is() -> None:
+    model = decoders.plain_model()
+    for info in [i for i in model.graph.input if i.name.startswith("past")]:
+        info.type.tensor_type.shape.dim[2].dim_value = 3  # a state of a fixed size
+    assert read_whole_sequences(model).proto is model
+
+
+def test_whole_blocks_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders, "LAYERS", 9)
+    monkeypatch.setattr(plan, "_MANY", 100)
+    model, batch = decoders.Builder(decoders.weights()).model(), decoders.batch()
+    given = {**batch, "labels": labels_of(batch)}
+    results = []
+    for budget in (None, 0.5):
+        made = onnxtrain.prepare(
+            model, tmp_path / str(budget), loss="next_token", optimizer="sgd", train="*norm*",
+            memory_budget=budget, sizes={"batch_size": 8, "sequence_length": 64}, verify=False,
+        )  # fmt: skip
+        results.append(step(tmp_path / str(budget), given))
+    assert made.memory is not None and made.memory.peak < made.memory.without
+    assert made.memory.copies > 0
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
+    for name, gradient in results[0][1].items():
+        np.testing.assert_allclose(results[1][1][name], gradient, rtol=1e-3, atol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import onnxtrain
 from onnxtrain.offline.lora import Lora
 from onnxtrain.offline.passes.lora.add import add_lora
 from onnxtrain.offline.writer.base_data import BaseData
@@ -248,3 +250,24 @@ def test_factors_to_train_are_scaled(form: Form) -> None:
     np.testing.assert_allclose(
         run(model.SerializeToString(), {"x": x}), expected, rtol=2e-4, atol=2e-4
     )
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_the_factors_of_each_form_train(form: Form, tmp_path: Path) -> None:
+    made = onnxtrain.prepare(
+        form.model(), tmp_path, train=Lora(rank=RANK, alpha=6, layers="*"), loss="mse",
+        optimizer="sgd",
+    )  # fmt: skip
+    assert set(made.trainable) == set(factors_of(form, RANK))
+    session = onnxtrain.TrainingSession(tmp_path)
+    x = floats(*form.x)
+    target = floats(*session.predict(x).shape)
+    session.set_learning_rate(0.1)
+    losses = [float(session.step(x, target)[0]) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    slots = {
+        name: parameter.data * np.float32(2 if ".lora_B" in name else 1)
+        for name, parameter in session.state.parameters
+    }
+    found = run(tmp_path / "inference_model.onnx", {"x": x, **slots})
+    np.testing.assert_allclose(session.predict(x), found, rtol=1e-3, atol=1e-3)

@@ -39,13 +39,16 @@ def written(
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_loss_in_a_graph_is_that_of_the_block(name: str) -> None:
     block = BY_NAME[name]()
-    made, proto = written(block, typed("x", ir.DataType.FLOAT, "batch", 3))
+    rows = ["length"] if name == "next_token" else []
+    made, proto = written(block, typed("x", ir.DataType.FLOAT, "batch", *rows, 3))
     assert (made.name, made.dtype, made.shape) == ("loss", ir.DataType.FLOAT, ir.Shape([]))
     label = proto.graph.input[1]
-    by_name = build(block, ["batch", 3])
+    by_name = build(block, ["batch", *rows, 3])
     assert label == by_name.graph.input[1]
     x, target = rng.random((2, 4, 3), dtype=np.float32)
     aim = target if label.name == "target" else np.array([0, 1, 2, 0])
+    if rows:
+        x, aim = x[None], aim[None]
     feeds = {"x": x, label.name: aim}
     for found, expected in zip(evaluate(proto, feeds), evaluate(by_name, feeds), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -77,6 +80,7 @@ def test_a_loss_keeps_to_the_names_of_a_graph() -> None:
         (loss.NLLLoss(), ir.DataType.FLOAT, 11, "NLLLoss needs opset 12"),
         (loss.NLLLoss(class_axis=3), ir.DataType.FLOAT, 18, "no axis 3"),
         (loss.NLLLoss([1.0, 2.0]), ir.DataType.FLOAT, 18, "weight has 2 .* 3 classes"),
+        (loss.NextTokenLoss(), ir.DataType.FLOAT, 18, "takes scores of .batch, tokens, vocabulary"),
     ],
 )
 def test_a_graph_that_a_loss_does_not_fit(
@@ -90,6 +94,7 @@ def test_short_names_are_the_same_losses() -> None:
     for short in (
         "CrossEntropy",
         "NLL",
+        "NextToken",
         "MSE",
         "L1",
         "Huber",

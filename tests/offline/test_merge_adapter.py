@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
@@ -262,6 +263,37 @@ def test_what_does_not_fit_is_said(tmp_path: Any) -> None:
     with pytest.raises(ArgumentError, match="merge is one of"):
         onnxtrain.merge_adapter(form.model(), adapter, merge="all")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(ort, "LoraAdapter"), reason="this onnxruntime has no adapters")
+def test_a_new_last_layer_is_in_the_adapter(tmp_path: Any) -> None:
+    from onnxtrain.cli.demo.network import network
+
+    folder = tmp_path / "artifacts"
+    lora = onnxtrain.Lora(rank=2, layers="fc1|conv2")
+    onnxtrain.prepare(network(), folder, train=lora, classes=4)
+    session = onnxtrain.TrainingSession(folder)
+    session.set_learning_rate(0.05)
+    x = floats(5, 1, 8, 8)
+    for _ in range(3):
+        session.step(x, np.arange(5) % 4)
+    session.export_adapter(tmp_path / "a.onnx_adapter")
+    adapter = Adapter.read(tmp_path / "a.onnx_adapter")
+    assert len(adapter.pairs) == 2 and len(adapter.whole) == 2
+    loaded, options = ort.LoraAdapter(), ort.RunOptions()
+    loaded.Load(str(tmp_path / "a.onnx_adapter"))
+    options.add_active_adapter(loaded)
+    silent = ort.SessionOptions()
+    silent.log_severity_level = 3
+    model = ort.InferenceSession(folder / "inference_model.onnx", silent)
+    found = model.run(None, {"image": x}, options)[0]
+    np.testing.assert_allclose(found, session.predict(x), rtol=1e-4, atol=1e-4)
+    merged = onnxtrain.merge_adapter(folder / "inference_model.onnx", adapter, tmp_path / "m.onnx")
+    assert {layer.how for layer in merged.layers} == {"float"}
+    found = ort.InferenceSession(tmp_path / "m.onnx").run(None, {"image": x})[0]
+    np.testing.assert_allclose(found, session.predict(x), rtol=1e-4, atol=1e-4)
+    with pytest.raises(AdapterError, match=r"inference_model\.onnx"):
+        onnxtrain.merge_adapter(network(), adapter)
 
 
 def test_a_trained_session_merges_into_the_model_of_its_user(tmp_path: Any) -> None:

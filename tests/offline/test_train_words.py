@@ -173,3 +173,75 @@ def test_an_adapted_model_can_be_adapted_again(tmp_path: Path) -> None:
     session.export_model_for_inferencing(tmp_path / "again.onnx", ["y"])
     made = onnxtrain.prepare(tmp_path / "again.onnx", tmp_path / "second", train="lora:layers=fc1*")
     assert len(made.trainable) > 1 and not made.trainable.keys() & {"fc1.lora_A.weight"}
+
+
+def test_layers_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    model = network()
+    conv = next(node for node in model.graph.node if node.op_type == "Conv")
+    body = helper.make_graph(
+        [helper.make_node("Gemm", ["y", "square"], ["inner"])], "body", [],
+        [helper.make_tensor_value_info("inner", TensorProto.FLOAT, ["b", 5])],
+    )  # fmt: skip
+    same = helper.make_graph(
+        [helper.make_node("Identity", ["y"], ["same"])], "other", [],
+        [helper.make_tensor_value_info("same", TensorProto.FLOAT, ["b", 5])],
+    )  # fmt: skip
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(5, dtype=np.float32), "square"))
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    node = helper.make_node("If", ["flag"], ["z"], then_branch=body, else_branch=same)
+    model.graph.node.append(node)
+    model.graph.output[0].name = "z"
+    conv.attribute.append(helper.make_attribute("group", 1))
+    made = onnxtrain.prepare(model, tmp_path, train="lora:layers=fc*")
+    assert any("1 layers inside If, Loop or Scan" in note for note in made.notes)
+    session = onnxtrain.TrainingSession(tmp_path)
+    x, labels = np.ones((2, 3, 8, 8), np.float32), np.array([1, 2])
+    losses = [float(session.step(x, np.array(True), labels)[0]) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_model_without_layers_says_so() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"])], "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])],
+        [numpy_helper.from_array(np.ones(3, np.float32), "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    with pytest.raises(OnnxTrainError, match="lora finds no layer in this model"):
+        onnxtrain.prepare(model, None, train="lora")
+
+
+def test_layers_that_the_loss_does_not_depend_on_have_no_factors(tmp_path: Path) -> None:
+    model = network(2)
+    del model.graph.node[-1], model.graph.output[:]
+    for name in ("y", "z"):
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    made = onnxtrain.prepare(model, tmp_path, train="lora:layers=*", of="z")
+    layers = {name.partition(".lora")[0] for name in made.trainable}
+    assert layers == {"stem", "fc1", "box"}
+
+
+@pytest.mark.slow
+def test_many_factors_are_updated_together(tmp_path: Path) -> None:
+    """The sizes of so many tensors are more than a kilobyte, which the graph has to hold itself."""
+    count, random = 70, np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", [f"v{i}", f"layer{i}.weight"], [f"v{i + 1}"])
+        for i in range(count)
+    ]
+    graph = helper.make_graph(
+        nodes, "deep", [helper.make_tensor_value_info("v0", TensorProto.FLOAT, ["b", 4])],
+        [helper.make_tensor_value_info(f"v{count}", TensorProto.FLOAT, ["b", 4])],
+        [
+            numpy_helper.from_array(np.linalg.qr(random.random((4, 4)))[0].astype(np.float32), n)
+            for n in (f"layer{i}.weight" for i in range(count))
+        ],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    made = onnxtrain.prepare(model, tmp_path, train="lora:rank=1", loss="mse")
+    assert len(made.trainable) == 2 * (count - 1)
+    session = onnxtrain.TrainingSession(tmp_path)
+    x = random.random((3, 4)).astype(np.float32)
+    losses = [float(session.step(x, x)[0]) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)

@@ -31,7 +31,7 @@ def built(tmp_path_factory) -> Path:
 
 def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(built) -> None:
     wheel = next(built.glob("*.whl"))
-    assert wheel.stat().st_size < 800_000  # docs/decisions/0009-the-weight-of-the-wheel.md
+    assert wheel.stat().st_size < 950_000  # docs/decisions/0009-the-weight-of-the-wheel.md
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
@@ -52,7 +52,7 @@ def test_the_part_for_devices_is_small(built) -> None:
     elsewhere = ("offline", "onnxblock", "cli/demo", "federated")
     others = tuple(f"onnxtrain/{name}/" for name in elsewhere)
     device = [size + 121 for name, size in sizes.items() if not name.startswith(others)]
-    assert 100_000 < sum(device) < 280_000
+    assert 100_000 < sum(device) < 320_000
 
 
 def test_every_module_is_as_it_is_in_the_sources(built) -> None:

@@ -23,7 +23,9 @@ class Named(tuple[str, ...]):
         return name == "none" or name in tuple(self) or Path(str(text)).is_file()
 
 
-LOSSES = Named(("cross-entropy", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl"))
+LOSSES = Named(
+    ("cross-entropy", "next-token", "mse", "l1", "bce", "huber", "smooth-l1", "nll", "kl")
+)
 OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion", "mezo"))
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")

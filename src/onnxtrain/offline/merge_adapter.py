@@ -142,7 +142,7 @@ def _loaded(model: ModelLike, adapter: Adapter) -> onnx.ModelProto:
     if adapter.base and adapter.base != (base or SlotModel.of(found, path).base):
         raise AdapterError(
             "the adapter was trained on another base than this model: their fingerprints differ. "
-            "Give the model that it was trained on"
+            "Give the model that it was trained on, or inference_model.onnx of its artifacts"
         )
     for tensor in tensors_of(proto):
         if path is not None:
@@ -164,7 +164,10 @@ def _put_whole(adapter: Adapter, tensors: Tensors) -> None:
     stored = {tensor.name: tensor for tensor in tensors.graph.initializer}
     for name in adapter.whole:
         if name not in stored or tuple(stored[name].dims) != adapter[name].shape:
-            raise AdapterError(f"the model has no tensor {name!r} of shape {adapter[name].shape}")
+            raise AdapterError(
+                f"the model has no tensor {name!r} of shape {list(adapter[name].shape)}, which was "
+                "trained whole: give inference_model.onnx of the artifacts"
+            )
         tensors.set(name, adapter[name])
     kept = [value for value in tensors.graph.input if value.name not in adapter.whole]
     del tensors.graph.input[:]

@@ -24,6 +24,7 @@ from onnxtrain.offline.graph.op_facts import ON_SCORES
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of
 from onnxtrain.offline.graph.subgraphs import take_out
+from onnxtrain.offline.passes.weight_pieces import multiply_in_pieces
 
 LEAST_CLASSES = 4096  # fewer are not worth it
 CHUNK_ELEMENTS = 2**22  # of scores, at a time
@@ -279,7 +280,9 @@ def _write_chunk(
     probabilities = op.type_as(op.Exp(log_probabilities), scores)
     dscores = op.ScatterElements(probabilities, column, less, axis=1, reduction="add")
     op.type_as(dscores, scores)
-    dhidden = differentiate(op, nodes, {scores: dscores}, [hidden])[hidden]
+    dhidden = multiply_in_pieces(op, nodes[0], dscores) if len(nodes) == 1 else None
+    if dhidden is None:
+        dhidden = differentiate(op, nodes, {scores: dscores}, [hidden])[hidden]
     assert dhidden is not None
     return [terms, op.type_as(dhidden, hidden)]
 

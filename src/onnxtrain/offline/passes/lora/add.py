@@ -20,6 +20,7 @@ from onnxtrain.offline.passes.lora.layers import (
     LayerSearch,
     find_layers,
     heads_of,
+    layers_before,
     slots_of,
     with_parts,
 )
@@ -49,14 +50,19 @@ class Adapted:
 
 
 def add_lora(
-    proto: onnx.ModelProto, path: Path | None, loras: Sequence[Lora], outputs: Sequence[str]
+    proto: onnx.ModelProto, path: Path | None, loras: Sequence[Lora], outputs: Sequence[str] = ()
 ) -> Adapted:
-    """Put factors beside the layers that `loras` choose; the model that is given stays as it is.
+    """Put factors beside the layers that `loras` choose.
 
-    `outputs` are the values that the loss reads: the layers that make them are heads.
+    A model that was read from a `path` is changed in place, as a copy would take its memory again.
+    `outputs` are the values that the loss reads, by default those that the model returns. Layers
+    that lead to none of them are left out. Those that make them are heads; by default those that
+    make the first output, as others may be a cache of keys and values.
     """
-    search = find_layers(proto.graph)
-    chosen = _choose(search, loras, heads_of(proto.graph, search.layers, outputs))
+    returned = [output.name for output in proto.graph.output]
+    search = find_layers(proto.graph, proto.functions)
+    search.layers = layers_before(proto.graph, search.layers, outputs or returned)
+    chosen = _choose(search, loras, heads_of(proto.graph, search.layers, outputs or returned[:1]))
     opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
     if opset < _DROPOUT_OPSET and any(lora.dropout for _, lora in chosen):
         raise ArgumentError(
@@ -67,8 +73,10 @@ def add_lora(
              for path, _ in slots_of(layer)}  # fmt: skip
     slots = SlotModel.of(proto, path)
     FactorWriter(slots.proto.graph).write(chosen, slots=True)
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = proto
+    if path is None:  # it may be the caller's
+        made = onnx.ModelProto()
+        made.CopyFrom(proto)
     FactorWriter(made.graph).write(chosen, slots=False)
     return Adapted(made, tuple(pairs.values()), slots, tuple(_notes(search, chosen)))
 

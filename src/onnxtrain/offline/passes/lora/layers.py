@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
+from onnxtrain.offline.blocks.values import all_graphs
+from onnxtrain.offline.graph.op_facts import LINEAR as LINEAR_OPS
 from onnxtrain.offline.graph.op_facts import NORMS
-from onnxtrain.offline.passes.lora.graph_index import GraphIndex, attribute, operator_of
+from onnxtrain.offline.passes.lora.graph_index import GraphIndex, attribute, captured, operator_of
 from onnxtrain.offline.passes.lora.packed import parts_behind
 from onnxtrain.offline.passes.lora.paths import layer_path
 
@@ -63,9 +65,19 @@ class LayerSearch:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def find_layers(graph: onnx.GraphProto) -> LayerSearch:
-    """Find the layers of a graph in the order of its nodes; paths are unique for each weight."""
+def find_layers(
+    graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = ()
+) -> LayerSearch:
+    """Find the layers of a graph in the order of its nodes; paths are unique for each weight.
+
+    Those in bodies of nodes, and in functions of the model, are counted and left out.
+    """
     index, search = GraphIndex(graph), LayerSearch()
+    _, *bodies = all_graphs(graph)
+    for where, places in (("If, Loop or Scan", bodies), ("functions", functions)):
+        count = sum(node.op_type in LINEAR_OPS for place in places for node in place.node)
+        if count:
+            search.left_out[f"layers inside {where}"] = count
     for node in graph.node:
         find = _FORMS.get(operator_of(node))
         found = find(index, node) if find is not None else None
@@ -75,6 +87,21 @@ def find_layers(graph: onnx.GraphProto) -> LayerSearch:
             search.layers.append(_attached(index, found))
     search.layers = list(_with_own_paths(search.layers, index.names))
     return search
+
+
+def layers_before(
+    graph: onnx.GraphProto, layers: Sequence[Layer], outputs: Sequence[str]
+) -> list[Layer]:
+    """Return the layers that some values of a graph are computed from."""
+    index = GraphIndex(graph)
+    waiting = [name for name in outputs if name in index.makers]
+    reached = set(waiting)
+    while waiting:
+        node = index.makers[waiting.pop()]
+        found = {v for v in (*node.input, *captured(node)) if v in index.makers} - reached
+        reached |= found
+        waiting += found
+    return [layer for layer in layers if layer.node.output[0] in reached]
 
 
 def heads_of(graph: onnx.GraphProto, layers: Sequence[Layer], outputs: Sequence[str]) -> set[str]:

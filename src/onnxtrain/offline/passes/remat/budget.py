@@ -62,6 +62,7 @@ class StepMemory:
         }
 
 
+_SMALL_GRADIENTS = 0.1  # of a budget: updates of adapters need not hurry
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?")
 _UNITS = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30}
 
@@ -113,8 +114,11 @@ def fit_into(
     if without <= limit:
         return source, models, StepMemory(limit, without, without, numbers, assumed)
 
+    # Few parameters have small gradients, which may as well wait for each other.
+    is_early = _gradient_bytes(source) > limit * _SMALL_GRADIENTS
+
     def build_early(gradients: LossGradients) -> Models:
-        return build(gradients, True)
+        return build(gradients, is_early)
 
     models = build_early(source)
     found = _search(source, models, _Scale(models, numbers), build_early, limit)
@@ -130,6 +134,10 @@ def fit_into(
         limit, without, found.peak, numbers, assumed, found.plan.copies, found.more_time
     )
     return found.source, found.models, memory
+
+
+def _gradient_bytes(source: LossGradients) -> int:
+    return sum(source.tensors[n].nbytes for n in source.gradients if n in source.tensors)
 
 
 def _node_count(source: LossGradients) -> int:

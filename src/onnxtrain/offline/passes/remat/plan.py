@@ -18,10 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from onnxtrain.offline.graph.op_facts import COSTLY, ELEMENT_COST
 from onnxtrain.offline.passes.remat.arena import resident_bytes
+from onnxtrain.offline.passes.remat.blocks import Blocks
 from onnxtrain.offline.passes.remat.copies import AGAIN, with_copies
 from onnxtrain.offline.passes.remat.flow import Flow, Step, bytes_alive, execution_order
 from onnxtrain.offline.passes.remat.layers import Layers
@@ -29,6 +31,7 @@ from onnxtrain.offline.passes.remat.layers import Layers
 _SHARPNESS = 4
 _PRODUCTS_PER_SECOND = 3e10  # of two numbers, added up: on two cores of these days
 _NUMBERS_PER_SECOND = 1e9  # read or written
+_MANY, _DEEP = 4000, 8  # nodes and blocks from which whole blocks are computed again
 _TRIES = 250  # simulations; each takes some ten milliseconds
 Shape = Sequence[int]
 
@@ -78,6 +81,8 @@ class Planner:
         `start` is what a plan for a larger budget keeps; all that is read late by default.
         """
         self.tries = 0
+        if len(self._flow.steps) > _MANY and len(self._blocks) >= _DEEP:
+            return self._plan_blocks(budget)
         kept = frozenset(self._layers.read_late) if start is None else start
         now = self._drop_all(self._try(kept, budget), budget)
         while now.over > 0:
@@ -85,8 +90,27 @@ class Planner:
             if better is None:
                 break
             now = better
+        return self._plan(now)
+
+    def _plan(self, now: _Trial) -> Plan:
         copied = self._layers.copied(now.kept)
         return Plan(now.kept, now.peak, sum(self._seconds[i] for i in copied), len(copied))
+
+    @cached_property
+    def _blocks(self) -> Blocks:
+        return Blocks(self._layers, self._sizes)
+
+    def _plan_blocks(self, budget: int) -> Plan:
+        """Keep as many blocks whole as fit, and of the others only where they begin."""
+        now, fit, none_fits = self._try(self._blocks.kept(0), budget), 0, len(self._blocks) + 1
+        while now.over == 0 and none_fits - fit > 1:
+            middle = (fit + none_fits) // 2
+            trial = self._try(self._blocks.kept(middle), budget)
+            if trial.over > 0:
+                none_fits = middle
+            else:
+                now, fit = trial, middle
+        return self._plan(now)
 
     def _drop_all(self, now: _Trial, budget: int, held: str = "") -> _Trial:
         """Drop values as long as that helps."""
