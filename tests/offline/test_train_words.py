@@ -210,3 +210,38 @@ def test_a_model_without_layers_says_so() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     with pytest.raises(OnnxTrainError, match="lora finds no layer in this model"):
         onnxtrain.prepare(model, None, train="lora")
+
+
+def test_layers_that_the_loss_does_not_depend_on_have_no_factors(tmp_path: Path) -> None:
+    model = network(2)
+    del model.graph.node[-1], model.graph.output[:]
+    for name in ("y", "z"):
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    made = onnxtrain.prepare(model, tmp_path, train="lora:layers=*", of="z")
+    layers = {name.partition(".lora")[0] for name in made.trainable}
+    assert layers == {"stem", "fc1", "box"}
+
+
+@pytest.mark.slow
+def test_many_factors_are_updated_together(tmp_path: Path) -> None:
+    """The sizes of so many tensors are more than a kilobyte, which the graph has to hold itself."""
+    count, random = 70, np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", [f"v{i}", f"layer{i}.weight"], [f"v{i + 1}"])
+        for i in range(count)
+    ]
+    graph = helper.make_graph(
+        nodes, "deep", [helper.make_tensor_value_info("v0", TensorProto.FLOAT, ["b", 4])],
+        [helper.make_tensor_value_info(f"v{count}", TensorProto.FLOAT, ["b", 4])],
+        [
+            numpy_helper.from_array(np.linalg.qr(random.random((4, 4)))[0].astype(np.float32), n)
+            for n in (f"layer{i}.weight" for i in range(count))
+        ],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    made = onnxtrain.prepare(model, tmp_path, train="lora:rank=1", loss="mse")
+    assert len(made.trainable) == 2 * (count - 1)
+    session = onnxtrain.TrainingSession(tmp_path)
+    x = random.random((3, 4)).astype(np.float32)
+    losses = [float(session.step(x, x)[0]) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)

@@ -116,8 +116,7 @@ def _with_lora(found: ForwardModel, loras: Sequence[Lora], made: Sequence[str]) 
     """
     if not loras:
         return found
-    outputs = list(found.of or ()) or [output.name for output in found.proto.graph.output[:1]]
-    adapted = add_lora(found.proto, found.path, loras, outputs)
+    adapted = add_lora(found.proto, found.path, loras, list(found.of or ()))
     about = ModelMetadata(lora=adapted.described(), base=adapted.slots.base)
     return replace(
         found,

@@ -25,7 +25,7 @@ from onnxtrain.offline.selection import Role, Survey, some_of, why_nothing_train
 from onnxtrain.offline.train_words import names_by_word, near_word
 
 # Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
-_STORED_ONCE = 1 << 16  # bytes
+STORED_ONCE = 1 << 16  # bytes
 
 
 def choose(
@@ -60,7 +60,7 @@ def choose(
     kept.update(n for n, role in roles.items() if role is not Role.CONSTANT)
     for name, value in found.model.graph.initializers.items():
         tensor = value.const_value
-        if tensor is not None and tensor.nbytes >= _STORED_ONCE and not value.is_graph_input():
+        if tensor is not None and tensor.nbytes >= STORED_ONCE and not value.is_graph_input():
             kept.add(name)
     chosen = set(trains)
     return trains, [n for n in roles if n in kept and n not in chosen]

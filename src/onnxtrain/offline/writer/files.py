@@ -40,6 +40,7 @@ from onnxtrain.offline.loss_model import Tensors
 from onnxtrain.offline.passes.lora.add import Adapted
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
+from onnxtrain.offline.patterns import STORED_ONCE
 from onnxtrain.offline.training_graph import LossGradients, Target
 from onnxtrain.offline.writer.base_data import BaseData
 from onnxtrain.offline.writer.folder import Folder
@@ -129,7 +130,7 @@ def write_files(
     protos: dict[str, onnx.ModelProto] = {}
     for name, model in models.items():
         if base is not None:
-            base.move_out(model, _large(model))
+            base.move_out(model, _large(model, parameters.frozen))
         _point_to_checkpoint(model, planned)
         if name == described:
             whole.CopyFrom(ir.to_proto(model))
@@ -168,9 +169,17 @@ def write_files(
     return whole
 
 
-def _large(model: ir.Model) -> list[str]:
-    """Return the initializers of a graph that the file of the base is to hold."""
-    return [name for name, value in model.graph.initializers.items() if not value.is_graph_input()]
+def _large(model: ir.Model, frozen: Collection[str]) -> list[str]:
+    """Return the initializers of a graph that the file of the base is to hold.
+
+    Shape inference reads others, such as the sizes of what an update splits.
+    """
+    return [
+        name
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+        and (name in frozen or value.const_value.nbytes >= STORED_ONCE)
+    ]
 
 
 def _digest(protos: Mapping[str, onnx.ModelProto], content: CheckpointContent) -> str:

@@ -20,6 +20,7 @@ from onnxtrain.offline.passes.lora.layers import (
     LayerSearch,
     find_layers,
     heads_of,
+    layers_before,
     slots_of,
     with_parts,
 )
@@ -49,15 +50,19 @@ class Adapted:
 
 
 def add_lora(
-    proto: onnx.ModelProto, path: Path | None, loras: Sequence[Lora], outputs: Sequence[str]
+    proto: onnx.ModelProto, path: Path | None, loras: Sequence[Lora], outputs: Sequence[str] = ()
 ) -> Adapted:
     """Put factors beside the layers that `loras` choose.
 
     A model that was read from a `path` is changed in place, as a copy would take its memory again.
-    `outputs` are the values that the loss reads: the layers that make them are heads.
+    `outputs` are the values that the loss reads, by default those that the model returns. Layers
+    that lead to none of them are left out. Those that make them are heads; by default those that
+    make the first output, as others may be a cache of keys and values.
     """
+    returned = [output.name for output in proto.graph.output]
     search = find_layers(proto.graph, proto.functions)
-    chosen = _choose(search, loras, heads_of(proto.graph, search.layers, outputs))
+    search.layers = layers_before(proto.graph, search.layers, outputs or returned)
+    chosen = _choose(search, loras, heads_of(proto.graph, search.layers, outputs or returned[:1]))
     opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
     if opset < _DROPOUT_OPSET and any(lora.dropout for _, lora in chosen):
         raise ArgumentError(

@@ -45,7 +45,7 @@ class GraphIndex:
             for name in filter(None, node.output):
                 self.makers[name] = node
                 self.position[name] = index
-            for name in dict.fromkeys((*node.input, *_captured(node))):
+            for name in dict.fromkeys((*node.input, *captured(node))):
                 self.readers[name].append(node)
             if operator_of(node) == "Constant":
                 self.tensors.update(
@@ -62,7 +62,7 @@ class GraphIndex:
                 found.append(self.tensors[value])
                 continue
             node = self.makers.get(value)
-            if node is None or len(seen) > _MOST_VALUES or any(_captured(node)):
+            if node is None or len(seen) > _MOST_VALUES or any(captured(node)):
                 return None
             waiting += [v for v in node.input if v and v not in seen]
             seen.update(node.input)
@@ -133,7 +133,7 @@ class GraphIndex:
 _MOST_VALUES = 64  # that a constant is computed from; a shape of data comes from many
 
 
-def _captured(node: onnx.NodeProto) -> list[str]:
+def captured(node: onnx.NodeProto) -> list[str]:
     """Return the values that bodies of a node read."""
     bodies = [a.g for a in node.attribute if a.HasField("g")]
     bodies += [g for a in node.attribute for g in a.graphs]
@@ -141,6 +141,6 @@ def _captured(node: onnx.NodeProto) -> list[str]:
         name
         for body in bodies
         for inner in body.node
-        for name in (*inner.input, *_captured(inner))
+        for name in (*inner.input, *captured(inner))
         if name
     ]

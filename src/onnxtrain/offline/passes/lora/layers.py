@@ -11,7 +11,7 @@ import onnx
 from onnxtrain.offline.blocks.values import all_graphs
 from onnxtrain.offline.graph.op_facts import LINEAR as LINEAR_OPS
 from onnxtrain.offline.graph.op_facts import NORMS
-from onnxtrain.offline.passes.lora.graph_index import GraphIndex, attribute, operator_of
+from onnxtrain.offline.passes.lora.graph_index import GraphIndex, attribute, captured, operator_of
 from onnxtrain.offline.passes.lora.packed import parts_behind
 from onnxtrain.offline.passes.lora.paths import layer_path
 
@@ -87,6 +87,21 @@ def find_layers(
             search.layers.append(_attached(index, found))
     search.layers = list(_with_own_paths(search.layers, index.names))
     return search
+
+
+def layers_before(
+    graph: onnx.GraphProto, layers: Sequence[Layer], outputs: Sequence[str]
+) -> list[Layer]:
+    """Return the layers that some values of a graph are computed from."""
+    index = GraphIndex(graph)
+    waiting = [name for name in outputs if name in index.makers]
+    reached = set(waiting)
+    while waiting:
+        node = index.makers[waiting.pop()]
+        found = {v for v in (*node.input, *captured(node)) if v in index.makers} - reached
+        reached |= found
+        waiting += found
+    return [layer for layer in layers if layer.node.output[0] in reached]
 
 
 def heads_of(graph: onnx.GraphProto, layers: Sequence[Layer], outputs: Sequence[str]) -> set[str]:
