@@ -158,3 +158,10 @@ def test_whole_blocks_are_computed_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
     for name, gradient in results[0][1].items():
         np.testing.assert_allclose(results[1][1][name], gradient, rtol=1e-3, atol=1e-4)
+
+
+def test_tables_of_angles_do_not_train(tmp_path: Path) -> None:
+    made = onnxtrain.prepare(
+        decoders.Builder(decoders.weights()).model(), tmp_path / "all", loss="next_token"
+    )
+    assert not {"cos_cache", "sin_cache"} & made.trainable.keys()

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.engine import operator_name
 from onnxtrain.offline.autodiff.registry import lookup
+from onnxtrain.offline.graph.initializers import FIXED_TABLE
 from onnxtrain.offline.graph.layers import DataFlow, Layer
 from onnxtrain.offline.graph.op_facts import (
     ACTIVATIONS,
@@ -80,11 +81,8 @@ class TensorUses:
     def of(self, value: ir.Value) -> list[Use]:
         """Return what nodes do with an initializer, weights first."""
         found = list(dict.fromkeys(self._uses(value, value, set())))
-        if any(use.is_weight for use in found) and _is_computed_table(value):
-            return [
-                Use(f"fixed table, {_is_computed_table(value)}", use.node, is_guess=True)
-                for use in found[:1]
-            ]
+        if any(use.is_weight for use in found) and (origin := _origin_of_table(value)):
+            return [Use(f"fixed table, {origin}", use.node, is_guess=True) for use in found[:1]]
         return sorted(found, key=lambda use: not use.is_weight)
 
     def _uses(
@@ -324,8 +322,10 @@ def _elements_on_axes_of(value: ir.Value, data: ir.Value) -> int | None:
     return math.prod(size for size, at_data in axes if at_data != 1)
 
 
-def _is_computed_table(value: ir.Value) -> str:
-    """Say by which formula a tensor was made that has the place of a weight; else nothing."""
+def _origin_of_table(value: ir.Value) -> str:
+    """Say what a tensor is that has the place of a weight and was computed; else nothing."""
+    if FIXED_TABLE in value.meta:
+        return str(value.meta[FIXED_TABLE])
     if value.const_value is None or value.const_value.size < 3:
         return ""
     array = np.squeeze(value.const_value.numpy())

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+FIXED_TABLE = "fixed table"  # in the meta of an initializer: what looks it up
+
 
 def replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> ir.Value:
     """Put a constant in the place of a node, under the name of its output."""

@@ -12,13 +12,20 @@ from onnxtrain.offline.autodiff.definitions import Definition, definition_of, wr
 from onnxtrain.offline.autodiff.registry import optional
 from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.graph.infer import infer_shapes
+from onnxtrain.offline.graph.initializers import FIXED_TABLE
 from onnxtrain.offline.graph.integer_operators import (
     IntegerForm,
     float_attributes,
     integer_form,
 )
+from onnxtrain.offline.graph.op_facts import TABLE_INPUTS
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.quantized_operators import form_of, scales_of, type_outputs
+from onnxtrain.offline.graph.quantized_operators import (
+    MICROSOFT,
+    form_of,
+    scales_of,
+    type_outputs,
+)
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
@@ -34,6 +41,7 @@ def expand_fused(model: ir.Model) -> None:
     """
     adopt_unofficial(model)
     if any(_fused(node) or form_of(node) or integer_form(node) for node in model.graph.all_nodes()):
+        _note_tables(model)
         op = Ops(model.graph, model.opset_imports[""])
         with op.arithmetic():
             while True:
@@ -42,6 +50,15 @@ def expand_fused(model: ir.Model) -> None:
                 if not postponed or not expanded:
                     break
     _drop_unused_domains(model)
+
+
+def _note_tables(model: ir.Model) -> None:
+    """Remember which initializers are tables of angles: written out, they look like embeddings."""
+    for node in model.graph.all_nodes():
+        places = TABLE_INPUTS.get(node.op_type, ()) if node.domain == MICROSOFT else ()
+        for place in places:
+            if (table := optional(node, place)) is not None and table.is_initializer():
+                table.meta[FIXED_TABLE] = f"angles of {node.op_type}"
 
 
 def _fused(node: ir.Node) -> Definition | None:
