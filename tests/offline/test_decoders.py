@@ -160,8 +160,12 @@ def test_whole_blocks_are_computed_again(tmp_path: Path, monkeypatch: pytest.Mon
         np.testing.assert_allclose(results[1][1][name], gradient, rtol=1e-3, atol=1e-4)
 
 
-def test_tables_of_angles_do_not_train(tmp_path: Path) -> None:
-    made = onnxtrain.prepare(
-        decoders.Builder(decoders.weights()).model(), tmp_path / "all", loss="next_token"
-    )
-    assert not {"cos_cache", "sin_cache"} & made.trainable.keys()
+@pytest.mark.parametrize("bits", [0, 4])
+def test_what_definitions_bring_does_not_train(tmp_path: Path, bits: int) -> None:
+    """Neither tables of angles, nor epsilons and scales of attention, nor quantization scales."""
+    model = decoders.Builder(decoders.weights(), bits).model()
+    made = onnxtrain.prepare(model, tmp_path / "all", loss="next_token")
+    assert all(name.endswith("weight") for name in made.trainable)
+    if bits:
+        others = {name for name in made.trainable if "norm" not in name}
+        assert others <= {"model.embed_tokens.weight"}

@@ -22,6 +22,7 @@ from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.autodiff.registry import refusal
 from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
 from onnxtrain.offline.frontend.torch_notes import TorchNotes, module_of
+from onnxtrain.offline.graph.initializers import WRITTEN
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.op_facts import READS_SHAPE
 from onnxtrain.offline.graph.shapes import is_float
@@ -262,6 +263,8 @@ class _Sorter:
             return Finding(name, Role.CONSTANT, _kind_of_integers(value), elements=elements)
         if value.is_graph_input():
             return Finding(name, Role.CONSTANT, "input with a default", elements=elements)
+        if elements == 1 and WRITTEN in value.meta:
+            return Finding(name, Role.CONSTANT, "number in a definition", elements=elements)
         return self._of_float(value, name, elements)
 
     def _of_float(self, value: ir.Value, name: str, elements: int) -> Finding:

@@ -32,7 +32,7 @@ from onnxtrain.offline.graph.op_facts import (
     SETTING_INPUTS,
     TAKES_PARTS,
 )
-from onnxtrain.offline.graph.quantized_operators import form_of
+from onnxtrain.offline.graph.quantized_operators import FORMS, MICROSOFT
 from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
@@ -116,9 +116,11 @@ class TensorUses:
             return self._parameter(node, label, value)
         if setting is not None:
             return Use(f"{setting} of {op}", node, is_guess="state" in setting)
-        form = form_of(node)
+        form = FORMS.get(node.op_type) if node.domain == MICROSOFT else None
         if form is not None and index == form.bias:
             return Use(f"bias of {operator_name(node)}", node, True, leaves=("bias",))
+        if form is not None and index in form.scales:
+            return Use(f"quantization scale of {operator_name(node)}", node)
         if self._stops(node, index):
             return Use(f"setting of {op}", node)
         if op in CONTROL:

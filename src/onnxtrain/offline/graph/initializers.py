@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-FIXED_TABLE = "fixed table"  # in the meta of an initializer: what looks it up
+# In the meta of an initializer: what looks it up; that a definition wrote it.
+FIXED_TABLE, WRITTEN = "fixed table", "written"
 
 
 def replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> ir.Value:

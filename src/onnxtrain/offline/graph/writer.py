@@ -16,6 +16,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.initializers import WRITTEN
 from onnxtrain.offline.graph.kernels import Attribute, mark_kernel, written_after
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.op_facts import BROADCASTS
@@ -158,6 +159,7 @@ class Writer:
             name = self.names.fresh(name or _constant_name(array))
             made = ir.Value(name=name, const_value=tensor)
             made.dtype, made.shape = tensor.dtype, ir.Shape(array.shape)
+            made.meta[WRITTEN] = True
             self._root.register_initializer(made)
             self._constants[key] = made
         return self._constants[key]
