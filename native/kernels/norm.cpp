@@ -1,7 +1,7 @@
 // Over the last axes of x, from the attribute axis on:
 //   LayerNorm(x, scale, bias if has_bias=1) -> y, mean, inverse deviation
 //   LayerNormGrad(dy, x, scale, mean, inverse deviation) -> dx, dscale, dbias
-//   RMSNorm(x, scale) -> y, and RMSNormGrad(dy, x, scale) -> dx, dscale
+//   RMSNorm(x, scale) -> y, an empty tensor in place of the deviation, and RMSNormGrad(dy, x, scale) -> dx, dscale
 // Over groups of channels, with the attributes groups (0: each channel is one) and per_channel (whether
 // scale and bias have one number for each channel, not for each group):
 //   GroupNorm(x, scale, bias) -> y, and GroupNormGrad(dy, x, scale) -> dx, dscale, dbias
@@ -66,6 +66,8 @@ struct LayerNorm : RowNorm {
       of.mean = output_if_read(run, 1, rows.statistics);
       of.inverse = output_if_read(run, 2, rows.statistics);
       if (of.mean == nullptr) unread.resize(rows.count), of.mean = unread.data();
+    } else if (run.output_count() > 1) {
+      run.output(1, {0});  // RMSNormGrad computes the deviation again
     }
     norm().row_forward(of, run.in_parallel());
   }

@@ -18,6 +18,7 @@ from onnxtrain.offline.autodiff.rules.activation import gelu_cotangent
 from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_half
+from onnxtrain.offline.passes.rms_norm import join_rms_norm
 from onnxtrain.offline.passes.swish import join_swish
 
 
@@ -31,7 +32,8 @@ def join_gelu(graph: ir.Graph, wanted: Iterable[ir.Value]) -> dict[ir.Node, Rule
     products = [node for node in graph if node.op_type == "Mul" and node.domain == ""]
     found = {node: search.argument_of_gelu(node) for node in products}
     gelus = {node: _rule(x) for node, x in found.items() if x is not None}
-    return {**gelus, **join_swish(products, search.wanted)}
+    swishes, norms = (join(products, search.wanted) for join in (join_swish, join_rms_norm))
+    return {**gelus, **swishes, **norms}
 
 
 def _rule(x: ir.Value) -> Rule:

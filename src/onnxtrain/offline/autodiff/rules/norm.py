@@ -44,7 +44,7 @@ def layer_normalization(
     dx: list[ir.Value] = []
     dscale = dbias = None
     if dy is not None:
-        from_y, dscale, dbias = _scaled_rows(
+        from_y, dscale, dbias = scaled_rows(
             op, op.cast(dy, wide), centred, inv_std, scale, bias, axes, True
         )
         dx.append(from_y)
@@ -65,7 +65,7 @@ def _layer_kernel(
     axes = _last_axes(op, node, x)
 
     def write() -> Sequence[ir.Value | None]:
-        return _scaled_rows(op, dy, x - mean, inv_std, scale, bias, axes, True)
+        return scaled_rows(op, dy, x - mean, inv_std, scale, bias, axes, True)
 
     factors = [scale] if bias is None else [scale, bias]
     if not all(same_dims(op.dims(v), op.dims(x)[axes[0] :]) for v in factors):
@@ -89,7 +89,7 @@ def rms_normalization(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
         wide = working_type(x)
         xw = op.cast(x, wide)
         inv_rms = _inverse_root(op, node, op.mean(xw * xw, axes))
-        dx, dscale, _ = _scaled_rows(op, op.cast(dy, wide), xw, inv_rms, scale, None, axes, False)
+        dx, dscale, _ = scaled_rows(op, op.cast(dy, wide), xw, inv_rms, scale, None, axes, False)
         return [op.cast(dx, x.dtype), dscale]
 
     if not same_dims(op.dims(scale), op.dims(x)[axes[0] :]):
@@ -127,7 +127,7 @@ def _layer_statistics(
     return mean, inv_std
 
 
-def _scaled_rows(
+def scaled_rows(
     op: Ops,
     dy: ir.Value,
     centred: ir.Value,
