@@ -297,7 +297,7 @@ class Graph:
         options, own = self.settings.new_options()
         if self.settings.options is None and self.model.node_count > _MANY_NODES and self.kernels:
             # Each pass of the optimiser walks all nodes, and kernels stand where it would fuse.
-            # A language model of 6,600 nodes loads in 0.8 s instead of 3.9; steps take the same time.
+            # 6,600 nodes of a language model load in 0.8 s instead of 3.9; steps take the same.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         lean = self.settings.options is None and self.model.metadata.memory is not None
         if lean and _has_lean_arena():
