@@ -28,9 +28,7 @@ def model_of(
         helper.make_node("Sqrt", ["total"], ["root"]),
         helper.make_node(inverse, ["root"] if inverse == "Reciprocal" else ["one", "root"], ["r"]),
         helper.make_node("Mul", ["x", "r"], ["normalized"]),
-        helper.make_node(
-            "Mul", ["scale", "normalized"] if scale_first else ["normalized", "scale"], ["y"]
-        ),  # fmt: skip
+        helper.make_node("Mul", factors[::-1] if scale_first else factors, ["y"]),
     ]
     numbers = {"two": np.float32(2), "one": np.float32(1), "epsilon": np.float32(1e-3)}
     constants = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in numbers.items()]
