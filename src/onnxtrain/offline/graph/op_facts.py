@@ -121,8 +121,6 @@ SETTING_INPUTS: dict[str, dict[int, str]] = {
     "SoftmaxCrossEntropyLoss": {2: "class weights"},
     "NegativeLogLikelihoodLoss": {2: "class weights"},
 }  # fmt: skip
-# The tables of angles that operators of onnxruntime look up, which are computed and never learned.
-TABLE_INPUTS = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}
 # Positions that decide the shape of the output.
 SHAPE_INPUTS = {
     "ConstantOfShape": (0,), "Col2Im": (1, 2), "MaxUnpool": (2,), "Pad": (1, 3),

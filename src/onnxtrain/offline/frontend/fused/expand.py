@@ -18,7 +18,6 @@ from onnxtrain.offline.graph.integer_operators import (
     float_attributes,
     integer_form,
 )
-from onnxtrain.offline.graph.op_facts import TABLE_INPUTS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.quantized_operators import (
     MICROSOFT,
@@ -30,6 +29,8 @@ from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import subgraphs_of
 
 _LARGE = 64  # elements; axes and shapes are shorter
+# Where operators of onnxruntime read tables of angles, which are computed and never learned.
+_TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}
 
 
 def expand_fused(model: ir.Model) -> None:
@@ -55,7 +56,7 @@ def expand_fused(model: ir.Model) -> None:
 def _note_tables(model: ir.Model) -> None:
     """Remember which initializers are tables of angles: written out, they look like embeddings."""
     for node in model.graph.all_nodes():
-        places = TABLE_INPUTS.get(node.op_type, ()) if node.domain == MICROSOFT else ()
+        places = _TABLES.get(node.op_type, ()) if node.domain == MICROSOFT else ()
         for place in places:
             if (table := optional(node, place)) is not None and table.is_initializer():
                 table.meta[FIXED_TABLE] = f"angles of {node.op_type}"
