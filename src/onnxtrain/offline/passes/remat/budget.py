@@ -63,6 +63,7 @@ class StepMemory:
 
 
 _SMALL_GRADIENTS = 0.1  # of a budget: updates of adapters need not hurry
+_MANY_NODES = 4000
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?")
 _UNITS = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30}
 
@@ -114,8 +115,10 @@ def fit_into(
     if without <= limit:
         return source, models, StepMemory(limit, without, without, numbers, assumed)
 
-    # Few parameters have small gradients, which may as well wait for each other.
-    is_early = _gradient_bytes(source) > limit * _SMALL_GRADIENTS
+    # Small gradients may as well wait for each other, where the graph is so large that it matters:
+    # updates that do not wait are a chain, along which all that is weighed is weighed again.
+    is_small = _gradient_bytes(source) <= limit * _SMALL_GRADIENTS
+    is_early = not is_small or _node_count(source) < _MANY_NODES
 
     def build_early(gradients: LossGradients) -> Models:
         return build(gradients, is_early)
