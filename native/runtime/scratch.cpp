@@ -19,7 +19,8 @@ using Memory = std::unique_ptr<std::byte, Deleter>;
 
 Memory new_memory(size_t bytes) { return Memory(static_cast<std::byte*>(::operator new(bytes, kAlignment))); }
 
-size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+// Nothing takes a place too, so that each block that was taken is counted.
+size_t aligned(size_t bytes) { return (std::max<size_t>(bytes, 1) + 63) / 64 * 64; }
 
 // Pieces of memory, each a stack. What does not fit into the last one gets a new one; when all are
 // empty, one that is large enough for all takes their place.

@@ -15,7 +15,7 @@ import onnxtrain
 from gradcheck import check_gradient, run
 from onnxtrain.offline.autodiff.engine import differentiate
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.formulas import join_formulas
 
 ORDERS = {
     "torch": ["Div x root2 a", "Erf a b", "Add b one c", "Mul x c d", "Mul d half y"],
@@ -131,7 +131,7 @@ def test_only_the_pass_changes_the_forward_graph(joined: bool) -> None:
     graph = ir.from_proto(gelu_model("dynamo")).graph
     (x,), (y,), forward = graph.inputs, graph.outputs, list(graph)
     inputs = [tuple(node.inputs) for node in forward]
-    rules = join_gelu(graph, [x, y]) if joined else {}
+    rules = join_formulas(graph, [x, y]) if joined else {}
     differentiate(Ops(graph, 18), forward, {y: y}, [x], rules=rules)
     assert ([tuple(node.inputs) for node in forward] != inputs) == joined
     written = [node.op_type for node in graph][len(forward) :]

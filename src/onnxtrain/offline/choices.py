@@ -24,7 +24,7 @@ from onnxtrain.offline.passes.batch_norm import (
     choose_batch_norm_mode,
     set_batch_norm_mode,
 )
-from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.formulas import join_formulas
 from onnxtrain.offline.passes.sparse.gradient import join_sparse
 from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.patterns import choose
@@ -113,7 +113,7 @@ def step_memory(
     op = Ops(graph, opset)
     with op.arithmetic():
         seed = op.zeros_like(output)
-    rules = {**join_gelu(graph, [*weights, output]), **join_sparse(op, graph, weights)}
+    rules = {**join_formulas(graph, [*weights, output]), **join_sparse(op, graph, weights)}
     gradients = differentiate(op, list(graph), {output: seed}, weights, rules=rules)
     graph.outputs.clear()
     graph.outputs.extend(value for value in gradients.values() if value is not None)

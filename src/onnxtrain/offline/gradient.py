@@ -23,7 +23,7 @@ from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
-from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.formulas import join_formulas
 from onnxtrain.offline.selection import output_named, some_of
 from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
@@ -123,7 +123,7 @@ def write_gradient(
     gradient_names = _reserve_names(graph, [output, *targets])
     op = Ops(graph, prepared.opset_imports[""])
     seed = _seed(op, graph, output, gradient_names[output])
-    rules = join_gelu(graph, [*targets, output])
+    rules = join_formulas(graph, [*targets, output])
     rules.update(join_attention(op, graph, [output], targets))
     found = differentiate(op, list(graph), {output: seed}, targets, through, rules=rules)
     results = {value: _result(op, value, found[value]) for value in targets}

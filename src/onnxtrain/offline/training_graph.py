@@ -51,7 +51,7 @@ from onnxtrain.offline.passes.batch_norm import (
 )
 from onnxtrain.offline.passes.chunked_loss import chunk_losses
 from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
-from onnxtrain.offline.passes.gelu import join_gelu
+from onnxtrain.offline.passes.formulas import join_formulas
 from onnxtrain.offline.passes.late_expansion import expand_late
 from onnxtrain.offline.passes.quantized_tables import look_up_integers
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
@@ -162,7 +162,7 @@ def differentiate_loss(
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
     rules = {
-        **join_gelu(graph, [*targets, loss]),
+        **join_formulas(graph, [*targets, loss]),
         **join_attention(op, graph, [loss], targets),
         **join_sparse(op, graph, targets),
         **losses,

@@ -98,3 +98,11 @@ def release(node: ir.Node) -> None:
     for body in subgraphs_of(node):
         for inner in body:
             release(inner)
+
+
+def maker_read_once(value: ir.Value, op_type: str) -> ir.Node | None:
+    """Return the node of a kind that makes a value, if one place alone reads the value."""
+    node = value.producer()
+    if node is None or (node.domain, node.op_type) != ("", op_type):
+        return None
+    return node if len(value.uses()) == 1 and not value.is_graph_output() else None

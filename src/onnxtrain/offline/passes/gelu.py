@@ -18,22 +18,18 @@ from onnxtrain.offline.autodiff.rules.activation import gelu_cotangent
 from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_half
-from onnxtrain.offline.passes.rms_norm import join_rms_norm
-from onnxtrain.offline.passes.swish import join_swish
+from onnxtrain.offline.graph.subgraphs import maker_read_once
 
 
-def join_gelu(graph: ir.Graph, wanted: Iterable[ir.Value]) -> dict[ir.Node, Rule]:
+def join_gelu(products: Iterable[ir.Node], wanted: Collection[ir.Value]) -> dict[ir.Node, Rule]:
     """Order the nodes of each Gelu for fusion, in place, and return the rule of its last node.
 
     `wanted` are the values that are differentiated, or with respect to which: where one of them
     lies between the five nodes, or is one of their numbers, each node keeps its own gradient.
     """
-    search = _Search(frozenset(wanted))
-    products = [node for node in graph if node.op_type == "Mul" and node.domain == ""]
+    search = _Search(wanted)
     found = {node: search.argument_of_gelu(node) for node in products}
-    gelus = {node: _rule(x) for node, x in found.items() if x is not None}
-    swishes, norms = (join(products, search.wanted) for join in (join_swish, join_rms_norm))
-    return {**gelus, **swishes, **norms}
+    return {node: _rule(x) for node, x in found.items() if x is not None}
 
 
 def _rule(x: ir.Value) -> Rule:
@@ -108,11 +104,7 @@ class _Search:
 
     def _between(self, value: ir.Value, op_type: str) -> ir.Node | None:
         """Return the node of a kind that makes a value, if the value is read once and unwanted."""
-        node = value.producer()
-        if node is None or node.op_type != op_type or node.domain != "":
-            return None
-        read_once = len(value.uses()) == 1 and not value.is_graph_output()
-        return node if read_once and value not in self.wanted else None
+        return maker_read_once(value, op_type) if value not in self.wanted else None
 
     def _is_number(self, value: ir.Value | None, number: float) -> bool:
         array = None if value is None or value in self.wanted else constant_array(value)

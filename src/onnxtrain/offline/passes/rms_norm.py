@@ -16,6 +16,7 @@ from onnxtrain.offline.autodiff.rules.norm import scaled_rows
 from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
+from onnxtrain.offline.graph.subgraphs import maker_read_once
 
 
 def join_rms_norm(products: Iterable[ir.Node], wanted: Collection[ir.Value]) -> dict[ir.Node, Rule]:
@@ -109,11 +110,9 @@ class _Search:
 
     def maker(self, value: ir.Value | None, op_type: str) -> ir.Node | None:
         """Return the node of a kind that makes a value, if the value is read once and unwanted."""
-        node = None if value is None else value.producer()
-        if value is None or node is None or (node.domain, node.op_type) != ("", op_type):
+        if value is None or value in self.wanted:
             return None
-        read_once = len(value.uses()) == 1 and not value.is_graph_output()
-        return node if read_once and value not in self.wanted else None
+        return maker_read_once(value, op_type)
 
 
 def _in_either_order(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import onnx
 
 from onnxtrain.errors import ArgumentError, OnnxTrainError, UnknownNameError
+from onnxtrain.format.adapter.pairs import Pair
 from onnxtrain.offline.lora import ALL_LINEAR, Lora
-from onnxtrain.offline.passes.lora.factors import FactorWriter, Pair
+from onnxtrain.offline.passes.lora.factors import FactorWriter, pair_beside
 from onnxtrain.offline.passes.lora.layers import (
     Layer,
     LayerSearch,
@@ -46,7 +47,7 @@ class Adapted:
 
     def described(self) -> list[dict[str, Any]]:
         """Return the pairs as metadata of a model has them."""
-        return [asdict(pair) for pair in self.pairs]
+        return [pair._asdict() for pair in self.pairs]
 
 
 def add_lora(
@@ -69,7 +70,7 @@ def add_lora(
             f"dropout of lora needs a model of opset {_DROPOUT_OPSET} or later, and this one has "
             f"{opset}: leave dropout out, or export the model with a later opset"
         )
-    pairs = {path: Pair.beside(path, lora, layer) for layer, lora in chosen
+    pairs = {path: pair_beside(path, lora, layer) for layer, lora in chosen
              for path, _ in slots_of(layer)}  # fmt: skip
     slots = SlotModel.of(proto, path)
     FactorWriter(slots.proto.graph).write(chosen, slots=True)

@@ -8,13 +8,13 @@ before; an adapter brings factors of any rank, with the scale inside of B.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxtrain.format.adapter.pairs import Pair
 from onnxtrain.offline.blocks.values import all_graphs, defined_names
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.lora import Lora
@@ -29,22 +29,10 @@ from onnxtrain.offline.passes.lora.layers import (
 _WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two factors beside a layer."""
-
-    layer: str
-    a: str
-    b: str
-    rank: int
-    scale: float
-    kind: str  # "linear" or "conv"
-
-    @staticmethod
-    def beside(path: str, lora: Lora, layer: Layer) -> Pair:
-        """Return the pair of a path."""
-        kind = "conv" if layer.is_conv else "linear"
-        return Pair(path, *factor_names(path), lora.rank, lora.scale, kind)
+def pair_beside(path: str, lora: Lora, layer: Layer) -> Pair:
+    """Return the two factors of a path beside a layer."""
+    kind = "conv" if layer.is_conv else "linear"
+    return Pair(path, *factor_names(path), lora.rank, lora.scale, kind)
 
 
 def factor_dims(layer: Layer, width: int, rank: int) -> list[list[int]]:
