@@ -71,7 +71,7 @@ def test_types_are_kept_in_files(dtype, tmp_path) -> None:
 
 
 def test_bfloat16_is_rounded_as_torch_does() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is the oracle")
     values = np.random.default_rng(0).normal(size=(40, 50)).astype("f4") * 1e3
     values[0, :4] = np.inf, -np.inf, np.nan, 3.4e38
     made = Adapter({"w.lora_A.weight": values, "w.lora_B.weight": values.T}).astype("bfloat16")

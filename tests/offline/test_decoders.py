@@ -14,7 +14,7 @@ from onnxtrain.offline.passes import chunked_loss, weight_pieces
 from onnxtrain.offline.passes.decoder_inputs import read_whole_sequences
 from onnxtrain.offline.passes.remat import plan
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is the oracle")
 
 import decoders  # noqa: E402  (needs torch)
 
