@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from onnxtrain.offline.merge_adapter import merge_adapter
     from onnxtrain.offline.passes.replace_classifier import replace_classifier
     from onnxtrain.offline.prepare import prepare
+    from onnxtrain.offline.quantize import Quantize
     from onnxtrain.offline.sparse import Sparse
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "Limits",
     "Lora",
     "OnnxTrainError",
+    "Quantize",
     "Replay",
     "SaveCheckpoint",
     "Sparse",
@@ -83,6 +85,7 @@ _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Adapter": "onnxtrain.format.adapter.adapter",
     "Limits": "onnxtrain.offline.graph.limits",
     "Lora": "onnxtrain.offline.lora",
+    "Quantize": "onnxtrain.offline.quantize",
     "Sparse": "onnxtrain.offline.sparse",
     "TrainingSession": "onnxtrain.device.session",
     "fit_head": "onnxtrain.device.heads",

@@ -22,6 +22,7 @@ from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.checkpoint.file import Source
 from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.model_metadata import ModelMetadata
+from onnxtrain.format.names import RANGE_MOMENTUM
 
 if TYPE_CHECKING:
     from onnxtrain.device.predict import Predictor
@@ -287,6 +288,19 @@ class TrainingSession:
         self._optimizer.set_proximal(mu, reference)
 
     # ---- parameters ----------------------------------------------------------------------------
+
+    def freeze_ranges(self) -> None:
+        """Let the ranges of a model that trains for integers stay as they are from now on.
+
+        The last part of training then sees the integers that the exported model will have. `fit`
+        does it by itself for the last quarter of its steps.
+        """
+        if RANGE_MOMENTUM not in self.state.parameters:
+            raise StateError(
+                "there are no ranges that follow training: prepare with quantize='int8' and "
+                "scales='average'"
+            )
+        self.update_parameter(RANGE_MOMENTUM, np.zeros(1, np.float32))
 
     def get_parameter(self, name: str) -> Array:
         """Return a copy of a parameter."""

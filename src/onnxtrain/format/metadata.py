@@ -14,7 +14,7 @@ METADATA_KEY = "onnxtrain"
 FORMAT = 1  # of the artifact folder
 _LEFT_OUT = {
     "target": "cpu", "memory": None, "on_cpu": (), "generation": "", "kernels": (), "gradients": (),
-    "base": "",
+    "base": "", "folded": (),
 }  # fmt: skip
 
 
@@ -39,6 +39,7 @@ class GraphMetadata:
     kernels: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     base: str = ""
+    folded: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the value of the property."""

@@ -13,3 +13,6 @@ UPDATED, MOMENTUM = ".updated", ".momentum"
 PROXIMAL_MU, REFERENCE = "proximal_mu", ".reference"
 UPDATED_FLAG, FINITE_CHECK = "updated_flag", "finite_check"
 SAMPLE_WEIGHT = "sample_weight"
+# Running statistics of a model that trains for integers: the ranges of all activations, [n, 2], and
+# how fast they follow, [1], which is 0 once they are frozen.
+RANGES, RANGE_MOMENTUM = "quantization.ranges", "quantization.momentum"

@@ -16,6 +16,7 @@ from onnxtrain.offline.frontend.fused import expand_trained
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
+from onnxtrain.offline.passes.quantize.ranges import track_ranges
 
 Tensors = dict[str, ir.TensorProtocol]
 
@@ -50,6 +51,7 @@ def loss_model(
     expand_trained(model, trainable)
     graph = model.graph
     updates = set_batch_norm_mode(model, bn, keep_statistics=True)
+    updates |= track_ranges(model)
     join_linear_layers(model)
     data = frozenset(str(v.name) for v in graph.inputs if v.name not in graph.initializers)
     choose_outputs(graph, outputs)

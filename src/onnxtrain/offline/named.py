@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxtrain.errors import ArgumentError, ArgumentTypeError
 from onnxtrain.offline.optimizers import BY_NAME, ClipGradNorm, Optimizer
 
 
-def make_named(text: str, table: Mapping[str, type], argument: str) -> Any:
+def make_named(text: str, table: Mapping[str, Callable[..., Any]], argument: str) -> Any:
     """Make what a text names, such as "sgd:momentum=0.9"; `argument` is what it was given as."""
     name, _, settings = text.partition(":")
     kind = table.get(name.strip().lower().replace("-", "_"))

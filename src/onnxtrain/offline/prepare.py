@@ -7,26 +7,25 @@ once; fit the result into a memory budget; write the graphs and the checkpoint, 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss
 from onnxtrain.offline.artifacts import Artifacts
+from onnxtrain.offline.decide import decide
 from onnxtrain.offline.estimated_gradients import loss_gradients
 from onnxtrain.offline.forward_model import forward_model
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.limits import Limits, limited
-from onnxtrain.offline.inspect_notes import notes_on_integers
 from onnxtrain.offline.named import make_optimizer, require_choice
-from onnxtrain.offline.optimizers import Optimizer, needs_gradient
-from onnxtrain.offline.passes.batch_norm import BatchNormChoice, choose_batch_norm_mode
+from onnxtrain.offline.optimizers import Optimizer
+from onnxtrain.offline.passes.batch_norm import BatchNormChoice
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
-from onnxtrain.offline.passes.tie_weights import find_tied, tie_trained
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
-from onnxtrain.offline.patterns import choose, notes_on_blocked, nothing_trains
-from onnxtrain.offline.selection import Names, listed, survey
+from onnxtrain.offline.quantize import Quantize, as_quantize
+from onnxtrain.offline.selection import Names
 from onnxtrain.offline.train_words import Train
 from onnxtrain.offline.training_graph import (
     LossGradients,
@@ -72,6 +71,8 @@ def prepare(
     nominal_checkpoint: bool = False,
     ort_format: bool = False,
     custom_op_library: StrPath | None = None,
+    quantize: str | Quantize | None = None,
+    calibration: Iterable[Any] | None = None,
     verify: bool = True,
     limits: Limits | None = None,
 ) -> Artifacts:
@@ -115,6 +116,9 @@ def prepare(
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
         custom_op_library: the library of the model's own operators.
+        quantize: "int8", "int4-weights" or an `onnxtrain.Quantize`: train for these integers, which
+            the exported model has.
+        calibration: batches of inputs that are like those of training, for the ranges of integers.
         verify: load each graph in onnxruntime before the folder appears; a refusal is an error.
         limits: how much the model may ask for, where the defaults of `Limits` are too low.
 
@@ -124,10 +128,11 @@ def prepare(
     """
     require_choice("target", target, ("cpu", "webgpu"))
     require_choice("precision", precision, ("float32", "bf16"))
-    library, chosen = find_library(custom_op_library), make_optimizer(optimizer, proximal)
+    library, updates = find_library(custom_op_library), make_optimizer(optimizer, proximal)
+    integers = as_quantize(quantize)
 
     # 1. The model, and the loss behind it.
-    forward = forward_model(model, of, train, classes, after, dynamic_batch, loss, chosen)
+    forward = forward_model(model, of, train, classes, after, dynamic_batch, loss, updates)
     with_loss, names, brought, notes, activation = add_loss(
         forward.proto, forward.path, loss, forward.of, outputs, sample_weight=sample_weight
     )
@@ -135,26 +140,20 @@ def prepare(
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss, located=True)
-    found = survey(canonical, names[0], brought, by_gradient=needs_gradient(chosen))
-    tied = find_tied(found) if tie_weights else ()
-    trains, frozen = choose(found, forward.train, listed(freeze), tied)
-    if not trains and (chosen is not None or (forward.train is None and not freeze)):
-        raise nothing_trains(found, forward.train, freeze)
-    weights, without_gradient = found.weight_forms(), found.without_gradient()
-    mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
-    blocked, integers = notes_on_blocked(found, trains, forward.train), notes_on_integers(found)
-    notes = (*forward.notes, *notes, *blocked, *integers, *at_rest)
-    trains, tied = tie_trained(canonical, trains, tied)
+    chosen = decide(
+        canonical, names[0], brought, forward, freeze, updates, bn, tie_weights, integers, calibration
+    )
+    trains, frozen, notes = chosen.trains, chosen.frozen, (*forward.notes, *notes, *chosen.notes)
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
-        return loss_gradients(canonical, names, trains, frozen, chosen, bn=mode, lean=lean)
+        return loss_gradients(canonical, names, trains, frozen, updates, bn=chosen.bn, lean=lean)
 
     def build(source: LossGradients, early: bool = False, last: bool = False) -> Models:
         made = {"training_model": training_graph(source, target, early=early)}
-        if chosen is not None:
+        if updates is not None:
             how = {"proximal": proximal, "early": early, "last": last}
-            made["step_model"] = step_graph(source, chosen, target, **how)
+            made["step_model"] = step_graph(source, updates, target, **how)
         return made
 
     if memory_budget is None:
@@ -165,12 +164,14 @@ def prepare(
 
     # 4. The files.
     parameters = Parameters.of(source, trains)
-    models["eval_model"] = evaluation_graph(canonical, names, source, target)
+    models["eval_model"] = evaluation_graph(
+        canonical, names, source, target, folded=chosen.folded
+    )
     for made in models.values():
         stamp(made)
-    if chosen is not None:
+    if updates is not None:
         models["optimizer_model"] = optimizer_graph(
-            chosen, parameters.trainable, models["training_model"], target, proximal=proximal
+            updates, parameters.trainable, models["training_model"], target, proximal=proximal
         )
     on_cpu = warn_of_uncovered(models) if target == "webgpu" else {}
     with Folder(output, prefix) as folder:
@@ -187,9 +188,9 @@ def prepare(
         directory=folder.directory,
         files=files,
         **parameters.counts(),
-        unreached=found.unreached,
-        without_gradient=without_gradient,
-        tied=tuple(map(str, tied)),
+        unreached=chosen.found.unreached,
+        without_gradient=chosen.without_gradient,
+        tied=tuple(map(str, chosen.tied)),
         loss=names[0],
         outputs=tuple(names[1:]),
         memory=memory,

@@ -53,6 +53,8 @@ from onnxtrain.offline.passes.chunked_loss import chunk_losses
 from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
 from onnxtrain.offline.passes.formulas import join_formulas
 from onnxtrain.offline.passes.late_expansion import expand_late
+from onnxtrain.offline.passes.quantize.biases import quantize_biases
+from onnxtrain.offline.passes.quantize.gradient import join_quantizers
 from onnxtrain.offline.passes.quantized_tables import look_up_integers
 from onnxtrain.offline.passes.remat.rewrite import rematerialize
 from onnxtrain.offline.passes.sparse.gradient import join_sparse
@@ -61,6 +63,7 @@ from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
 
 Target = Literal["cpu", "webgpu"]
+FOLDED = "folded"  # in the meta of an evaluation graph
 
 
 @dataclass
@@ -165,6 +168,7 @@ def differentiate_loss(
         **join_formulas(graph, [*targets, loss]),
         **join_attention(op, graph, [loss], targets),
         **join_sparse(op, graph, targets),
+        **join_quantizers(op, graph),
         **losses,
     }
     nodes = list(graph)
@@ -344,9 +348,17 @@ def step_graph(
 
 
 def evaluation_graph(
-    canonical: ir.Model, outputs: Sequence[str], source: LossGradients, target: Target = "cpu"
+    canonical: ir.Model,
+    outputs: Sequence[str],
+    source: LossGradients,
+    target: Target = "cpu",
+    *,
+    folded: Sequence[str] = (),
 ) -> ir.Model:
-    """Return the graph that computes the loss alone, with everything in inference mode."""
+    """Return the graph that computes the loss alone, with everything in inference mode.
+
+    What is `folded` depends on parameters alone, and is constant in models for inference.
+    """
     model = canonical.clone()
     expand_trained(model, source.gradients)
     set_batch_norm_mode(model, "frozen")
@@ -355,6 +367,7 @@ def evaluation_graph(
         if node.op_type == "Dropout" and node.domain == "" and len(node.inputs) > 2:
             node.replace_input_with(2, None)
     chunk_losses(Ops(model.graph, model.opset_imports[""]), model.graph, (), gradient=False)
+    model.meta[FOLDED] = (*folded, *quantize_biases(model))
     promote(model.graph, [*source.gradients, *source.updates])
     return _complete(model, target)
 

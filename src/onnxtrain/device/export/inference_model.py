@@ -18,6 +18,7 @@ from typing import Literal
 import onnxruntime as ort
 
 from onnxtrain.device.export import store as export_store
+from onnxtrain.device.export.fold import fold
 from onnxtrain.device.export.layout import MAX_FILE_SIZE, Chunks, ModelLayout
 from onnxtrain.device.export.model_parts import ModelParts, take_apart
 from onnxtrain.device.export.prune import Cut, Values, quiet_options
@@ -53,6 +54,7 @@ def export_model(
     parts = _parts_of(model)
     names = _checked_names(graph_output_names, parts, model.source_name)
     parts.properties |= properties or {}
+    fold(model, parts, names, values)
     layout = Cut(model, parts, names, values).layout()
     _check_size(layout, path, format)
     if not optimize and format == "onnx":

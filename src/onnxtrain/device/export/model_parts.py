@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from onnxtrain.device.export.layout import StoredTensor
 from onnxtrain.errors import ModelError
 from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import (
@@ -84,11 +85,14 @@ class ModelParts:
     initializers: dict[str, memoryview] = field(default_factory=dict)
     sparse_initializers: dict[str, memoryview] = field(default_factory=dict)
     quantization: dict[str, memoryview] = field(default_factory=dict)
+    computed: dict[str, StoredTensor] = field(default_factory=dict)  # once, before export
 
     def value_names(self) -> set[str]:
         """Return the names of all values of the main graph."""
         made = {name for node in self.nodes for name in node.outputs}
-        return made.union(self.inputs, self.initializers, self.sparse_initializers)
+        return made.union(
+            self.inputs, self.initializers, self.sparse_initializers, self.computed
+        )
 
 
 @dataclass(frozen=True)

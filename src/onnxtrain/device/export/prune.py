@@ -115,6 +115,8 @@ class Cut:
                 tensors.append(self._from_file(self._model.external[name]))
             else:
                 copied.append(data)
+        computed = self._parts.computed
+        tensors += [computed[name] for name in computed if name in self._needed.values]
         return layout_of(self._parts, self._needed, inputs, self._output_types(), copied, tensors)
 
     def open_layout(self) -> ModelLayout:

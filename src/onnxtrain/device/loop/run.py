@@ -26,6 +26,7 @@ from onnxtrain.device.loop.replay import RunReplay
 from onnxtrain.device.loop.resume_state import KEY, ResumeState
 from onnxtrain.device.loop.schedule import RunSchedule
 from onnxtrain.errors import NonFiniteError, OnnxTrainError, StateError
+from onnxtrain.format.names import RANGE_MOMENTUM
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
@@ -162,6 +163,7 @@ class Loop:
         )
         for batch in self.source.epoch(state.epoch, state.batch):
             self._tell_notes()
+            self._freeze_ranges()
             # With accumulation, all from the first batch to the update is one step.
             self._interrupts.busy = True
             if accumulation is None:
@@ -176,6 +178,16 @@ class Loop:
                 return
         if accumulation is not None and accumulation.batches:
             self._update(accumulation)
+
+    def _freeze_ranges(self) -> None:
+        """For the last quarter of a run, train for the very integers that will be exported."""
+        ends = [self.max_steps] if self.max_steps is not None else []
+        ends += [self.epochs * self.steps_in_epoch] if self.steps_in_epoch is not None else []
+        parameters = self.session.state.parameters
+        if not ends or self._run.step < 0.75 * min(ends) or RANGE_MOMENTUM not in parameters:
+            return
+        if parameters[RANGE_MOMENTUM].data[0]:
+            self.session.freeze_ranges()
 
     def _tell_notes(self) -> None:
         for note in self.source.notes[self._told :]:

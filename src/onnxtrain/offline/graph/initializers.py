@@ -48,3 +48,12 @@ def _renamed(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
     if tensor.dtype == ir.DataType.STRING:
         return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+
+
+def remove_node(graph: ir.Graph, node: ir.Node) -> None:
+    """Remove a node whose outputs nothing reads, and the initializers that it alone read."""
+    given = [v for v in node.inputs if v is not None]
+    graph.remove(node, safe=True)
+    for value in given:
+        if value.is_initializer() and not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(str(value.name), None)

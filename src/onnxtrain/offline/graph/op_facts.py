@@ -185,3 +185,14 @@ SHAPE_ARITHMETIC = _ops(
 MULTIPLIES = _ops("Div Einsum Gemm MatMul Mul Pow Resize Size Tile Upsample")
 ADDS = _ops("Add Concat ConcatFromSequence CumSum Pad Range Sub Sum")
 GROWS_STEEPLY = _ops("BitShift Exp MatMulInteger Pow ReduceProd")  # or by any amount
+
+# ---- integers ------------------------------------------------------------------------------------
+
+# onnxruntime multiplies 8-bit integers with these.
+INTEGER_PRODUCTS = _ops("Conv Gemm MatMul")
+# onnxruntime computes these on 8-bit integers, each with a range of its own result.
+INTEGER_ARITHMETIC = _ops("Add AveragePool Concat GlobalAveragePool LeakyRelu Mul Sigmoid")
+# The result has elements of the first input and no others, so that it has the same range.
+KEEPS_RANGE = _ops("Flatten Gather MaxPool Reshape Slice Split Squeeze Transpose Unsqueeze")
+# A bound of the range that comes behind a product, which quantizing the result does as well.
+RANGE_BOUNDS = _ops("Clip Relu")

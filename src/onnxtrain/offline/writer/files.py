@@ -41,7 +41,7 @@ from onnxtrain.offline.passes.lora.add import Adapted
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
 from onnxtrain.offline.patterns import STORED_ONCE
-from onnxtrain.offline.training_graph import LossGradients, Target
+from onnxtrain.offline.training_graph import FOLDED, LossGradients, Target
 from onnxtrain.offline.writer.base_data import BaseData
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.functions import Precision, write_functions
@@ -146,7 +146,10 @@ def write_files(
         del proto.metadata_props[:]
         left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
         kernels = tuple(function.name for function in functions)
-        about = replace(metadata, on_cpu=tuple(left), kernels=kernels, gradients=gradients)
+        about = replace(
+            metadata, on_cpu=tuple(left), kernels=kernels, gradients=gradients,
+            folded=tuple(model.meta.get(FOLDED, ())),
+        )  # fmt: skip
         proto.metadata_props.add(key=METADATA_KEY, value=about.to_json())
         if name == "eval_model":
             for key, value in (properties or {}).items():

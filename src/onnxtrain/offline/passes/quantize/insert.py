@@ -1,0 +1,218 @@
+"""QuantizeLinear and DequantizeLinear, written into a model.
+
+The scales of activations come from one tensor of ranges, [n, 2] for n activations, so that training
+updates them all at once (`ranges.py`). Where scales are learned, each has a parameter t, which
+begins at 0: the scale is s·exp(t). So a step of an optimizer changes it by a part of itself,
+however small it is, and weight decay pulls it back to where calibration put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.format.names import RANGE_MOMENTUM, RANGES
+from onnxtrain.offline.graph.initializers import initializer
+from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.passes.quantize.places import Places, QuantizedLayer
+from onnxtrain.offline.passes.quantize.weight_scales import block_axis, weight_scales
+from onnxtrain.offline.quantize import Quantize
+
+Array = np.ndarray[Any, Any]
+QUANTIZER = "onnxtrain.quantizer"  # in the notes of a DequantizeLinear: where its scale is from
+SHIFT = ".scale_shift"  # what learned scales are called, behind the name of a weight or activation
+TINY = 1e-12  # the least scale: what is zero throughout has one too
+
+
+@dataclass(frozen=True)
+class Inserted:
+    """What quantization added to a model."""
+
+    trains: tuple[str, ...]  # learned scales
+    kept: tuple[str, ...]  # tensors to store beside what trains
+    folded: tuple[str, ...]  # what an exported model has as constants
+
+
+def insert_quantizers(
+    model: ir.Model, places: Places, ranges: Mapping[ir.Value, tuple[float, float]],
+    settings: Quantize,
+) -> Inserted:  # fmt: skip
+    """Write the nodes that quantize, and their scales, into a canonical model."""
+    writer = _Writer(model, settings)
+    with writer.op.arithmetic():
+        for layer in places.layers:
+            if layer.weight is not None:
+                writer.weight(layer)
+        writer.activations(places.activations, ranges)
+    model.graph.sort()
+    return Inserted(tuple(writer.trains), tuple(writer.kept), tuple(writer.folded))
+
+
+class _Writer:
+    def __init__(self, model: ir.Model, settings: Quantize) -> None:
+        self.op = Ops(model.graph, model.opset_imports[""])
+        self.op.scope = "quantization"
+        self._graph, self._settings = model.graph, settings
+        self.trains: list[str] = []
+        self.kept: list[str] = []
+        self.folded: list[str] = []
+        self._done: dict[ir.Value, ir.Value] = {}
+
+    # ---- weights ---------------------------------------------------------------------------------
+
+    def weight(self, layer: QuantizedLayer) -> None:
+        weight = layer.weight
+        assert weight is not None
+        if weight not in self._done:
+            self._done[weight] = self._quantized_weight(layer, weight)
+        layer.node.replace_input_with(1, self._done[weight])
+
+    def _quantized_weight(self, layer: QuantizedLayer, weight: ir.Value) -> ir.Value:
+        op, settings = self.op, self._settings
+        block = settings.block if settings.weights == "int4" and layer.node.op_type != "Conv" else 0
+        axis = block_axis(layer) if block else layer.axis
+        dtype = ir.DataType.INT4 if settings.weights == "int4" else ir.DataType.INT8
+        if settings.scales == "average" and not block:
+            scale = self._largest(weight, axis)
+        else:
+            scale = self._given(str(weight.name), weight_scales(layer, settings))
+        self._name(scale, f"{weight.name}_scale")
+        zero = self._zeros(dtype, scale)
+        how = {"axis": axis, **({"block_size": block} if block else {})}
+        (q,) = op.call("QuantizeLinear", weight, scale, zero, **how)
+        q.dtype = dtype
+        op.shape_as(q, weight)
+        self._name(q, f"{weight.name}_quantized")
+        (y,) = op.call("DequantizeLinear", q, scale, zero, like=weight, **how)
+        self._note(y, "largest" if settings.scales == "average" and not block else settings.scales)
+        return y
+
+    @staticmethod
+    def _note(value: ir.Value, source: str) -> None:
+        node = value.producer()
+        assert node is not None
+        node.metadata_props[QUANTIZER] = source
+
+    def _largest(self, weight: ir.Value, axis: int) -> ir.Value:
+        """Return the scale with which the largest weight of a channel becomes the largest integer.
+
+        No gradient goes through it: see `rule.py`.
+        """
+        op = self.op
+        axes = [a for a in range(op.rank(weight)) if a != axis]
+        largest = op.ReduceMax(op.Abs(weight), op.int64(axes), keepdims=0)
+        op.with_dims(largest, [op.dims(weight)[axis]])
+        return op.Max(op.Mul(largest, 1.0 / self._settings.largest), TINY)
+
+    def _given(self, name: str, scales: Array) -> ir.Value:
+        """Return scales that are known, and learned from there if settings say so."""
+        op = self.op
+        start = op.const(np.maximum(scales, TINY).astype(np.float32), name=f"{name}_first_scale")
+        if self._settings.scales != "learned":
+            return start
+        shift = f"{name}{SHIFT}"
+        zeros = np.zeros(scales.shape, np.float32)
+        value = initializer(shift, ir.Tensor(zeros, name=shift))
+        self._graph.register_initializer(value)
+        self.trains.append(shift)
+        return op.Mul(start, op.Exp(value))
+
+    def _zeros(self, dtype: ir.DataType, scale: ir.Value) -> ir.Value:
+        zeros = np.zeros(self.op.dims(scale), dtype.numpy())  # type: ignore[arg-type]
+        made = ir.Value(name=self.op.names.fresh("zero_points"))
+        made.const_value = ir.Tensor(zeros, dtype=dtype, name=made.name)
+        made.dtype, made.shape = dtype, ir.Shape(zeros.shape)
+        self._graph.register_initializer(made)
+        return made
+
+    def _name(self, value: ir.Value, name: str) -> None:
+        value.name = self.op.names.fresh(name)
+        if value.producer() is not None:
+            self.folded.append(value.name)
+
+    # ---- activations -----------------------------------------------------------------------------
+
+    def activations(
+        self,
+        activations: Mapping[ir.Value, ir.Value],
+        ranges: Mapping[ir.Value, tuple[float, float]],
+    ) -> None:
+        roots = list(dict.fromkeys(activations.values()))
+        if not roots:
+            return
+        numbers = np.array([ranges[root] for root in roots], np.float32)
+        scales, zero_points = self._all_scales(roots, numbers)
+        made = dict[ir.Value, tuple[ir.Value, ir.Value]]()
+        for value, root in activations.items():
+            if root not in made:
+                index = roots.index(root)
+                made[root] = self._own_scale(root, index, scales, zero_points)
+            self._quantize(value, *made[root])
+
+    def _all_scales(self, roots: list[ir.Value], numbers: Array) -> tuple[ir.Value, ir.Value]:
+        """Return the scales and zero points of all activations, as vectors."""
+        op, settings = self.op, self._settings
+        low, high = np.minimum(numbers[:, 0], 0), np.maximum(numbers[:, 1], 0)
+        dtype = ir.DataType.UINT8 if settings.activations == "uint8" else ir.DataType.INT8
+        least, most = (0, 255) if dtype == ir.DataType.UINT8 else (-128, 127)
+        if settings.scales == "average":
+            ranges = self._statistic(RANGES, numbers)
+            self._statistic(RANGE_MOMENTUM, np.array([settings.momentum], np.float32))
+            bottom = op.Min(op.Gather(ranges, op.int64(0), axis=1), 0.0)
+            top = op.Max(op.Gather(ranges, op.int64(1), axis=1), 0.0)
+            scales = op.Max(op.Mul(op.Sub(top, bottom), 1.0 / 255), TINY)
+            places = op.Sub(float(least), op.Round(op.Div(bottom, scales)))
+            zeros = op.Cast(op.Clip(places, float(least), float(most)), to=dtype)
+            return scales, zeros
+        start = np.maximum((high - low) / 255, TINY).astype(np.float32)
+        zero_points = np.clip(least - np.rint(low / start), least, most).astype(dtype.numpy())
+        fixed = op.const(start, name="activation_first_scales")
+        if settings.scales == "learned":
+            name = f"activations{SHIFT}"
+            zeros = np.zeros(len(roots), np.float32)
+            shift = initializer(name, ir.Tensor(zeros, name=name))
+            self._graph.register_initializer(shift)
+            self.trains.append(name)
+            return op.Mul(fixed, op.Exp(shift)), op.const(zero_points)
+        return fixed, op.const(zero_points)
+
+    def _statistic(self, name: str, numbers: Array) -> ir.Value:
+        value = initializer(name, ir.Tensor(numbers, name=name))
+        self._graph.register_initializer(value)
+        self.kept.append(name)
+        return value
+
+    def _own_scale(
+        self, root: ir.Value, index: int, scales: ir.Value, zero_points: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        op = self.op
+        own = op.Gather(scales, op.int64(index), axis=0), op.Gather(
+            zero_points, op.int64(index), axis=0
+        )
+        for value, label in zip(own, ("scale", "zero_point"), strict=True):
+            self._name(value, f"{root.name}_{label}")
+        return own
+
+    def _quantize(self, value: ir.Value, scale: ir.Value, zero_point: ir.Value) -> None:
+        op, users = self.op, list(value.uses())
+        is_output = value.is_graph_output()
+        name = value.name
+        (q,) = op.call("QuantizeLinear", value, scale, zero_point)
+        q.dtype = zero_point.dtype
+        op.shape_as(q, value)
+        q.name = op.names.fresh(f"{name}_quantized")
+        (y,) = op.call("DequantizeLinear", q, scale, zero_point, like=value)
+        y.name = op.names.fresh(f"{name}_dequantized")
+        self._note(y, self._settings.scales)
+        for node, index in users:
+            node.replace_input_with(index, y)
+        if is_output:
+            outputs = self._graph.outputs
+            for index, output in enumerate(outputs):
+                if output is value:
+                    outputs[index] = y
+            value.name, y.name = op.names.fresh(f"{name}_float"), name
