@@ -28,13 +28,8 @@ from onnxtrain.offline.quantize import Quantize, as_quantize
 from onnxtrain.offline.selection import Names
 from onnxtrain.offline.train_words import Train
 from onnxtrain.offline.training_graph import (
-    LossGradients,
-    Target,
-    evaluation_graph,
-    optimizer_graph,
-    step_graph,
-    training_graph,
-)
+    LossGradients, Target, evaluation_graph, optimizer_graph, step_graph, training_graph,
+)  # fmt: skip
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.functions import Precision
@@ -129,7 +124,6 @@ def prepare(
     require_choice("target", target, ("cpu", "webgpu"))
     require_choice("precision", precision, ("float32", "bf16"))
     library, updates = find_library(custom_op_library), make_optimizer(optimizer, proximal)
-    integers = as_quantize(quantize)
 
     # 1. The model, and the loss behind it.
     forward = forward_model(model, of, train, classes, after, dynamic_batch, loss, updates)
@@ -141,8 +135,9 @@ def prepare(
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss, located=True)
     chosen = decide(
-        canonical, names[0], brought, forward, freeze, updates, bn, tie_weights, integers, calibration
-    )
+        canonical, names[0], brought, forward, freeze, updates, bn, tie_weights,
+        as_quantize(quantize), calibration,
+    )  # fmt: skip
     trains, frozen, notes = chosen.trains, chosen.frozen, (*forward.notes, *notes, *chosen.notes)
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
@@ -164,9 +159,7 @@ def prepare(
 
     # 4. The files.
     parameters = Parameters.of(source, trains)
-    models["eval_model"] = evaluation_graph(
-        canonical, names, source, target, folded=chosen.folded
-    )
+    models["eval_model"] = evaluation_graph(canonical, names, source, target, folded=chosen.folded)
     for made in models.values():
         stamp(made)
     if updates is not None:

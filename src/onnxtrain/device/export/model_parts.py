@@ -90,9 +90,7 @@ class ModelParts:
     def value_names(self) -> set[str]:
         """Return the names of all values of the main graph."""
         made = {name for node in self.nodes for name in node.outputs}
-        return made.union(
-            self.inputs, self.initializers, self.sparse_initializers, self.computed
-        )
+        return made.union(self.inputs, self.initializers, self.sparse_initializers, self.computed)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ def _plain(source: str, bounds: _Bounds) -> Rule:
         x = required(quantizer)[0]
         if source == "largest":
             return {x: dy}
+        if op.rank(required(quantizer, 2)[1]):  # a weight
+            return {x: _of_pair(op, node, dy)[x]}
         low, high = bounds.of(op, quantizer)
         kept = op.Equal(op.Clip(x, low, high), x)
         return {x: op.Where(kept, dy, 0.0)}
@@ -48,14 +50,20 @@ def _learned(node: ir.Node) -> Rule:
     """Learned step sizes, with a gradient that does not grow with the number of elements."""
 
     def gradient(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
-        found = dequantize_linear(op, node, dy)
-        assert isinstance(found, dict)
+        found = _of_pair(op, node, dy)
         scale = required(node, 2)[1]
         share = _share(node, scale)
         return {v: op.Mul(g, share) if v is scale and g is not None else g
                 for v, g in found.items()}  # fmt: skip
 
     return _rule(gradient, 2)
+
+
+def _of_pair(op: Ops, node: ir.Node, dy: ir.Value) -> dict[ir.Value, ir.Value | None]:
+    """Return the cotangents of what a pair quantizes, and of its scale."""
+    found = dequantize_linear(op, node, dy)
+    assert isinstance(found, dict)
+    return found
 
 
 def _rule(gradient: object, reached: int) -> Rule:
@@ -96,9 +104,7 @@ class _Bounds:
         low, high = self._known[scales, zero_points]
         return op.Gather(low, index, axis=0), op.Gather(high, index, axis=0)
 
-    def _write(
-        self, op: Ops, scale: ir.Value, zero_point: ir.Value
-    ) -> tuple[ir.Value, ir.Value]:
+    def _write(self, op: Ops, scale: ir.Value, zero_point: ir.Value) -> tuple[ir.Value, ir.Value]:
         assert zero_point.dtype is not None
         least, most = _BOUNDS[zero_point.dtype]
         zero = op.Cast(zero_point, to=scale.dtype)

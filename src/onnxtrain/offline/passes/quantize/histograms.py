@@ -21,8 +21,10 @@ def percentile(counts: Array, low: float, high: float, settings: Quantize) -> Ra
     if not counts.sum():
         return low, high
     share = np.cumsum(counts) / counts.sum()
-    tail = (1.0 - settings.percentile / 100.0) / 2 if low < 0 < high else (
-        1.0 - settings.percentile / 100.0
+    tail = (
+        (1.0 - settings.percentile / 100.0) / 2
+        if low < 0 < high
+        else (1.0 - settings.percentile / 100.0)
     )
     edges = np.linspace(low, high, BINS + 1)
     first = int(np.searchsorted(share, tail, side="right")) if low < 0 else 0

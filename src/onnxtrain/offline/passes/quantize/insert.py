@@ -18,8 +18,10 @@ import onnx_ir as ir
 from onnxtrain.format.names import RANGE_MOMENTUM, RANGES
 from onnxtrain.offline.graph.initializers import initializer
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.subgraphs import replace_node
 from onnxtrain.offline.passes.quantize.places import Places, QuantizedLayer
-from onnxtrain.offline.passes.quantize.weight_scales import block_axis, weight_scales
+from onnxtrain.offline.passes.quantize.weight_scales import weight_scales
 from onnxtrain.offline.quantize import Quantize
 
 Array = np.ndarray[Any, Any]
@@ -69,24 +71,38 @@ class _Writer:
         assert weight is not None
         if weight not in self._done:
             self._done[weight] = self._quantized_weight(layer, weight)
-        layer.node.replace_input_with(1, self._done[weight])
+        if self._settings.weights == "int4" and layer.node.op_type == "Gemm":
+            self._as_matmul(layer.node, self._done[weight])
+        else:
+            layer.node.replace_input_with(1, self._done[weight])
+
+    def _as_matmul(self, node: ir.Node, weight: ir.Value) -> None:
+        """Put MatMul, for which onnxruntime has a product with int4, in the place of Gemm."""
+        op, last = self.op, self._graph[-1]
+        x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+        product = op.type_as(op.MatMul(x, weight), node.outputs[0])
+        made = product if bias is None else op.Add(product, bias)
+        replace_node(node, [made], last)
 
     def _quantized_weight(self, layer: QuantizedLayer, weight: ir.Value) -> ir.Value:
-        op, settings = self.op, self._settings
-        block = settings.block if settings.weights == "int4" and layer.node.op_type != "Conv" else 0
-        axis = block_axis(layer) if block else layer.axis
+        op, settings, name = self.op, self._settings, str(weight.name)
+        scales = weight_scales(layer, settings)
+        block = settings.block if scales.ndim == 2 else 0
+        axis = 0 if block else layer.axis
+        if block and layer.axis == 0:
+            self._transpose(weight)
         dtype = ir.DataType.INT4 if settings.weights == "int4" else ir.DataType.INT8
         if settings.scales == "average" and not block:
             scale = self._largest(weight, axis)
         else:
-            scale = self._given(str(weight.name), weight_scales(layer, settings))
-        self._name(scale, f"{weight.name}_scale")
+            scale = self._given(name, scales)
+        self._name(scale, f"{name}_scale")
         zero = self._zeros(dtype, scale)
         how = {"axis": axis, **({"block_size": block} if block else {})}
         (q,) = op.call("QuantizeLinear", weight, scale, zero, **how)
         q.dtype = dtype
         op.shape_as(q, weight)
-        self._name(q, f"{weight.name}_quantized")
+        self._name(q, f"{name}_quantized")
         (y,) = op.call("DequantizeLinear", q, scale, zero, like=weight, **how)
         self._note(y, "largest" if settings.scales == "average" and not block else settings.scales)
         return y
@@ -96,6 +112,18 @@ class _Writer:
         node = value.producer()
         assert node is not None
         node.metadata_props[QUANTIZER] = source
+
+    @staticmethod
+    def _transpose(weight: ir.Value) -> None:
+        """Turn the weight of Gemm into a matrix [inputs, outputs], blocks along the first axis.
+
+        A Transpose would not do: onnxruntime 1.31 moves it behind a blocked QuantizeLinear, and
+        forgets the scales.
+        """
+        array = constant_array(weight)
+        assert array is not None
+        weight.const_value = ir.Tensor(np.ascontiguousarray(array.T), name=weight.name)
+        weight.shape = ir.Shape(array.T.shape)
 
     def _largest(self, weight: ir.Value, axis: int) -> ir.Value:
         """Return the scale with which the largest weight of a channel becomes the largest integer.
@@ -190,8 +218,9 @@ class _Writer:
         self, root: ir.Value, index: int, scales: ir.Value, zero_points: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
         op = self.op
-        own = op.Gather(scales, op.int64(index), axis=0), op.Gather(
-            zero_points, op.int64(index), axis=0
+        own = (
+            op.Gather(scales, op.int64(index), axis=0),
+            op.Gather(zero_points, op.int64(index), axis=0),
         )
         for value, label in zip(own, ("scale", "zero_point"), strict=True):
             self._name(value, f"{root.name}_{label}")

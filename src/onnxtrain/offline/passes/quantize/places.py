@@ -265,4 +265,3 @@ def bias_of(node: ir.Node) -> ir.Value | None:
     """Return the bias of a product."""
     has_bias = node.op_type in ("Conv", "Gemm") and len(node.inputs) > 2
     return node.inputs[2] if has_bias else None
-

@@ -14,22 +14,16 @@ Array = np.ndarray[Any, Any]
 _FACTORS = np.linspace(0.4, 1.0, 25)  # parts of the largest element that are tried
 
 
-def block_axis(layer: QuantizedLayer) -> int:
-    """Return the axis of a matrix along which blocks lie: that of the inputs."""
-    return 1 - layer.axis
-
-
 def weight_scales(layer: QuantizedLayer, settings: Quantize) -> Array:
-    """Return a scale for each output, or for each block of inputs of each output."""
+    """Return a scale for each output, or for each block of inputs and each output: two axes."""
     assert layer.weight is not None
     weight = constant_array(layer.weight)
     assert weight is not None
     if settings.weights == "int4" and layer.node.op_type != "Conv":
-        rows = np.moveaxis(weight, block_axis(layer), -1)  # [outputs, inputs]
+        rows = np.moveaxis(weight, layer.axis, 0)  # [outputs, inputs]
         missing = -rows.shape[-1] % settings.block
         rows = np.pad(rows, [(0, 0), (0, missing)]).reshape(rows.shape[0], -1, settings.block)
-        scales = best_scales(rows, settings)
-        return np.ascontiguousarray(np.moveaxis(scales, -1, block_axis(layer)))
+        return np.ascontiguousarray(best_scales(rows, settings).T)
     rows = np.moveaxis(weight, layer.axis, 0).reshape(weight.shape[layer.axis], -1)
     return best_scales(rows, settings)
 
