@@ -28,7 +28,12 @@ from onnxtrain.offline.quantize import Quantize, as_quantize
 from onnxtrain.offline.selection import Names
 from onnxtrain.offline.train_words import Train
 from onnxtrain.offline.training_graph import (
-    LossGradients, Target, evaluation_graph, optimizer_graph, step_graph, training_graph,
+    LossGradients,
+    Target,
+    evaluation_graph,
+    optimizer_graph,
+    step_graph,
+    training_graph,
 )  # fmt: skip
 from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
