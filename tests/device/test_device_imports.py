@@ -43,8 +43,8 @@ def test_no_module_of_the_device_half_imports_the_workstation() -> None:
 def test_the_names_of_the_package() -> None:
     assert dir(onnxtrain) == [
         "Adapter", "CheckFinite", "EarlyStopping", "History", "Limits", "Lora", "OnnxTrainError",
-        "Replay", "SaveCheckpoint", "Sparse", "TensorBoard", "TrainingSession", "__version__",
-        "artifacts", "evaluate", "federated", "fit", "fit_head", "gradient", "inspect", "losses",
+        "Quantize", "Replay", "SaveCheckpoint", "Sparse", "TensorBoard", "TrainingSession",
+        "__version__", "artifacts", "evaluate", "federated", "fit", "fit_head", "gradient", "inspect", "losses",
         "merge_adapter", "metrics", "onnxblock", "optim", "predict", "prepare",
         "replace_classifier", "schedules", "set_seed",
     ]  # fmt: skip
