@@ -160,6 +160,7 @@ class Binding:
         self._session: Any = None
         self._binding: Any = None
         self._copied: dict[str, Variable] = {}  # what is not written in place
+        self._fed: dict[str, Variable] = {}  # what is bound anew before each run
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run the graph; return an array, or an OrtValue, for each output that is asked for."""
@@ -168,6 +169,8 @@ class Binding:
         if not self._graph.is_current or self._session is not self._graph.session:
             self._bind()
         binding = self._binding
+        for name, variable in self._fed.items():
+            binding.bind_ortvalue_input(name, variable.value)
         for declared, value in zip(self._inputs, values, strict=True):
             binding.bind_ortvalue_input(declared.name, value)
         symbols = self._symbols(values)
@@ -229,6 +232,11 @@ class Binding:
         self._binding = self._session.io_binding()
         for name, variable in self._state.items():
             self._binding.bind_ortvalue_input(name, variable.value)
+        # Where it computes elsewhere, onnxruntime copies what it is given when it is bound: it
+        # would not see what changes in the memory of the process afterwards, such as the learning
+        # rate.
+        is_elsewhere = set(self._session.get_providers()) != {"CPUExecutionProvider"}
+        self._fed = {n: v for n, v in self._state.items() if is_elsewhere and v.device.is_cpu}
         self._copied = {}
         # Other graphs do not see to it that nobody reads a parameter when its update is written.
         in_place = self._graph.model.metadata.target == "cpu"
