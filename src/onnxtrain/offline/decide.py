@@ -17,6 +17,7 @@ from onnxtrain.offline.passes.batch_norm import (
     choose_batch_norm_mode,
 )
 from onnxtrain.offline.passes.fold_batch_norm import fold_batch_norm
+from onnxtrain.offline.passes.quantize.forms import write_integer_forms
 from onnxtrain.offline.passes.quantize.lift import Lifted, lift
 from onnxtrain.offline.passes.quantize.prepare import quantize_model
 from onnxtrain.offline.passes.tie_weights import Tied, find_tied, tie_trained
@@ -52,10 +53,12 @@ def decide(
     calibration: Iterable[Any] | None = None,
 ) -> Decision:
     """Decide what trains, in a canonical model that is changed where the decision asks for it."""
-    lifted = Lifted()
+    lifted, norms = Lifted(), tuple[str, ...]()
     if quantize is not None:
         lifted = lift(canonical)
-        fold_batch_norm(canonical)
+        norms = fold_batch_norm(canonical)
+        if quantize.has_integer_activations:
+            write_integer_forms(canonical)
     found = survey(canonical, loss, brought, by_gradient=needs_gradient(optimizer))
     tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, forward.train, listed(freeze), tied)
@@ -68,6 +71,10 @@ def decide(
     trains, tied = tie_trained(canonical, trains, tied)
     if quantize is not None:
         outputs = [value.name for value in forward.proto.graph.output]
-        inserted, more = quantize_model(canonical, outputs, quantize, calibration, lifted)
-        trains, folded, notes = [*trains, *inserted.trains], inserted.folded, (*notes, *more)
+        inserted, more = quantize_model(canonical, outputs, quantize, calibration, lifted, trains)
+        trains, folded, notes = (
+            [*trains, *inserted.trains],
+            inserted.folded,
+            (*notes, *more, *norms),
+        )
     return Decision(found, trains, frozen, mode, tuple(tied), without_gradient, notes, folded)

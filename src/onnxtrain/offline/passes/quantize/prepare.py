@@ -10,9 +10,9 @@ import onnx_ir as ir
 from onnxtrain.errors import ArgumentError
 from onnxtrain.offline.autodiff.engine import operator_name
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
-from onnxtrain.offline.passes.quantize.lift import Lifted
+from onnxtrain.offline.passes.quantize.lift import Lifted, given_scales, keep_places
 from onnxtrain.offline.passes.quantize.observe import observe
-from onnxtrain.offline.passes.quantize.places import Places, find_places, unused_patterns
+from onnxtrain.offline.passes.quantize.places import Places, find_places
 from onnxtrain.offline.quantize import Quantize
 
 
@@ -22,18 +22,17 @@ def quantize_model(
     settings: Quantize,
     calibration: Iterable[Any] | None,
     lifted: Lifted,
+    trains: Collection[str] = (),
 ) -> tuple[Inserted, tuple[str, ...]]:
     """Quantize the part of a model that makes its outputs, in place; return that, and notes.
 
     What was quantized before (`lifted`) is so again, in the same places.
     """
-    places = find_places(model, outputs, settings)
+    places = find_places(model, outputs, settings, trains)
     if lifted.ranges and settings.has_integer_activations:
-        places.activations = dict(lifted.roots)
+        keep_places(places, lifted)
     if not places.layers:
-        raise ArgumentError(f"quantize: nothing can be quantized. {describe(places)}".strip())
-    if unused := unused_patterns(places, settings):
-        raise ArgumentError(f"quantize: exclude={unused[0]!r} is the name of no layer")
+        raise ArgumentError(_why_nothing(places))
     roots = list(dict.fromkeys(places.activations.values()))
     known = {v: r for v, r in lifted.ranges.items() if v in roots}
     if calibration is None and len(known) < len(roots):
@@ -41,9 +40,24 @@ def quantize_model(
             "quantize: activations need a range to begin with: give calibration=batches of inputs "
             "(a hundred samples will do), or integers for weights alone: quantize='int4-weights'"
         )
-    ranges = observe(model, roots, calibration, settings) if calibration is not None else known
-    inserted = insert_quantizers(model, places, ranges, settings)
-    return inserted, (describe(places),)
+    unknown, ranges = [root for root in roots if root not in known], dict(known)
+    if unknown and calibration is not None:
+        ranges |= observe(model, unknown, calibration, settings)
+    given = given_scales(places, lifted, settings)
+    inserted = insert_quantizers(model, places, ranges, settings, given)
+    notes = [describe(places)]
+    if known and calibration is not None:
+        notes.append("The ranges of activations are those of the given model, not of calibration.")
+    return inserted, tuple(notes)
+
+
+def _why_nothing(places: Places) -> str:
+    if not places.floats:
+        return (
+            "quantize: the model has no layer that multiplies (Conv, Gemm, MatMul), so nothing of "
+            "it can be quantized"
+        )
+    return f"quantize: nothing can be quantized. {describe(places)}"
 
 
 def describe(places: Places) -> str:
