@@ -56,9 +56,10 @@ def decide(
     lifted, norms = Lifted(), tuple[str, ...]()
     if quantize is not None:
         lifted = lift(canonical)
-        norms = fold_batch_norm(canonical)
-        if quantize.has_integer_activations:
-            write_integer_forms(canonical)
+        if not (lifted.ranges and quantize.has_integer_activations):
+            norms = fold_batch_norm(canonical)
+            if quantize.has_integer_activations:
+                write_integer_forms(canonical)
     found = survey(canonical, loss, brought, by_gradient=needs_gradient(optimizer))
     tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, forward.train, listed(freeze), tied)

@@ -33,6 +33,8 @@ def quiet(optimise: bool = True) -> ort.SessionOptions:
     options.intra_op_num_threads = 1
     # On x86, onnxruntime computes with signed activations only if it is asked to.
     options.add_session_config_entry("session.qdqisint8allowed", "1")
+    # By default, floats are rounded to 8 bits before they are multiplied by 4-bit weights.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options

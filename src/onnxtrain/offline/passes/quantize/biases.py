@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.passes.quantize.insert import QUANTIZER
-from onnxtrain.offline.passes.quantize.places import bias_of
+from onnxtrain.offline.passes.quantize.places import before_dropout, bias_of
 
 _LARGEST = 2.0**31 - 128  # that float32 has, below the largest integer
 
@@ -40,5 +40,5 @@ def quantize_biases(model: ir.Model) -> list[str]:
 
 
 def _scale_of(value: ir.Value | None) -> ir.Value | None:
-    node = None if value is None else value.producer()
+    node = None if value is None else before_dropout(value).producer()
     return node.inputs[1] if node is not None and QUANTIZER in node.metadata_props else None

@@ -50,6 +50,12 @@ def take_bounds(value: ir.Value) -> tuple[ir.Value, Bounds | None]:
     return source, bounds
 
 
+def is_within(given: Bounds, bounds: Bounds) -> bool:
+    """Whether a range ends where the bounds do, or before; a given model may have another."""
+    slack = 1e-5 * (given[1] - given[0])
+    return bounds[0] - slack <= given[0] and given[1] <= bounds[1] + slack
+
+
 def remove_bounds(graph: ir.Graph, value: ir.Value, source: ir.Value) -> None:
     """Remove the nodes between a value that nothing reads any more and its source."""
     while value is not source and not value.uses() and not value.is_graph_output():

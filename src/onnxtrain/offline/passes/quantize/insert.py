@@ -20,7 +20,12 @@ from onnxtrain.offline.graph.initializers import initializer
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import replace_node
-from onnxtrain.offline.passes.quantize.bounds import note_bounds, remove_bounds, take_bounds
+from onnxtrain.offline.passes.quantize.bounds import (
+    is_within,
+    note_bounds,
+    remove_bounds,
+    take_bounds,
+)
 from onnxtrain.offline.passes.quantize.least_scales import least_scales
 from onnxtrain.offline.passes.quantize.places import Places, QuantizedLayer
 from onnxtrain.offline.passes.quantize.weight_scales import weight_scales
@@ -58,7 +63,7 @@ def insert_quantizers(
                 writer.weight(layer, least.get(layer.weight))
         for value, constant in places.constants:
             writer.constant(value, constant)
-        writer.activations(places.activations, ranges, places.integer_readers)
+        writer.activations(places, ranges)
     model.graph.sort()
     return Inserted(tuple(writer.trains), tuple(writer.kept), tuple(writer.folded))
 
@@ -83,16 +88,22 @@ class _Writer:
         key = weight, layer.axis
         if key not in self._done:
             self._done[key] = self._quantized_weight(layer, weight, least)
-        if self._settings.weights == "int4" and layer.node.op_type == "Gemm":
+        is_flat = self.op.rank(layer.node.outputs[0]) == 2
+        if self._settings.weights == "int4" and is_flat and layer.node.op_type != "Conv":
             self._as_matmul(layer.node, self._done[key])
         else:
             layer.node.replace_input_with(1, self._done[key])
 
     def _as_matmul(self, node: ir.Node, weight: ir.Value) -> None:
-        """Put MatMul, for which onnxruntime has a product with int4, in the place of Gemm."""
+        """Put MatMul, for which onnxruntime has a product with int4, in the place of Gemm.
+
+        With one more axis, or onnxruntime makes Gemm of MatMul and Add again.
+        """
         op, last = self.op, self._graph[-1]
         x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
-        product = op.type_as(op.MatMul(x, weight), node.outputs[0])
+        assert x is not None
+        wide = op.Squeeze(op.MatMul(op.Unsqueeze(x, [0]), weight), [0])
+        product = op.type_as(wide, node.outputs[0])
         made = product if bias is None else op.Add(product, bias)
         replace_node(node, [made], last)
 
@@ -184,10 +195,10 @@ class _Writer:
 
     def activations(
         self,
-        activations: Mapping[ir.Value, ir.Value],
+        places: Places,
         ranges: Mapping[ir.Value, tuple[float, float]],
-        readers: Mapping[ir.Value, Collection[ir.Node]],
     ) -> None:
+        activations = places.activations
         roots = list(dict.fromkeys(activations.values()))
         if not roots:
             return
@@ -198,7 +209,25 @@ class _Writer:
             if root not in made:
                 index = roots.index(root)
                 made[root] = self._own_scale(root, index, scales, zero_points)
-            self._quantize(value, *made[root], readers.get(value))
+            source, bounds = take_bounds(value)
+            if bounds is not None and not is_within(ranges[root], bounds):
+                source, bounds = value, None
+            if source.producer() in places.floats:
+                source, bounds = self._kept_float(value, places.floats), None
+            q = self._quantize(value, source, *made[root], places.integer_readers.get(value))
+            if bounds is not None:
+                note_bounds(q, bounds)
+            remove_bounds(self._graph, value, source)
+
+    def _kept_float(self, value: ir.Value, floats: Collection[ir.Node]) -> ir.Value:
+        """Put something between a layer of floats and the quantization of its result.
+
+        Or else onnxruntime, from version 1.21 on, would quantize the weights of that layer too.
+        """
+        if value.producer() not in floats:
+            return value
+        most = float(np.finfo(np.float32).max)
+        return self.op.type_as(self.op.Clip(value, -most, most), value)
 
     def _all_scales(self, roots: list[ir.Value], numbers: Array) -> tuple[ir.Value, ir.Value]:
         """Return the scales and zero points of all activations, as vectors."""
@@ -264,21 +293,21 @@ class _Writer:
     def _quantize(
         self,
         value: ir.Value,
+        source: ir.Value,
         scale: ir.Value,
         zero_point: ir.Value,
-        readers: Collection[ir.Node] | None = None,
-    ) -> None:
-        """Quantize a value for some of its readers, or for all."""
+        readers: Collection[ir.Node] | None,
+    ) -> ir.Node:
+        """Quantize the source of a value for some readers of the value, or for all."""
         op = self.op
-        users = [use for use in value.uses() if readers is None or use[0] in readers]
+        own = source.producer()
+        users = [
+            use for use in value.uses()
+            if use[0] is not own and (readers is None or use[0] in readers)
+        ]  # fmt: skip
         is_output = value.is_graph_output() and readers is None
         name = value.name
-        source, bounds = take_bounds(value)
         (q,) = op.call("QuantizeLinear", source, scale, zero_point)
-        if bounds is not None:
-            quantizer = q.producer()
-            assert quantizer is not None
-            note_bounds(quantizer, bounds)
         q.dtype = zero_point.dtype
         op.shape_as(q, value)
         q.name = op.names.fresh(f"{name}_quantized")
@@ -296,4 +325,6 @@ class _Writer:
                 if output is value:
                     outputs[index] = y
             value.name, y.name = op.names.fresh(f"{name}_float"), name
-        remove_bounds(self._graph, value, source)
+        quantizer = q.producer()
+        assert quantizer is not None
+        return quantizer

@@ -189,7 +189,7 @@ class _Search:
     def _around(self, layer: QuantizedLayer) -> None:
         """Quantize what a product reads and, if its kernel makes nothing else, its result."""
         for value in layer.data:
-            self._quantize(_before_dropout(value))
+            self._quantize(before_dropout(value))
         if layer.node.op_type == "Conv":
             self._quantize(self._behind_bounds(layer.node.outputs[0]))
 
@@ -333,7 +333,7 @@ def _names_of(node: ir.Node) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-def _before_dropout(value: ir.Value) -> ir.Value:
+def before_dropout(value: ir.Value) -> ir.Value:
     """Return what Dropout reads: it is not there when the model is deployed."""
     node = value.producer()
     while node is not None and (node.domain, node.op_type) == ("", "Dropout"):
