@@ -105,18 +105,19 @@ class Encoder(nn.Module):
         return self.fc(self.layers(x)[:, 0])
 
 
+LAYOUT = ("ReorderInput", "ReorderOutput")  # around operators of floats
 IMAGE, WAVE, VECTORS = (8, 3, 16, 16), (8, 1, 128), (8, 6, 16)
 NETWORKS: dict[str, tuple[Any, tuple[int, ...], set[str]]] = {
     "MobileNetV2": (SmallMobileNet, IMAGE, set()),
     "ResNet": (SmallResNet, IMAGE, set()),
     "SqueezeExcite": (SqueezeExcite, IMAGE, {"HardSwish", "HardSigmoid", "Mul"}),
-    "Dense": (Dense, IMAGE, {"BatchNormalization"}),
+    "Dense": (Dense, IMAGE, {"BatchNormalization", "Relu", "AveragePool", *LAYOUT}),
     "CNN": (zoo.CNN, (8, 1, 14, 14), set()),
-    "UNet": (zoo.UNet, (4, 2, 16, 16), {"ConvTranspose", "Resize"}),
+    "UNet": (zoo.UNet, (4, 2, 16, 16), {"ConvTranspose", "Max", "Resize", *LAYOUT}),
     "Audio": (Audio, WAVE, set()),
     "Encoder": (
         Encoder, VECTORS,
-        {"LayerNormalization", "SkipLayerNormalization", "Softmax", "Gelu", "BiasGelu", "Div"},
+        {"SkipLayerNormalization", "Softmax", "Gelu", "Div", "Cast", "Pow"},
     ),
 }  # fmt: skip
 

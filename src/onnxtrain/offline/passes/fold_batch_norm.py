@@ -113,10 +113,10 @@ def _scaled(weight: Array, factor: Array, axis: int, groups: int) -> Array:
     if groups > 1:  # ConvTranspose: rows of a group lead to the outputs of that group
         rows = weight.shape[0] // groups
         per_row = np.repeat(factor.reshape(groups, -1), rows, axis=0)
-        return weight * per_row.reshape(*per_row.shape, *[1] * (weight.ndim - 2))
+        return np.asarray(weight * per_row.reshape(*per_row.shape, *[1] * (weight.ndim - 2)))
     shape = [1] * weight.ndim
     shape[axis] = -1
-    return weight * factor.reshape(shape)
+    return np.asarray(weight * factor.reshape(shape))
 
 
 def _replace(

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.passes.quantize.insert import QUANTIZER
 from onnxtrain.offline.passes.quantize.places import before_dropout, bias_of
+from onnxtrain.offline.passes.quantize.shared_weights import separate_weights
 
 _LARGEST = 2.0**31 - 128  # that float32 has, below the largest integer
 
@@ -20,7 +21,7 @@ def quantize_biases(model: ir.Model) -> list[str]:
     graph = model.graph
     op = Ops(graph, model.opset_imports[""])
     op.scope = "quantization/bias"
-    folded = list[str]()
+    folded = separate_weights(op, graph)
     for node in list(graph):
         bias = bias_of(node) if node.domain == "" else None
         scales = [_scale_of(v) for v in node.inputs[:2]] if bias is not None else []

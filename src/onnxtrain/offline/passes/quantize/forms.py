@@ -38,7 +38,7 @@ def write_integer_forms(model: ir.Model) -> None:
 
 def _join_bias(op: Ops, product: ir.Node) -> None:
     x, weight = product.inputs[:2]
-    dims, matrix = (None if v is None else dims_of(v) for v in (x, weight))
+    dims, matrix = None if x is None else dims_of(x), static_dims(weight) if weight else None
     add = _only_reader(product.outputs[0])
     if x is None or weight is None or not dims or not matrix or len(matrix) != 2 or len(dims) < 2:
         return
@@ -57,7 +57,6 @@ def _join_bias(op: Ops, product: ir.Node) -> None:
     if rank > 2:
         sizes = [op.dim(x, axis) for axis in range(rank - 1)]
         made = op.Reshape(made, op.dims_vector(*sizes, matrix[1]))
-    made.dtype = add.outputs[0].dtype
     replace_node(add, [made], last)
     remove_node(graph, product)
     gemm.name = product.name
@@ -75,10 +74,8 @@ def _pool_everything(op: Ops, mean: ir.Node) -> None:
         return
     last = graph[-1]
     made = op.with_dims(op.GlobalAveragePool(x), [*dims[:2], *[1] * (len(dims) - 2)])
-    made.dtype = x.dtype
     if not mean.attributes.get_int("keepdims", 1):
         made = op.Flatten(made, axis=1)
-    made.dtype = x.dtype
     node = made.producer()
     assert node is not None
     node.metadata_props.update(mean.metadata_props)
@@ -162,5 +159,5 @@ def _leads_to_arithmetic(value: ir.Value) -> bool:
 
 
 def _only_reader(value: ir.Value) -> ir.Node | None:
-    users = value.uses()
-    return users[0][0] if len(users) == 1 and not value.is_graph_output() else None
+    users = [user for user, _ in value.uses()]
+    return users[0] if len(users) == 1 and not value.is_graph_output() else None

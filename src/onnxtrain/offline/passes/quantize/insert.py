@@ -18,9 +18,10 @@ import onnx_ir as ir
 from onnxtrain.format.names import RANGE_MOMENTUM, RANGES
 from onnxtrain.offline.graph.initializers import initializer
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.shapes import constant_array, static_dims
 from onnxtrain.offline.graph.subgraphs import replace_node
 from onnxtrain.offline.passes.quantize.bounds import (
+    Bounds,
     is_within,
     note_bounds,
     remove_bounds,
@@ -127,12 +128,13 @@ class _Writer:
             scale = self._given(name, np.maximum(scales, least))
         self._name(scale, f"{name}_scale")
         zero = self._zeros(dtype, scale)
-        how = {"axis": axis, **({"block_size": block} if block else {})}
-        (q,) = op.call("QuantizeLinear", weight, scale, zero, **how)
+        (q,) = op.call("QuantizeLinear", weight, scale, zero, axis=axis, block_size=block or None)
         q.dtype = dtype
         op.shape_as(q, weight)
         self._name(q, f"{name}_quantized")
-        (y,) = op.call("DequantizeLinear", q, scale, zero, like=weight, **how)
+        (y,) = op.call(
+            "DequantizeLinear", q, scale, zero, like=weight, axis=axis, block_size=block or None
+        )
         self._note(y, "largest" if settings.scales == "average" and not block else settings.scales)
         return y
 
@@ -179,7 +181,7 @@ class _Writer:
         return op.Mul(start, op.Exp(value))
 
     def _zeros(self, dtype: ir.DataType, scale: ir.Value) -> ir.Value:
-        zeros = np.zeros(self.op.dims(scale), dtype.numpy())  # type: ignore[arg-type]
+        zeros = np.zeros(static_dims(scale) or (), dtype.numpy())
         made = ir.Value(name=self.op.names.fresh("zero_points"))
         made.const_value = ir.Tensor(zeros, dtype=dtype, name=made.name)
         made.dtype, made.shape = dtype, ir.Shape(zeros.shape)
@@ -213,21 +215,21 @@ class _Writer:
             if bounds is not None and not is_within(ranges[root], bounds):
                 source, bounds = value, None
             if source.producer() in places.floats:
-                source, bounds = self._kept_float(value, places.floats), None
+                source = self._kept_float(source, bounds)
             q = self._quantize(value, source, *made[root], places.integer_readers.get(value))
             if bounds is not None:
                 note_bounds(q, bounds)
             remove_bounds(self._graph, value, source)
 
-    def _kept_float(self, value: ir.Value, floats: Collection[ir.Node]) -> ir.Value:
+    def _kept_float(self, source: ir.Value, bounds: Bounds | None) -> ir.Value:
         """Put something between a layer of floats and the quantization of its result.
 
-        Or else onnxruntime, from version 1.21 on, would quantize the weights of that layer too.
+        Or else onnxruntime, from version 1.21 on, would quantize the weights of that layer too. It
+        takes out a Relu or a Clip there, but no Max.
         """
-        if value.producer() not in floats:
-            return value
-        most = float(np.finfo(np.float32).max)
-        return self.op.type_as(self.op.Clip(value, -most, most), value)
+        least = -float(np.finfo(np.float32).max)
+        low = least if bounds is None else max(bounds[0], least)
+        return self.op.type_as(self.op.Max(source, low), source)
 
     def _all_scales(self, roots: list[ir.Value], numbers: Array) -> tuple[ir.Value, ir.Value]:
         """Return the scales and zero points of all activations, as vectors."""
@@ -249,8 +251,8 @@ class _Writer:
         fixed = op.const(start, name="activation_first_scales")
         if settings.scales == "learned":
             name = f"activations{SHIFT}"
-            zeros = np.zeros(len(roots), np.float32)
-            shift = initializer(name, ir.Tensor(zeros, name=name))
+            start_at = np.zeros(len(roots), np.float32)
+            shift = initializer(name, ir.Tensor(start_at, name=name))
             self._graph.register_initializer(shift)
             self.trains.append(name)
             return op.Mul(fixed, op.Exp(shift)), op.const(zero_points)
@@ -308,7 +310,7 @@ class _Writer:
         is_output = value.is_graph_output() and readers is None
         name = value.name
         (q,) = op.call("QuantizeLinear", source, scale, zero_point)
-        q.dtype = zero_point.dtype
+        q.dtype = self._activation_type
         op.shape_as(q, value)
         q.name = op.names.fresh(f"{name}_quantized")
         if value.is_initializer():  # an operand of a given model

@@ -24,6 +24,7 @@ from onnxtrain.offline.graph.op_facts import (
     COSTLY,
     INTEGER_ARITHMETIC,
     INTEGER_PRODUCTS,
+    JOINED_TO_GEMM,
     KEEPS_RANGE,
 )
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, is_half, static_dims
@@ -190,8 +191,15 @@ class _Search:
         """Quantize what a product reads and, if its kernel makes nothing else, its result."""
         for value in layer.data:
             self._quantize(before_dropout(value))
-        if layer.node.op_type == "Conv":
-            self._quantize(self._behind_bounds(layer.node.outputs[0]))
+        result = layer.node.outputs[0]
+        if layer.node.op_type == "Conv" or self._is_joined(layer.node):
+            self._quantize(self._behind_bounds(result))
+
+    def _is_joined(self, node: ir.Node) -> bool:
+        """Whether onnxruntime would make one operator, of floats, of Gemm and what is behind it."""
+        users = [user for user, _ in node.outputs[0].uses()]
+        is_read_once = len(users) == 1 and node.outputs[0].name not in self._outputs
+        return is_read_once and not users[0].domain and users[0].op_type in JOINED_TO_GEMM
 
     def _behind_bounds(self, value: ir.Value) -> ir.Value:
         """Return what Relu or Clip make of a value that nothing else reads."""
@@ -252,7 +260,7 @@ class _Search:
         if made.name in self._outputs or len(numbers) == len(given) or self._is_excluded(node):
             return False
         if made in known:
-            if not all(self._is_computed(v) or _is_small(v, node) for v in missing):
+            if not all(self._is_computed(v) or _is_worth_it(v, node) for v in missing):
                 return False
             if not any(v in known or self._is_computed(v) for v in given):
                 return False
@@ -344,15 +352,17 @@ def before_dropout(value: ir.Value) -> ir.Value:
     return value
 
 
-def _is_small(value: ir.Value, node: ir.Node) -> bool:
-    """Whether a value is broadcast, so that quantizing it costs little beside the result."""
-    if _is_parameter(value):
-        return False
+def _is_worth_it(value: ir.Value, node: ir.Node) -> bool:
+    """Whether to quantize a value made of floats, so that a node behind it runs on integers.
+
+    In a sum, it takes the place of quantizing the result; one that is broadcast costs little.
+    """
+    if _is_parameter(value) or node.op_type in ("Add", "Concat"):
+        return not _is_parameter(value)
     own, whole = (dims_of(v) for v in (value, node.outputs[0]))
     if own is None or whole is None or len(own) != len(whole):
         return False
-    spread = [w for o, w in zip(own, whole, strict=True) if o == 1 and w != 1]
-    return bool(spread)
+    return any(o == 1 and w != 1 for o, w in zip(own, whole, strict=True))
 
 
 def _why_float_type(x: ir.Value | None) -> str:
@@ -380,7 +390,7 @@ def _why_not_turned(node: ir.Node) -> str:
     if weight is None or not node.attributes.get_int("transB", 0):
         return ""
     for user, index in weight.uses():
-        turned = user.op_type == "Gemm" and index == 1 and user.attributes.get_int("transB", 0)
+        turned = (user.op_type, index) == ("Gemm", 1) and user.attributes.get_int("transB", 0) == 1
         if user.domain or not turned:
             return f"{user.op_type} reads its weight too, in another order"
     return ""

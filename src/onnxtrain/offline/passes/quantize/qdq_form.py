@@ -58,7 +58,7 @@ def _operator(op: Ops, node: ir.Node, form: IntegerForm) -> None:
     scale, zero = (_input(node, place) for place in form.result)
     if scale is not None:
         (made,) = op.call("QuantizeLinear", made, _scalar(op, scale), _scalar(op, zero))
-        made.dtype = node.outputs[0].dtype
+        _type_as(made, node.outputs[0])
     name = node.name
     replace_node(node, [made], last)
     product.name = name
@@ -112,13 +112,19 @@ def _mover(op: Ops, node: ir.Node, x: ir.Value, meaning: tuple[ir.Value, ir.Valu
         each.outputs[0].name = op.names.fresh(f"{each.name}_out")
     moved, q = before.outputs[0], after.outputs[0]
     moved.dtype, moved.shape = ir.DataType.FLOAT, x.shape
-    q.dtype, q.shape = y.dtype, y.shape
+    _type_as(q, y)
+    q.shape = y.shape
     ir.convenience.replace_all_uses_with(y, q, replace_graph_outputs=True)
     after.replace_input_with(0, y)
     node.replace_input_with(0, moved)
     y.dtype = ir.DataType.FLOAT
     node.prepend(before)
     node.append(after)
+
+
+def _type_as(value: ir.Value, like: ir.Value) -> None:
+    if like.dtype is not None:
+        value.dtype = like.dtype
 
 
 def _scalar(op: Ops, value: ir.Value | None) -> ir.Value | None:
