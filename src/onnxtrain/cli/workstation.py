@@ -11,8 +11,12 @@ import onnx
 import onnx_ir  # noqa: F401  (here, where Ctrl-C is taken care of)
 
 from onnxtrain.cli.console import Console, megabytes
+from onnxtrain.cli.data import load_samples
 from onnxtrain.cli.files import check_target
+from onnxtrain.cli.reading import Array, reading_of
 from onnxtrain.errors import ArgumentError, ModelError, UnknownNameWarning
+from onnxtrain.format.model.file import ModelFile
+from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.graph.limits import Limits
 
 
@@ -25,7 +29,7 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
     asked = [*(USUAL if options.choices else ()), *(options.train or ())]
     report = inspect(
         path, options.of, bn=options.bn, sizes=_sizes(options.size), train=asked,
-        limits=_limits(options.limit),
+        quantize=options.quantize, limits=_limits(options.limit),
     )  # fmt: skip
     content = asdict(report) | {
         "can_train": report.can_train,
@@ -51,13 +55,15 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
 
     same = (
         "train freeze of outputs classes after dynamic_batch bn tie_weights memory_budget target "
-        "native precision proximal "
+        "native precision proximal quantize "
         "sample_weight prefix nominal_checkpoint ort_format custom_op_library verify"
     )
     given = {name: getattr(options, name) for name in same.split()}
     given["loss"] = None if options.loss == "none" else options.loss
     given |= {"optimizer": _optimizer(options), "sizes": _sizes(options.size) or None}
     given["limits"] = _limits(options.limit)
+    if options.calibration:
+        given["calibration"] = _calibration(options)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UnknownNameWarning)  # what it names would train
@@ -79,6 +85,17 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     }
     console.result(content, str(made))
     return 0
+
+
+def _calibration(options: argparse.Namespace) -> dict[str, Array]:
+    """Read the samples that the ranges of integers come from."""
+    model = ModelFile.read(_model_file(options.model))
+    inputs = [value for value in model.inputs if value.name not in model.initializer_names]
+    try:
+        reading = reading_of(ModelMetadata.of(model.properties), options)
+    except ValueError as error:
+        raise ModelError(f"the metadata of {options.model} cannot be read: {error}") from None
+    return load_samples(options.calibration, inputs, reading, "--calibration")[1]
 
 
 def gradient_command(options: argparse.Namespace, console: Console) -> int:

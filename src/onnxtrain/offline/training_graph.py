@@ -168,7 +168,7 @@ def differentiate_loss(
         **join_formulas(graph, [*targets, loss]),
         **join_attention(op, graph, [loss], targets),
         **join_sparse(op, graph, targets),
-        **join_quantizers(op, graph),
+        **join_quantizers(op, graph, targets),
         **losses,
     }
     nodes = list(graph)

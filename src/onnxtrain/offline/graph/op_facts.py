@@ -143,8 +143,8 @@ FOLDS_INTEGERS = VIEWS | COMPARISONS | LOGIC | _ops(
 )  # fmt: skip
 # The gradient is at most a finite multiple of the cotangent.
 BOUNDED_GRADIENT = VIEWS | _ops(
-    "Add AveragePool BatchNormalization Cast Clip Concat Dropout Elu Expand Gather Gelu "
-    "GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax MaxPool Mean "
+    "Add AveragePool BatchNormalization Cast Clip Concat DequantizeLinear Dropout Elu Expand "
+    "Gather Gelu GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax MaxPool Mean "
     "Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice Softmax "
     "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
 )
