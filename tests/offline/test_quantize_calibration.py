@@ -148,7 +148,7 @@ def test_bad_data_is_refused(case, tmp_path) -> None:
 
 
 def test_a_model_that_overflows_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="with batch 0 .*'y' has elements that are not finite"):
+    with pytest.raises(ArgumentError, match=r"with batch 0 .*'y' has elements that are not finite"):
         ranges(linear(factor=3e38), [SAMPLES * 0.1], ["x", "y"])
 
 

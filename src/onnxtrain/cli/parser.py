@@ -183,7 +183,7 @@ def _prepare(commands: Any) -> None:
         "--precision", choices=("float32", "bf16"), default="float32",
         help="what native kernels multiply in",
     )  # fmt: skip
-    add("--quantize", metavar="WORD", help="train for integers: int8, int4-weights, int8:method=mse")
+    add("--quantize", metavar="WORD", help="train for int8, int8:method=mse or int4-weights")
     _data(parser, "--calibration", help="samples that the ranges of integers come from")
     _how_to_read(parser.add_argument_group("how --calibration is read"))
     add("--weight-decay", type=_rate, metavar="X")

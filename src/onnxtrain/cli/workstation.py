@@ -6,17 +6,14 @@ import argparse
 import warnings
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir  # noqa: F401  (here, where Ctrl-C is taken care of)
 
 from onnxtrain.cli.console import Console, megabytes
-from onnxtrain.cli.data import load_samples
 from onnxtrain.cli.files import check_target
-from onnxtrain.cli.reading import Array, reading_of
 from onnxtrain.errors import ArgumentError, ModelError, UnknownNameWarning
-from onnxtrain.format.model.file import ModelFile
-from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.graph.limits import Limits
 
 
@@ -87,8 +84,13 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _calibration(options: argparse.Namespace) -> dict[str, Array]:
+def _calibration(options: argparse.Namespace) -> dict[str, Any]:
     """Read the samples that the ranges of integers come from."""
+    from onnxtrain.cli.data import load_samples
+    from onnxtrain.cli.reading import reading_of
+    from onnxtrain.format.model.file import ModelFile
+    from onnxtrain.format.model_metadata import ModelMetadata
+
     model = ModelFile.read(_model_file(options.model))
     inputs = [value for value in model.inputs if value.name not in model.initializer_names]
     try:

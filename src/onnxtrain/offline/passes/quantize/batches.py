@@ -130,8 +130,7 @@ def _fitting(given: Any, value: CalibrationInput, number: int) -> Array:
     ):
         expected = ", ".join("?" if d is None else str(d) for d in dims)
         raise ArgumentError(
-            f"{where}: {value.name!r} has the shape {list(shape)}, and the model takes "
-            f"[{expected}]"
+            f"{where}: {value.name!r} has the shape {list(shape)}, and the model takes [{expected}]"
         )
     if not array.size:
         raise ArgumentError(f"{where} has no elements of {value.name!r}")

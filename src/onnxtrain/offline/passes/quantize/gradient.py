@@ -3,6 +3,10 @@
 Where the scale is not learned, no gradient goes to it. A weight whose scale is that of its largest
 element is never clipped, so its gradient passes as it is. An activation is clipped outside of two
 bounds; where it comes out of a Relu, one mask tells what both let through.
+
+That mask and the range of an activation are computed before it is quantized: then nobody needs the
+floats any more, and a byte for each element is kept for the backward pass beside what the next
+layer reads.
 """
 
 from __future__ import annotations
@@ -16,18 +20,16 @@ import onnx_ir as ir
 
 from onnxtrain.offline.autodiff.registry import Cotangents, Rule, required
 from onnxtrain.offline.autodiff.rules.quant import dequantize_linear, quantizer_of
+from onnxtrain.offline.graph.op_facts import EXTREMES
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, static_dims
 from onnxtrain.offline.graph.signs import is_not_negative
 from onnxtrain.offline.passes.quantize.insert import QUANTIZER
 
 _BOUNDS = {ir.DataType.UINT8: (0, 255), ir.DataType.INT8: (-128, 127), ir.DataType.INT4: (-8, 7)}
-_STATISTICS = ("ReduceMax", "ReduceMin")  # what reads an activation without a gradient
 
 
-def join_quantizers(
-    op: Ops, graph: ir.Graph, targets: Collection[ir.Value]
-) -> dict[ir.Node, Rule]:
+def join_quantizers(op: Ops, graph: ir.Graph, targets: Collection[ir.Value]) -> dict[ir.Node, Rule]:
     """Return the rules of the pairs that `insert_quantizers` wrote; `targets` are what trains."""
     found: dict[ir.Node, Rule] = {}
     activations = []
@@ -39,15 +41,21 @@ def join_quantizers(
         if op.rank(required(quantizer, 2)[1]):
             found[node] = _of_weight(source)
         else:
-            activations.append(_Activation.of(node, quantizer, source))
-    learned = [a for a in activations if a.source == "learned"]
-    if learned:
-        moved = _depend_on(graph, [v for v in targets if not _makes(v, learned[0].scales)])
-        learned = [a for a in learned if a.x in moved]
-        found |= _split_scales(op, graph, learned)
+            activations.append(_Activation.of(node, quantizer, source, targets))
+    if not activations:
+        return found
+    shift = _makers(activations[0].scales)
+    moved = _depend_on(graph, [v for v in targets if v not in shift])
+    learned = [a for a in activations if a.source == "learned" and a.x in moved]
+    found |= _split_scales(op, graph, learned)
     bounds = _Bounds()
-    for activation in activations:
-        found[activation.node] = activation.rule(bounds, activation in learned, targets)
+    with op.arithmetic():
+        for activation in activations:
+            if activation in learned or activation.x not in moved:
+                found[activation.node] = activation.rule(bounds, is_learned=activation in learned)
+            else:
+                found[activation.node] = activation.rule(bounds, activation.mask(op, bounds))
+    graph.sort()
     return found
 
 
@@ -95,14 +103,18 @@ class _Activation:
     scales: ir.Value
     zero_points: ir.Value
     index: ir.Value
+    relu: ir.Node | None  # that it comes out of, if nothing else reads that
 
     @staticmethod
-    def of(node: ir.Node, quantizer: ir.Node, source: str) -> _Activation:
-        scale, zero_point = required(quantizer, 3)[1:]
+    def of(
+        node: ir.Node, quantizer: ir.Node, source: str, targets: Collection[ir.Value]
+    ) -> _Activation:
+        x, scale, zero_point = required(quantizer, 3)
         taken, also = scale.producer(), zero_point.producer()
         assert taken is not None and also is not None
-        scales, index = required(taken, 2)
-        return _Activation(node, quantizer, source, scales, required(also)[0], index)
+        (scales, index), zero_points = required(taken, 2), required(also)[0]
+        relu = None if x in targets else _relu_before(x, quantizer)
+        return _Activation(node, quantizer, source, scales, zero_points, index, relu)
 
     @property
     def x(self) -> ir.Value:
@@ -116,15 +128,16 @@ class _Activation:
         assert place is not None
         return int(place)
 
-    def rule(self, bounds: _Bounds, is_learned: bool, targets: Collection[ir.Value]) -> Rule:
+    def rule(
+        self, bounds: _Bounds, mask: ir.Value | None = None, *, is_learned: bool = False
+    ) -> Rule:
         """Return the gradient: to what is quantized, or to what a Relu before it reads."""
-        relu = self._relu(targets)
         x = self.x
-        reached = x if relu is None else required(relu)[0]
+        reached = x if self.relu is None else required(self.relu)[0]
 
         def gradient(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
             y = node.outputs[0]
-            kept = self._kept(op, bounds, relu)
+            kept = mask or self._kept(op, bounds)
             dx = op.select(kept, dy, of=y)
             if not is_learned:
                 return {reached: dx}
@@ -139,9 +152,25 @@ class _Activation:
 
         return _rule(gradient, reaches)
 
-    def _kept(self, op: Ops, bounds: _Bounds, relu: ir.Node | None) -> ir.Value:
+    def mask(self, op: Ops, bounds: _Bounds) -> ir.Value:
+        """Return where the gradient passes, and let the quantizer wait for it, and for the range.
+
+        The zero point is taken from a place that depends on how many elements the mask has, in a
+        way that never matters.
+        """
+        op.scope = f"{self.x.name}/kept"
+        kept = self._kept(op, bounds)
+        extremes = [n.outputs[0] for n, _ in self.x.uses() if n.op_type in EXTREMES]
+        counts = [op.Size(value) for value in (kept, *extremes)]
+        place = op.Max(self.index, op.Min(*counts, op.int64(0)))
+        zero_point = required(self.quantizer, 3)[2]
+        waiting = op.type_as(op.Gather(self.zero_points, place, axis=0), zero_point)
+        self.quantizer.replace_input_with(2, waiting)
+        return kept
+
+    def _kept(self, op: Ops, bounds: _Bounds) -> ir.Value:
         """Tell where x was neither clipped to a bound, nor by the Relu that it comes out of."""
-        x = self.x
+        x, relu = self.x, self.relu
         most = 6.0 if relu is not None and relu.op_type == "Clip" else None
         below = op.Less(x, bounds.high(op, self, most))
         if relu is not None:
@@ -150,15 +179,16 @@ class _Activation:
             return below
         return op.And(op.GreaterOrEqual(x, bounds.low(op, self)), below)
 
-    def _relu(self, targets: Collection[ir.Value]) -> ir.Node | None:
-        """Return the Relu or ReLU6 whose output nothing but this quantizer reads."""
-        x, node = self.x, self.x.producer()
-        if node is None or node.domain or x.is_graph_output() or x in targets:
-            return None
-        if node.op_type != "Relu" and not _is_relu6(node):
-            return None
-        others = [n for n, _ in x.uses() if n is not self.quantizer]
-        return node if all(n.op_type in _STATISTICS for n in others) else None
+
+def _relu_before(x: ir.Value, quantizer: ir.Node) -> ir.Node | None:
+    """Return the Relu or ReLU6 whose output nothing but a quantizer reads."""
+    node = x.producer()
+    if node is None or node.domain or x.is_graph_output():
+        return None
+    if node.op_type != "Relu" and not _is_relu6(node):
+        return None
+    others = [n for n, _ in x.uses() if n is not quantizer]
+    return node if all(n.op_type in EXTREMES for n in others) else None
 
 
 def _is_relu6(node: ir.Node) -> bool:
@@ -261,14 +291,13 @@ def _depend_on(graph: ir.Graph, values: Iterable[ir.Value]) -> set[ir.Value]:
     return found
 
 
-def _makes(value: ir.Value, made: ir.Value) -> bool:
-    """Tell whether a value is what others are computed from, by Exp and Mul."""
-    waiting = [made]
+def _makers(value: ir.Value) -> set[ir.Value]:
+    """Return all values that a value is computed from."""
+    found, waiting = set[ir.Value](), [value]
     while waiting:
         node = waiting.pop().producer()
-        if node is not None:
-            inputs = [v for v in node.inputs if v is not None]
-            if value in inputs:
-                return True
-            waiting += inputs
-    return False
+        for source in [] if node is None else node.inputs:
+            if source is not None and source not in found:
+                found.add(source)
+                waiting.append(source)
+    return found

@@ -33,7 +33,8 @@ def quantize_model(
     if lifted.ranges and settings.has_integer_activations:
         places.activations = dict(lifted.roots)
     if not places.layers:
-        raise ArgumentError(f"quantize: nothing can be quantized. {IntegerOperators.of(places, settings)}")
+        found = IntegerOperators.of(places, settings)
+        raise ArgumentError(f"quantize: nothing can be quantized. {found}")
     if unused := unused_patterns(places, settings):
         raise ArgumentError(f"quantize: exclude={unused[0]!r} is the name of no layer")
     roots = list(dict.fromkeys(places.activations.values()))
