@@ -14,7 +14,7 @@ from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.inspect_notes import notes_on
 from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.feature_values import feature_values
-from onnxtrain.offline.passes.quantize.integer_operators import find_integer_operators
+from onnxtrain.offline.passes.quantize.summary import find_integer_operators
 from onnxtrain.offline.passes.tie_weights import find_tied
 from onnxtrain.offline.quantize import Quantize, as_quantize
 from onnxtrain.offline.report import Report, type_of

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import one_line
 from onnxtrain.offline.choices import Choice
 from onnxtrain.offline.memory import Activations, megabytes
-from onnxtrain.offline.passes.quantize.integer_operators import IntegerOperators
+from onnxtrain.offline.passes.quantize.summary import IntegerOperators
 from onnxtrain.offline.selection import Finding, some_of, why_nothing_trains
 
 _LONGEST = 24  # characters of a dimension; formulas of sizes are longer
