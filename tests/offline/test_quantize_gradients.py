@@ -211,34 +211,36 @@ def identity(bound: str = "") -> onnx.ModelProto:
     )
 
 
-def edges(low: float, high: float) -> tuple[np.ndarray, float, int]:
-    """Numbers at and around the bounds of a range, and ties between levels."""
-    scale = np.float32(high - low) / np.float32(255)
-    zero = int(np.rint(-np.float32(low) / scale))
-    bounds = np.array([(-0.5 - zero) * scale, (255.5 - zero) * scale])
-    near = [bounds * (1 + e) for e in (-0.1, -1e-4, 1e-4, 0.1)]
-    ties = (np.array([-1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 100.5, 101.5])) * scale
-    values = np.concatenate([*near, ties, [0.0, low, high, 1e-9]]).astype(np.float32)
-    return np.resize(values, (6, 4)), float(scale), zero
+STEP = 1 / 64  # exact, so that ties are ties in both
+
+
+def edges(low: float) -> tuple[np.ndarray, int]:
+    """Numbers at and around the bounds of a range, and ties between levels; its zero point."""
+    zero = int(-low / STEP)
+    bounds = np.array([-0.5 - zero, 255.5 - zero]) * STEP
+    near = [bounds * (1 + e) for e in (-0.1, -1e-5, 0.0, 1e-5, 0.1)]
+    ties = np.array([-1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 100.5, 101.5]) * STEP
+    values = np.concatenate([*near, ties, [0.0, low, low + 255 * STEP, 1e-9]])
+    return np.resize(values.astype(np.float32), (6, 4)), zero
 
 
 @pytest.mark.parametrize("bound", ["", "Relu"])
-@pytest.mark.parametrize("low", [-1.0, 0.0, -0.37])
+@pytest.mark.parametrize("low", [-1.0, 0.0, -0.25])
 @pytest.mark.parametrize("scales", ["average", "fixed"])
 def test_the_bounds_of_an_activation(tmp_path, scales, low, bound) -> None:
-    data = np.linspace(low, 2.0, 40, dtype=np.float32).reshape(10, 4)
     low = 0.0 if bound else low
+    data = np.linspace(low, low + 255 * STEP, 40, dtype=np.float32).reshape(10, 4)
     prepare(
         identity(bound), tmp_path, train=["x", "w"], loss="mse", optimizer=None,
         quantize=Quantize(scales=scales), calibration=[data],
     )  # fmt: skip
-    x, scale, zero = edges(low, 2.0)
+    x, zero = edges(low)
     target = RNG.standard_normal(x.shape).astype(np.float32)
     session = TrainingSession(tmp_path)
     session.train_step(x, target)
     leaf = torch.tensor(x, requires_grad=True)
     passed = F.relu(leaf) if bound else leaf
-    y = torch.fake_quantize_per_tensor_affine(passed, scale, zero, 0, 255)
+    y = torch.fake_quantize_per_tensor_affine(passed, STEP, zero, 0, 255)
     F.mse_loss(y, torch.tensor(target)).backward()
-    found = session.module.input_gradients()["x"]
+    found = session.module.input_gradients["x"]
     np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=1e-3, atol=1e-5)
