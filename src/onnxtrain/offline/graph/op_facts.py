@@ -143,10 +143,10 @@ FOLDS_INTEGERS = VIEWS | COMPARISONS | LOGIC | _ops(
 )  # fmt: skip
 # The gradient is at most a finite multiple of the cotangent.
 BOUNDED_GRADIENT = VIEWS | _ops(
-    "Add AveragePool BatchNormalization Cast Clip Concat Dropout Elu Expand Gather Gelu "
-    "GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax MaxPool Mean "
-    "Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice Softmax "
-    "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
+    "Add AveragePool BatchNormalization Cast Clip Concat DequantizeLinear Dropout Elu Expand "
+    "Gather Gelu GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax "
+    "MaxPool Mean Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice "
+    "Softmax SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
 )
 # The gradient only passes the cotangent on, and makes no element of it zero.
 ADDITIVE = LINEAR | VIEWS | _ops(
@@ -200,3 +200,5 @@ RANGE_BOUNDS = _ops("Clip Relu")
 JOINED_TO_GEMM = RANGE_BOUNDS | _ops(
     "Elu HardSigmoid LeakyRelu Selu Sigmoid Softplus Softsign Tanh ThresholdedRelu"
 )
+# What training reads of an activation, for its range.
+EXTREMES = _ops("ReduceMax ReduceMin")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.passes.quantize.bounds import drop_bounds
 from onnxtrain.offline.passes.quantize.insert import QUANTIZER
 from onnxtrain.offline.passes.quantize.places import before_dropout, bias_of
 from onnxtrain.offline.passes.quantize.shared_weights import separate_weights
@@ -21,6 +22,7 @@ def quantize_biases(model: ir.Model) -> list[str]:
     graph = model.graph
     op = Ops(graph, model.opset_imports[""])
     op.scope = "quantization/bias"
+    is_changed = drop_bounds(op, graph)
     folded = separate_weights(op, graph)
     for node in list(graph):
         bias = bias_of(node) if node.domain == "" else None
@@ -35,7 +37,7 @@ def quantize_biases(model: ir.Model) -> list[str]:
             folded.append(value.name)
         (y,) = op.call("DequantizeLinear", q, scale, like=bias, axis=0)
         node.replace_input_with(2, y)
-    if folded:
+    if folded or is_changed:
         graph.sort()
     return folded
 

@@ -1,22 +1,27 @@
 """Relu and Clip, which quantizing their result does as well.
 
 Integers end where their range ends. A range that begins at 0 makes a Relu superfluous, one up to 6
-a Clip at 6; so neither is computed where its result is quantized, in training as in deployment. The
-range of such a result never leaves the bounds.
+a Clip at 6; so deployed models have neither, and integer kernels do without. Training keeps them,
+for their gradients and for the ranges, which never leave the bounds.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.initializers import remove_node
 from onnxtrain.offline.graph.op_facts import RANGE_BOUNDS
+from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 
 Bounds = tuple[float, float]
-BOUNDS = "onnxtrain.bounds"  # in the notes of a QuantizeLinear: what its range stays in
+_LEAST = -float(np.finfo(np.float32).max)
+# In the notes of a QuantizeLinear: what it reads is bounded by its range anyway, or is made by a
+# layer of floats.
+SOURCE, BOUNDED, FLOAT_LAYER = "onnxtrain.source", "bounded", "float layer"
 
 
 def bounds_of(node: ir.Node | None) -> Bounds | None:
@@ -56,32 +61,37 @@ def is_within(given: Bounds, bounds: Bounds) -> bool:
     return bounds[0] - slack <= given[0] and given[1] <= bounds[1] + slack
 
 
-def remove_bounds(graph: ir.Graph, value: ir.Value, source: ir.Value) -> None:
-    """Remove the nodes between a value that nothing reads any more and its source."""
-    while value is not source and not value.uses() and not value.is_graph_output():
+def drop_bounds(op: Ops, graph: ir.Graph) -> bool:
+    """Let quantizers of an evaluation graph read what is not bounded yet; tell if there are such.
+
+    Between a layer of floats and its quantizer, there has to be something: or else onnxruntime,
+    from version 1.21 on, quantizes the weights of that layer too. It takes out a Relu or a Clip
+    there, but no Max.
+    """
+    is_changed = False
+    for node in list(graph):
+        noted, x = node.metadata_props.get(SOURCE), node.inputs[0] if node.inputs else None
+        if noted is None or x is None:
+            continue
+        source, bounds = take_bounds(x)
+        if noted == FLOAT_LAYER:
+            low = _LEAST if bounds is None else max(bounds[0], _LEAST)
+            source = op.type_as(op.Max(source, low), source)
+        node.replace_input_with(0, source)
+        _remove_unread(graph, x)
+        is_changed = True
+    return is_changed
+
+
+def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:
+    while not value.uses() and not value.is_graph_output():
         node = value.producer()
-        assert node is not None
-        x = _first_input(value)
-        remove_node(graph, node)
-        if x is None:
+        if node is None or bounds_of(node) is None or node.inputs[0] is None:
             return
-        value = x
+        value = node.inputs[0]
+        remove_node(graph, node)
 
 
 def _first_input(value: ir.Value) -> ir.Value | None:
     node = value.producer()
     return None if node is None else node.inputs[0]
-
-
-def note_bounds(node: ir.Node, bounds: Bounds) -> None:
-    """Note on a QuantizeLinear that its range stays within bounds."""
-    node.metadata_props[BOUNDS] = f"{bounds[0]!r} {bounds[1]!r}"
-
-
-def noted_bounds(node: ir.Node) -> Bounds:
-    """Return the bounds that are noted on a QuantizeLinear."""
-    noted = node.metadata_props.get(BOUNDS)
-    if noted is None:
-        return -math.inf, math.inf
-    low, high = map(float, noted.split())
-    return low, high

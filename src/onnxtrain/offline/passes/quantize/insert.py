@@ -8,6 +8,7 @@ however small it is, and weight decay pulls it back to where calibration put it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,12 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, static_dims
 from onnxtrain.offline.graph.subgraphs import replace_node
 from onnxtrain.offline.passes.quantize.bounds import (
+    BOUNDED,
+    FLOAT_LAYER,
+    SOURCE,
     Bounds,
+    bounds_of,
     is_within,
-    note_bounds,
-    remove_bounds,
     take_bounds,
 )
 from onnxtrain.offline.passes.quantize.least_scales import least_scales
@@ -50,13 +53,14 @@ class Inserted:
 
 def insert_quantizers(
     model: ir.Model, places: Places, ranges: Mapping[ir.Value, tuple[float, float]],
-    settings: Quantize, given: Mapping[str, Array] | None = None,
+    settings: Quantize, trained: Collection[str], given: Mapping[str, Array] | None = None,
 ) -> Inserted:  # fmt: skip
     """Write the nodes that quantize, and their scales, into a canonical model.
 
-    A weight that came with scales is `given` them by its name.
+    Scales of weights are learned for those that are `trained`. A weight that came with scales is
+    `given` them by its name.
     """
-    writer = _Writer(model, settings, given or {})
+    writer = _Writer(model, settings, trained, given or {})
     least = least_scales(places, ranges)
     with writer.op.arithmetic():
         for layer in places.layers:
@@ -70,10 +74,17 @@ def insert_quantizers(
 
 
 class _Writer:
-    def __init__(self, model: ir.Model, settings: Quantize, given: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        settings: Quantize,
+        trained: Collection[str],
+        given: Mapping[str, Array],
+    ) -> None:
         self.op = Ops(model.graph, model.opset_imports[""])
         self.op.scope = "quantization"
-        self._graph, self._settings, self._given_scales = model.graph, settings, given
+        self._graph, self._settings = model.graph, settings
+        self._trained, self._given_scales = trained, given
         self.trains: list[str] = []
         self.kept: list[str] = []
         self.folded: list[str] = []
@@ -135,7 +146,9 @@ class _Writer:
         (y,) = op.call(
             "DequantizeLinear", q, scale, zero, like=weight, axis=axis, block_size=block or None
         )
-        self._note(y, "largest" if settings.scales == "average" and not block else settings.scales)
+        is_fixed = settings.scales == "learned" and name not in self._trained
+        source = "largest" if settings.scales == "average" and not block else settings.scales
+        self._note(y, "fixed" if is_fixed else source)
         return y
 
     @staticmethod
@@ -171,7 +184,7 @@ class _Writer:
         """Return scales that are known, and learned from there if settings say so."""
         op = self.op
         start = op.const(np.maximum(scales, TINY).astype(np.float32), name=f"{name}_first_scale")
-        if self._settings.scales != "learned":
+        if self._settings.scales != "learned" or name not in self._trained:
             return start
         shift = self.op.names.fresh(f"{name}{SHIFT}")
         zeros = np.zeros(scales.shape, np.float32)
@@ -211,25 +224,21 @@ class _Writer:
             if root not in made:
                 index = roots.index(root)
                 made[root] = self._own_scale(root, index, scales, zero_points)
-            source, bounds = take_bounds(value)
-            if bounds is not None and not is_within(ranges[root], bounds):
-                source, bounds = value, None
-            if source.producer() in places.floats:
-                source = self._kept_float(source, bounds)
-            q = self._quantize(value, source, *made[root], places.integer_readers.get(value))
-            if bounds is not None:
-                note_bounds(q, bounds)
-            remove_bounds(self._graph, value, source)
+            bounds = bounds_of(value.producer())
+            if bounds is not None and self._settings.scales == "learned":
+                self._leave_top_open(value, bounds)
+            q = self._quantize(value, *made[root], places.integer_readers.get(value))
+            if take_bounds(value)[0].producer() in places.floats:
+                q.metadata_props[SOURCE] = FLOAT_LAYER
+            elif bounds is not None and is_within(ranges[root], bounds):
+                q.metadata_props[SOURCE] = BOUNDED
 
-    def _kept_float(self, source: ir.Value, bounds: Bounds | None) -> ir.Value:
-        """Put something between a layer of floats and the quantization of its result.
-
-        Or else onnxruntime, from version 1.21 on, would quantize the weights of that layer too. It
-        takes out a Relu or a Clip there, but no Max.
-        """
-        least = -float(np.finfo(np.float32).max)
-        low = least if bounds is None else max(bounds[0], least)
-        return self.op.type_as(self.op.Max(source, low), source)
+    def _leave_top_open(self, value: ir.Value, bounds: Bounds) -> None:
+        """Leave the upper bound to the scale, which learns it; Clip from 0 becomes Relu."""
+        node, (low, high) = value.producer(), bounds
+        if node is not None and low == 0 and high < math.inf:
+            node.op_type = "Relu"
+            node.resize_inputs(1)
 
     def _all_scales(self, roots: list[ir.Value], numbers: Array) -> tuple[ir.Value, ir.Value]:
         """Return the scales and zero points of all activations, as vectors."""
@@ -295,21 +304,16 @@ class _Writer:
     def _quantize(
         self,
         value: ir.Value,
-        source: ir.Value,
         scale: ir.Value,
         zero_point: ir.Value,
         readers: Collection[ir.Node] | None,
     ) -> ir.Node:
-        """Quantize the source of a value for some readers of the value, or for all."""
+        """Quantize a value for some of its readers, or for all."""
         op = self.op
-        own = source.producer()
-        users = [
-            use for use in value.uses()
-            if use[0] is not own and (readers is None or use[0] in readers)
-        ]  # fmt: skip
+        users = [use for use in value.uses() if readers is None or use[0] in readers]
         is_output = value.is_graph_output() and readers is None
         name = value.name
-        (q,) = op.call("QuantizeLinear", source, scale, zero_point)
+        (q,) = op.call("QuantizeLinear", value, scale, zero_point)
         q.dtype = self._activation_type
         op.shape_as(q, value)
         q.name = op.names.fresh(f"{name}_quantized")
