@@ -58,13 +58,13 @@ def load(paths: Sequence[str], session: TrainingSession, reading: Reading, optio
 
 
 def load_samples(
-    paths: Sequence[str], inputs: Sequence[ValueType], reading: Reading
+    paths: Sequence[str], inputs: Sequence[ValueType], reading: Reading, option: str = "INPUT"
 ) -> tuple[list[str], dict[str, Array]]:
     """Read what a model is to be applied to: the names of the samples, and arrays by input."""
-    files = _files(paths, "INPUT")
+    files = _files(paths, option)
     first = files[0][1]
-    where = str(first)
-    arrays = _read_arrays(files, inputs, reading, "INPUT")
+    where = str(first) if option == "INPUT" else f"{option}: {first}"
+    arrays = _read_arrays(files, inputs, reading, option)
     if arrays is not None:
         arrays = _fitting(arrays, inputs, where)
         count = len(next(iter(arrays.values())))

@@ -128,15 +128,17 @@ def _inspect(commands: Any) -> None:
     add("--all", action="store_true", help="list every tensor, and why it trains or does not")
     add("--train", action="append", metavar="WORD", help="tell what this choice takes: lora, bias")
     add("--choices", action="store_true", help="tell what each word for --train takes")
+    add("--quantize", metavar="WORD", help="tell which operators will run on integers: int8")
     add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
 
 
 def _prepare(commands: Any) -> None:
-    add = _command(
+    parser = _command(
         commands, "prepare", "workstation", "write the artifacts that a device trains from"
-    ).add_argument
+    )
+    add = parser.add_argument
     add("model", type=_file, help="an .onnx file")
     add("--output", "-o", type=_file, required=True, metavar="FOLDER", help="the folder to write")
     add(
@@ -181,6 +183,9 @@ def _prepare(commands: Any) -> None:
         "--precision", choices=("float32", "bf16"), default="float32",
         help="what native kernels multiply in",
     )  # fmt: skip
+    add("--quantize", metavar="WORD", help="train for int8, int8:method=mse or int4-weights")
+    _data(parser, "--calibration", help="samples that the ranges of integers come from")
+    _how_to_read(parser.add_argument_group("how --calibration is read"))
     add("--weight-decay", type=_rate, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")
@@ -410,7 +415,7 @@ def _batch_size(parser: Parser) -> None:
     )
 
 
-def _how_to_read(parser: Parser) -> None:
+def _how_to_read(parser: Any) -> None:
     add = parser.add_argument
     add("--map", action="append", default=[], metavar="INPUT=ARRAY", help="names inside an .npz")
     add("--label", metavar="COLUMN", help="the column of a CSV that holds labels")
