@@ -15,6 +15,7 @@ from onnxtrain.device.export.layout import stored_data
 from onnxtrain.device.export.model_parts import take_apart
 from onnxtrain.device.loop import evaluate, fit
 from onnxtrain.errors import ModelError, OnnxTrainError, StateError
+from onnxtrain.format.checkpoint.content import RawTensor
 from onnxtrain.format.model.file import ModelFile, read_value_type
 from onnxtrain.format.model.tensor import read_tensor_type
 from onnxtrain.format.model.wire import Reader
@@ -155,6 +156,13 @@ def test_any_value_can_be_an_output(trained) -> None:
 def test_a_nominal_checkpoint_has_nothing_to_export() -> None:
     with pytest.raises(StateError, match="load the"):
         open_module("int8", "nominal_checkpoint").export_model_for_inferencing(None, ["output"])
+
+
+def test_the_ort_format_has_no_integers_of_4_bits(tmp_path) -> None:
+    body = graph([node("Cast", ["h"], ["y"], to=1)], [value("h", 22, [3])], [value("y", FLOAT)])
+    values = {"h": RawTensor(22, (3,), np.array([0x21, 0x03], np.uint8))}
+    with pytest.raises(OnnxTrainError, match="no 4-bit integers: export in the format 'onnx'"):
+        export_model(ModelFile.read(model(body)), ["y"], values, tmp_path / "m.ort", format="ort")
 
 
 def test_the_size_is_a_quarter() -> None:

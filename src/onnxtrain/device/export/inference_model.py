@@ -165,7 +165,7 @@ def _load(model: Path, options: ort.SessionOptions, action: str) -> None:
 def _check_format(layout: ModelLayout, path: Path | None, format: Format) -> None:
     """Say at once what could only be found out after long work."""
     if format == "ort" and any(ELEMENT_TYPES[tensor.code].bits == 4 for tensor in layout.tensors):
-        raise OnnxTrainError("the ORT format has no integers of 4 bits: export in the format 'onnx'")
+        raise OnnxTrainError("the ORT format has no 4-bit integers: export in the format 'onnx'")
     size = layout.tensor_size()
     if size > MAX_FILE_SIZE and (path is None or format == "ort"):
         what = "a file in the ORT format" if format == "ort" else "a model without other files"
