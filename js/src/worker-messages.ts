@@ -25,6 +25,7 @@ export const METHODS = [
   "saveCheckpoint",
   "exportModelForInferencing",
   "exportAdapter",
+  "loadAdapter",
   "release",
 ] as const;
 

@@ -112,6 +112,34 @@ def write(name: str, folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
+# What `fit_head` is asked for, and how many batches of samples it gets.
+HEADS = {
+    "ridge": (10, {}),
+    "fewer samples than features": (2, {}),
+    "regularized": (10, {"regularization": 0.5}),
+    "cosine": (10, {"method": "class-means"}),
+    "euclidean": (1, {"method": "class-means", "metric": "euclidean"}),
+    "added": (3, {"method": "class-means", "metric": "euclidean", "add": True}),
+}
+
+
+def write_heads(folder: Path) -> None:
+    """Write what `fit_head` computes for the last layer of the network in a folder."""
+    session = onnxtrain.TrainingSession(folder / "mlp")
+    found = {}
+    for name, (count, options) in HEADS.items():
+        batches = [batch(step, (12,), 0, 4) for step in range(count)]
+        data = tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        result = onnxtrain.fit_head(session, data, **options)
+        found[name] = {
+            "batches": count, "options": options, "accuracy": result.accuracy,
+            "regularization": result.regularization,
+            "weight": session.state.parameters["2.weight"].data.ravel().tolist(),
+            "bias": session.state.parameters["2.bias"].data.tolist(),
+        }  # fmt: skip
+    (folder / "heads.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
 def write_lora(folder: Path) -> None:
     """Write a folder in which low-rank factors train, and the adapter after ten steps."""
     torch.manual_seed(0)
@@ -211,5 +239,6 @@ if __name__ == "__main__":
         write(each, target / each)
     for each in ("mlp", "cnn"):
         generate(each, target / "webgpu" / each, "webgpu")
+    write_heads(target)
     write_lora(target / "lora")
     (target / "vectors.json").write_text(json.dumps(vectors(), indent=1) + "\n")

@@ -100,7 +100,7 @@ def open_session(
 def _size(proto: onnx.ModelProto, path: Path | None) -> int:
     """Return the bytes of a model, and of the files that hold its external data."""
     if path is None:
-        return proto.ByteSize()
+        return int(proto.ByteSize())
     beside = {
         path.parent / entry.value
         for tensor in tensors_of(proto)
