@@ -85,7 +85,7 @@ def load_samples(
     """Read what a model is to be applied to: the names of the samples, and arrays by input."""
     files = _files(paths, option)
     first = files[0][1]
-    where = str(first)
+    where = str(first) if option == "INPUT" else f"{option}: {first}"
     arrays = _read_arrays(files, inputs, reading, option)
     if arrays is not None:
         arrays = _fitting(arrays, inputs, where)

@@ -116,15 +116,17 @@ def _inspect(commands: Any) -> None:
     add("--all", action="store_true", help="list every tensor, and why it trains or does not")
     add("--train", action="append", metavar="WORD", help="tell what this choice takes: lora, bias")
     add("--choices", action="store_true", help="tell what each word for --train takes")
+    add("--quantize", metavar="WORD", help="tell which operators will run on integers: int8")
     add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
 
 
 def _prepare(commands: Any) -> None:
-    add = _command(
+    parser = _command(
         commands, "prepare", "workstation", "write the artifacts that a device trains from"
-    ).add_argument
+    )
+    add = parser.add_argument
     add("model", type=_file, help="an .onnx file")
     add("--output", "-o", type=_file, required=True, metavar="FOLDER", help="the folder to write")
     add(
@@ -169,6 +171,9 @@ def _prepare(commands: Any) -> None:
         "--precision", choices=("float32", "bf16"), default="float32",
         help="what native kernels multiply in",
     )  # fmt: skip
+    add("--quantize", metavar="WORD", help="train for int8, int8:method=mse or int4-weights")
+    add_data(parser, "--calibration", help="samples that the ranges of integers come from")
+    add_reading(parser.add_argument_group("how --calibration is read"))
     add("--weight-decay", type=_rate, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, _ArgumentGroup
 from functools import partial
 
 
@@ -43,7 +43,7 @@ def add_batch_size(parser: ArgumentParser) -> None:
     )
 
 
-def add_reading(parser: ArgumentParser) -> None:
+def add_reading(parser: ArgumentParser | _ArgumentGroup) -> None:
     """Add how files of data are read."""
     add = parser.add_argument
     add("--map", action="append", default=[], metavar="INPUT=ARRAY", help="names inside an .npz")

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain.errors import ArgumentError
 from onnxtrain.offline.forward_model import ForwardModel
 from onnxtrain.offline.inspect_notes import notes_on_integers
 from onnxtrain.offline.optimizers import Optimizer, needs_gradient
@@ -53,7 +54,10 @@ def decide(
 ) -> Decision:
     """Decide what trains, in a canonical model that is changed where the decision asks for it."""
     lifted = Lifted()
+    if quantize is None and calibration is not None:
+        raise ArgumentError("calibration is for quantize: give quantize='int8' too")
     if quantize is not None:
+        _require_weights(forward, bn)
         lifted = lift(canonical)
         fold_batch_norm(canonical)
     found = survey(canonical, loss, brought, by_gradient=needs_gradient(optimizer))
@@ -68,6 +72,22 @@ def decide(
     trains, tied = tie_trained(canonical, trains, tied)
     if quantize is not None:
         outputs = [value.name for value in forward.proto.graph.output]
-        inserted, more = quantize_model(canonical, outputs, quantize, calibration, lifted)
+        inserted, more = quantize_model(canonical, outputs, quantize, calibration, lifted, trains)
         trains, folded, notes = [*trains, *inserted.trains], inserted.folded, (*notes, *more)
     return Decision(found, trains, frozen, mode, tuple(tied), without_gradient, notes, folded)
+
+
+def _require_weights(forward: ForwardModel, bn: BatchNormChoice | None) -> None:
+    """Refuse what cannot train together with quantization."""
+    if forward.adapted is not None or forward.is_sparse:
+        word = "lora" if forward.adapted is not None else "sparse"
+        raise ArgumentError(
+            f"train={word!r} and quantize do not go together: factors and channels train beside "
+            "weights that stay as they are, also quantized ones. Leave quantize out, or train "
+            "weights ('*', 'last:3')"
+        )
+    if bn == "batch":
+        raise ArgumentError(
+            "bn='batch' and quantize do not go together: quantize folds BatchNormalization into "
+            "the layers before it, with its stored statistics. Leave bn out"
+        )

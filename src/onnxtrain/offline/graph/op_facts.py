@@ -143,10 +143,10 @@ FOLDS_INTEGERS = VIEWS | COMPARISONS | LOGIC | _ops(
 )  # fmt: skip
 # The gradient is at most a finite multiple of the cotangent.
 BOUNDED_GRADIENT = VIEWS | _ops(
-    "Add AveragePool BatchNormalization Cast Clip Concat Dropout Elu Expand Gather Gelu "
-    "GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax MaxPool Mean "
-    "Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice Softmax "
-    "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
+    "Add AveragePool BatchNormalization Cast Clip Concat DequantizeLinear Dropout Elu Expand "
+    "Gather Gelu GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax "
+    "MaxPool Mean Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice "
+    "Softmax SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
 )
 # The gradient only passes the cotangent on, and makes no element of it zero.
 ADDITIVE = LINEAR | VIEWS | _ops(
@@ -197,3 +197,5 @@ INTEGER_ARITHMETIC = _ops("Add AveragePool Concat GlobalAveragePool LeakyRelu Mu
 KEEPS_RANGE = _ops("Flatten Gather MaxPool Reshape Slice Split Squeeze Transpose Unsqueeze")
 # A bound of the range that comes behind a product, which quantizing the result does as well.
 RANGE_BOUNDS = _ops("Clip Relu")
+# What training reads of an activation, for its range.
+EXTREMES = _ops("ReduceMax ReduceMin")

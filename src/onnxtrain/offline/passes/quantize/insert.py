@@ -8,7 +8,7 @@ however small it is, and weight decay pulls it back to where calibration put it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +41,13 @@ class Inserted:
 
 def insert_quantizers(
     model: ir.Model, places: Places, ranges: Mapping[ir.Value, tuple[float, float]],
-    settings: Quantize,
+    settings: Quantize, trained: Collection[str],
 ) -> Inserted:  # fmt: skip
-    """Write the nodes that quantize, and their scales, into a canonical model."""
-    writer = _Writer(model, settings)
+    """Write the nodes that quantize, and their scales, into a canonical model.
+
+    Scales of weights are learned for those that are `trained`.
+    """
+    writer = _Writer(model, settings, trained)
     with writer.op.arithmetic():
         for layer in places.layers:
             if layer.weight is not None:
@@ -55,10 +58,10 @@ def insert_quantizers(
 
 
 class _Writer:
-    def __init__(self, model: ir.Model, settings: Quantize) -> None:
+    def __init__(self, model: ir.Model, settings: Quantize, trained: Collection[str]) -> None:
         self.op = Ops(model.graph, model.opset_imports[""])
         self.op.scope = "quantization"
-        self._graph, self._settings = model.graph, settings
+        self._graph, self._settings, self._trained = model.graph, settings, trained
         self.trains: list[str] = []
         self.kept: list[str] = []
         self.folded: list[str] = []
@@ -104,7 +107,9 @@ class _Writer:
         op.shape_as(q, weight)
         self._name(q, f"{name}_quantized")
         (y,) = op.call("DequantizeLinear", q, scale, zero, like=weight, **how)
-        self._note(y, "largest" if settings.scales == "average" and not block else settings.scales)
+        is_fixed = settings.scales == "learned" and name not in self._trained
+        source = "largest" if settings.scales == "average" and not block else settings.scales
+        self._note(y, "fixed" if is_fixed else source)
         return y
 
     @staticmethod
@@ -140,7 +145,7 @@ class _Writer:
         """Return scales that are known, and learned from there if settings say so."""
         op = self.op
         start = op.const(np.maximum(scales, TINY).astype(np.float32), name=f"{name}_first_scale")
-        if self._settings.scales != "learned":
+        if self._settings.scales != "learned" or name not in self._trained:
             return start
         shift = f"{name}{SHIFT}"
         zeros = np.zeros(scales.shape, np.float32)

@@ -8,11 +8,11 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError
-from onnxtrain.offline.autodiff.engine import operator_name
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
 from onnxtrain.offline.passes.quantize.lift import Lifted
 from onnxtrain.offline.passes.quantize.observe import observe
-from onnxtrain.offline.passes.quantize.places import Places, find_places, unused_patterns
+from onnxtrain.offline.passes.quantize.places import find_places, unused_patterns
+from onnxtrain.offline.passes.quantize.summary import IntegerOperators
 from onnxtrain.offline.quantize import Quantize
 
 
@@ -22,16 +22,19 @@ def quantize_model(
     settings: Quantize,
     calibration: Iterable[Any] | None,
     lifted: Lifted,
+    trained: Collection[str],
 ) -> tuple[Inserted, tuple[str, ...]]:
     """Quantize the part of a model that makes its outputs, in place; return that, and notes.
 
-    What was quantized before (`lifted`) is so again, in the same places.
+    What was quantized before (`lifted`) is so again, in the same places. What is not `trained` has
+    scales that are not learned either.
     """
     places = find_places(model, outputs, settings)
     if lifted.ranges and settings.has_integer_activations:
         places.activations = dict(lifted.roots)
     if not places.layers:
-        raise ArgumentError(f"quantize: nothing can be quantized. {describe(places)}".strip())
+        found = IntegerOperators.of(places, settings)
+        raise ArgumentError(f"quantize: nothing can be quantized. {found}")
     if unused := unused_patterns(places, settings):
         raise ArgumentError(f"quantize: exclude={unused[0]!r} is the name of no layer")
     roots = list(dict.fromkeys(places.activations.values()))
@@ -42,20 +45,5 @@ def quantize_model(
             "(a hundred samples will do), or integers for weights alone: quantize='int4-weights'"
         )
     ranges = observe(model, roots, calibration, settings) if calibration is not None else known
-    inserted = insert_quantizers(model, places, ranges, settings)
-    return inserted, (describe(places),)
-
-
-def describe(places: Places) -> str:
-    """Say how many operators will run on integers, which will not, and why."""
-    total = len(places.layers) + len(places.floats)
-    text = f"{len(places.layers)} of {total} products run on integers"
-    if places.others:
-        text += f", and {len(places.others)} operators between them"
-    reasons: dict[str, list[str]] = {}
-    for node, reason in places.floats.items():
-        reasons.setdefault(f"{operator_name(node)}: {reason}", []).append(node.name or "")
-    for reason, names in reasons.items():
-        some = ", ".join(map(repr, names[:3])) + (" ..." if len(names) > 3 else "")
-        text += f". In floats: {len(names)} {reason} ({some})"
-    return f"{text}."
+    inserted = insert_quantizers(model, places, ranges, settings, trained)
+    return inserted, (str(IntegerOperators.of(places, settings)),)
