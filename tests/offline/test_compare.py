@@ -100,6 +100,7 @@ def test_layers_are_found_by_name_and_sorted_by_their_error(models, form) -> Non
     ratios = [layer.errors.snr for layer in found.layers]
     assert ratios == sorted(ratios)
     layers = {layer.name: layer for layer in found.layers}
+    assert layers["scores"].snr_before == layers["mean"].errors.snr > layers["s"].errors.snr
     # BatchNormalization is folded: its output is there, and what it reads is not.
     assert {"r", "s", "scores"} <= layers.keys()
     assert layers["scores"].operator == "Gemm"
@@ -124,6 +125,9 @@ def test_a_layer_that_is_wrong_comes_first(tmp_path) -> None:
     found = onnxtrain.compare(network(), broken, samples()[0], latency=False)
     assert found.layers[0].name == "c"
     assert found.layers[0].weight == "two.weight"
+    assert found.layers[0].snr_before == math.inf  # the error comes from here
+    after = next(layer for layer in found.layers if layer.name == "s")
+    assert after.snr_before == found.layers[0].errors.snr
     same = {layer.name: layer.errors for layer in found.layers if layer.name in ("before", "r")}
     assert all(errors.relative == 0 and errors.snr == math.inf for errors in same.values())
     lines = [line.split() for line in str(found).splitlines()]

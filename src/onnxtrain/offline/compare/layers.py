@@ -7,6 +7,7 @@ fusions of onnxruntime, which would leave most values out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from onnx import numpy_helper
 
 from onnxtrain.offline.compare.difference import Difference
 from onnxtrain.offline.compare.models import Feeds, OpenModel, open_session, options, run
-from onnxtrain.offline.compare.report import LayerErrors
+from onnxtrain.offline.compare.report import Errors, LayerErrors
 from onnxtrain.offline.compare.samples import Samples
 from onnxtrain.offline.frontend.external_data import read_external_data
 from onnxtrain.offline.graph.integer_operators import INTEGER_FORMS
@@ -51,7 +52,8 @@ def compare_layers(
                 differences[name].add(one, other)
             else:
                 compared.discard(name)
-    found = [_layer(n, d, tables) for n, d in differences.items() if n in compared]
+    errors = {n: d.errors() for n, d in differences.items() if n in compared}
+    found = [_layer(name, errors, tables) for name in errors]
     return sorted(found, key=lambda layer: layer.errors.snr)
 
 
@@ -67,12 +69,26 @@ def _batches(samples: Samples, readers: Sequence[_Reader], names: Sequence[str])
 
 
 def _layer(
-    name: str, difference: Difference, tables: Sequence[Mapping[str, _Value]]
+    name: str, errors: Mapping[str, Errors], tables: Sequence[Mapping[str, _Value]]
 ) -> LayerErrors:
     values = [table[name] for table in tables]
     operator = next((v.operator for v in values if not v.is_conversion), values[0].operator)
     weight = next((v.weight for v in values if v.weight), None)
-    return LayerErrors(name, operator, weight, difference.errors())
+    table = tables[0] if not values[0].is_conversion else tables[1]
+    return LayerErrors(name, operator, weight, errors[name], _snr_before(name, errors, table))
+
+
+def _snr_before(name: str, errors: Mapping[str, Errors], table: Mapping[str, _Value]) -> float:
+    """Return the least ratio among the values that a layer reads, as far as they are compared."""
+    least, seen, waiting = math.inf, {name}, list(table[name].reads)
+    while waiting:
+        read = waiting.pop()
+        if read in errors:
+            least = min(least, errors[read].snr)
+        elif read not in seen and read in table:
+            waiting += table[read].reads
+        seen.add(read)
+    return least
 
 
 # ---- the values of a model -----------------------------------------------------------------------
@@ -84,6 +100,7 @@ class _Value(NamedTuple):
     operator: str
     weight: str | None
     fetched: str  # the value after it was rounded, if that follows
+    reads: tuple[str, ...]
     scale: tuple[str, str] | None = None  # and zero point, of integers
 
     @property
@@ -112,13 +129,13 @@ def _values(model: OpenModel) -> dict[str, _Value]:
             operands = _scale_of(node, form.result)
             if operands is not None:
                 name = node.output[0].removesuffix("_quantized")
-                found[name] = _Value(form.float_op, None, node.output[0], operands)
+                found[name] = _Value(form.float_op, None, node.output[0], (), operands)
             continue
         if node.op_type == "QuantizeLinear":
             continue
         weight = _weight_of(node, stored, found)
         for name in filter(None, node.output):
-            found[name] = _Value(node.op_type, weight, rounded.get(name, name))
+            found[name] = _Value(node.op_type, weight, rounded.get(name, name), tuple(node.input))
     return found
 
 

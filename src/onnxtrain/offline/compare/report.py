@@ -40,6 +40,8 @@ class LayerErrors:
         weight: the weight of that layer, if it is one or is fused to one; `Quantize(exclude=...)`
             takes it.
         errors: how far the values are from each other.
+        snr_before: the least signal-to-noise ratio among the values that the layer reads. Errors
+            add up on their way through a model; a layer that makes one is where the ratio falls.
 
     """
 
@@ -47,6 +49,7 @@ class LayerErrors:
     operator: str
     weight: str | None
     errors: Errors
+    snr_before: float
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,10 @@ class Comparison:
         parts = [_table(self._figures()), "\n".join(self._lines())]
         worst = [layer for layer in self.layers if layer.errors.relative][: max(0, layers)]
         if worst:
-            head = ("layer", "operator", "weight", "SNR dB", "relative", "largest error")
+            head = ("layer", "operator", "weight", "SNR dB", "before", "relative", "largest")
             rows = [
                 (x.name, x.operator, x.weight or "", f"{x.errors.snr:.1f}",
-                 f"{x.errors.relative:.2%}", f"{x.errors.largest:.4g}")
+                 f"{x.snr_before:.1f}", f"{x.errors.relative:.2%}", f"{x.errors.largest:.4g}")
                 for x in worst
             ]  # fmt: skip
             parts.append(_table([head, *rows]))
