@@ -18,7 +18,7 @@ const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const read = (path) => readFileSync(here(path), "utf-8");
 
 // The files whose types users see.
-const INTERFACE = `adapter class-means core errors fit fit-data fit-evaluation heads history index inputs load module optimizer parameters random resume-state
+const INTERFACE = `adapter class-means core errors fit fit-data fit-evaluation heads history index inputs load module optimizer parameters random replay resume-state
   runtime schedulers session state store worker worker-client worker-messages`.split(/\s+/);
 // What other programs read or write by name: metadata of graph files, options of onnxruntime.
 const KEPT = `format checkpoint loss outputs trainable frozen statistics target on_cpu base lora layer rank scale kind extra optimization
