@@ -67,7 +67,7 @@ def pretrained(folder: Path) -> Any:
 TASKS = {
     "mobilenet": Task(
         "small MobileNetV2, Fashion-MNIST", lambda _: networks.MobileNet(),
-        lambda folder, _: data.fashion(folder, 12_000, 10_000), 6, 3e-3, 2, 5e-4,
+        lambda folder, _: data.fashion(folder, 12_000, 10_000), 6, 3e-3, 1, 5e-4,
     ),
     "transformer": Task(
         "transformer, MNIST digits", lambda _: networks.Transformer(),

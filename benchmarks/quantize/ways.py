@@ -5,6 +5,8 @@ Each returns the file of a model that onnxruntime runs, but torch's, which retur
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import time
 import warnings
@@ -64,6 +66,15 @@ def accuracy(path: Path, data: Data) -> float:
 # ---- onnxruntime.quantization --------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what onnxruntime.quantization tells and warns of."""
+    logging.disable(logging.WARNING)
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+    logging.disable(logging.NOTSET)
+
+
 class Reader:
     """Calibration data as onnxruntime.quantization takes them."""
 
@@ -82,11 +93,10 @@ def static(given: Trained, name: str, **how: Any) -> Path:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     ready, target = given.beside("preprocessed.onnx"), given.beside(f"{name}.onnx")
-    logging.disable(logging.WARNING)
-    if not ready.exists():
-        quant_pre_process(given.model, ready, skip_symbolic_shape=True)
-    quantize_static(ready, target, Reader(given.data.calibration()), **how)
-    logging.disable(logging.NOTSET)
+    with quiet():
+        if not ready.exists():
+            quant_pre_process(given.model, ready, skip_symbolic_shape=True)
+        quantize_static(ready, target, Reader(given.data.calibration()), **how)
     return target
 
 
@@ -119,10 +129,9 @@ def theirs_int4(given: Trained) -> list[Path]:
     model = onnx.load(given.model)
     if any(node.op_type == "MatMul" for node in model.graph.node):
         for symmetric in (True, False):
-            logging.disable(logging.WARNING)
-            quantizer = MatMulNBitsQuantizer(onnx.load(given.model), 32, symmetric)
-            quantizer.process()
-            logging.disable(logging.NOTSET)
+            with quiet():
+                quantizer = MatMulNBitsQuantizer(onnx.load(given.model), 32, symmetric)
+                quantizer.process()
             made.append(given.beside(f"theirs-nbits-{symmetric}.onnx"))
             quantizer.model.save_model_to_file(str(made[-1]))
     return made
@@ -195,11 +204,11 @@ def torch_int8(given: Trained) -> float:
     from torch.ao.quantization import get_default_qat_qconfig_mapping
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_qat_fx
 
-    torch.backends.quantized.engine = "x86"
+    torch.backends.quantized.engine = "onednn"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sample = torch.from_numpy(given.data.train[0][:2])
-        mapping = get_default_qat_qconfig_mapping("x86")
+        mapping = get_default_qat_qconfig_mapping("onednn")
         net = prepare_qat_fx(given.net().train(), mapping, (sample,))
         networks.train(net, given.data, given.epochs, given.rate, given.seed, freeze=freeze_torch)
         return networks.accuracy(convert_fx(net.eval()), given.data)
@@ -262,8 +271,9 @@ def measure(way: Way, given: Trained) -> dict[str, Any]:
     seconds = time.process_time() - began
     if isinstance(made, float):
         return {"accuracy": made, "seconds": seconds}
-    best = max(made, key=lambda path: accuracy(path, given.data))
+    found = {path: accuracy(path, given.data) for path in made}
+    best = max(made, key=lambda path: found[path])
     return {
-        "accuracy": accuracy(best, given.data), "seconds": seconds, "file": best.name,
+        "accuracy": found[best], "seconds": seconds, "file": best.name,
         "bytes": best.stat().st_size,
     }  # fmt: skip
