@@ -184,7 +184,7 @@ def test_histograms_are_those_of_numpy() -> None:
     wanted = np.histogram(values, 2048, (-6, 6))[0]
     found = count(values, -6, 6)
     assert found.sum() == wanted.sum()
-    assert np.abs(found - wanted).sum() < 1e-4 * values.size  # at the edges of bins
+    assert np.abs(found - wanted).sum() < 1e-3 * values.size  # at the edges of bins
 
 
 def test_percentile_is_that_of_numpy() -> None:

@@ -144,8 +144,9 @@ class _Activation:
             # Σ dy (q − z − x/s) where x was not clipped, Σ dy (q − z) where it was; times s, which
             # all of them are divided by at once.
             error = op.Sub(y, op.Mul(x, op.cast(kept, x.dtype)))
-            scale = required(node, 2)[1]
-            return {reached: dx, scale: _dot(op, dy, op.type_as(error, x))}
+            dscale = _dot(op, dy, op.type_as(error, x))
+            # Or dy and x would stay in memory until the scales of all layers are updated.
+            return {reached: _behind(op, dscale, dx), required(node, 2)[1]: dscale}
 
         def reaches(node: ir.Node) -> list[ir.Value]:
             return [reached, *required(node, 2)[1:]] if is_learned else [reached]
@@ -223,10 +224,19 @@ class _Bounds:
 
 
 def _dot(op: Ops, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Return the sum of products of all elements, as a vector of one."""
-    row, column = op.Reshape(a, [1, -1]), op.Reshape(b, [-1, 1])
-    product = op.with_dims(op.MatMul(row, column), [1, 1])
+    """Return the sum of products of all elements, as a vector of one.
+
+    As a product of rows, that takes a third of the time of Mul and ReduceSum.
+    """
+    rows = [op.Reshape(v, [1, -1]) for v in (a, b)]
+    product = op.with_dims(op.Gemm(*rows, transB=1), [1, 1])
     return op.with_dims(op.Reshape(product, [1]), [1])
+
+
+def _behind(op: Ops, made: ir.Value, value: ir.Value) -> ir.Value:
+    """Return a value that is there when something else has been computed."""
+    never = op.Min(op.Size(made), op.int64(0))
+    return op.type_as(op.Reshape(value, op.Max(op.shape_of(value), never)), value)
 
 
 def _split_scales(
