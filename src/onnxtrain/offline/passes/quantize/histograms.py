@@ -108,4 +108,5 @@ def _parts() -> Iterator[float]:
 def _quantized(x: Array, low: float, high: float) -> Array:
     step = (high - low) / (_LEVELS - 1)
     zero = np.rint(-low / step)
-    return (np.clip(np.rint(x / step) + zero, 0, _LEVELS - 1) - zero) * step
+    levels = np.clip(np.rint(x / step) + zero, 0, _LEVELS - 1)
+    return np.asarray((levels - zero) * step)
