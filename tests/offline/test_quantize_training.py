@@ -158,13 +158,13 @@ def test_modules_and_optimizers_of_upstream(tmp_path) -> None:
         np.testing.assert_allclose(parameter.data, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def deep(layers: int = 6) -> onnx.ModelProto:
+def deep(layers: int = 12) -> onnx.ModelProto:
     """A residual network, deep enough that activations take most of the memory."""
     nodes, weights, x = [], dict[str, Any](), "x"
     for i in range(layers):
-        weights[f"w{i}"] = (RNG.standard_normal((16, 16, 3, 3)) / 12).astype(np.float32)
+        weights[f"w{i}"] = (RNG.standard_normal((16, 16, 1, 1)) / 8).astype(np.float32)
         nodes += [
-            helper.make_node("Conv", [x, f"w{i}"], [f"c{i}"], pads=[1] * 4),
+            helper.make_node("Conv", [x, f"w{i}"], [f"c{i}"]),
             helper.make_node("Relu", [f"c{i}"], [f"r{i}"]),
             helper.make_node("Add", [f"r{i}", x], [f"s{i}"]),
         ]
@@ -184,7 +184,7 @@ def test_a_memory_budget(tmp_path, quantize) -> None:
     given = deep()
     options = {"quantize": quantize, "calibration": [x], "sizes": {"batch": 24}}
     prepare(given, tmp_path / "whole", **options)
-    made = prepare(given, tmp_path / "lean", memory_budget="75%", **options)
+    made = prepare(given, tmp_path / "lean", memory_budget="80%", **options)
     assert made.memory is not None
     sessions = [TrainingSession(tmp_path / name) for name in ("whole", "lean")]
     losses = [[float(first(s.step(x, LABELS[:24]))) for _ in range(3)] for s in sessions]

@@ -53,8 +53,13 @@ def least_squares(counts: Array, low: float, high: float, settings: Quantize) ->
 
 
 def least_entropy(counts: Array, low: float, high: float, settings: Quantize) -> Range:
-    """Return the range whose 256 levels tell most of the distribution (Kullback-Leibler)."""
+    """Return the range whose 256 levels tell most of the distribution (Kullback-Leibler).
+
+    Zeros are left out: a level of their own has them without loss, and behind a Relu they are half
+    of all.
+    """
     middles = _middles(low, high)
+    counts = _without_zeros(counts, low, high)
     total = counts.sum()
     if not total:
         return low, high
@@ -89,6 +94,15 @@ METHODS: dict[str, Callable[[Array, float, float, Quantize], Range]] = {
 def _middles(low: float, high: float) -> Array:
     edges = np.linspace(low, high, BINS + 1)
     return (edges[1:] + edges[:-1]) / 2
+
+
+def _without_zeros(counts: Array, low: float, high: float) -> Array:
+    """Return counts with no more elements in the bin of zero than in those beside it."""
+    zero = min(int(-low * BINS / (high - low)), BINS - 1)
+    beside = [counts[i] for i in (zero - 1, zero + 1) if 0 <= i < BINS]
+    counts = counts.copy()
+    counts[zero] = min(counts[zero], max(beside))
+    return counts
 
 
 def _best(low: float, high: float, loss: Callable[[Range], float]) -> Range:
