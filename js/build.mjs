@@ -21,7 +21,7 @@ const read = (path) => readFileSync(here(path), "utf-8");
 const INTERFACE = `adapter class-means core errors fit fit-data fit-evaluation heads history index inputs load module optimizer parameters random replay resume-state
   runtime schedulers session state store worker worker-client worker-messages`.split(/\s+/);
 // What other programs read or write by name: metadata of graph files, options of onnxruntime.
-const KEPT = `format checkpoint loss outputs trainable frozen statistics target on_cpu base lora layer rank scale kind extra optimization
+const KEPT = `format checkpoint loss outputs trainable frozen statistics target on_cpu base folded lora layer rank scale kind extra optimization
   disable_specified_optimizers outputMetadata isTensor shape symbolicDimensions versions node
   getBuiltinModule process readFile exportModel adapterOf loadAdapter requestAdapter preferredLayout gpuBuffer fromGpuBuffer`.split(/\s+/);
 

@@ -19,6 +19,7 @@ import type { Json } from "./json.js";
 import type { Parameter } from "./parameters.js";
 import type { ReplayOptions, RunReplay } from "./replay.js";
 import { startingSeed } from "./random.js";
+import { RangeFreeze } from "./range-freeze.js";
 import type { TypedArray } from "./runtime.js";
 import {
   isScheduler,
@@ -149,6 +150,7 @@ class Run {
   private readonly _early: Early | null;
   private _best: Best | null = null;
   private _snapshot: Map<string, TypedArray> | null = null;
+  private readonly _rangeFreeze: RangeFreeze;
   private readonly _epochs: number;
   private readonly _accumulate: number;
   /** The sum of accumulated gradients, each times its samples, divided by `unit`. */
@@ -194,6 +196,7 @@ class Run {
       seed: ofRun,
     });
     this._source = this._replay?.mixed(source, inputs) ?? source;
+    this._rangeFreeze = new RangeFreeze(_session.state, this._totalSteps());
     this._order = new Map<string, Json>([
       ...source.order,
       ["accumulate", BigInt(this._accumulate)],
@@ -318,7 +321,7 @@ class Run {
   /** Run a batch, and return its loss; null if it was not finite, and skipped. */
   private async _lossOf(run: () => Promise<number>): Promise<number | null> {
     const before = this._session.skippedBatches;
-    const loss = await run();
+    const loss = await this._rangeFreeze.during(stepsOf(this._history), run);
     const isSkipped = this._session.skippedBatches > before;
     if (Number.isFinite(loss) && !isSkipped) {
       this._skipsInARow = 0;
@@ -504,6 +507,12 @@ class Run {
     };
   }
 
+  /** The number of steps of the whole run, if it is known. */
+  private _totalSteps(): number | null {
+    const { batches } = this._source;
+    return batches === null ? null : this._epochs * Math.ceil(batches / this._accumulate);
+  }
+
   private _makeScheduler(): LRScheduler | null {
     const given = this._options.scheduler;
     if (given === undefined) return null;
@@ -526,12 +535,13 @@ class Run {
       ["linear", "cosine", "onecycle"].includes(kind) &&
       settings["totalStepCount"] === undefined
     ) {
-      if (this._source.batches === null) {
+      const total = this._totalSteps();
+      if (total === null) {
         throw new ArgumentError(
           `the scheduler ${quoted(name)} needs totalStepCount: the data have no length`,
         );
       }
-      settings["totalStepCount"] = this._epochs * Math.ceil(this._source.batches / this._accumulate);
+      settings["totalStepCount"] = total;
     }
     settings["firstStep"] ??= this._resumeState.firstStep;
     const [rate, pythonRate] =

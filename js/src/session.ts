@@ -9,7 +9,7 @@ import { Module, nameOf, numberOf, Pass, picked } from "./module.js";
 import { readModel } from "./model-file.js";
 import { Optimizer } from "./optimizer.js";
 import type { Property } from "./parameters.js";
-import { UPDATED } from "./graph-signature.js";
+import { RANGE_MOMENTUM, UPDATED } from "./graph-signature.js";
 import type { Ort, OrtTensor, RunOptions, SessionOptions, TypedArray } from "./runtime.js";
 import { LinearLRScheduler } from "./scheduler-base.js";
 import { CheckpointState } from "./state.js";
@@ -303,6 +303,19 @@ export class TrainingSession {
   /** Set a parameter. */
   updateParameter(name: string, values: TypedArray): void {
     this.state.parameters.set(name, values);
+  }
+
+  /**
+   * Let the ranges of a model that trains for integers stay as they are from now on. `fit` does
+   * the same by itself for the last quarter of its steps, and for these alone.
+   */
+  freezeRanges(): void {
+    if (!this.state.has(RANGE_MOMENTUM)) {
+      throw new StateError(
+        "there are no ranges that follow training: prepare with quantize='int8' and scales='average'",
+      );
+    }
+    this.updateParameter(RANGE_MOMENTUM, new Float32Array(1));
   }
 
   /** Set a property of the checkpoint. */

@@ -20,6 +20,7 @@ export const METHODS = [
   "loadParametersBuffer",
   "getParameter",
   "updateParameter",
+  "freezeRanges",
   "addProperty",
   "getProperty",
   "saveCheckpoint",

@@ -55,12 +55,21 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
+def convolution() -> nn.Module:
+    """A convolution and a linear layer, which train for integers."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(64, 4),
+    )  # fmt: skip
+
+
 # Name → the network, the shape of one sample, and the number of words if they are words.
 NETWORKS = {
     "mlp": (mlp, (12,), 0),
     "cnn": (ConvNet, (1, 8, 8), 0),
     "bert": (lambda: Bert(layers=1, width=16, heads=2, words=20), (7,), 20),
     "lstm": (lambda: Recurrent(nn.LSTM, False), (5, 6), 0),
+    "int8": (convolution, (1, 4, 4), 0),
 }
 
 
@@ -80,6 +89,11 @@ def generate(name: str, folder: Path, target: str) -> int:
     net = make().train()
     x = torch.zeros(BATCH, *shape, dtype=torch.int64 if words else torch.float32)
     classes = int(net(x).shape[-1])
+    if name == "int8":
+        few = [batch(step, shape, words, classes)[0] for step in range(4)]
+        model = export(net.eval(), x, "torchscript")
+        onnxtrain.prepare(model, folder, quantize="int8:momentum=0.1", calibration=few)
+        return classes
     artifacts.generate_artifacts(
         export(net, x, "torchscript"),
         loss=artifacts.LossType.CrossEntropyLoss,
