@@ -395,6 +395,18 @@ export class TrainingSession {
     return (await this.adapter(options)).toBytes();
   }
 
+  /**
+   * Go on from an adapter of the same base, layers and rank: an `Adapter`, or its file. Moments
+   * start from zero.
+   */
+  async loadAdapter(adapter: Adapter | Source): Promise<void> {
+    const [{ Adapter: Read }, { loadAdapter }] = await Promise.all([
+      import("./adapter.js"),
+      import("./session-adapter.js"),
+    ]);
+    await loadAdapter(this, adapter instanceof Read ? adapter : await Read.read(adapter));
+  }
+
   /** Free the sessions; nothing can run afterwards. */
   async release(): Promise<void> {
     await this.module.release();

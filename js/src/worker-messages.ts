@@ -26,6 +26,7 @@ export const METHODS = [
   "saveCheckpoint",
   "exportModelForInferencing",
   "exportAdapter",
+  "loadAdapter",
   "release",
 ] as const;
 

@@ -126,6 +126,63 @@ def write(name: str, folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
+# What `fit_head` is asked for, and how many batches of samples it gets.
+HEADS = {
+    "ridge": (10, {}),
+    "fewer samples than features": (2, {}),
+    "regularized": (10, {"regularization": 0.5}),
+    "cosine": (10, {"method": "class-means"}),
+    "euclidean": (1, {"method": "class-means", "metric": "euclidean"}),
+    "added": (3, {"method": "class-means", "metric": "euclidean", "add": True}),
+}
+
+
+def write_heads(folder: Path) -> None:
+    """Write what `fit_head` computes for the last layer of the network in a folder."""
+    session = onnxtrain.TrainingSession(folder / "mlp")
+    found = {}
+    for name, (count, options) in HEADS.items():
+        batches = [batch(step, (12,), 0, 4) for step in range(count)]
+        data = tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        result = onnxtrain.fit_head(session, data, **options)
+        found[name] = {
+            "batches": count, "options": options, "accuracy": result.accuracy,
+            "regularization": result.regularization,
+            "weight": session.state.parameters["2.weight"].data.ravel().tolist(),
+            "bias": session.state.parameters["2.bias"].data.tolist(),
+        }  # fmt: skip
+    (folder / "heads.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+# The runs one after the other: what is kept, and the classes that the run teaches.
+REPLAYS = {
+    "samples": ({"size": 20}, [(0, 1), (2, 3), (1, 3)]),
+    "bytes": ({"size": "1KB", "share": 0.25, "keep": "reservoir"}, [(0, 3), (1, 2)]),
+}
+
+
+def write_replay(folder: Path) -> None:
+    """Write the losses of runs with old samples in them, and what the memory keeps."""
+    found = {}
+    for name, (options, runs) in REPLAYS.items():
+        session = onnxtrain.TrainingSession(folder / "mlp")
+        session.set_learning_rate(0.01)
+        losses = []
+        for number, classes in enumerate(runs):
+            steps = range(10 * number, 10 * number + 10)
+            x = np.concatenate([batch(step, (12,), 0, 4)[0] for step in steps])
+            labels = np.resize(classes, len(x))
+            history = onnxtrain.fit(
+                session, (x, labels), epochs=2, batch_size=7, seed=5 + number, progress=False,
+                replay=onnxtrain.Replay(**options),
+            )  # fmt: skip
+            losses.append(history.losses)
+        memory = session.module.training_state.private["replay"]
+        kept = {key: memory[key] for key in ("run", "runs", "classes", "seen", "full")}
+        found[name] = {"options": options, "runs": runs, "losses": losses, "kept": kept}
+    (folder / "replay.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
 def write_lora(folder: Path) -> None:
     """Write a folder in which low-rank factors train, and the adapter after ten steps."""
     torch.manual_seed(0)
@@ -225,5 +282,7 @@ if __name__ == "__main__":
         write(each, target / each)
     for each in ("mlp", "cnn"):
         generate(each, target / "webgpu" / each, "webgpu")
+    write_heads(target)
+    write_replay(target)
     write_lora(target / "lora")
     (target / "vectors.json").write_text(json.dumps(vectors(), indent=1) + "\n")

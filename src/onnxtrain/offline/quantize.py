@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -113,7 +113,7 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float)
 
 
-_WORDS = {
+_WORDS: dict[str, Callable[..., Quantize]] = {
     "int8": Quantize,
     "int4_weights": partial(Quantize, weights="int4", activations="float", scales="learned"),
 }

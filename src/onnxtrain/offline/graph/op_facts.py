@@ -188,6 +188,7 @@ GROWS_STEEPLY = _ops("BitShift Exp MatMulInteger Pow ReduceProd")  # or by any a
 
 # ---- integers ------------------------------------------------------------------------------------
 
+CONVERSIONS = _ops("DequantizeLinear DynamicQuantizeLinear QuantizeLinear")
 # onnxruntime multiplies 8-bit integers with these.
 INTEGER_PRODUCTS = _ops("Conv Gemm MatMul")
 # onnxruntime computes these on 8-bit integers, each with a range of its own result.

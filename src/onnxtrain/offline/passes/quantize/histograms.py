@@ -53,8 +53,13 @@ def least_squares(counts: Array, low: float, high: float, settings: Quantize) ->
 
 
 def least_entropy(counts: Array, low: float, high: float, settings: Quantize) -> Range:
-    """Return the range whose 256 levels tell most of the distribution (Kullback-Leibler)."""
+    """Return the range whose 256 levels tell most of the distribution (Kullback-Leibler).
+
+    Zeros are left out: a level of their own has them without loss, and behind a Relu they are half
+    of all.
+    """
     middles = _middles(low, high)
+    counts = _without_zeros(counts, low, high)
     total = counts.sum()
     if not total:
         return low, high
@@ -91,6 +96,15 @@ def _middles(low: float, high: float) -> Array:
     return (edges[1:] + edges[:-1]) / 2
 
 
+def _without_zeros(counts: Array, low: float, high: float) -> Array:
+    """Return counts with no more elements in the bin of zero than in those beside it."""
+    zero = min(int(-low * BINS / (high - low)), BINS - 1)
+    beside = [counts[i] for i in (zero - 1, zero + 1) if 0 <= i < BINS]
+    counts = counts.copy()
+    counts[zero] = min(counts[zero], max(beside))
+    return counts
+
+
 def _best(low: float, high: float, loss: Callable[[Range], float]) -> Range:
     """Return the range of least loss: both bounds narrower by the same part, then each alone."""
     best = min(((low * part, high * part) for part in _parts()), key=loss)
@@ -108,4 +122,5 @@ def _parts() -> Iterator[float]:
 def _quantized(x: Array, low: float, high: float) -> Array:
     step = (high - low) / (_LEVELS - 1)
     zero = np.rint(-low / step)
-    return (np.clip(np.rint(x / step) + zero, 0, _LEVELS - 1) - zero) * step
+    levels = np.clip(np.rint(x / step) + zero, 0, _LEVELS - 1)
+    return np.asarray((levels - zero) * step)

@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
-from onnxtrain.offline.passes.quantize.summary import IntegerOperators
 from onnxtrain.offline.passes.quantize.lift import Lifted
 from onnxtrain.offline.passes.quantize.observe import observe
 from onnxtrain.offline.passes.quantize.places import find_places, unused_patterns
+from onnxtrain.offline.passes.quantize.summary import IntegerOperators
 from onnxtrain.offline.quantize import Quantize
 
 

@@ -32,9 +32,9 @@ def track_ranges(model: ir.Model) -> dict[str, ir.Value]:
     op.scope = "quantization/ranges"
     with op.arithmetic():
         seen = _seen(op, _observed(graph, ranges))
-        is_alive = op.Less(op.Gather(seen, [0], axis=1), op.Gather(seen, [1], axis=1))
-        step = op.Where(is_alive, op.Mul(momentum, op.Sub(op.type_as(seen, ranges), ranges)), 0.0)
-        moved = op.Add(ranges, step)
+        is_zero = op.Equal(op.Gather(seen, [0], axis=1), op.Gather(seen, [1], axis=1))
+        step = op.Mul(momentum, op.Sub(op.type_as(seen, ranges), ranges))
+        moved = op.Add(ranges, op.Where(is_zero, 0.0, step))
         return {
             RANGES: _named(op, op.type_as(moved, ranges), RANGES),
             RANGE_MOMENTUM: _named(op, op.type_as(op.Identity(momentum), momentum), RANGE_MOMENTUM),
