@@ -81,7 +81,7 @@ def _observed(graph: ir.Graph, ranges: ir.Value) -> list[ir.Value]:
         if taken is None or taken.op_type != "Gather" or x is None:
             continue
         index = constant_array(taken.inputs[1])
-        if index is not None and index.ndim == 0 and not x.is_initializer():
+        if index is not None and index.ndim == 0:
             found.setdefault(int(index), x)
     assert len(found) == ranges.shape[0]  # type: ignore[index]
     return [found[index] for index in sorted(found)]
