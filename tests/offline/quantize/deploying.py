@@ -14,7 +14,7 @@ import onnxruntime as ort
 import onnxtrain
 
 Array = np.ndarray[Any, Any]
-VIEWS = ("Flatten", "Reshape", "Shape", "Squeeze", "Unsqueeze")  # cost nothing
+VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")  # cost nothing
 MOVES = (
     "Concat", "Gather", "MaxPool", "NhwcMaxPool", "Pad", "Resize", "Slice", "Split", "Transpose",
 )  # fmt: skip
@@ -86,6 +86,8 @@ def float_operators(path: Path) -> Counter[str]:
     floats = {v.name for v in graph.input if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
     left = []
     for node in graph.node:
+        if node.op_type == "Shape":
+            continue
         if makes_floats(node) or (node.op_type in (*VIEWS, *MOVES) and node.input[0] in floats):
             floats.update(node.output)
         elif node.op_type in (*VIEWS, *MOVES) or node.op_type.startswith("Q"):
