@@ -90,8 +90,18 @@ def drop_bounds(op: Ops, graph: ir.Graph) -> bool:
             source = op.type_as(op.Max(source, low), source)
         node.replace_input_with(0, source)
         _remove_unread(graph, x)
+        _take_name(source, x)
         is_changed = True
     return is_changed
+
+
+def _take_name(source: ir.Value, bounded: ir.Value) -> None:
+    """Call what is bounded by its range alone as what it means, if nothing else reads it."""
+    node = bounded.producer()
+    is_gone = bounded is not source and (node is None or node.graph is None)
+    if is_gone and len(source.uses()) == 1 and not source.is_graph_output():
+        name, bounded.name = bounded.name, f"{bounded.name}_before"
+        source.name = name
 
 
 def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:
