@@ -45,7 +45,7 @@ _LONG = {
         "declared_shapes", "decoders", "expand", "feature_cache", "fit_head", "fit_resume", "fuzz",
         "grid", "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "merge_adapter",
         "mezo", "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "power_loss",
-        "proximal", "replay", "resize", "roi", "scan", "schedule_end", "second_derivatives",
+        "proximal", "quantize_training", "replay", "resize", "roi", "scan", "schedule_end", "second_derivatives",
         "sparse",
     )
 }  # fmt: skip

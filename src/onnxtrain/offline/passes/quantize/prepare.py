@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError
+from onnxtrain.offline.passes.quantize.frozen_scales import fix_scales
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
 from onnxtrain.offline.passes.quantize.lift import Lifted
 from onnxtrain.offline.passes.quantize.observe import observe
@@ -45,5 +46,7 @@ def quantize_model(
             "(a hundred samples will do), or integers for weights alone: quantize='int4-weights'"
         )
     ranges = observe(model, roots, calibration, settings) if calibration is not None else known
-    inserted = insert_quantizers(model, places, ranges, settings, trained)
+    inserted = fix_scales(
+        model, insert_quantizers(model, places, ranges, settings, trained), trained
+    )
     return inserted, (str(IntegerOperators.of(places, settings)),)
