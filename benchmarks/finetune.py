@@ -2,9 +2,10 @@
 
     make bench-finetune
 
-All begin with the same weights and the same factors, and see the same rows of text in the same
-order, with the same AdamW. Each runs in a process of its own. Peaks are those of the process, and
-the time of a step is the median. Perplexity is that of rows which are held out.
+All begin with the same factors and see the same rows of text in the same order, with the same
+AdamW. torch begins with the same weights, too: those of 4 bits, expanded to float32. Each runs in a
+process of its own. Peaks are those of the process, and the time of a step is the median. Perplexity
+is that of rows which are held out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "finetune"))
 BUILD = ROOT / "build"
 ARTIFACTS, FIRST, ROWS = BUILD / "finetune-bench", BUILD / "finetune-first", BUILD / "rows.npz"
-STEPS, HELD_OUT, LENGTH = 60, 16, 256
+INT4, FLOAT, EXPANDED = (BUILD / "smollm2" / name for name in ("int4", "float", "expanded"))
+STEPS, HELD_OUT, LENGTH = 60, 8, 256
 RATE, RANK, ALPHA = 1e-3, 8, 16
 FEW = 6  # steps of a way that computes what another one does, and is only measured
 WAYS = {
@@ -65,7 +68,7 @@ def peft(steps: int, checkpointing: bool = False) -> dict[str, float]:
     from peft import PeftModel
     from transformers import LlamaForCausalLM
 
-    base = LlamaForCausalLM.from_pretrained(BUILD / "smollm2" / "float", dtype=torch.float32)
+    base = LlamaForCausalLM.from_pretrained(EXPANDED, dtype=torch.float32)
     model: Any = PeftModel.from_pretrained(base, str(FIRST), is_trainable=True)
     if checkpointing:
         model.enable_input_require_grads()
@@ -110,8 +113,10 @@ def measure(
     seconds = []
     for i in range(1, steps + 1):
         before = time.perf_counter()
-        step(rows["train"][i : i + 1])
+        loss = step(rows["train"][i : i + 1])
         seconds.append(time.perf_counter() - before)
+        if i % 10 == 0:
+            print(f"step {i}: loss {loss:.4f}", file=sys.stderr, flush=True)
     found["perplexity after"] = perplexity()
     found["after / before"] = found["perplexity after"] / found["perplexity before"]
     return found | {"step, s": statistics.median(seconds), "peak, MB": peak()}
@@ -130,10 +135,11 @@ def prepare(steps: int) -> None:
     import onnxtrain
 
     build(BUILD / "smollm2")
+    write_expanded()
     train, held_out = rows(BUILD, LENGTH)
     np.savez(ROWS, train=train[: steps + 1], held_out=held_out[:HELD_OUT])
     onnxtrain.prepare(
-        BUILD / "smollm2" / "int4" / "model.onnx", ARTIFACTS, loss="next_token",
+        INT4 / "model.onnx", ARTIFACTS, loss="next_token",
         train=f"lora:rank={RANK},alpha={ALPHA}", memory_budget="150MB",
         optimizer=onnxtrain.optim.AdamW.torch(),
         sizes={"batch_size": 1, "sequence_length": LENGTH},
@@ -142,6 +148,45 @@ def prepare(steps: int) -> None:
         session.export_adapter(FIRST.with_suffix(".onnx_adapter"))
     first = onnxtrain.Adapter.read(FIRST.with_suffix(".onnx_adapter"))
     first.save(FIRST, format="peft", config={"task_type": "CAUSAL_LM"})
+
+
+def write_expanded() -> None:
+    """Write the float model again, with the weights of the int4 model."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(FLOAT, EXPANDED, dirs_exist_ok=True)
+    state = load_file(FLOAT / "model.safetensors")
+    for name, weight in int4_weights().items():
+        assert state[name].shape == weight.shape, name
+        state[name] = weight
+    save_file(state, EXPANDED / "model.safetensors", {"format": "pt"})
+
+
+def int4_weights() -> dict[str, np.ndarray]:
+    """Return the weights of the int4 model in float32, under their names in transformers."""
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(INT4 / "model.onnx")
+    stored = {t.name: t for t in model.graph.initializer}
+    found = {}
+    for node in model.graph.node:
+        if node.op_type != "MatMulNBits":
+            continue
+        packed, scales = (numpy_helper.to_array(stored[name]) for name in node.input[1:3])
+        integers = np.stack([packed & 15, packed >> 4], axis=-1).astype(np.float32) - 8
+        blocks = integers.reshape(*scales.shape, -1) * scales[..., None]
+        weight = blocks.reshape(len(scales), -1)
+        name = node.input[1].removesuffix(".MatMul.weight_Q4").replace(".attn.", ".self_attn.")
+        if name == "lm_head":  # which is the embedding as well
+            found["model.embed_tokens.weight"] = weight
+        elif name.endswith(".qkv_proj"):
+            keys = (len(weight) - weight.shape[1]) // 2
+            for letter, rows in zip("qkv", np.split(weight, [-2 * keys, -keys]), strict=True):
+                found[name.replace("qkv_proj", f"{letter}_proj") + ".weight"] = rows.copy()
+        else:
+            found[f"{name}.weight"] = weight
+    return found
 
 
 def in_process(*arguments: str) -> dict[str, float]:

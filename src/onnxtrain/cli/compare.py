@@ -87,7 +87,8 @@ def _load(model: ModelFile, reading: Reading, options: argparse.Namespace) -> di
     inputs = [value for value in model.inputs if value.name not in stored]
     if not inputs:
         raise InputError(f"{model.source_name} has no inputs: there is nothing to compare on")
-    if not has_labels(options.data, inputs, reading, "--data"):
+    asked = options.label is not None
+    if not asked and not has_labels(options.data, inputs, reading, "--data"):
         return load_samples(options.data, inputs, reading, "--data")[1]
     name = "labels" if all(value.name != "labels" for value in inputs) else "targets"
     labels = ValueType(name, _label_type(options), None)

@@ -49,10 +49,11 @@ def read_features(path: Path, reading: Reading, where: str) -> Array:
 
 
 def has_label_column(path: Path, reading: Reading, where: str) -> bool:
-    """Whether a CSV file has labels: one column with a usual name, or the one that is given."""
+    """Whether a CSV file has labels: one column with a usual name, or those of training."""
+    known = (reading.about.label or "").split(",")
     with _Table(path, f"{where}: {path}") as table:
         usual = [name for name in table.header if name.lower() in _USUAL]
-    return reading.about.label is not None or len(usual) == 1
+        return len(usual) == 1 or all(name in table.header for name in known)
 
 
 class _Table:

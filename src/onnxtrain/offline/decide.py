@@ -17,9 +17,9 @@ from onnxtrain.offline.passes.batch_norm import (
     BatchNormMode,
     choose_batch_norm_mode,
 )
-from onnxtrain.offline.passes.fold_batch_norm import fold_batch_norm
-from onnxtrain.offline.passes.quantize.lift import Lifted, lift
+from onnxtrain.offline.passes.quantize.lift import Lifted
 from onnxtrain.offline.passes.quantize.prepare import quantize_model
+from onnxtrain.offline.passes.quantize.stages import make_ready
 from onnxtrain.offline.passes.tie_weights import Tied, find_tied, tie_trained
 from onnxtrain.offline.patterns import choose, notes_on_blocked, nothing_trains
 from onnxtrain.offline.quantize import Quantize
@@ -53,13 +53,12 @@ def decide(
     calibration: Iterable[Any] | None = None,
 ) -> Decision:
     """Decide what trains, in a canonical model that is changed where the decision asks for it."""
-    lifted = Lifted()
+    lifted, norms = Lifted(), tuple[str, ...]()
     if quantize is None and calibration is not None:
         raise ArgumentError("calibration is for quantize: give quantize='int8' too")
     if quantize is not None:
         _require_weights(forward, bn)
-        lifted = lift(canonical)
-        fold_batch_norm(canonical)
+        lifted, norms = make_ready(canonical, quantize)
     found = survey(canonical, loss, brought, by_gradient=needs_gradient(optimizer))
     tied = find_tied(found) if tie_weights else ()
     trains, frozen = choose(found, forward.train, listed(freeze), tied)
@@ -73,7 +72,8 @@ def decide(
     if quantize is not None:
         outputs = [value.name for value in forward.proto.graph.output]
         inserted, more = quantize_model(canonical, outputs, quantize, calibration, lifted, trains)
-        trains, folded, notes = [*trains, *inserted.trains], inserted.folded, (*notes, *more)
+        trains, folded = [*trains, *inserted.trains], inserted.folded
+        notes = (*notes, *more, *norms)
     return Decision(found, trains, frozen, mode, tuple(tied), without_gradient, notes, folded)
 
 

@@ -21,7 +21,7 @@ from onnxtrain.format.model.file import ModelFile
 from onnxtrain.format.model.wire import text_field
 
 # onnxruntime holds what it computes from twice, so large models are not computed all at once.
-_PART = 1 << 28
+_PART = 1 << 26
 
 
 def fold(model: ModelFile, parts: ModelParts, outputs: Sequence[str], values: Values) -> None:

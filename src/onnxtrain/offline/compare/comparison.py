@@ -56,7 +56,8 @@ def compare(
         layers: whether to compare the values inside the models, on up to 128 of the samples.
         latency: whether to measure how long a run takes. The models run in turn.
         threads: how many threads onnxruntime uses for an operator; 0 lets it choose.
-        limits: how much the models may ask for, where the defaults of `Limits` are too low.
+        limits: of the files and their nodes, where the defaults of `Limits` are too low. What the
+            models compute is not limited: they run.
 
     Examples:
         >>> print(onnxtrain.compare("mobilenet.onnx", "mobilenet.onnx", images))

@@ -46,4 +46,4 @@ def _key(node: ir.Node) -> Hashable:
 
 
 def _hashable(value: object) -> Hashable:
-    return tuple(value) if isinstance(value, list | tuple) else value  # type: ignore[return-value]
+    return tuple(value) if isinstance(value, list | tuple) else value

@@ -197,5 +197,9 @@ INTEGER_ARITHMETIC = _ops("Add AveragePool Concat GlobalAveragePool LeakyRelu Mu
 KEEPS_RANGE = _ops("Flatten Gather MaxPool Reshape Slice Split Squeeze Transpose Unsqueeze")
 # A bound of the range that comes behind a product, which quantizing the result does as well.
 RANGE_BOUNDS = _ops("Clip Relu")
+# onnxruntime makes one operator, of floats, of Gemm and one of these behind it.
+JOINED_TO_GEMM = RANGE_BOUNDS | _ops(
+    "Elu HardSigmoid LeakyRelu Selu Sigmoid Softplus Softsign Tanh ThresholdedRelu"
+)
 # What training reads of an activation, for its range.
 EXTREMES = _ops("ReduceMax ReduceMin")

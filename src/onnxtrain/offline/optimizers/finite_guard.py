@@ -138,7 +138,7 @@ def check_finite(
         return FiniteCheck(_are_finite(op, last), last, last, made, before)
     inputs = [*vectors, *([] if loss is None else [loss]), *statistics]
     sums, passed, of_gradients = op.kernel(
-        kernel, inputs, write,
+        kernel, inputs, write, saved=(),
         has_loss=int(loss is not None), statistics=len(statistics), **attributes,
     )  # fmt: skip
     op.scope = scope

@@ -86,7 +86,7 @@ def update_multi_tensor(
         sizes = [shape[axis] for shape in shapes]
         whole = [*shapes[0][:axis], sum(sizes), *shapes[0][axis + 1 :]]
         made = update(*(op.with_dims(op.Concat(*c, axis=axis), whole) for c in columns))
-        parts = [op.call("Split", m, sizes, outputs=len(sizes), axis=axis) for m in made]
+        parts = [list(op.call("Split", m, sizes, outputs=len(sizes), axis=axis)) for m in made]
     return [list(row) for row in zip(*parts, strict=True)]
 
 

@@ -66,19 +66,19 @@ def _rotation_behind(last: ir.Node, wanted: Collection[ir.Value]) -> _Rotation |
     """Return the rotation that a sum ends, if nobody else reads its parts."""
     search = _Search(wanted)
     for straight, across in _in_either_order(last):
-        products = search.maker(straight, "Mul"), search.maker(across, "Mul")
-        if products[0] is None or products[1] is None:
+        first, second = search.maker(straight, "Mul"), search.maker(across, "Mul")
+        if first is None or second is None:
             continue
-        for turned, sin in _in_either_order(products[1]):
+        for turned, sin in _in_either_order(second):
             exchange = search.exchange(turned)
             if exchange is None:
                 continue
             nodes, x, sign = exchange
-            for given, cos in _in_either_order(products[0]):
+            for given, cos in _in_either_order(first):
                 rows = {_row(v) for v in (x, cos, sin)}
                 fits = len(rows) == 1 and same_dims(dims_of(last.outputs[0]), dims_of(x))
                 if given is x and fits:
-                    return _Rotation((*nodes, *products, last), x, cos, sin, turned, sign)
+                    return _Rotation((*nodes, first, second, last), x, cos, sin, turned, sign)
     return None
 
 

@@ -194,9 +194,11 @@ def _relu_before(x: ir.Value, quantizer: ir.Node) -> ir.Node | None:
 
 
 def _is_relu6(node: ir.Node) -> bool:
+    if node.op_type != "Clip":
+        return False
     bounds = [constant_array(v) for v in node.inputs[1:3]]
-    numbers = [float(b) for b in bounds if b is not None and b.size == 1]
-    return node.op_type == "Clip" and numbers == [0.0, 6.0]
+    numbers = [float(b.reshape(())) for b in bounds if b is not None and b.size == 1]
+    return numbers == [0.0, 6.0]
 
 
 @dataclass

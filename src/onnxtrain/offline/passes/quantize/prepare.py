@@ -10,9 +10,10 @@ import onnx_ir as ir
 from onnxtrain.errors import ArgumentError
 from onnxtrain.offline.passes.quantize.frozen_scales import fix_scales
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
-from onnxtrain.offline.passes.quantize.lift import Lifted
+from onnxtrain.offline.passes.quantize.lift import Lifted, given_scales
 from onnxtrain.offline.passes.quantize.observe import observe
-from onnxtrain.offline.passes.quantize.places import find_places, unused_patterns
+from onnxtrain.offline.passes.quantize.places import Places
+from onnxtrain.offline.passes.quantize.stages import choose_places
 from onnxtrain.offline.passes.quantize.summary import IntegerOperators
 from onnxtrain.offline.quantize import Quantize
 
@@ -30,14 +31,9 @@ def quantize_model(
     What was quantized before (`lifted`) is so again, in the same places. What is not `trained` has
     scales that are not learned either.
     """
-    places = find_places(model, outputs, settings)
-    if lifted.ranges and settings.has_integer_activations:
-        places.activations = dict(lifted.roots)
+    places = choose_places(model, outputs, settings, lifted, trained)
     if not places.layers:
-        found = IntegerOperators.of(places, settings)
-        raise ArgumentError(f"quantize: nothing can be quantized. {found}")
-    if unused := unused_patterns(places, settings):
-        raise ArgumentError(f"quantize: exclude={unused[0]!r} is the name of no layer")
+        raise ArgumentError(_why_nothing(places, settings))
     roots = list(dict.fromkeys(places.activations.values()))
     known = {v: r for v, r in lifted.ranges.items() if v in roots}
     if calibration is None and len(known) < len(roots):
@@ -45,8 +41,22 @@ def quantize_model(
             "quantize: activations need a range to begin with: give calibration=batches of inputs "
             "(a hundred samples will do), or integers for weights alone: quantize='int4-weights'"
         )
-    ranges = observe(model, roots, calibration, settings) if calibration is not None else known
-    inserted = fix_scales(
-        model, insert_quantizers(model, places, ranges, settings, trained), trained
-    )
-    return inserted, (str(IntegerOperators.of(places, settings)),)
+    unknown, ranges = [root for root in roots if root not in known], dict(known)
+    if unknown and calibration is not None:
+        ranges |= observe(model, unknown, calibration, settings)
+    given = given_scales(places, lifted, settings)
+    inserted = insert_quantizers(model, places, ranges, settings, trained, given)
+    inserted = fix_scales(model, inserted, trained)
+    notes = [str(IntegerOperators.of(places, settings))]
+    if known and calibration is not None:
+        notes.append("The ranges of activations are those of the given model, not of calibration.")
+    return inserted, tuple(notes)
+
+
+def _why_nothing(places: Places, settings: Quantize) -> str:
+    if not places.floats:
+        return (
+            "quantize: the model has no layer that multiplies (Conv, Gemm, MatMul), so nothing of "
+            "it can be quantized"
+        )
+    return f"quantize: nothing can be quantized. {IntegerOperators.of(places, settings)}"

@@ -77,7 +77,7 @@ def _observed(graph: ir.Graph, ranges: ir.Value) -> list[ir.Value | None]:
         if taken is None or taken.op_type != "Gather" or x is None:
             continue
         index = constant_array(taken.inputs[1])
-        if index is not None and index.ndim == 0 and not x.is_initializer():
+        if index is not None and index.ndim == 0:
             found.setdefault(int(index), x)
     (count,) = (static_dims(ranges) or (0,))[:1]
     return [found.get(index) for index in range(count)]

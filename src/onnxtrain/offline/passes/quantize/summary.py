@@ -9,9 +9,8 @@ from onnxtrain.offline.autodiff.engine import operator_name
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.names import label_of
-from onnxtrain.offline.passes.fold_batch_norm import fold_batch_norm
-from onnxtrain.offline.passes.quantize.lift import lift
-from onnxtrain.offline.passes.quantize.places import Places, find_places
+from onnxtrain.offline.passes.quantize.places import Places
+from onnxtrain.offline.passes.quantize.stages import choose_places, make_ready
 from onnxtrain.offline.quantize import Quantize
 
 _SHOWN = 3  # names of nodes for each reason
@@ -61,7 +60,7 @@ def find_integer_operators(model: ModelLike, settings: Quantize) -> IntegerOpera
     graph = canonical.graph
     for value in [v for v in graph.inputs if v.name in graph.initializers]:
         graph.inputs.remove(value)
-    lift(canonical)
-    fold_batch_norm(canonical)
+    lifted, _ = make_ready(canonical, settings)
     outputs = [str(value.name) for value in graph.outputs]
-    return IntegerOperators.of(find_places(canonical, outputs, settings), settings)
+    places = choose_places(canonical, outputs, settings, lifted)
+    return IntegerOperators.of(places, settings)
