@@ -30,7 +30,7 @@ struct Entry {
   int64_t offset = 0;
   uint64_t size = 0;
   bool is_external = false;
-  std::vector<Text> strings;
+  std::vector<Text> strings = {};
 };
 
 // Reads a name, which is required and not yet taken, and tells it to errors to come.

@@ -41,6 +41,11 @@ struct StateError : Error {
   using Error::Error;
 };
 
+// Something that upstream's interface has, and this library does not.
+struct NotImplementedError : Error {
+  using Error::Error;
+};
+
 // What the operating system reports; it becomes one of those above, with the name of the file.
 struct OsError : std::runtime_error {
   explicit OsError(int code);

@@ -245,8 +245,7 @@ std::string text_to_json(std::string_view text) {
     } else if (byte >= 0x20 && byte < 0x7F) {
       made += text[at++];
     } else if (byte < 0x80) {
-      if (byte == 0x7F) made += text[at];
-      else append_unit(made, byte);
+      append_unit(made, byte);
       ++at;
     } else {
       const uint32_t code = code_point_at(text, at);

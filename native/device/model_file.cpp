@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
 
 #include "errors.h"
 #include "files.h"
@@ -136,11 +135,12 @@ ValueType read_value_type(WireReader& reader, std::string_view message, const st
   return value;
 }
 
-void check_names(WireReader& reader, const std::vector<ValueType>& values, const std::string& where) {
-  std::set<std::string> names;
+void index_names(WireReader& reader, const std::vector<ValueType>& values, std::map<std::string, size_t>& index,
+                 const std::string& where) {
   for (const ValueType& value : values) {
     if (value.name.empty()) reader.fail("it has no name", where);
-    if (!names.insert(value.name).second) reader.fail("the name " + quoted(value.name) + " occurs twice", where);
+    const bool is_new = index.emplace(value.name, index.size()).second;
+    if (!is_new) reader.fail("the name " + quoted(value.name) + " occurs twice", where);
   }
 }
 
@@ -163,8 +163,8 @@ void read_graph(ModelFile& model, WireReader& reader, std::string_view graph) {
     const ValueType value = read_value_type(reader, reader.message(field, "graph." + what), what);
     (field.number == kGraphInput ? model.inputs : model.outputs).push_back(value);
   });
-  check_names(reader, model.inputs, "graph.input");
-  check_names(reader, model.outputs, "graph.output");
+  index_names(reader, model.inputs, model.input_index, "graph.input");
+  index_names(reader, model.outputs, model.output_index, "graph.output");
 }
 
 [[noreturn]] void wrong_entry(WireReader& reader, const char* key) {
@@ -244,17 +244,13 @@ Dims ValueType::sizes() const {
 }
 
 const ValueType* ModelFile::input(const std::string& wanted) const {
-  for (const ValueType& value : inputs) {
-    if (value.name == wanted) return &value;
-  }
-  return nullptr;
+  const auto found = input_index.find(wanted);
+  return found == input_index.end() ? nullptr : &inputs[found->second];
 }
 
 const ValueType* ModelFile::output(const std::string& wanted) const {
-  for (const ValueType& value : outputs) {
-    if (value.name == wanted) return &value;
-  }
-  return nullptr;
+  const auto found = output_index.find(wanted);
+  return found == output_index.end() ? nullptr : &outputs[found->second];
 }
 
 bool ModelFile::is_in_base(const ExternalTensor& tensor) const {

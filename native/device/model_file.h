@@ -60,6 +60,7 @@ struct ModelFile {
   Named<std::string_view> initializers;  // the message of each
   Named<std::string> properties;         // of the model, beside the metadata
   size_t node_count = 0;
+  std::map<std::string, size_t> input_index, output_index;
 
   const ValueType* input(const std::string& name) const;
   const ValueType* output(const std::string& name) const;

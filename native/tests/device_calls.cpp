@@ -1,6 +1,6 @@
 // Calls the device half for the tests: a call in each line of the input, its words separated by
 // tabs; a line of the output for each, "ok" with a result, or "error" with the sentence.
-#include <cstring>
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -59,9 +59,9 @@ std::string called(const Words& words) {
   throw Error("there is no call " + quoted(call));
 }
 
-// A sentence on one line.
+// A sentence on one line: another sign stands for the end of a line.
 std::string in_one_line(std::string text) {
-  for (size_t at = 0; (at = text.find('\n', at)) != text.npos; at += 2) text.replace(at, 1, "\\n");
+  std::replace(text.begin(), text.end(), '\n', '\x1e');
   return text;
 }
 
@@ -70,7 +70,8 @@ std::string in_one_line(std::string text) {
 int main() {
   for (std::string line; std::getline(std::cin, line);) {
     try {
-      std::cout << "ok\t" << in_one_line(called(words_of(line))) << std::endl;
+      const std::string result = called(words_of(line));
+      std::cout << "ok\t" << in_one_line(result) << std::endl;
     } catch (const std::exception& error) {
       std::cout << "error\t" << in_one_line(error.what()) << std::endl;
     }

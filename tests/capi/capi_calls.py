@@ -26,7 +26,7 @@ class Calls:
         answer = self._process.stdout.readline()
         assert answer, f"the program ended in {words}"
         outcome, _, text = answer.rstrip("\n").partition("\t")
-        return outcome == "ok", text.replace("\\n", "\n")
+        return outcome == "ok", text.replace("\x1e", "\n")
 
     def result(self, *words: object) -> str:
         """The result of a call that has to succeed."""
@@ -35,9 +35,9 @@ class Calls:
         return text
 
     def close(self) -> int:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._process.wait()
+        """End the program, and return its exit status."""
+        self._process.communicate()
+        return self._process.returncode
 
 
 def error_of(function: Callable[..., Any], *given: object) -> str | None:

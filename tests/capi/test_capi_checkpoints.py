@@ -128,7 +128,8 @@ def test_a_small_file_cannot_fill_the_memory(calls, tmp_path) -> None:
     texts = np.array(["x" * 1_000_000] + ["y"] * 200_000, object)
     write_checkpoint(tmp_path / "state", CheckpointContent(frozen={"texts": texts}))
     data = bytearray((tmp_path / "state").read_bytes())
-    first = data.index(len(texts).to_bytes(4, "little")) + 4
+    count = len(texts).to_bytes(4, "little")
+    first = data.index(count, data.index(count) + 1) + 4  # behind the dimensions
     target = first + int.from_bytes(data[first : first + 4], "little")
     for at in range(first, first + 4 * len(texts), 4):
         data[at : at + 4] = (target - at).to_bytes(4, "little")
@@ -185,9 +186,9 @@ def test_kills_leave_the_old_or_the_new(calls, program, tmp_path) -> None:
     target.parent.mkdir()
     shutil.copy(tmp_path / "one", target)
     shutil.copy(tmp_path / "one.data", f"{target}.data")
-    lines = "".join(f"copy\t{tmp_path}/{name}\t{target}\tsorted\t1\n" for name in ("one", "two") * 500)
+    lines = "".join(f"copy\t{tmp_path}/{name}\t{target}\tsorted\t1\n" for name in ("one", "two") * 40)
     chooser = random.Random(0)
-    for _ in range(15):
+    for _ in range(12):
         process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         assert process.stdin is not None
         with process.stdin as given:
