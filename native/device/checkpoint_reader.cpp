@@ -110,8 +110,8 @@ class CheckpointReader {
       const auto is_taken = [&](const std::string& name) {
         return found.find(name) != nullptr || (has_identifier && name == kDataIdentifier);
       };
-      const std::string name = name_in(table, "name", is_taken);
       const Property value = value_of(table);
+      const std::string name = name_in(table, "name", is_taken);
       if (name != kDataIdentifier) {
         found[name] = value;
         return;

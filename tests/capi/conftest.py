@@ -15,12 +15,13 @@ from capi_calls import Calls
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "device"), str(ROOT / "tests" / "fuzz")]
-VARIABLE = "ONNXTRAIN_DEVICE_CALLS"  # another build of the program, such as one with sanitizers
+TARGETS = "device_calls", "onnxtrain"
+VARIABLE = "ONNXTRAIN_DEVICE_BUILD"  # the folder of another build
 
 
 @pytest.fixture(scope="session")
-def program() -> Path:
-    """The program: the one that the variable names, or a new build of the checkout."""
+def built() -> Path:
+    """The folder that the variable names, or that of a new build of the checkout."""
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given)
@@ -33,11 +34,23 @@ def program() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one worker builds, the others wait
         for command in (
             ["-S", str(ROOT / "native"), "-B", str(folder), "-DONNXTRAIN_KERNELS=OFF"],
-            ["--build", str(folder), "-j", str(os.cpu_count() or 1), "--target", "device_calls"],
+            ["--build", str(folder), "-j", str(os.cpu_count() or 1), "--target", *TARGETS],
         ):
             made = subprocess.run(["cmake", *command], capture_output=True, text=True)
             assert made.returncode == 0, made.stdout + made.stderr
-    return folder / "device_calls"
+    return folder
+
+
+@pytest.fixture
+def program(built: Path) -> Path:
+    """The program that calls the device half."""
+    return built / "device_calls"
+
+
+@pytest.fixture
+def library(built: Path) -> Path:
+    """The library for programs in C and C++."""
+    return built / "libonnxtrain.so"
 
 
 @pytest.fixture
