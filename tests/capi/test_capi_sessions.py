@@ -11,7 +11,6 @@ import pytest
 from small_runs import GOLDEN, open_session, samples
 from upstream_table import Host, OrtError, Session, State
 
-from onnxtrain.api import CheckpointState
 from onnxtrain.device.random_state import set_seed
 from onnxtrain.errors import OnnxTrainError
 
@@ -20,7 +19,11 @@ MODELS = ["mlp", "cnn", "head"]
 
 @pytest.fixture
 def host(library: Path) -> Host:
-    return Host(library)
+    """A program, which draws the same random numbers as Python."""
+    made = Host(library)
+    made.train("SetSeed", ctypes.c_int64(7))
+    set_seed(7)
+    return made
 
 
 @pytest.fixture
@@ -38,17 +41,10 @@ def opened(host, sessions, model="mlp", checkpoint=None, fused=True):
 
 
 def assert_same_states(ours, theirs, folder: Path) -> None:
-    """Both are saved, to the same bytes; the state of the random numbers is not compared."""
+    """Both are saved, to the same bytes."""
     ours.state.save(folder / "cpp", True)
     theirs.state.save_checkpoint(theirs.state, folder / "python", True)
-    assert without_seed(folder / "cpp") == without_seed(folder / "python")
-
-
-def without_seed(path: Path) -> bytes:
-    """The bytes of a checkpoint whose random numbers begin at 0, as Python writes it."""
-    content = CheckpointState.load_checkpoint(path)
-    content._training.random._seed = 0
-    return content.to_bytes(include_optimizer_state=True)
+    assert (folder / "cpp").read_bytes() == (folder / "python").read_bytes()
 
 
 def first(result):
@@ -78,9 +74,7 @@ def test_losses_and_checkpoints_are_pythons(host, sessions, tmp_path, model, fus
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_run_goes_on_in_the_other_language(host, sessions, tmp_path, model) -> None:
-    host.train("SetSeed", ctypes.c_int64(7))
     whole = open_session(model)
-    set_seed(7)
     path = tmp_path / "state"
     open_session(model).save_checkpoint(path, include_optimizer_state=True)
     for index in range(6):
@@ -95,7 +89,7 @@ def test_a_run_goes_on_in_the_other_language(host, sessions, tmp_path, model) ->
             own.step(*data)
             own.state.save(path, True)
     whole.save_checkpoint(tmp_path / "whole", include_optimizer_state=True)
-    assert without_seed(path) == without_seed(tmp_path / "whole")
+    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_gradients_accumulate(host, sessions, tmp_path) -> None:
@@ -155,7 +149,8 @@ def test_parameters_properties_and_names(host, sessions, tmp_path) -> None:
     ours, theirs = opened(host, sessions, "cnn"), open_session("cnn")
     for only in (True, False):
         assert ours.parameters_size(only) == theirs.get_parameters_size(only)
-        expected = theirs.to_buffer(only).numpy()
+        held = theirs.to_buffer(only)
+        expected = held.numpy().copy()
         np.testing.assert_array_equal(ours.to_buffer(only), expected)
         for session in (ours, theirs):
             session.from_buffer(expected + np.float32(0.5), only)
