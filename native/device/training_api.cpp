@@ -1,6 +1,7 @@
 // The border of the library: upstream's table of training functions, and functions of our own, in C.
 // No exception crosses it; every failure is a status with a sentence.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -45,7 +46,7 @@ enum StatusCode : int { kStatusFail = 1, kStatusInvalidArgument = 2, kStatusNotI
 // What the runtime that this process has is called by; it is given to `onnxtrain_install`.
 struct Host {
   std::mutex guard;
-  const OrtApi* api = nullptr;
+  std::atomic<const OrtApi*> api{nullptr};
   RuntimePointer runtime;
 };
 
@@ -57,12 +58,12 @@ Host& host() {
 RuntimePointer runtime() {
   Host& own = host();
   const std::lock_guard<std::mutex> lock(own.guard);
-  if (own.runtime == nullptr) own.runtime = std::make_shared<const Runtime>(own.api);
+  if (own.runtime == nullptr) own.runtime = std::make_shared<const Runtime>(own.api.load());
   return own.runtime;
 }
 
 OrtStatus* status_of(int code, const char* sentence) {
-  return ONNXTRAIN_CALL(host().api, CreateStatus)(static_cast<OrtErrorCode>(code), sentence);
+  return ONNXTRAIN_CALL(host().api.load(), CreateStatus)(static_cast<OrtErrorCode>(code), sentence);
 }
 
 template <class Function>
