@@ -21,7 +21,8 @@ Held<OrtValue> BoundOutput::bind(const RuntimePointer& runtime, OrtIoBinding* bi
                                  const Held<OrtValue>& given) const {
   const OrtApi* api = runtime->api;
   Held<OrtValue> value = given;
-  if (value == nullptr && is_declared_right_ && has_shape(symbols)) value = new_value(runtime, type_.code, shape_of(symbols));
+  if (value == nullptr && is_declared_right_ && has_shape(symbols))
+    value = new_value(runtime, type_.code, shape_of(symbols));
   if (value == nullptr) {
     runtime->check(ONNXTRAIN_CALL(api, BindOutputToDevice)(binding, name().c_str(), runtime->memory));
   } else {

@@ -21,12 +21,15 @@ using Outputs = std::vector<Held<OrtValue>>;
 // bound to it before the run.
 class BoundOutput {
  public:
-  explicit BoundOutput(ValueType type) : type_(std::move(type)), is_declared_right_(type_.has_shape && type_.dims.empty()) {}
+  explicit BoundOutput(ValueType type)
+      : type_(std::move(type)), is_declared_right_(type_.has_shape && type_.dims.empty()) {}
   const std::string& name() const { return type_.name; }
   // Binds memory for the next run; null if onnxruntime is to allocate it.
   Held<OrtValue> bind(const RuntimePointer& runtime, OrtIoBinding* binding, const Symbols& symbols,
                       const Held<OrtValue>& given) const;
-  void learn(const Dims& shape, const Symbols& symbols) { is_declared_right_ = has_shape(symbols) && shape_of(symbols) == shape; }
+  void learn(const Dims& shape, const Symbols& symbols) {
+    is_declared_right_ = has_shape(symbols) && shape_of(symbols) == shape;
+  }
 
  private:
   bool has_shape(const Symbols& symbols) const;
@@ -60,7 +63,7 @@ class Binding {
   Held<OrtSession> session_;
   Held<OrtIoBinding> binding_;
   Held<OrtRunOptions> run_options_;
-  std::vector<Held<OrtValue>> kept_;            // other shapes of memory that is bound
+  std::vector<Held<OrtValue>> kept_;  // other shapes of memory that is bound
   struct Copied {
     size_t index;
     std::string name;

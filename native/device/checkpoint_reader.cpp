@@ -14,7 +14,7 @@ namespace onnxtrain::device {
 
 namespace {
 
-constexpr int64_t kMaxRank = 32;                       // the limit of numpy 1
+constexpr int64_t kMaxRank = 32;  // the limit of numpy 1
 constexpr int64_t kMostElements = (int64_t{1} << 58) - 1;
 constexpr uint64_t kUpstreamAlignment = 4;
 constexpr uint64_t kLargestGap = 4096;  // as much as a writer may need to begin at a page of memory
@@ -46,7 +46,8 @@ std::string name_in(FlatTable& table, const char* field, const IsTaken& is_taken
 // Checks that tensors of one file do not overlap, and returns where the last one ends. Training one
 // of two that share bytes would change the other.
 uint64_t require_apart(std::vector<const Entry*> entries) {
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry* a, const Entry* b) { return a->offset < b->offset; });
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry* a, const Entry* b) { return a->offset < b->offset; });
   uint64_t end = 0;
   for (const Entry* entry : entries) {
     if (entry->size == 0) continue;
@@ -316,8 +317,8 @@ std::string live_identifier(const std::string& path) {
   try {
     if (!exists(path)) return "";
     const auto file = open_checkpoint(path);
-    const std::string front = translated(
-        "read", path, [&] { return file->read(0, std::min<uint64_t>(file->size, kFrontAt + kFrontSize)); });
+    const std::string front =
+        translated("read", path, [&] { return file->read(0, std::min<uint64_t>(file->size, kFrontAt + kFrontSize)); });
     const uint64_t size = std::min(file->size, structure_size(front));
     Bytes data = translated("read", path, [&] { return allocate(size); });
     translated("read", path, [&] { file->read_into(data.data, size, 0); });

@@ -136,7 +136,8 @@ class CheckpointLayout {
     int slot = 0;
     for (const auto* tensors : {&content.trainable, &content.frozen}) {
       FlatNodePointer list = flat_nodes();
-      for (const auto* item : items(*tensors)) list->nodes.push_back(tensor_node(item->first, item->second, is_external_));
+      for (const auto* item : items(*tensors))
+        list->nodes.push_back(tensor_node(item->first, item->second, is_external_));
       module->children[slot++] = std::move(list);
     }
     module->set<uint8_t>(2, content.nominal);

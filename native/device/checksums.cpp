@@ -102,7 +102,8 @@ void BlockWriter::finish() {
 }
 
 Bytes read_checked(const OpenFile& file, uint64_t end, uint64_t length) {
-  const std::string fields = end >= kTableSize ? file.read(end - kTableSize, kTableSize) : std::string(kTableSize, '\0');
+  const std::string fields =
+      end >= kTableSize ? file.read(end - kTableSize, kTableSize) : std::string(kTableSize, '\0');
   const auto block = static_cast<uint32_t>(number_in(fields, 16) & 0xFFFFFFFF);
   if (fields.compare(0, 8, kTableMark) != 0 || block < kSmallestBlock || number_in(fields, 8) != length) {
     throw DamagedData{"the list of its checksums is missing or damaged"};

@@ -11,7 +11,7 @@
 
 namespace onnxtrain::device {
 
-constexpr size_t kFrontSize = 24;   // of what the front of a file says about its length
+constexpr size_t kFrontSize = 24;  // of what the front of a file says about its length
 constexpr size_t kFrontAt = 8;
 constexpr size_t kEndSize = 16;     // of the checksum at the end
 constexpr size_t kFooterSize = 24;  // of what links a data file to its checkpoint

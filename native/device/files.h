@@ -74,9 +74,9 @@ class NewFile {
 using Write = std::function<void(NewFile&)>;
 
 void rename_file(const std::string& from, const std::string& to);
-void remove_file(const std::string& path);        // no error if there is none
-void remove_tree(const std::string& path);        // a folder with all in it; errors are passed over
-void sync_folder(const std::string& folder);      // makes renames durable, if the system can
+void remove_file(const std::string& path);                     // no error if there is none
+void remove_tree(const std::string& path);                     // a folder with all in it; errors are passed over
+void sync_folder(const std::string& folder);                   // makes renames durable, if the system can
 std::vector<std::string> names_in(const std::string& folder);  // none where that cannot be known
 
 // ---- errors ----

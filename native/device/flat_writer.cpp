@@ -96,9 +96,8 @@ class Front {
     }
     for (const auto& child : node.children) fields.push_back({child.first, 4, 0});
     // Widest fields first, right behind the four bytes of the offset to the vtable.
-    std::sort(fields.begin(), fields.end(), [](const Field& a, const Field& b) {
-      return a.width != b.width ? a.width > b.width : a.slot < b.slot;
-    });
+    std::sort(fields.begin(), fields.end(),
+              [](const Field& a, const Field& b) { return a.width != b.width ? a.width > b.width : a.slot < b.slot; });
     size_t size = 4, widest = 4;
     int last = -1;
     for (Field& field : fields) {

@@ -65,8 +65,8 @@ void remove_scratch(const std::string& folder, bool has_locks) {
 // that of any file.
 bool is_artifact_name(const std::string& name) {
   if (name.find_first_of(std::string("/\\\0", 3)) != name.npos) return false;
-  for (const char* end : {"checkpoint", "checkpoint.data", "nominal_checkpoint", "inference_model.onnx", "base.data",
-                          ".data.old"}) {
+  for (const char* end :
+       {"checkpoint", "checkpoint.data", "nominal_checkpoint", "inference_model.onnx", "base.data", ".data.old"}) {
     if (ends_with(name, end)) return true;
   }
   for (const char* graph : {"training_model", "eval_model", "optimizer_model", "step_model"}) {
@@ -205,8 +205,7 @@ NewFiles::~NewFiles() {
 
 void replace_file(const std::string& path, const Write& write) {
   const std::string temporary = temporary_for(path, random_digits(8)), name = name_of(path);
-  NewFiles files(
-      folder_of(path), [&](const std::string& found) { return is_temporary_for(name, found); }, [] {});
+  NewFiles files(folder_of(path), [&](const std::string& found) { return is_temporary_for(name, found); }, [] {});
   files.write(temporary, write, path);
   files.commit([&] {
     rename_file(temporary, path);

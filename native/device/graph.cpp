@@ -21,8 +21,10 @@ std::string value_info(const std::string& name, const ValueType& type) {
   std::string shape;
   for (const Dimension& dim : type.dims) {
     std::string inside;
-    if (dim.is_number()) inside = number_field(1, dim.size);
-    else if (!dim.symbol.empty()) inside = bytes_field(2, dim.symbol);
+    if (dim.is_number())
+      inside = number_field(1, dim.size);
+    else if (!dim.symbol.empty())
+      inside = bytes_field(2, dim.symbol);
     shape += bytes_field(1, inside);
   }
   std::string tensor = number_field(1, type.code);

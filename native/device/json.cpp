@@ -91,10 +91,14 @@ class Parser {
 
   // Makes a number of one of three words.
   static bool take_word(Json& result) {
-    if (result.text == "NaN") result.number = std::numeric_limits<double>::quiet_NaN();
-    else if (result.text == "Infinity") result.number = std::numeric_limits<double>::infinity();
-    else if (result.text == "-Infinity") result.number = -std::numeric_limits<double>::infinity();
-    else return false;
+    if (result.text == "NaN")
+      result.number = std::numeric_limits<double>::quiet_NaN();
+    else if (result.text == "Infinity")
+      result.number = std::numeric_limits<double>::infinity();
+    else if (result.text == "-Infinity")
+      result.number = -std::numeric_limits<double>::infinity();
+    else
+      return false;
     result.kind = Json::kFloat;
     result.text.clear();
     return true;
@@ -341,16 +345,22 @@ bool parse_json(std::string_view text, Numbers numbers, Json& result) {
 
 std::string to_json(const Json& value) {
   switch (value.kind) {
-    case Json::kNull: return "null";
-    case Json::kBool: return value.truth ? "true" : "false";
-    case Json::kInteger: return value.text;
+    case Json::kNull:
+      return "null";
+    case Json::kBool:
+      return value.truth ? "true" : "false";
+    case Json::kInteger:
+      return value.text;
     case Json::kFloat:
       if (std::isnan(value.number)) return "\"NaN\"";
       if (std::isinf(value.number)) return value.number > 0 ? "\"Infinity\"" : "\"-Infinity\"";
       return shortest_digits(value.number);
-    case Json::kText: return text_to_json(value.text);
-    case Json::kList: break;
-    case Json::kObject: break;
+    case Json::kText:
+      return text_to_json(value.text);
+    case Json::kList:
+      break;
+    case Json::kObject:
+      break;
   }
   std::vector<std::string> parts;
   for (const Json& item : value.list) parts.push_back(to_json(item));

@@ -28,9 +28,9 @@ struct Json {
   const Json* find(std::string_view key) const;  // null if it is no object, or has no such entry
   void set(const std::string& key, Json value);
   bool is_number() const { return kind == kInteger || kind == kFloat; }
-  double as_double() const;                      // of a number
-  bool as_int64(int64_t& result) const;          // whether it is an integer that fits
-  bool as_uint64(uint64_t& result) const;        // the same
+  double as_double() const;                               // of a number
+  bool as_int64(int64_t& result) const;                   // whether it is an integer that fits
+  bool as_uint64(uint64_t& result) const;                 // the same
   bool as_texts(std::vector<std::string>& result) const;  // whether it is a list of strings
 };
 

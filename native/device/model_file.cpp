@@ -66,8 +66,8 @@ void check_shape(WireReader& reader, const Dims& dims, const std::string& where)
 }
 
 void read_initializer(ModelFile& model, WireReader& reader, std::string_view message) {
-  const WireFields fields = reader.pick(
-      message, "initializer", {kTensorName, kTensorType, kTensorDims, kTensorExternal, kTensorLocation});
+  const WireFields fields =
+      reader.pick(message, "initializer", {kTensorName, kTensorType, kTensorDims, kTensorExternal, kTensorLocation});
   const std::string name = reader.last_text(fields, kTensorName, "initializer.name");
   const std::string where = "initializer " + quoted(name);
   ExternalTensor tensor;
@@ -93,8 +93,9 @@ void read_initializer(ModelFile& model, WireReader& reader, std::string_view mes
   const uint64_t size = data_size(tensor.code, tensor.dims);
   tensor.length = keys.count("length") ? position_in(reader, keys["length"], where) : size;
   if (tensor.length != size) {
-    reader.fail(std::to_string(tensor.length) + " bytes of external data, where the shape needs " +
-                    std::to_string(size), where);
+    reader.fail(
+        std::to_string(tensor.length) + " bytes of external data, where the shape needs " + std::to_string(size),
+        where);
   }
   tensor.location = keys["location"];
   if (!stays_in_folder(tensor.location)) {

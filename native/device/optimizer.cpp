@@ -99,9 +99,8 @@ void TrainingSession::open_optimizer(GraphFiles& files) {
     const auto a = of_step.find(item.first), b = wanted.find(item.first);
     const size_t in_step = a == of_step.end() ? 0 : a->second.size(), own = b == wanted.end() ? 0 : b->second.size();
     if (in_step == own) continue;
-    throw ModelError(fused_.graph->name() + " keeps " + std::to_string(in_step) + " tensors for " +
-                     quoted(item.first) + ", and " + optimizer_->name() + " " + std::to_string(own) +
-                     ": they are of different optimizers");
+    throw ModelError(fused_.graph->name() + " keeps " + std::to_string(in_step) + " tensors for " + quoted(item.first) +
+                     ", and " + optimizer_->name() + " " + std::to_string(own) + ": they are of different optimizers");
   }
 }
 

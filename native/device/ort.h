@@ -72,8 +72,8 @@ class Runtime {
   void check(OrtStatus* status) const;  // raises what onnxruntime reports
 
   const OrtApi* api;
-  OrtMemoryInfo* memory = nullptr;     // of the process
-  OrtAllocator* allocator = nullptr;   // onnxruntime's own
+  OrtMemoryInfo* memory = nullptr;    // of the process
+  OrtAllocator* allocator = nullptr;  // onnxruntime's own
 };
 
 using RuntimePointer = std::shared_ptr<const Runtime>;

@@ -43,7 +43,8 @@ void set_seed(uint64_t seed) {
 
 RandomSeeds::RandomSeeds() { heed_set_seed(); }
 
-RandomSeeds::RandomSeeds(const Json& saved) : seed_(last_bits(*saved.find("seed"))), draws_(last_bits(*saved.find("draws"))) {
+RandomSeeds::RandomSeeds(const Json& saved)
+    : seed_(last_bits(*saved.find("seed"))), draws_(last_bits(*saved.find("draws"))) {
   ProcessSeed& held = process_seed();
   const std::lock_guard<std::mutex> lock(held.guard);
   times_seeded_ = held.times_seeded;

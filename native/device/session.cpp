@@ -242,8 +242,10 @@ void TrainingSession::list_parameters() {
   for (const std::string& name : all_) {
     if (shapes_.count(name) > 0) continue;
     const ExternalTensor* external = model.external.find(name);
-    if (!state_->nominal) shapes_[name] = state_->tensor(name)->dims;
-    else if (external != nullptr) shapes_[name] = external->dims;
+    if (!state_->nominal)
+      shapes_[name] = state_->tensor(name)->dims;
+    else if (external != nullptr)
+      shapes_[name] = external->dims;
   }
 }
 
@@ -282,8 +284,7 @@ void TrainingSession::copy_parameters_to(float* buffer, bool trainable_only) {
 void TrainingSession::copy_to_parameters(const float* buffer, bool trainable_only) {
   const Lock lock(state_->lock);
   if (state_->nominal && trainable_only) {
-    throw StateError(
-        "Please load the model parameters first. A nominal state needs all of them: trainable_only=False");
+    throw StateError("Please load the model parameters first. A nominal state needs all of them: trainable_only=False");
   }
   require_floats(names(trainable_only));
   Named<Tensor> values;

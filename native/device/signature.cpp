@@ -30,8 +30,8 @@ void check_type(const ModelFile& model, const TrainingState& state, const std::s
                 const ValueType* declared, const Dims* dims) {
   const Tensor& held = *state.tensor(name);
   const bool has_shape = dims != nullptr || (declared != nullptr && declared->has_shape);
-  const bool is_same_shape = dims != nullptr ? *dims == held.dims
-                                             : !has_shape || (declared->is_fixed() && declared->sizes() == held.dims);
+  const bool is_same_shape =
+      dims != nullptr ? *dims == held.dims : !has_shape || (declared->is_fixed() && declared->sizes() == held.dims);
   if (code == held.code && (state.nominal || is_same_shape)) return;
   std::vector<std::string> shown;
   if (declared != nullptr) {

@@ -15,9 +15,7 @@ constexpr const char* kGroup = "group0";
 const std::string kTraining = std::string(kReservedPrefix) + "training";
 const std::string kGeneration = std::string(kReservedPrefix) + "generation";
 
-bool is_count(const Json* value) {
-  return value != nullptr && value->kind == Json::kInteger && value->text[0] != '-';
-}
+bool is_count(const Json* value) { return value != nullptr && value->kind == Json::kInteger && value->text[0] != '-'; }
 
 // Whether the record beside the optimizer's tensors, which is not trusted, is what it should be.
 bool is_training_record(const Json& record) {

@@ -10,7 +10,7 @@ namespace onnxtrain::device {
 namespace {
 
 struct Sequence {
-  size_t length;         // of the bytes; 0 if they are not UTF-8
+  size_t length;  // of the bytes; 0 if they are not UTF-8
   uint32_t code_point;
 };
 

@@ -147,10 +147,14 @@ OrtStatus* add_property(OrtCheckpointState* checkpoint, const char* name, int ty
       throw ArgumentError("names that begin with " + quoted(kReservedPrefix) + " are reserved");
     }
     Property made;
-    if (type == kIntProperty) made = *static_cast<const int64_t*>(value);
-    else if (type == kFloatProperty) made = *static_cast<const float*>(value);
-    else if (type == kStringProperty) made = std::make_shared<const std::string>(static_cast<const char*>(value));
-    else throw ArgumentError("the type of the property " + quoted(key) + " is unknown: " + std::to_string(type));
+    if (type == kIntProperty)
+      made = *static_cast<const int64_t*>(value);
+    else if (type == kFloatProperty)
+      made = *static_cast<const float*>(value);
+    else if (type == kStringProperty)
+      made = std::make_shared<const std::string>(static_cast<const char*>(value));
+    else
+      throw ArgumentError("the type of the property " + quoted(key) + " is unknown: " + std::to_string(type));
     const Text* text = std::get_if<Text>(&made);
     if (utf8_error(key) != key.npos || (text != nullptr && utf8_error(**text) != key.npos)) {
       throw ArgumentError("the property " + quoted(key) + " is not a text in UTF-8");
@@ -263,8 +267,8 @@ OrtStatus* create_session(const OrtEnv* env, const OrtSessionOptions* options, O
 
 OrtStatus* create_session_from_buffer(const OrtEnv* env, const OrtSessionOptions* options,
                                       OrtCheckpointState* checkpoint, const void* train, size_t train_size,
-                                      const void* eval, size_t eval_size, const void* optimizer,
-                                      size_t optimizer_size, OrtTrainingSession** out) {
+                                      const void* eval, size_t eval_size, const void* optimizer, size_t optimizer_size,
+                                      OrtTrainingSession** out) {
   return guarded([&] {
     require(train, "train_model_data");
     const Settings settings = settings_of(env, options);

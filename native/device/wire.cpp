@@ -67,8 +67,10 @@ WireField WireReader::next(std::string_view message, size_t& position, const std
     const size_t left = message.size() - position;
     if (length > left) fail(too_long(length, left), where, place);
     const std::string_view data = message.substr(position, static_cast<size_t>(length));
-    if (kind == kBytes) field.data = data;
-    else field.value = little_endian(data);
+    if (kind == kBytes)
+      field.data = data;
+    else
+      field.value = little_endian(data);
     position += static_cast<size_t>(length);
   } else {
     fail("a field is of the kind " + std::to_string(kind) + ", which ONNX does not have", where, place);

@@ -21,7 +21,8 @@ typedef enum OrtPropertyType {
 
 struct OrtTrainingApi {
   /* Checkpoints. The state has to be there as long as a session of it is. */
-  ORT_API2_STATUS(LoadCheckpoint, _In_ const ORTCHAR_T* checkpoint_path, _Outptr_ OrtCheckpointState** checkpoint_state);
+  ORT_API2_STATUS(LoadCheckpoint, _In_ const ORTCHAR_T* checkpoint_path,
+                  _Outptr_ OrtCheckpointState** checkpoint_state);
   ORT_API2_STATUS(SaveCheckpoint, _In_ OrtCheckpointState* checkpoint_state, _In_ const ORTCHAR_T* checkpoint_path,
                   const bool include_optimizer_state);
 
@@ -47,11 +48,11 @@ struct OrtTrainingApi {
   /* Steps. An output that is NULL is allocated, and released by the caller. */
   ORT_API2_STATUS(LazyResetGrad, _Inout_ OrtTrainingSession* session);
   ORT_API2_STATUS(TrainStep, _Inout_ OrtTrainingSession* sess, _In_opt_ const OrtRunOptions* run_options,
-                  _In_ size_t inputs_len, _In_reads_(inputs_len) const OrtValue* const* inputs,
-                  _In_ size_t outputs_len, _Inout_updates_all_(outputs_len) OrtValue** outputs);
+                  _In_ size_t inputs_len, _In_reads_(inputs_len) const OrtValue* const* inputs, _In_ size_t outputs_len,
+                  _Inout_updates_all_(outputs_len) OrtValue** outputs);
   ORT_API2_STATUS(EvalStep, _In_ const OrtTrainingSession* sess, _In_opt_ const OrtRunOptions* run_options,
-                  _In_ size_t inputs_len, _In_reads_(inputs_len) const OrtValue* const* inputs,
-                  _In_ size_t outputs_len, _Inout_updates_all_(outputs_len) OrtValue** outputs);
+                  _In_ size_t inputs_len, _In_reads_(inputs_len) const OrtValue* const* inputs, _In_ size_t outputs_len,
+                  _Inout_updates_all_(outputs_len) OrtValue** outputs);
 
   /* The optimizer. */
   ORT_API2_STATUS(SetLearningRate, _Inout_ OrtTrainingSession* sess, _In_ float learning_rate);

@@ -105,8 +105,10 @@ class CheckpointState : public training_detail::Owner<OrtCheckpointState> {
     ThrowOnError(GetTrainingApi().GetProperty(pointer_, property_name.c_str(), allocator, &type, &value));
     if (type == OrtStringProperty) return training_detail::Taken(allocator, value);
     Property property;
-    if (type == OrtIntProperty) property = *static_cast<const int64_t*>(value);
-    else property = *static_cast<const float*>(value);
+    if (type == OrtIntProperty)
+      property = *static_cast<const int64_t*>(value);
+    else
+      property = *static_cast<const float*>(value);
     allocator.Free(value);
     return property;
   }
@@ -150,8 +152,7 @@ class TrainingSession : public training_detail::Owner<OrtTrainingSession> {
     ThrowOnError(GetTrainingApi().TrainingSessionGetTrainingModelOutputCount(pointer_, &count));
     const std::vector<const OrtValue*> inputs = Pointers(input_values);
     std::vector<OrtValue*> outputs(count, nullptr);
-    ThrowOnError(
-        GetTrainingApi().TrainStep(pointer_, nullptr, inputs.size(), inputs.data(), count, outputs.data()));
+    ThrowOnError(GetTrainingApi().TrainStep(pointer_, nullptr, inputs.size(), inputs.data(), count, outputs.data()));
     return Values(outputs);
   }
 
@@ -166,17 +167,14 @@ class TrainingSession : public training_detail::Owner<OrtTrainingSession> {
 
   void LazyResetGrad() { ThrowOnError(GetTrainingApi().LazyResetGrad(pointer_)); }
   void OptimizerStep() { ThrowOnError(GetTrainingApi().OptimizerStep(pointer_, nullptr)); }
-  void SetLearningRate(float learning_rate) {
-    ThrowOnError(GetTrainingApi().SetLearningRate(pointer_, learning_rate));
-  }
+  void SetLearningRate(float learning_rate) { ThrowOnError(GetTrainingApi().SetLearningRate(pointer_, learning_rate)); }
   float GetLearningRate() const {
     float learning_rate = 0;
     ThrowOnError(GetTrainingApi().GetLearningRate(pointer_, &learning_rate));
     return learning_rate;
   }
   void RegisterLinearLRScheduler(int64_t warmup_step_count, int64_t total_step_count, float initial_lr) {
-    ThrowOnError(
-        GetTrainingApi().RegisterLinearLRScheduler(pointer_, warmup_step_count, total_step_count, initial_lr));
+    ThrowOnError(GetTrainingApi().RegisterLinearLRScheduler(pointer_, warmup_step_count, total_step_count, initial_lr));
   }
   void SchedulerStep() { ThrowOnError(GetTrainingApi().SchedulerStep(pointer_)); }
 
@@ -184,8 +182,8 @@ class TrainingSession : public training_detail::Owner<OrtTrainingSession> {
                                  const std::vector<std::string>& graph_output_names) {
     std::vector<const char*> names;
     for (const std::string& name : graph_output_names) names.push_back(name.c_str());
-    ThrowOnError(GetTrainingApi().ExportModelForInferencing(pointer_, inference_model_path.c_str(), names.size(),
-                                                            names.data()));
+    ThrowOnError(
+        GetTrainingApi().ExportModelForInferencing(pointer_, inference_model_path.c_str(), names.size(), names.data()));
   }
 
   std::vector<std::string> InputNames(const bool training) {

@@ -28,7 +28,6 @@ FILES += [GOLDEN.parent / folder / "checkpoint" for folder in ("mlp", "cnn", "he
 LARGE = 1800 << 20
 
 
-
 def assert_same_files(ours: Path, theirs: Path) -> None:
     identifier = read_bytes_of_identifier(theirs)
     own = read_bytes_of_identifier(ours)
@@ -141,8 +140,11 @@ def test_a_small_file_cannot_fill_the_memory(calls, tmp_path) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"a": 0.1, "b": [1, 2.0, -0.0, 1e-5, 1e16, 123456789.125, 1e22, 5e-324, 1.7976931348623157e308]},
-        {"learning_rate": float(np.float32(0.001)), "é\n\"\\": "\u2028\U0001f600\x7f\x01"},
+        {
+            "a": 0.1,
+            "b": [1, 2.0, -0.0, 1e-5, 1e16, 123456789.125, 1e22, 5e-324, 1.7976931348623157e308],
+        },
+        {"learning_rate": float(np.float32(0.001)), 'é\n"\\': "\u2028\U0001f600\x7f\x01"},
         {"n": [math.nan, math.inf, -math.inf], "big": 2**70, "none": None, "yes": True, "o": {}},
     ],
 )
@@ -154,7 +156,17 @@ def test_json_is_pythons(calls, value) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"a": 1, "a": 2}', "[1,]", "[" * 200 + "]" * 200, "9" * 400, '"\x01"', "01", "1.", "", "{1: 2}"],
+    [
+        '{"a": 1, "a": 2}',
+        "[1,]",
+        "[" * 200 + "]" * 200,
+        "9" * 400,
+        '"\x01"',
+        "01",
+        "1.",
+        "",
+        "{1: 2}",
+    ],
 )
 def test_what_is_no_json(calls, text) -> None:
     with pytest.raises(ValueError):
@@ -181,12 +193,16 @@ def test_kills_leave_the_old_or_the_new(calls, program, tmp_path) -> None:
     """A process is killed while it saves; what it left is read by Python, and saved over."""
     tensors = [{"w": np.full(200_000, value, np.float32)} for value in (1, 2)]
     for name, held in zip(("one", "two"), tensors, strict=True):
-        write_checkpoint(tmp_path / name, CheckpointContent(trainable=held), external_data_threshold=1)
+        write_checkpoint(
+            tmp_path / name, CheckpointContent(trainable=held), external_data_threshold=1
+        )
     target = tmp_path / "state" / "checkpoint"
     target.parent.mkdir()
     shutil.copy(tmp_path / "one", target)
     shutil.copy(tmp_path / "one.data", f"{target}.data")
-    lines = "".join(f"copy\t{tmp_path}/{name}\t{target}\tsorted\t1\n" for name in ("one", "two") * 40)
+    lines = "".join(
+        f"copy\t{tmp_path}/{name}\t{target}\tsorted\t1\n" for name in ("one", "two") * 40
+    )
     chooser = random.Random(0)
     for _ in range(12):
         process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -201,4 +217,7 @@ def test_kills_leave_the_old_or_the_new(calls, program, tmp_path) -> None:
         assert (found == found[0]).all()
         calls.result("read", target)
     calls.result("copy", tmp_path / "two", target, "sorted", 1)
-    assert sorted(path.name for path in target.parent.iterdir()) == ["checkpoint", "checkpoint.data"]
+    assert sorted(path.name for path in target.parent.iterdir()) == [
+        "checkpoint",
+        "checkpoint.data",
+    ]

@@ -6,6 +6,7 @@ The variable `ONNXRUNTIME_HEADERS` names the folder of onnxruntime's headers, wh
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def run(program: Path, folder: Path, *given: object) -> list[float]:
     made = subprocess.run(list(map(str, words)), capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     return list(map(float, made.stdout.split()))
+
+
+def test_the_page_shows_parts_of_the_example() -> None:
+    page = (ROOT / "docs" / "c-api.md").read_text(encoding="utf-8")
+    example = (ROOT / "native" / "examples" / "train.cpp").read_text(encoding="utf-8")
+    shown = re.findall(r"^```cpp\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(shown) == 2 and all(part in example for part in shown)
 
 
 def test_a_program_in_upstreams_style(compiled, tmp_path) -> None:

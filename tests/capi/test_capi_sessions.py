@@ -228,9 +228,7 @@ def test_states_from_memory(host) -> None:
     data = (GOLDEN / "mlp" / "checkpoint").read_bytes()
     state = State(host, data)
     name = open_session().state._training.trainable_names()[0]
-    np.testing.assert_array_equal(
-        state.get_parameter(name), open_session().get_parameter(name)
-    )
+    np.testing.assert_array_equal(state.get_parameter(name), open_session().get_parameter(name))
     state.close()
     with pytest.raises(OrtError, match="the file ends after 3 bytes"):
         State(host, b"abc")

@@ -205,7 +205,9 @@ class State:
 class Session:
     """A training session of the table, of a folder of artifacts."""
 
-    def __init__(self, host: Host, folder: Path, checkpoint: Path | None = None, fused: bool = True):
+    def __init__(
+        self, host: Host, folder: Path, checkpoint: Path | None = None, fused: bool = True
+    ):
         self.host = host
         self.pointer = c_void_p()
         if fused:
@@ -282,9 +284,7 @@ class Session:
         for index in range(count.value):
             text = c_void_p()
             call = f"TrainingSessionGet{what}Name"
-            self.host.train(
-                call, self.pointer, c_size_t(index), self.host.allocator, byref(text)
-            )
+            self.host.train(call, self.pointer, c_size_t(index), self.host.allocator, byref(text))
             found.append(self.host.take_text(text))
         return found
 
