@@ -1,6 +1,6 @@
 """The examples in C and C++, compiled with onnxruntime's own headers and ours.
 
-The variable `ONNXRUNTIME_HEADERS` names the folder of onnxruntime's headers, which are not in its wheel.
+The variable `ONNXRUNTIME_HEADERS` names the folder of onnxruntime's headers, which its wheels lack.
 """
 
 from __future__ import annotations

@@ -186,11 +186,18 @@ def test_a_nominal_state_is_completed(host, sessions) -> None:
     assert nominal.step(*samples(8)) == full.step(*samples(8))
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [(), samples(8)[:1], (samples(8)[0].astype(np.float64), samples(8)[1]),
-     (samples(8)[0][:, :5].copy(), samples(8)[1]), (samples(8)[0], samples(9)[1]), tuple(a[:0] for a in samples(8))],
-)  # fmt: skip
+INPUTS, LABELS = samples(8)
+WRONG_INPUTS = [
+    (),
+    (INPUTS,),
+    (INPUTS.astype(np.float64), LABELS),
+    (INPUTS[:, :5].copy(), LABELS),
+    (INPUTS, samples(9)[1]),
+    (INPUTS[:0], LABELS[:0]),
+]
+
+
+@pytest.mark.parametrize("arrays", WRONG_INPUTS)
 def test_wrong_inputs_are_refused(host, sessions, arrays) -> None:
     import onnxruntime as ort
 
