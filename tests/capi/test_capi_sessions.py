@@ -14,12 +14,13 @@ from upstream_table import Host, OrtError, Session, State
 from onnxtrain.device.random_state import set_seed
 from onnxtrain.errors import OnnxTrainError
 
-MODELS = ["mlp", "cnn", "head"]
+MODELS = ["mlp", "cnn", "head", "int8"]
 
 
 @pytest.fixture
-def host(library: Path) -> Host:
-    """A program, which draws the same random numbers as Python."""
+def host(library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A program, which draws the same random numbers as Python, and has no native kernels either."""
+    monkeypatch.setenv("ONNXTRAIN_NATIVE", "0")
     made = Host(library)
     made.train("SetSeed", ctypes.c_int64(7))
     set_seed(7)
