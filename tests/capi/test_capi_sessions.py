@@ -19,7 +19,7 @@ MODELS = ["mlp", "cnn", "head", "int8"]
 
 @pytest.fixture
 def host(library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """A program, which draws the same random numbers as Python, and has no native kernels either."""
+    """A program that draws the random numbers of Python, both without native kernels."""
     monkeypatch.setenv("ONNXTRAIN_NATIVE", "0")
     made = Host(library)
     made.train("SetSeed", ctypes.c_int64(7))
