@@ -136,7 +136,9 @@ CASES := build/native-cases
 native-build:
 	@$(call NEEDS,cmake,cmake) \
 	set -x; cmake -S native -B build/native -DONNXTRAIN_RECORD=ON && \
-	cmake --build build/native -j $(JOBS) --target onnxtrain_native replay
+	cmake --build build/native -j $(JOBS) --target onnxtrain_native replay && \
+	cmake -S native -B build/native-device -DONNXTRAIN_KERNELS=OFF && \
+	cmake --build build/native-device -j $(JOBS) --target device_calls onnxtrain
 
 # The library for programs in C and C++, with the kernels inside; native/include has its headers.
 libonnxtrain:
