@@ -53,7 +53,8 @@ _LONG = {
 
 def _elsewhere(item: pytest.Item) -> bool:
     """Whether a test needs another environment, a compiler or whole networks, or is one of many."""
-    return item.path.parent.name in ("interop", "lm", "models", "native") or item.path.stem in _LONG
+    folders = ("capi", "interop", "lm", "models", "native")
+    return item.path.parent.name in folders or item.path.stem in _LONG
 
 
 class _WithoutTorch(MetaPathFinder, Loader):
