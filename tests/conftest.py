@@ -43,10 +43,11 @@ _LONG = {
     for name in (
         "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "compare", "counter_rng",
         "declared_shapes", "decoders", "expand", "feature_cache", "fit_head", "fit_resume", "fuzz",
-        "grid", "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "merge_adapter",
-        "mezo", "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "power_loss",
-        "proximal", "quantize_training", "replay", "resize", "roi", "scan", "schedule_end",
-        "second_derivatives", "sparse",
+        "given_integers", "grid", "int4_weights", "integer_kernels", "integer_kernels_torch",
+        "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "merge_adapter", "mezo",
+        "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "oldest_integers",
+        "power_loss", "proximal", "quantize_training", "replay", "resize", "roi", "scan",
+        "schedule_end", "second_derivatives", "sparse",
     )
 }  # fmt: skip
 
