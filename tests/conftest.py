@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 _LONG = {
     f"test_{name}"
     for name in (
-        "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "counter_rng",
+        "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "compare", "counter_rng",
         "declared_shapes", "decoders", "expand", "feature_cache", "fit_head", "fit_resume", "fuzz",
         "grid", "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "merge_adapter",
         "mezo", "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "power_loss",
@@ -53,7 +53,7 @@ _LONG = {
 
 def _elsewhere(item: pytest.Item) -> bool:
     """Whether a test needs another environment, a compiler or whole networks, or is one of many."""
-    return item.path.parent.name in ("interop", "models", "native") or item.path.stem in _LONG
+    return item.path.parent.name in ("interop", "lm", "models", "native") or item.path.stem in _LONG
 
 
 class _WithoutTorch(MetaPathFinder, Loader):

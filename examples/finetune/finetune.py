@@ -49,7 +49,9 @@ def main(folder: Path, steps: int) -> None:
     print(f"perplexity after:  {perplexity(session, held_out):.2f}")
     adapter = folder / "fortunes.onnx_adapter"
     session.export_adapter(adapter)
-    generate(base, artifacts, adapter, folder / "deployed")
+    deployed = deploy(base, artifacts, folder / "deployed")
+    print(f"\n--- as it was\n{write_on(deployed, PROMPT)}")
+    print(f"\n--- with {adapter.name}\n{write_on(deployed, PROMPT, adapter)}")
 
 
 def feeds(ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -63,27 +65,31 @@ def perplexity(session: onnxtrain.TrainingSession, held_out: np.ndarray) -> floa
     return float(np.exp(np.mean(losses)))
 
 
-def generate(base: Path, artifacts: Path, adapter: Path, folder: Path) -> None:
-    """Let ONNX Runtime GenAI write on, with the model as it was and with the adapter."""
-    import onnxruntime_genai as og
-
+def deploy(base: Path, artifacts: Path, folder: Path) -> Path:
+    """Write a folder for ONNX Runtime GenAI: the model with slots, its weights, the tokenizer."""
     shutil.copytree(base, folder, dirs_exist_ok=True)
     (folder / "model.onnx.data").unlink(missing_ok=True)
     shutil.copy(artifacts / "inference_model.onnx", folder / "model.onnx")
     shutil.copy(artifacts / "base.data", folder)
+    return folder
+
+
+def write_on(folder: Path, prompt: str, adapter: Path | None = None, length: int = 60) -> str:
+    """Let ONNX Runtime GenAI write on, with or without an adapter: always the likeliest token."""
+    import onnxruntime_genai as og
+
     model = og.Model(str(folder))
     tokenizer, adapters = og.Tokenizer(model), og.Adapters(model)
-    adapters.load(str(adapter), "fortunes")
-    for name in (None, "fortunes"):
-        parameters = og.GeneratorParams(model)
-        parameters.set_search_options(max_length=60, do_sample=False)
-        generator = og.Generator(model, parameters)
-        if name is not None:
-            generator.set_active_adapter(adapters, name)
-        generator.append_tokens(tokenizer.encode(PROMPT))
-        while not generator.is_done():
-            generator.generate_next_token()
-        print(f"\n--- {name or 'as it was'}\n{tokenizer.decode(generator.get_sequence(0))}")
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=length, do_sample=False)
+    generator = og.Generator(model, parameters)
+    if adapter is not None:
+        adapters.load(str(adapter), adapter.stem)
+        generator.set_active_adapter(adapters, adapter.stem)
+    generator.append_tokens(tokenizer.encode(prompt))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return str(tokenizer.decode(generator.get_sequence(0)))
 
 
 if __name__ == "__main__":

@@ -49,11 +49,9 @@ def write_float_model(folder: Path) -> None:
 def write_int4_model(source: Path, folder: Path) -> None:
     """Let the builder of onnxruntime-genai write the graph, with weights of 4 bits."""
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
-    options = ["-m", "", "-i", str(source), "-o", str(folder), "-p", "int4", "-e", "cpu"]
-    cache = ["-c", str(folder.parent / "cache")]
-    subprocess.run(
-        [*command, *options[2:], *cache], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
+    command += ["-i", str(source), "-o", str(folder), "-c", str(folder.parent / "cache")]
+    command += ["-p", "int4", "-e", "cpu"]
+    subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
 if __name__ == "__main__":
