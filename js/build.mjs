@@ -18,12 +18,12 @@ const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const read = (path) => readFileSync(here(path), "utf-8");
 
 // The files whose types users see.
-const INTERFACE = `adapter core errors fit fit-data fit-evaluation history index inputs load module optimizer parameters random resume-state
+const INTERFACE = `adapter class-means core errors fit fit-data fit-evaluation heads history index inputs load module optimizer parameters random replay resume-state
   runtime schedulers session state store worker worker-client worker-messages`.split(/\s+/);
 // What other programs read or write by name: metadata of graph files, options of onnxruntime.
-const KEPT = `format checkpoint loss outputs trainable frozen statistics target on_cpu base lora layer rank scale kind extra optimization
+const KEPT = `format checkpoint loss outputs trainable frozen statistics target on_cpu base folded lora layer rank scale kind extra optimization
   disable_specified_optimizers outputMetadata isTensor shape symbolicDimensions versions node
-  getBuiltinModule process readFile exportModel requestAdapter preferredLayout gpuBuffer fromGpuBuffer`.split(/\s+/);
+  getBuiltinModule process readFile exportModel adapterOf loadAdapter requestAdapter preferredLayout gpuBuffer fromGpuBuffer`.split(/\s+/);
 
 const words = (text) => text.match(/[\p{L}_$][\w$]*/gu) ?? [];
 const withoutComments = (text) => text.replace(/\/\*[^]*?\*\//g, "").replace(/\/\/.*$/gm, "");
@@ -74,6 +74,7 @@ const kept = new Set([
   ...KEPT,
 ]);
 const ours = namesUsed().filter((name) => name.length > 1 && !/^_/.test(name) && !kept.has(name));
+const pattern = ours.map((name) => name.replaceAll("$", "\\$")).join("|");
 const options = {
   bundle: true,
   minify: true,
@@ -81,7 +82,7 @@ const options = {
   target: "es2022",
   legalComments: "none",
   logLevel: "warning",
-  mangleProps: new RegExp(`^(_\\w+|${ours.join("|")})$`),
+  mangleProps: new RegExp(`^(_\\w+|${pattern})$`),
 };
 await build({
   ...options,

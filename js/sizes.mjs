@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
 /** What pages can load without the rest. */
-export const PARTS = ["core", "adapter", "fit", "schedulers", "store", "worker", "worker-client"];
+export const PARTS = ["core", "adapter", "fit", "heads", "schedulers", "store", "worker", "worker-client"];
 
 /** The bytes of the file with everything, and of each part with all that it imports. */
 export function sizes() {

@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 _LONG = {
     f"test_{name}"
     for name in (
-        "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "counter_rng",
+        "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "compare", "counter_rng",
         "declared_shapes", "decoders", "expand", "feature_cache", "fit_head", "fit_resume", "fuzz",
         "grid", "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "merge_adapter",
         "mezo", "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "power_loss",

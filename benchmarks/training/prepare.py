@@ -137,8 +137,9 @@ def _ours(folder: Path, workload: Workload) -> None:
     if "precision" in workload.generate:  # upstream's function does not have it
         model, target = folder / "forward.onnx", folder / "ours"
         prepare_artifacts(
-            model, target, optimizer=optimizer, bn=statistics or "auto", **workload.generate
-        )
+            model, target, optimizer=optimizer, bn=statistics or "auto", outputs=[],
+            **workload.generate,
+        )  # fmt: skip
         return
     generate_artifacts(
         folder / "forward.onnx",

@@ -145,6 +145,21 @@ export class Adapter {
     );
   }
 
+  /** @internal Raise an error unless the adapter has just the tensors that a session trains. */
+  requireAll(slots: readonly ValueType[], base: string, source: string): void {
+    if (this.base && base && this.base !== base) {
+      throw new AdapterError(`the adapter was trained on another base than ${source}`);
+    }
+    this._require(slots, source);
+    const missing = slots.filter(({ name }) => !this.tensors.has(name));
+    if (missing.length) {
+      throw new AdapterError(
+        `the adapter lacks ${missing.length} of the ${slots.length} tensors that ${source} trains, ` +
+          `such as ${quoted(missing[0]!.name)}: prepare the layers that it was trained on`,
+      );
+    }
+  }
+
   private _require(slots: readonly ValueType[], source: string): void {
     const byName = new Map(slots.map((slot) => [slot.name, slot]));
     for (const [name, { code, dims }] of this.tensors) {

@@ -19,6 +19,7 @@ export interface ElementType {
 }
 
 export const FLOAT = 1;
+export const INT8 = 3;
 export const INT64 = 7;
 export const STRING = 8;
 export const BOOL = 9;

@@ -16,6 +16,7 @@ import {
   quoted,
   UnknownNameError,
 } from "./errors.js";
+import { fold } from "./fold.js";
 import {
   type Dim,
   GRAPH_INITIALIZER,
@@ -63,10 +64,15 @@ export async function exportModel(
   properties: ReadonlyMap<string, string> = new Map(),
   base?: Uint8Array,
 ): Promise<Uint8Array> {
-  const parts = takeApart(model);
-  checkNames(names, parts, model.source);
-  for (const [key, value] of properties) parts.properties.set(key, value);
-  return new Cut(model, parts, names, withBase(model, values, base), ort).file();
+  const whole = takeApart(model);
+  checkNames(names, whole, model.source);
+  for (const [key, value] of properties) whole.properties.set(key, value);
+  const all = withBase(model, values, base);
+  const isParameter = (name: string): boolean => isKnown(model, all, name);
+  const parts = await fold(model, whole, names, ort, isParameter, (some, nodes, outputs = some) =>
+    new Cut(model, whole, some, all, ort).filled(outputs.map(untyped), nodes),
+  );
+  return new Cut(model, parts, names, all, ort).file();
 }
 
 /** The values of parameters, and of what is in the file of the base. */
@@ -101,6 +107,17 @@ class Cut {
   }
 
   async file(): Promise<Uint8Array> {
+    const file = this.filled(await this._outputTypes());
+    if (file.size > MAX_FILE_SIZE) {
+      throw new ModelError(
+        `the model has ${file.size} bytes and an ONNX file cannot have more than ${MAX_FILE_SIZE}`,
+      );
+    }
+    return file.join();
+  }
+
+  /** The model with the values of parameters, with outputs of these types, and with more nodes. */
+  filled(outputs: readonly Uint8Array[], nodes: readonly Uint8Array[] = []): Chunks {
     const parameters = [...this._parts.inputs.keys()].filter((name) => this._isParameter(name));
     const replaced = new Set(parameters);
     const inputs = this._kept(this._parts.inputs).filter(([name]) => !replaced.has(name));
@@ -118,19 +135,18 @@ class Cut {
         );
       } else copied.push(data.data);
     }
-    const outputs = await this._outputTypes();
-    const file = this._assemble(
+    for (const [name, value] of this._computed()) tensors.push(tensorMessage(name, value));
+    return this._assemble(
       inputs.map(([, { data }]) => data),
       outputs,
       copied,
       tensors,
+      nodes,
     );
-    if (file.size > MAX_FILE_SIZE) {
-      throw new ModelError(
-        `the model has ${file.size} bytes and an ONNX file cannot have more than ${MAX_FILE_SIZE}`,
-      );
-    }
-    return file.join();
+  }
+
+  private _computed(): [string, Stored][] {
+    return [...this._parts.computed].filter(([name]) => this._needed.values.has(name));
   }
 
   private _assemble(
@@ -138,6 +154,7 @@ class Cut {
     outputs: readonly Uint8Array[],
     copied: readonly Uint8Array[],
     tensors: readonly Chunks[],
+    more: readonly Uint8Array[] = [],
   ): Chunks {
     const { _parts: parts, _needed: needed } = this;
     const givenOut = new Set(this._names);
@@ -148,7 +165,7 @@ class Cut {
     const pieces = (entries: readonly (readonly [string, Message])[]): Uint8Array[] =>
       entries.map(([, { data }]) => data);
     for (const [field, messages] of [
-      [GRAPH_NODE, needed.nodes.map((node) => node.data)],
+      [GRAPH_NODE, [...needed.nodes.map((node) => node.data), ...more]],
       [GRAPH_INITIALIZER, copied],
       [GRAPH_SPARSE, pieces(this._kept(parts.sparse))],
       [GRAPH_INPUT, inputs],
@@ -181,9 +198,7 @@ class Cut {
   }
 
   private _isParameter(name: string): boolean {
-    if (!this._needed.values.has(name)) return false;
-    const { trainable = [], statistics = [] } = this._model.notes;
-    return this._values.has(name) || trainable.includes(name) || statistics.includes(name);
+    return this._needed.values.has(name) && isKnown(this._model, this._values, name);
   }
 
   private _parameter(name: string): Chunks {
@@ -224,6 +239,8 @@ class Cut {
       const { type, shape } = value ? isTyped(value) : { type: false, shape: false };
       if (type) return [value!.data, shape];
     }
+    const computed = this._parts.computed.get(name);
+    if (computed) return [valueInfo(name, computed.code, computed.dims).join(), true];
     const tensor = initializers.get(name);
     return tensor ? [this._initializerType(name, tensor), true] : null;
   }
@@ -243,8 +260,10 @@ class Cut {
       if (!this._isElsewhere(name)) copied.push(data.data);
       else if (!this._parts.inputs.has(name)) inputs.push(this._initializerType(name, data));
     }
-    const untyped = names.map((name) => new Chunks().text(1, name).join());
-    const model = this._assemble(inputs, untyped, copied, []).join();
+    for (const [name, { code, dims }] of this._computed()) {
+      inputs.push(valueInfo(name, code, dims).join());
+    }
+    const model = this._assemble(inputs, names.map(untyped), copied, []).join();
     let metadata: readonly OutputMetadata[] = [];
     try {
       const session = await this._ort.InferenceSession.create(model, {
@@ -271,6 +290,17 @@ class Cut {
     }
     return found;
   }
+}
+
+/** Whether an input is a parameter. */
+function isKnown({ notes }: ModelFile, values: Values, name: string): boolean {
+  const { trainable = [], statistics = [] } = notes;
+  return values.has(name) || trainable.includes(name) || statistics.includes(name);
+}
+
+/** An output whose type onnxruntime finds. */
+function untyped(name: string): Uint8Array {
+  return new Chunks().text(1, name).join();
 }
 
 interface OutputMetadata {

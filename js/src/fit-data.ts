@@ -55,7 +55,8 @@ export function makeSource(
   throw new ArgumentError("data are { arrays: … } with all samples, or { batches: … }");
 }
 
-interface Column {
+/** The values of one input, a row for each sample. */
+export interface Column {
   readonly array: TypedArray;
   readonly dims: readonly number[];
   readonly stride: number;
@@ -127,7 +128,8 @@ class ArraySource implements BatchSource {
   }
 }
 
-function column(value: ValueType, given: Input): Column {
+/** The samples that are given for an input, as it takes them. */
+export function column(value: ValueType, given: Input): Column {
   const source: Numbers = isTensor(given)
     ? elementsOfTensor(given)
     : isShaped(given)

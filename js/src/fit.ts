@@ -17,7 +17,9 @@ import {
 import { numberOf } from "./module.js";
 import type { Json } from "./json.js";
 import type { Parameter } from "./parameters.js";
+import type { ReplayOptions, RunReplay } from "./replay.js";
 import { startingSeed } from "./random.js";
+import { RangeFreeze } from "./range-freeze.js";
 import type { TypedArray } from "./runtime.js";
 import {
   isScheduler,
@@ -74,6 +76,11 @@ export interface FitOptions extends EvaluationOptions {
   readonly dropLast?: boolean | undefined;
   /** The number of batches per update. */
   readonly accumulate?: number | undefined;
+  /**
+   * Mix samples of earlier runs into each batch, so that what they taught is not forgotten: how
+   * many to keep, a size such as "5MB", or both and more as an object. They are in the checkpoint.
+   */
+  readonly replay?: number | string | ReplayOptions | undefined;
   /** Data for evaluation after each epoch. */
   readonly evaluate?: FitData | undefined;
   /** A scheduler, or its name and settings; missing ones are derived from the data. */
@@ -110,7 +117,8 @@ export async function fit(
   const isOwn = scheduler !== undefined && !isScheduler(scheduler);
   const end = isOwn ? session.requireOptimizer().runSchedule() : undefined;
   try {
-    return await new Run(session, data, options).run();
+    const replay = options.replay === undefined ? null : await import("./replay.js");
+    return await new Run(session, data, options, replay?.RunReplay ?? null).run();
   } finally {
     end?.();
   }
@@ -133,6 +141,7 @@ const TURN = 20; // milliseconds
 
 class Run {
   private readonly _source: BatchSource;
+  private readonly _replay: RunReplay | null;
   private readonly _resumeState: ResumeState;
   private readonly _history: History;
   private readonly _evaluation: Evaluation | null;
@@ -141,6 +150,7 @@ class Run {
   private readonly _early: Early | null;
   private _best: Best | null = null;
   private _snapshot: Map<string, TypedArray> | null = null;
+  private readonly _rangeFreeze: RangeFreeze;
   private readonly _epochs: number;
   private readonly _accumulate: number;
   /** The sum of accumulated gradients, each times its samples, divided by `unit`. */
@@ -156,6 +166,7 @@ class Run {
     private readonly _session: TrainingSession,
     data: FitData,
     private readonly _options: FitOptions,
+    Replay: typeof RunReplay | null,
   ) {
     const optimizer = _session.requireOptimizer();
     this._epochs = whole("epochs", _options.epochs ?? 1, 0);
@@ -174,13 +185,23 @@ class Run {
       saved?.position ?? newResumeState(seed ?? startingSeed() & ((1n << 63n) - 1n), optimizer.stepCount);
     if (saved && seed !== null) this._resumeState.seed = seed;
     this._history = this._resumeState.history;
-    this._source = makeSource(data, _session.module.trainPass.signature.inputs, {
-      batchSize: whole("batchSize", _options.batchSize ?? 32, 1),
+    const { inputs } = _session.module.trainPass.signature;
+    const { seed: ofRun } = this._resumeState;
+    this._replay = Replay && new Replay(_options.replay!, _session, ofRun, saved !== null);
+    const batchSize = whole("batchSize", _options.batchSize ?? 32, 1);
+    const source = makeSource(data, inputs, {
+      batchSize: this._replay?.newInBatch(batchSize) ?? batchSize,
       shuffle: _options.shuffle ?? true,
       dropLast: _options.dropLast ?? false,
-      seed: this._resumeState.seed,
+      seed: ofRun,
     });
-    this._order = new Map([...this._source.order, ["accumulate", BigInt(this._accumulate)]]);
+    this._source = this._replay?.mixed(source, inputs) ?? source;
+    this._rangeFreeze = new RangeFreeze(_session.state, this._totalSteps());
+    this._order = new Map<string, Json>([
+      ...source.order,
+      ["accumulate", BigInt(this._accumulate)],
+      ...(this._replay ? [["replay", this._replay.settings()] as const] : []),
+    ]);
     if (saved) checkOrder(saved.order, this._order, this._resumeState);
     if (this._early) {
       const { monitor } = this._early;
@@ -300,7 +321,7 @@ class Run {
   /** Run a batch, and return its loss; null if it was not finite, and skipped. */
   private async _lossOf(run: () => Promise<number>): Promise<number | null> {
     const before = this._session.skippedBatches;
-    const loss = await run();
+    const loss = await this._rangeFreeze.during(stepsOf(this._history), run);
     const isSkipped = this._session.skippedBatches > before;
     if (Number.isFinite(loss) && !isSkipped) {
       this._skipsInARow = 0;
@@ -424,6 +445,7 @@ class Run {
         ["state", this._scheduler.state()],
       ]);
     }
+    this._replay?.record(position.epoch, position.batch);
     session.state.privateRecord.set(KEY, writeResumeState(position, step, this._order, this._best));
   }
 
@@ -485,6 +507,12 @@ class Run {
     };
   }
 
+  /** The number of steps of the whole run, if it is known. */
+  private _totalSteps(): number | null {
+    const { batches } = this._source;
+    return batches === null ? null : this._epochs * Math.ceil(batches / this._accumulate);
+  }
+
   private _makeScheduler(): LRScheduler | null {
     const given = this._options.scheduler;
     if (given === undefined) return null;
@@ -507,12 +535,13 @@ class Run {
       ["linear", "cosine", "onecycle"].includes(kind) &&
       settings["totalStepCount"] === undefined
     ) {
-      if (this._source.batches === null) {
+      const total = this._totalSteps();
+      if (total === null) {
         throw new ArgumentError(
           `the scheduler ${quoted(name)} needs totalStepCount: the data have no length`,
         );
       }
-      settings["totalStepCount"] = this._epochs * Math.ceil(this._source.batches / this._accumulate);
+      settings["totalStepCount"] = total;
     }
     settings["firstStep"] ??= this._resumeState.firstStep;
     const [rate, pythonRate] =

@@ -14,6 +14,7 @@ export const ACCUMULATED = "_grad.accumulation.out";
 export const UPDATED = ".updated";
 export const UPDATED_FLAG = "updated_flag";
 export const FINITE_CHECK = "finite_check";
+export const RANGE_MOMENTUM = "quantization.momentum";
 const MOMENTUM = /^(.*)\.momentum(\d+)$/s;
 
 /**

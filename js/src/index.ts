@@ -11,6 +11,8 @@ export {
   type FitOptions,
   type ProgressEvent,
 } from "./fit.js";
+export { fitHead, type HeadFit, type HeadOptions } from "./heads.js";
+export { clearReplay, type ReplayOptions } from "./replay.js";
 export type { EvaluationOptions, Metric } from "./fit-evaluation.js";
 export type { Batches, FitData } from "./fit-data.js";
 export type { EpochRecord, History } from "./history.js";

@@ -58,6 +58,8 @@ export interface Notes {
   readonly generation?: string;
   /** The file of the base that low-rank factors were put beside. */
   readonly base?: string;
+  /** Values that depend on parameters alone, and are constants in exported models. */
+  readonly folded?: readonly string[];
 }
 
 /** A graph file. */
@@ -174,6 +176,7 @@ const NOTES: Record<string, (found: unknown) => boolean> = {
   on_cpu: areTexts,
   generation: isText,
   base: (found) => isText(found) && staysInFolder(found as string),
+  folded: areTexts,
 };
 
 /** Whether a path leads to a file in the folder of the model, on any system. */

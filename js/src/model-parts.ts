@@ -5,6 +5,7 @@
  * bodies of If, Loop and Scan are looked through for values of the graph around them.
  */
 
+import type { Stored } from "./checkpoint-file.js";
 import { ModelError, quoted } from "./errors.js";
 import {
   GRAPH_INITIALIZER,
@@ -56,6 +57,8 @@ export interface ModelParts {
   readonly initializers: Pieces;
   readonly sparse: Pieces;
   readonly quantization: Pieces;
+  /** What was computed before export, in place of nodes. */
+  readonly computed: ReadonlyMap<string, Stored>;
 }
 
 /** What some outputs depend on. */
@@ -99,16 +102,18 @@ export function takeApart({ data, source }: ModelFile): ModelParts {
     initializers: named(GRAPH_INITIALIZER, (tensor) => tensor.text(TENSOR_NAME)),
     sparse: named(GRAPH_SPARSE, sparseName),
     quantization: named(GRAPH_QUANTIZATION, byFirst),
+    computed: new Map(),
   };
 }
 
 /** The names of all values of the main graph. */
-export function valueNames({ nodes, inputs, initializers, sparse }: ModelParts): Set<string> {
+export function valueNames({ nodes, inputs, initializers, sparse, computed }: ModelParts): Set<string> {
   return new Set([
     ...nodes.flatMap(({ outputs }) => outputs),
     ...inputs.keys(),
     ...initializers.keys(),
     ...sparse.keys(),
+    ...computed.keys(),
   ]);
 }
 

@@ -243,6 +243,20 @@ export class Optimizer {
     return moments;
   }
 
+  /** Start over: no step was taken, all moments are zero. The learning rate stays. */
+  reset(): Promise<void> {
+    return this._state.lock.run(async () => this.resetNow());
+  }
+
+  /** @internal The same, while the lock of the state is held. */
+  resetNow(): void {
+    for (const moments of this._allocate().values()) {
+      for (const moment of moments) moment.assign(zerosOf(moment.code, moment.dims));
+    }
+    this._count = 0;
+    this._attached = this._state.savedScheduler = null;
+  }
+
   /** @internal The state of the optimizer as a checkpoint holds it. */
   group(): OptimizerGroup {
     return {

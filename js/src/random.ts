@@ -87,19 +87,25 @@ const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
  * sorted by its words. So a run can resume in another language.
  */
 export function shuffled(samples: number, seed: bigint, epoch: number): Uint32Array {
-  const [stateHigh, stateLow, incHigh, incLow] = seedWords([seed, BigInt(epoch)]);
+  const words = randomWords([seed, BigInt(epoch)], samples);
+  const order = Uint32Array.from({ length: samples }, (_, i) => i);
+  return order.sort((a, b) => (words[a]! < words[b]! ? -1 : words[a]! > words[b]! ? 1 : a - b));
+}
+
+/** Words of numpy's PCG64, seeded with a few numbers. */
+export function randomWords(entropy: readonly bigint[], count: number): BigUint64Array {
+  const [stateHigh, stateLow, incHigh, incLow] = seedWords(entropy);
   const increment = ((((incHigh! << 64n) | incLow!) << 1n) | 1n) & MASK_128;
   const advance = (state: bigint): bigint => (state * MULTIPLIER + increment) & MASK_128;
   let state = advance((advance(0n) + ((stateHigh! << 64n) | stateLow!)) & MASK_128);
-  const words = new BigUint64Array(samples);
-  for (let i = 0; i < samples; i++) {
+  const words = new BigUint64Array(count);
+  for (let i = 0; i < count; i++) {
     state = advance(state);
     const folded = ((state >> 64n) ^ state) & MASK;
     const turn = state >> 122n;
     words[i] = ((folded >> turn) | (folded << (64n - turn))) & MASK;
   }
-  const order = Uint32Array.from({ length: samples }, (_, i) => i);
-  return order.sort((a, b) => (words[a]! < words[b]! ? -1 : words[a]! > words[b]! ? 1 : a - b));
+  return words;
 }
 
 /** numpy's SeedSequence: four words of 64 bits from a few numbers. */

@@ -5,7 +5,7 @@
 
 import { ArgumentError, CheckpointError, messageOf } from "./errors.js";
 import { type EpochRecord, type History, stepsOf, thinned } from "./history.js";
-import type { Json, JsonObject } from "./json.js";
+import { type Json, type JsonObject, toJson } from "./json.js";
 
 /** The entry of `fit` in a checkpoint's private record. */
 export const KEY = "fit";
@@ -270,10 +270,14 @@ export function checkOrder(
   position: ResumeState,
 ): void {
   if (!position.batch) return;
-  const changed = [...order].filter(([key, value]) => saved.get(key) !== value);
+  const shown = (value: Json | undefined): string => toJson(value ?? null);
+  const changed = [...order].filter(
+    // Python has the settings of replay elsewhere.
+    ([key, value]) => shown(saved.get(key)) !== shown(value) && (key !== "replay" || saved.has(key)),
+  );
   if (changed.length) {
     const details = changed.map(
-      ([key, value]) => `${key} ${String(value)} (before: ${String(saved.get(key))})`,
+      ([key, value]) => `${key} ${shown(value)} (before: ${shown(saved.get(key))})`,
     );
     throw new ArgumentError(
       `the run stopped within epoch ${position.epoch + 1}, after ${position.batch} batches, and cannot go ` +

@@ -9,7 +9,7 @@ import { Module, nameOf, numberOf, Pass, picked } from "./module.js";
 import { readModel } from "./model-file.js";
 import { Optimizer } from "./optimizer.js";
 import type { Property } from "./parameters.js";
-import { UPDATED } from "./graph-signature.js";
+import { RANGE_MOMENTUM, UPDATED } from "./graph-signature.js";
 import type { Ort, OrtTensor, RunOptions, SessionOptions, TypedArray } from "./runtime.js";
 import { LinearLRScheduler } from "./scheduler-base.js";
 import { CheckpointState } from "./state.js";
@@ -305,6 +305,19 @@ export class TrainingSession {
     this.state.parameters.set(name, values);
   }
 
+  /**
+   * Let the ranges of a model that trains for integers stay as they are from now on. `fit` does
+   * the same by itself for the last quarter of its steps, and for these alone.
+   */
+  freezeRanges(): void {
+    if (!this.state.has(RANGE_MOMENTUM)) {
+      throw new StateError(
+        "there are no ranges that follow training: prepare with quantize='int8' and scales='average'",
+      );
+    }
+    this.updateParameter(RANGE_MOMENTUM, new Float32Array(1));
+  }
+
   /** Set a property of the checkpoint. */
   addProperty(name: string, value: Property): void {
     this.state.properties.set(name, value);
@@ -380,6 +393,18 @@ export class TrainingSession {
   /** The bytes of an `.onnx_adapter` file with the low-rank factors as they are now. */
   async exportAdapter(options: { readonly allowNonfinite?: boolean } = {}): Promise<Uint8Array> {
     return (await this.adapter(options)).toBytes();
+  }
+
+  /**
+   * Go on from an adapter of the same base, layers and rank: an `Adapter`, or its file. Moments
+   * start from zero.
+   */
+  async loadAdapter(adapter: Adapter | Source): Promise<void> {
+    const [{ Adapter: Read }, { loadAdapter }] = await Promise.all([
+      import("./adapter.js"),
+      import("./session-adapter.js"),
+    ]);
+    await loadAdapter(this, adapter instanceof Read ? adapter : await Read.read(adapter));
   }
 
   /** Free the sessions; nothing can run afterwards. */

@@ -3,6 +3,7 @@
 import { ArgumentError, revived, WorkerError } from "./errors.js";
 import type { FitOptions, ProgressEvent } from "./fit.js";
 import type { FitData } from "./fit-data.js";
+import type { HeadFit, HeadOptions } from "./heads.js";
 import type { History } from "./history.js";
 import type { Feeds } from "./inputs.js";
 import type { Tensors } from "./graph.js";
@@ -77,6 +78,8 @@ export interface WorkerSession extends RemoteMethods {
     data: FitData,
     options?: Pick<WorkerFitOptions, "batchSize" | "metrics">,
   ): Promise<Record<string, number>>;
+  /** Compute the last layer from the features of samples; see `fitHead`. */
+  fitHead(data: FitData, options?: HeadOptions): Promise<HeadFit>;
 }
 
 /** A `TrainingSession` that is in a worker. */
@@ -90,7 +93,7 @@ export class WorkerSession {
     readonly names: SessionNames,
   ) {
     this._link = link;
-    for (const method of [...METHODS, "setSeed", "evaluateData"] as const) {
+    for (const method of [...METHODS, "setSeed", "evaluateData", "fitHead"] as const) {
       this[method] = (...args: unknown[]): Promise<never> => link.call(method, args);
     }
   }

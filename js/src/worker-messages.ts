@@ -20,11 +20,13 @@ export const METHODS = [
   "loadParametersBuffer",
   "getParameter",
   "updateParameter",
+  "freezeRanges",
   "addProperty",
   "getProperty",
   "saveCheckpoint",
   "exportModelForInferencing",
   "exportAdapter",
+  "loadAdapter",
   "release",
 ] as const;
 

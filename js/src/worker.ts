@@ -13,6 +13,7 @@
 import { messageOf, OnnxTrainError, StateError } from "./errors.js";
 import { evaluate, fit, type FitOptions, type ProgressEvent } from "./fit.js";
 import type { FitData } from "./fit-data.js";
+import type { HeadOptions } from "./heads.js";
 import type { Ort, OrtTensor } from "./runtime.js";
 import { TrainingSession } from "./session.js";
 import { CheckpointStore } from "./store.js";
@@ -95,6 +96,10 @@ class Server {
         args[0] as FitData,
         args[1] as Pick<FitOptions, "batchSize" | "metrics">,
       );
+    }
+    if (method === "fitHead") {
+      const { fitHead } = await import("./heads.js");
+      return fitHead(session, args[0] as FitData, args[1] as HeadOptions | undefined);
     }
     if (!(METHODS as readonly string[]).includes(method)) throw new OnnxTrainError(`a worker has no method '${method}'`);
     const call = (session as unknown as Record<string, (...args: unknown[]) => unknown>)[method]!;

@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { Adapter, AdapterError, applyAdapter, openSlots, TrainingSession } from "../dist/index.js";
 import { compareAdapter } from "./adapter.js";
 import { bytes, golden, numbers, python } from "./folders.js";
+import { batch } from "./golden.js";
 import { node, runtimes } from "./runtimes.js";
 
 const folder = golden("lora");
@@ -47,6 +48,55 @@ test("a folder finds its base; exported models have it inside", async () => {
   const evaluated = (await session.evaluate([{ data: x, dims: [1, 12] }, [1]])).outputs[outputs[0]];
   scores[outputs[0]].data.forEach((value, i) => assert.ok(Math.abs(value - evaluated.data[i]) < 1e-5));
   await session.release();
+});
+
+test("a session goes on from an adapter, its own and Python's", async () => {
+  const expected = JSON.parse(new TextDecoder().decode(await bytes(folder, "expected.json")));
+  const made = () => TrainingSession.fromFolder({ ort, folder: folder.href });
+  const [one, two] = [await made(), await made()];
+  for (const session of [one, two]) session.setLearningRate(expected.learning_rate);
+  for (let step = 0; step < 4; step++) await one.step(batch(step, expected));
+  const file = await one.exportAdapter();
+  await two.step(batch(9, expected)); // moments, which the adapter begins without
+  await two.loadAdapter(file);
+  assert.equal(two.optimizer.stepCount, 0);
+  assert.equal(two.getLearningRate(), Math.fround(expected.learning_rate));
+  for (const name of (await Adapter.read(file)).tensors.keys()) {
+    one.getParameter(name).forEach((value, i) => {
+      assert.ok(Math.abs(value - two.getParameter(name)[i]) <= 1e-7 * Math.abs(value));
+    });
+  }
+  const again = await made(); // the same from the start, without moments
+  again.setLearningRate(expected.learning_rate);
+  await again.loadAdapter(await Adapter.read(file));
+  assert.equal((await two.step(batch(4, expected))).loss, (await again.step(batch(4, expected))).loss);
+  await two.loadAdapter(new URL("after10.onnx_adapter", folder));
+  const theirs = await Adapter.read(await two.exportAdapter());
+  const before = await Adapter.read(await bytes(folder, "after10.onnx_adapter"));
+  for (const name of before.tensors.keys()) assert.deepEqual(theirs.get(name), before.get(name));
+  const { outputs } = await two.evaluate(batch(20, expected));
+  const scores = outputs[two.outputNames(false)[1]].data;
+  expected.scores.forEach((value, i) => assert.ok(Math.abs(value - scores[i]) < 2e-5));
+  for (const session of [one, two, again]) await session.release();
+});
+
+test("an adapter that a session does not train is refused, and changes nothing", async () => {
+  const session = await TrainingSession.fromFolder({ ort, folder: folder.href });
+  const theirs = await Adapter.read(await bytes(folder, "after10.onnx_adapter"));
+  const refused = (given, words) => assert.rejects(session.loadAdapter(given), words);
+  await refused(adapter(2, 1), /another base than the session/);
+  const [pair] = theirs.pairs;
+  const part = [...theirs.tensors].filter(([name]) => [pair.a, pair.b].includes(name));
+  await refused(new Adapter(new Map(part), [pair]), /the adapter lacks \d+ of the \d+ tensors/);
+  const other = adapter(2, 1, ["fc"]);
+  await refused(new Adapter(other.tensors, other.pairs), /the session has no slot 'fc.lora_A/);
+  await refused(new Uint8Array(40), AdapterError);
+  await refused(undefined, /the bytes of a file/);
+  const fresh = await TrainingSession.fromFolder({ ort, folder: folder.href });
+  assert.deepEqual(await session.exportAdapter(), await fresh.exportAdapter());
+  const plain = await TrainingSession.fromFolder({ ort, folder: python("mlp") });
+  await assert.rejects(plain.loadAdapter(theirs), /train='lora'/);
+  for (const each of [session, fresh, plain]) await each.release();
 });
 
 test("what is written is read, with pairs and base", async () => {

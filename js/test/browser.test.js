@@ -68,10 +68,17 @@ test("low-rank factors train in Chromium, and adapters apply", { skip }, async (
     const { compareAdapter } = await import("/test/adapter.js");
     const found = await compareAdapter(ort, (file) => bytes(`/test/golden/lora/${file}`));
     const session = await connect(worker(), { folder: "/test/golden/lora" });
-    const { rank } = await Adapter.read(await session.exportAdapter());
-    return { ...found, rank };
+    const file = await session.exportAdapter();
+    await session.loadAdapter(file);
+    const { rank } = await Adapter.read(file);
+    const net = await connect(worker(), { folder: "/test/golden/mlp" });
+    const input = { data: Float32Array.from({ length: 240 }, (_, i) => Math.sin(i * i)), dims: [20, 12] };
+    const labels = Array.from({ length: 20 }, (_, i) => i % 4);
+    const { samples } = await net.fitHead({ arrays: [input, labels] }, { method: "class-means" });
+    return { ...found, rank, samples };
   });
   assert.equal(worst.rank, 2); // also in a worker
+  assert.equal(worst.samples, 20); // as are heads
   for (const way of ["losses", "factors", "applied", "trained", "fed"]) {
     assert.ok(worst[way] <= 2e-5, `${way}: ${worst[way]}`);
   }

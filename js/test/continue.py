@@ -54,7 +54,8 @@ def leg(folder: Path, checkpoint: Path, saved: Path) -> dict:
 
 def go_on(folder: Path, checkpoint: Path, saved: Path) -> dict:
     record = json.loads(sys.stdin.read())
-    arrays = np.array(record["input"], np.float32).reshape(-1, 8), np.array(record["labels"])
+    shape = record.get("shape", [8])
+    arrays = np.array(record["input"], np.float32).reshape(-1, *shape), np.array(record["labels"])
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
 
     class Stop:

@@ -2,7 +2,7 @@
 
 import { CheckpointState, TrainingSession } from "../dist/index.js";
 
-export const NETWORKS = ["mlp", "cnn", "bert", "lstm"];
+export const NETWORKS = ["mlp", "cnn", "bert", "lstm", "int8"];
 
 /** The numbers of a batch, by the formula of make.py. */
 export function batch(step, { shape, words, classes }) {

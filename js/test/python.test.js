@@ -58,28 +58,74 @@ for (const name of NETWORKS) {
   });
 }
 
-test("a run of fit changes the language in the middle of an epoch, twice", { skip }, async () => {
-  const random = numbers(9);
-  const input = Float32Array.from({ length: 40 * 8 }, () => random() - 0.5);
-  const labels = Array.from({ length: 40 }, (_, i) => i % 3);
-  const folder = pythonFolder("mlp");
-  const options = { epochs: 3, batchSize: 6, seed: 77, scheduler: "linear" };
-  const data = { arrays: { input, labels } };
-  const open = (checkpoint) => TrainingSession.fromFolder({ ort, folder, checkpoint });
-  const whole = await fit(await open(), data, options);
-  const controller = new AbortController();
-  const [first, second] = [join(scratch, "first"), join(scratch, "second")];
-  await fit(await open(), data, {
-    ...options,
-    signal: controller.signal,
-    save: (bytes) => writeFileSync(first, bytes),
-    onProgress: ({ step }) => step === 4 && controller.abort(),
+for (const [name, shape] of Object.entries({ mlp: [8], int8: [1, 6, 6] })) {
+  test(`a run of fit changes the language in the middle of an epoch, twice: ${name}`, { skip }, async () => {
+    const random = numbers(9);
+    const length = shape.reduce((a, b) => a * b);
+    const input = Float32Array.from({ length: 40 * length }, () => random() - 0.5);
+    const labels = Array.from({ length: 40 }, (_, i) => i % 3);
+    const folder = pythonFolder(name);
+    const options = { epochs: 3, batchSize: 6, seed: 77, scheduler: "linear" };
+    const data = { arrays: { input, labels } };
+    const open = (checkpoint) => TrainingSession.fromFolder({ ort, folder, checkpoint });
+    const whole = await fit(await open(), data, options);
+    const controller = new AbortController();
+    const [first, second] = [join(scratch, "first"), join(scratch, "second")];
+    await fit(await open(), data, {
+      ...options,
+      signal: controller.signal,
+      save: (bytes) => writeFileSync(first, bytes),
+      onProgress: ({ step }) => step === 4 && controller.abort(),
+    });
+    // Ranges of integers rest from step 16 on, in either language.
+    const record = { input: [...input], labels, shape, stop: 17, epochs: 3, batchSize: 6 };
+    const middle = run("fit", JSON.stringify(record), fileURLToPath(folder), first, second);
+    assert.deepEqual(middle.losses, whole.losses.slice(0, 17));
+    const last = await fit(await open(second), data, { ...options, seed: undefined, resume: true });
+    assert.deepEqual(last.losses, whole.losses);
   });
-  const record = { input: [...input], labels, stop: 10, epochs: 3, batchSize: 6 };
-  const middle = run("fit", JSON.stringify(record), fileURLToPath(folder), first, second);
-  assert.deepEqual(middle.losses, whole.losses.slice(0, 10));
-  const last = await fit(await open(second), data, { ...options, seed: undefined, resume: true });
-  assert.deepEqual(last.losses, whole.losses);
+}
+
+const INTEGERS = `
+import pathlib, sys
+import numpy as np, onnxtrain
+from onnx import helper, numpy_helper
+rng = np.random.default_rng(0)
+shapes = {"c": (6, 2, 3, 3), "w": (96, 33), "b": (33,), "v": (5, 33)}
+graph = helper.make_graph(
+    [helper.make_node("Conv", ["x", "c"], ["t"], pads=[1, 1, 1, 1]),
+     helper.make_node("Relu", ["t"], ["r"]), helper.make_node("Flatten", ["r"], ["f"]),
+     helper.make_node("Gemm", ["f", "w", "b"], ["h"]), helper.make_node("Relu", ["h"], ["k"]),
+     helper.make_node("Gemm", ["k", "v"], ["y"], transB=1)],
+    "graph", [helper.make_tensor_value_info("x", 1, ["n", 2, 4, 4])],
+    [helper.make_tensor_value_info("y", 1, ["n", 5])],
+    [numpy_helper.from_array(rng.normal(size=s).astype("f4") / 4, n) for n, s in shapes.items()])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+x = rng.normal(size=(16, 2, 4, 4)).astype("f4")
+for place, how in enumerate(("int8", "int8:scales=learned", "int4-weights", "int4-weights:block=16")):
+    folder = pathlib.Path(sys.argv[1], str(place))
+    onnxtrain.prepare(model, folder, quantize=how, calibration=[x])
+    session = onnxtrain.TrainingSession(folder)
+    session.set_learning_rate(0.01)
+    for _ in range(3):
+        session.step(x, np.arange(16) % 5)
+    session.save_checkpoint(folder / "c")
+    session.export_model_for_inferencing(folder / "exported.onnx", ["y"])
+    session.export_model_for_inferencing(folder / "values.onnx", ["w_quantized", "k", "w_scale"])
+`;
+
+test("models of integers are exported byte for byte as in Python", { skip }, async () => {
+  const integers = written(INTEGERS);
+  for (const place of ["0", "1", "2", "3"]) {
+    const folder = new URL(`${place}/`, integers);
+    const checkpoint = await bytes(folder, "c");
+    const session = await TrainingSession.fromFolder({ ort, folder: fileURLToPath(folder), checkpoint });
+    for (const [file, names] of [["exported", ["y"]], ["values", ["w_quantized", "k", "w_scale"]]]) {
+      const made = await session.exportModelForInferencing(names);
+      assert.ok(Buffer.from(made).equals(await bytes(folder, `${file}.onnx`)), `${place} ${file}`);
+    }
+    await session.release();
+  }
 });
 
 test("external data of Python are read, and damage to them is found", { skip }, async () => {

@@ -20,6 +20,7 @@ const std::vector<KernelKind>& kernel_kinds() {
              pool_kernels,
              quantized_kernels,
              recurrent_kernels,
+             rotary_kernels,
          })
       for (KernelKind& kind : family()) found.push_back(std::move(kind));
     return found;

@@ -18,5 +18,6 @@ std::vector<KernelKind> optimizer_kernels();
 std::vector<KernelKind> pool_kernels();
 std::vector<KernelKind> quantized_kernels();
 std::vector<KernelKind> recurrent_kernels();
+std::vector<KernelKind> rotary_kernels();
 
 }  // namespace onnxtrain

@@ -57,31 +57,61 @@ struct GradientSum : Kernel {
   }
 };
 
+// SumsOfGradients(gradients, so many as the attribute `gradients` says): the same of several, as a vector.
+struct SumsOfGradients : Kernel {
+  int64_t gradients;
+  bool squares;
+
+  explicit SumsOfGradients(const Attributes& of)
+      : gradients(of.integer("gradients", 0)), squares(of.integer("squares", 0) != 0) {}
+
+  void run(Run& run) const override {
+    require(gradients >= 0 && gradients <= static_cast<int64_t>(run.input_count()), "there are fewer inputs than tensors");
+    Floats tensors;
+    for (int64_t index = 0; index < gradients; ++index) tensors.add(run.input(index));
+    const std::vector<double> sums = sums_of(tensors, squares, run);
+    float* made = run.output(0, {gradients}).floats();
+    for (int64_t index = 0; index < gradients; ++index) made[index] = static_cast<float>(sums[index]);
+  }
+};
+
 // FiniteCheck(sums, loss?, statistics): `sums` and `statistics` are their numbers, has_loss is 1
 // where there is a loss. Outputs: the sums of gradients, with the loss and one sum of all statistics
 // behind; whether all of these are finite; and, where that is asked for, the sums alone.
+// FiniteSums is the same for sums that are vectors, `vectors` of them, whose numbers `order` puts in order.
 struct FiniteCheck : Kernel {
-  int64_t sums, statistics;
-  bool has_loss;
+  int64_t vectors, statistics;
+  bool has_loss, are_single;
+  std::vector<int64_t> order;
 
-  explicit FiniteCheck(const Attributes& of)
-      : sums(of.integer("sums", 0)),
+  explicit FiniteCheck(const Attributes& of, bool single = true)
+      : vectors(of.integer(single ? "sums" : "vectors", 0)),
         statistics(of.integer("statistics", 0)),
-        has_loss(of.integer("has_loss", 0) != 0) {}
+        has_loss(of.integer("has_loss", 0) != 0),
+        are_single(single) {
+    if (!single) order = of.integers("order");
+  }
 
   void run(Run& run) const override {
-    require(sums >= 0 && statistics >= 0, "the number of tensors is negative");
+    require(vectors >= 0 && statistics >= 0, "the number of tensors is negative");
     const int64_t given = static_cast<int64_t>(run.input_count());
-    require(sums <= given && statistics <= given - sums - has_loss, "there are fewer inputs than tensors");
+    require(vectors <= given && statistics <= given - vectors - has_loss, "there are fewer inputs than tensors");
     std::vector<float> found;
-    for (int64_t index = 0; index < sums + has_loss; ++index) {
-      const Tensor single = run.input(index);
-      require(single.elements == 1, "a sum or the loss is not a single number");
-      found.push_back(*single.floats());
+    for (int64_t index = 0; index < vectors; ++index) {
+      const Tensor some = run.input(index);
+      require(!are_single || some.elements == 1, "a sum or the loss is not a single number");
+      found.insert(found.end(), some.floats(), some.floats() + some.elements);
+    }
+    if (!are_single) found = in_order(found);
+    const int64_t sums = static_cast<int64_t>(found.size());
+    if (has_loss) {
+      const Tensor loss = run.input(vectors);
+      require(loss.elements == 1, "a sum or the loss is not a single number");
+      found.push_back(*loss.floats());
     }
     if (statistics > 0) {
       Floats tensors;
-      for (int64_t index = 0; index < statistics; ++index) tensors.add(run.input(sums + has_loss + index));
+      for (int64_t index = 0; index < statistics; ++index) tensors.add(run.input(vectors + has_loss + index));
       double total = 0;
       for (const double sum : sums_of(tensors, false, run)) total += sum;
       found.push_back(static_cast<float>(total));
@@ -95,10 +125,23 @@ struct FiniteCheck : Kernel {
   }
 
  private:
+  std::vector<float> in_order(const std::vector<float>& given) const {
+    require(order.size() == given.size(), "the order has another length than there are sums");
+    std::vector<float> found;
+    for (const int64_t place : order) {
+      require(place >= 0 && place < static_cast<int64_t>(given.size()), "the order names a sum that is not there");
+      found.push_back(given[place]);
+    }
+    return found;
+  }
   static void put(Run& run, size_t index, const std::vector<float>& values, int64_t count) {
     Tensor made = run.output(index, {count});
     std::copy(values.begin(), values.begin() + count, made.floats());
   }
+};
+
+struct FiniteSums : FiniteCheck {
+  explicit FiniteSums(const Attributes& of) : FiniteCheck(of, false) {}
 };
 
 // AccumulateGradients(reset, then for each of `gradients` tensors what was accumulated and the
@@ -143,8 +186,13 @@ struct AccumulateGradients : Kernel {
 }  // namespace
 
 std::vector<KernelKind> gradient_kernels() {
-  return {kind_of<GradientSum>("GradientSum", {kFloat}), kind_of<FiniteCheck>("FiniteCheck", {kFloat, kBool, kFloat}),
-          kind_of<AccumulateGradients>("AccumulateGradients", {kFloat})};
+  return {
+      kind_of<GradientSum>("GradientSum", {kFloat}),
+      kind_of<SumsOfGradients>("SumsOfGradients", {kFloat}),
+      kind_of<FiniteCheck>("FiniteCheck", {kFloat, kBool, kFloat}),
+      kind_of<FiniteSums>("FiniteSums", {kFloat, kBool, kFloat}),
+      kind_of<AccumulateGradients>("AccumulateGradients", {kFloat}),
+  };
 }
 
 }  // namespace onnxtrain

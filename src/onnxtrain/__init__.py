@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onnxtrain.format.adapter.adapter import Adapter
     from onnxtrain.offline import losses
     from onnxtrain.offline import optimizers as optim
+    from onnxtrain.offline.compare import compare
     from onnxtrain.offline.gradient import gradient
     from onnxtrain.offline.graph.limits import Limits
     from onnxtrain.offline.inspect import inspect
@@ -61,6 +62,7 @@ __all__ = [
     "TrainingSession",
     "__version__",
     "artifacts",
+    "compare",
     "evaluate",
     "federated",
     "fit",
@@ -88,6 +90,7 @@ _HOMES = dict.fromkeys(_LOOP, "onnxtrain.device.loop") | {
     "Quantize": "onnxtrain.offline.quantize",
     "Sparse": "onnxtrain.offline.sparse",
     "TrainingSession": "onnxtrain.device.session",
+    "compare": "onnxtrain.offline.compare",
     "fit_head": "onnxtrain.device.heads",
     "gradient": "onnxtrain.offline.gradient",
     "inspect": "onnxtrain.offline.inspect",

@@ -113,6 +113,24 @@ def infer(folder: Path, name: str = "m.onnx") -> int | None:
     return next(n for n in itertools.count() if 144 * n * n + n >= found[0] - 0.5)
 
 
+def export_int8(folder: Path, number: int) -> None:
+    """Export a model of integers, which are computed first; its last biases are the number."""
+    session = TrainingSession(GOLDEN / "int8")
+    held = session.state.parameters
+    held["fc.weight"].data[:] = 1e-3
+    held["fc.bias"].data[:] = number
+    session.export_model_for_inferencing(folder / "m.onnx", ["output"])
+
+
+def infer_int8(folder: Path) -> int | None:
+    """Run the exported model of integers."""
+    if not (folder / "m.onnx").exists():
+        return None
+    session = ort.InferenceSession(folder / "m.onnx", providers=["CPUExecutionProvider"])
+    (out,) = session.run(None, {"input": np.ones((1, 1, 6, 6), np.float32)})
+    return same_everywhere(np.round(out))
+
+
 # ---- artifacts -----------------------------------------------------------------------------------
 
 
@@ -169,34 +187,53 @@ def train(folder: Path) -> int | None:
 # ---- a run that is resumed -----------------------------------------------------------------------
 
 
+EPOCHS = 12  # of the whole run, of which a part is trained
+
+
 @cache
-def _data() -> tuple[Any, Any]:
+def _data(model: str) -> tuple[Any, Any]:
     inputs = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
-    return inputs, inputs[:, :3].argmax(axis=1).astype(np.int64)
+    labels = inputs[:, :3].argmax(axis=1).astype(np.int64)
+    return (np.resize(inputs, (24, 1, 6, 6)) if model == "int8" else inputs), labels
 
 
-def run_to(folder: Path | None, number: int) -> dict[str, bytes]:
+class StopAfter:
+    """Ends a run after some of its epochs."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def on_epoch_end(self, run: Any) -> None:
+        """Stop if these are over."""
+        if len(run.history.epochs) >= self.epochs:
+            run.stop()
+
+    on_train_begin = on_epoch_end
+
+
+def run_to(folder: Path | None, number: int, model: str = "mlp") -> dict[str, bytes]:
     """Train to the end of an epoch, from where the run that was saved stands."""
     run = None if folder is None else folder / "run"
     if run is not None and number == 1:
         with contextlib.suppress(OSError):
             run.unlink()  # a new run
     checkpoint = run if run is not None and run.exists() else None
-    session = TrainingSession.from_folder(GOLDEN / "mlp", checkpoint=checkpoint)
+    session = TrainingSession.from_folder(GOLDEN / model, checkpoint=checkpoint)
     callbacks = [] if run is None else [SaveCheckpoint(run)]
     fit(
-        session, _data(), number, batch_size=8, seed=1, resume=True, progress=False,
-        callbacks=callbacks, schedule={"name": "cosine", "total_step_count": 90},
+        session, _data(model), EPOCHS, batch_size=8, seed=1, resume=True, progress=False,
+        callbacks=[*callbacks, StopAfter(number)],
+        schedule={"name": "cosine", "total_step_count": 90},
     )  # fmt: skip
     return {name: parameter.data.tobytes() for name, parameter in session.state.parameters}
 
 
 @cache
-def _uninterrupted(epochs: int) -> dict[str, bytes]:
-    return run_to(None, epochs)
+def _uninterrupted(epochs: int, model: str) -> dict[str, bytes]:
+    return run_to(None, epochs, model)
 
 
-def resume(folder: Path) -> int | None:
+def resume(folder: Path, model: str = "mlp") -> int | None:
     """Resume the run and train to its end, which must be that of a run without interruption."""
     if not (folder / "run").exists():
         return None
@@ -205,7 +242,8 @@ def resume(folder: Path) -> int | None:
     with tempfile.TemporaryDirectory() as elsewhere:
         for file in folder.iterdir():
             shutil.copy(file, elsewhere)
-        assert run_to(Path(elsewhere), epochs) == _uninterrupted(epochs), "another run"
+        found = run_to(Path(elsewhere), epochs, model)
+        assert found == _uninterrupted(epochs, model), "another run"
     return step // 3
 
 
@@ -261,7 +299,7 @@ def restart(folder: Path) -> int | None:
 
 def _all() -> list[Operation]:
     inline, ort_format = partial(save, threshold=INLINE), partial(export, format="ort")
-    one_file = partial(export, threshold=INLINE)
+    one_file, run_int8 = partial(export, threshold=INLINE), partial(run_to, model="int8")
     made = [
         Operation("save", save, load, (inline,)),
         Operation("save-inline", inline, load, (save,)),
@@ -270,6 +308,8 @@ def _all() -> list[Operation]:
         Operation("export-optimized", partial(export, optimize=True), infer, (one_file,)),
         Operation("export-ort", ort_format, partial(infer, name="m.ort")),
         Operation("fit", run_to, resume, gradual=True),
+        Operation("fit-int8", run_int8, partial(resume, model="int8"), gradual=True),
+        Operation("export-int8", export_int8, infer_int8),
         Operation("federated", replace, unpack),
     ]
     if find_spec("onnx") is not None:

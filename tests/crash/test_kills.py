@@ -22,14 +22,16 @@ def check(report: Report) -> None:
     assert not report.litter, report.litter[:5]
 
 
-@pytest.mark.parametrize("name", ["save", "export", "federated"])
+@pytest.mark.parametrize("name", ["save", "export", "export-int8", "federated"])
 def test_killed_at_every_call(name) -> None:
     operation, report = OPERATIONS[name], Report()
     assert kill_at_every_call(operation, operation.write, report) > 3
     check(report)
 
 
-@pytest.mark.parametrize(("name", "kills"), [("save", 20), ("artifacts", 5), ("fit", 5)])
+@pytest.mark.parametrize(
+    ("name", "kills"), [("save", 20), ("artifacts", 5), ("fit", 5), ("fit-int8", 5)]
+)
 def test_killed_at_random(name, kills) -> None:
     report = Report()
     kill_at_random(OPERATIONS[name], kills, 1, report)

@@ -8,7 +8,7 @@ from onnxtrain.api import CheckpointState, Module
 from onnxtrain.device.session import TrainingSession
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SHAPES = {"mlp": (8,), "head": (8,), "cnn": (1, 6, 6)}
+SHAPES = {"mlp": (8,), "head": (8,), "cnn": (1, 6, 6), "int8": (1, 6, 6)}
 
 
 def open_session(model="mlp", checkpoint=None, learning_rate=None):

@@ -44,9 +44,9 @@ def test_the_names_of_the_package() -> None:
     assert dir(onnxtrain) == [
         "Adapter", "CheckFinite", "EarlyStopping", "History", "Limits", "Lora", "OnnxTrainError",
         "Quantize", "Replay", "SaveCheckpoint", "Sparse", "TensorBoard", "TrainingSession",
-        "__version__", "artifacts", "evaluate", "federated", "fit", "fit_head", "gradient",
-        "inspect", "losses", "merge_adapter", "metrics", "onnxblock", "optim", "predict", "prepare",
-        "replace_classifier", "schedules", "set_seed",
+        "__version__", "artifacts", "compare", "evaluate", "federated", "fit", "fit_head",
+        "gradient", "inspect", "losses", "merge_adapter", "metrics", "onnxblock", "optim",
+        "predict", "prepare", "replace_classifier", "schedules", "set_seed",
     ]  # fmt: skip
     import onnxtrain.api as api
 

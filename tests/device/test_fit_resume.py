@@ -59,8 +59,8 @@ def broken_run(model, settings, stops, path):
     return session, without_times(history)
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "head"])
-@pytest.mark.parametrize("stops", [[1], [5, 6, 7], [13], [18]], ids=str)
+@pytest.mark.parametrize("model", ["mlp", "cnn", "head", "int8"])
+@pytest.mark.parametrize("stops", [[1], [5, 6, 7], [13, 14], [18]], ids=str)
 def test_resuming_is_exact(model, stops, tmp_path) -> None:
     session, history = whole_run(model, {})
     again, resumed = broken_run(model, {}, stops, tmp_path / "run")

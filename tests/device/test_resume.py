@@ -19,7 +19,7 @@ from onnxtrain.format.checkpoint.file import read_checkpoint
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(resume_program.__file__)
-MODELS = ["mlp", "cnn", "head"]
+MODELS = ["mlp", "cnn", "head", "int8"]
 
 
 @pytest.fixture(scope="module", params=MODELS)

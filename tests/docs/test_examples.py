@@ -26,6 +26,7 @@ NEEDS = {
     "05_resume": ("sklearn", "matplotlib"),
     "06_migrating": ("sklearn",),
     "07_gradient": ("matplotlib",),
+    "08_quantize": ("sklearn",),
 }
 # torch's exporter of TorchScript warns of itself; the newer one writes to the console.
 OF_TORCH = ("You are using the legacy TorchScript", "The feature will be removed")

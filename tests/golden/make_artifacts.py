@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+import onnxtrain
 from onnxtrain import artifacts, onnxblock
 
 HERE = Path(__file__).parent
@@ -78,6 +79,33 @@ def cnn() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def residual() -> onnx.ModelProto:
+    """Two convolutions, BatchNormalization at rest, a sum: float[N, 1, 6, 6] to three classes."""
+    node = helper.make_node
+    rng = np.random.default_rng(1)
+    ones = np.ones(8, np.float32)
+    normal = {"bn.weight": ones, "bn.bias": 0 * ones, "bn.mean": 0 * ones, "bn.var": ones}
+    normal = {name: (array + 0.1 * rng.random(8)).astype("f4") for name, array in normal.items()}
+    return _model(
+        [
+            node("Conv", ["input", "conv1.weight"], ["c1"], pads=[1, 1, 1, 1]),
+            node("BatchNormalization", ["c1", *normal], ["b"]),
+            node("Relu", ["b"], ["r"]),
+            node("Conv", ["r", "conv2.weight", "conv2.bias"], ["c2"], pads=[1, 1, 1, 1]),
+            node("Add", ["c2", "r"], ["s"]),
+            node("GlobalAveragePool", ["s"], ["g"]),
+            node("Flatten", ["g"], ["f"]),
+            node("Gemm", ["f", "fc.weight", "fc.bias"], ["output"], transB=1),
+        ],
+        [
+            *_weights(**{"conv1.weight": (8, 1, 3, 3), "conv2.weight": (8, 8, 3, 3)},
+                      **{"conv2.bias": (8,), "fc.weight": (3, 8), "fc.bias": (3,)}),
+            *(numpy_helper.from_array(v, k) for k, v in normal.items()),
+        ],
+        ["N", 1, 6, 6],
+    )  # fmt: skip
+
+
 def write(folder: Path) -> None:
     """Write all of them."""
     common = {
@@ -95,6 +123,11 @@ def write(folder: Path) -> None:
     artifacts.generate_artifacts(
         cnn(), optimizer=adamw, artifact_directory=folder / "cnn", **common
     )
+    few = np.random.default_rng(0).normal(size=(32, 1, 6, 6)).astype(np.float32)
+    onnxtrain.prepare(
+        residual(), folder / "int8", quantize="int8:momentum=0.1", calibration=[few],
+        nominal_checkpoint=True,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -340,6 +340,38 @@ def test_the_check_has_all_sums() -> None:
         assert call("FiniteCheck", bad, 2, **attributes)[1].tolist() == [False]
 
 
+def test_sums_of_several() -> None:
+    rng = np.random.default_rng(5)
+    shapes = ((3, 5), (), (0,), (50_000,), (128, 129))
+    feeds = {f"g{i}": np.asarray(rng.normal(size=s), np.float32) for i, s in enumerate(shapes)}
+    for squares in (0, 1):
+        (made,) = call("SumsOfGradients", feeds, 1, gradients=len(shapes), squares=squares)
+        wide = [g.astype(np.float64) for g in feeds.values()]
+        expected = [np.sum(g * g if squares else g) for g in wide]
+        np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-4)
+    with pytest.raises(Exception, match="fewer inputs"):
+        call("SumsOfGradients", feeds, 1, gradients=6)
+
+
+def test_the_check_puts_sums_in_order() -> None:
+    feeds = {
+        "a": np.array([1.0, 2.0, 3.0], np.float32),
+        "b": np.array([4.0], np.float32),
+        "loss": np.array(7.0, np.float32),
+    }
+    attributes = {"vectors": 2, "has_loss": 1, "order": [3, 0, 2, 1]}
+    sums, passed, alone = call("FiniteSums", feeds, 3, **attributes)
+    np.testing.assert_array_equal(sums, [4.0, 1.0, 3.0, 2.0, 7.0])
+    np.testing.assert_array_equal(alone, [4.0, 1.0, 3.0, 2.0])
+    assert passed.tolist() == [True]
+    for name in feeds:
+        bad = {**feeds, name: np.full_like(feeds[name], np.inf)}
+        assert call("FiniteSums", bad, 2, **attributes)[1].tolist() == [False]
+    for order in ([0, 1], [0, 1, 2, 4], [0, 1, 2, -1]):
+        with pytest.raises(Exception, match="the order"):
+            call("FiniteSums", feeds, 2, **{**attributes, "order": order})
+
+
 @pytest.mark.parametrize("counts", [(9, 0), (0, 9), (-1, 0), (2**62, 2**62)])
 def test_a_check_with_wrong_numbers(counts: tuple[int, int]) -> None:
     with pytest.raises(Exception, match=r"fewer inputs|negative"):

@@ -55,12 +55,21 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
+def convolution() -> nn.Module:
+    """A convolution and a linear layer, which train for integers."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(64, 4),
+    )  # fmt: skip
+
+
 # Name → the network, the shape of one sample, and the number of words if they are words.
 NETWORKS = {
     "mlp": (mlp, (12,), 0),
     "cnn": (ConvNet, (1, 8, 8), 0),
     "bert": (lambda: Bert(layers=1, width=16, heads=2, words=20), (7,), 20),
     "lstm": (lambda: Recurrent(nn.LSTM, False), (5, 6), 0),
+    "int8": (convolution, (1, 4, 4), 0),
 }
 
 
@@ -80,6 +89,11 @@ def generate(name: str, folder: Path, target: str) -> int:
     net = make().train()
     x = torch.zeros(BATCH, *shape, dtype=torch.int64 if words else torch.float32)
     classes = int(net(x).shape[-1])
+    if name == "int8":
+        few = [batch(step, shape, words, classes)[0] for step in range(4)]
+        model = export(net.eval(), x, "torchscript")
+        onnxtrain.prepare(model, folder, quantize="int8:momentum=0.1", calibration=few)
+        return classes
     artifacts.generate_artifacts(
         export(net, x, "torchscript"),
         loss=artifacts.LossType.CrossEntropyLoss,
@@ -110,6 +124,63 @@ def write(name: str, folder: Path) -> None:
         "inputs": session.input_names(), "losses": losses, "evaluation": float(evaluation),
     }  # fmt: skip
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+# What `fit_head` is asked for, and how many batches of samples it gets.
+HEADS = {
+    "ridge": (10, {}),
+    "fewer samples than features": (2, {}),
+    "regularized": (10, {"regularization": 0.5}),
+    "cosine": (10, {"method": "class-means"}),
+    "euclidean": (1, {"method": "class-means", "metric": "euclidean"}),
+    "added": (3, {"method": "class-means", "metric": "euclidean", "add": True}),
+}
+
+
+def write_heads(folder: Path) -> None:
+    """Write what `fit_head` computes for the last layer of the network in a folder."""
+    session = onnxtrain.TrainingSession(folder / "mlp")
+    found = {}
+    for name, (count, options) in HEADS.items():
+        batches = [batch(step, (12,), 0, 4) for step in range(count)]
+        data = tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        result = onnxtrain.fit_head(session, data, **options)
+        found[name] = {
+            "batches": count, "options": options, "accuracy": result.accuracy,
+            "regularization": result.regularization,
+            "weight": session.state.parameters["2.weight"].data.ravel().tolist(),
+            "bias": session.state.parameters["2.bias"].data.tolist(),
+        }  # fmt: skip
+    (folder / "heads.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+# The runs one after the other: what is kept, and the classes that the run teaches.
+REPLAYS = {
+    "samples": ({"size": 20}, [(0, 1), (2, 3), (1, 3)]),
+    "bytes": ({"size": "1KB", "share": 0.25, "keep": "reservoir"}, [(0, 3), (1, 2)]),
+}
+
+
+def write_replay(folder: Path) -> None:
+    """Write the losses of runs with old samples in them, and what the memory keeps."""
+    found = {}
+    for name, (options, runs) in REPLAYS.items():
+        session = onnxtrain.TrainingSession(folder / "mlp")
+        session.set_learning_rate(0.01)
+        losses = []
+        for number, classes in enumerate(runs):
+            steps = range(10 * number, 10 * number + 10)
+            x = np.concatenate([batch(step, (12,), 0, 4)[0] for step in steps])
+            labels = np.resize(classes, len(x))
+            history = onnxtrain.fit(
+                session, (x, labels), epochs=2, batch_size=7, seed=5 + number, progress=False,
+                replay=onnxtrain.Replay(**options),
+            )  # fmt: skip
+            losses.append(history.losses)
+        memory = session.module.training_state.private["replay"]
+        kept = {key: memory[key] for key in ("run", "runs", "classes", "seen", "full")}
+        found[name] = {"options": options, "runs": runs, "losses": losses, "kept": kept}
+    (folder / "replay.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def write_lora(folder: Path) -> None:
@@ -211,5 +282,7 @@ if __name__ == "__main__":
         write(each, target / each)
     for each in ("mlp", "cnn"):
         generate(each, target / "webgpu" / each, "webgpu")
+    write_heads(target)
+    write_replay(target)
     write_lora(target / "lora")
     (target / "vectors.json").write_text(json.dumps(vectors(), indent=1) + "\n")

@@ -14,11 +14,11 @@ import numpy as np
 
 from onnxtrain.cli.images import decode, image_files, is_image, read_images, room
 from onnxtrain.cli.reading import Array, Data, Reading
-from onnxtrain.cli.tables import read_features, read_table
+from onnxtrain.cli.tables import has_label_column, read_features, read_table
 from onnxtrain.device.loop.weights import without_weights
 from onnxtrain.errors import InputError
 from onnxtrain.format.element_types import ELEMENT_TYPES
-from onnxtrain.format.npy import map_npy, read_npz
+from onnxtrain.format.npy import map_npy, npz_names, read_npz
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
@@ -31,8 +31,16 @@ _USUAL = (("x", "y"), ("x", "labels"), ("images", "labels"), ("data", "target"),
 
 
 def load(paths: Sequence[str], session: TrainingSession, reading: Reading, option: str) -> Data:
-    """Read the files of an option and check the arrays against the model's inputs."""
-    inputs = without_weights(session.input_types())
+    """Read the files of an option and check the arrays against the inputs of training."""
+    data = load_inputs(paths, without_weights(session.input_types()), reading, option)
+    _check_labels(data.arrays, session, option)
+    return data
+
+
+def load_inputs(
+    paths: Sequence[str], inputs: Sequence[ValueType], reading: Reading, option: str
+) -> Data:
+    """Read the files of an option: an array for each input, the last of which are labels."""
     files = _files(paths, option)
     first = files[0][1]
     where = f"{option}: {first}"
@@ -52,19 +60,33 @@ def load(paths: Sequence[str], session: TrainingSession, reading: Reading, optio
         raise InputError(
             f"{option}: {str(first)!r} is neither .npz, .npy, .csv nor a folder of images"
         )
-    arrays = _fitting(data.arrays, inputs, where)
-    _check_labels(arrays, session, option)
-    return replace(data, arrays=arrays)
+    return replace(data, arrays=_fitting(data.arrays, inputs, where))
+
+
+def has_labels(
+    paths: Sequence[str], inputs: Sequence[ValueType], reading: Reading, option: str
+) -> bool:
+    """Whether files hold labels beside the inputs of a model."""
+    files = _files(paths, option)
+    name, first = files[0]
+    if name is not None or first.suffix == ".npy":
+        return len(files) > len(inputs)
+    if first.suffix == ".npz" and first.is_file():
+        with _of_option(option):
+            return len(npz_names(first)) > len(inputs)
+    if first.is_dir():
+        return any(inner.is_dir() for inner in first.iterdir())
+    return first.suffix.lower() in (".csv", ".tsv") and has_label_column(first, reading, option)
 
 
 def load_samples(
-    paths: Sequence[str], inputs: Sequence[ValueType], reading: Reading
+    paths: Sequence[str], inputs: Sequence[ValueType], reading: Reading, option: str = "INPUT"
 ) -> tuple[list[str], dict[str, Array]]:
     """Read what a model is to be applied to: the names of the samples, and arrays by input."""
-    files = _files(paths, "INPUT")
+    files = _files(paths, option)
     first = files[0][1]
-    where = str(first)
-    arrays = _read_arrays(files, inputs, reading, "INPUT")
+    where = str(first) if option == "INPUT" else f"{option}: {first}"
+    arrays = _read_arrays(files, inputs, reading, option)
     if arrays is not None:
         arrays = _fitting(arrays, inputs, where)
         count = len(next(iter(arrays.values())))

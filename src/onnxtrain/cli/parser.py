@@ -5,13 +5,22 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from onnxtrain import __version__
 from onnxtrain.cli.interrupt import ends_at_once
+from onnxtrain.cli.shared_options import (
+    add_batch_size,
+    add_checkpoint,
+    add_data,
+    add_metrics,
+    add_reading,
+)
+from onnxtrain.cli.shared_options import count as _count
+from onnxtrain.cli.shared_options import file_name as _file
+from onnxtrain.cli.shared_options import seed as _seed
 from onnxtrain.errors import printable
 
 
@@ -29,27 +38,6 @@ LOSSES = Named(
 OPTIMIZERS = Named(("adamw", "adam", "sgd", "rmsprop", "adagrad", "lion", "mezo"))
 SCHEDULES = ("linear", "cosine", "constant", "exponential", "step", "onecycle", "plateau")
 SHELLS = ("bash", "zsh", "fish")
-
-
-def _file(text: str) -> str:
-    """Take the name of a file or folder."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the name is empty")
-    return text
-
-
-def _whole(text: str, least: int) -> int:
-    """Take a whole number."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-    return number
-
-
-_count, _seed = partial(_whole, least=1), partial(_whole, least=0)
 
 
 def _classes(text: str) -> int | list[str]:
@@ -85,8 +73,8 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"onnxtrain {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for add in (
-        _inspect, _prepare, _train, _eval, _export, _predict, _checkpoint, _adapter, _gradient,
-        _ops, _demo, _doctor, _completion,
+        _inspect, _prepare, _train, _eval, _export, _predict, _compare, _checkpoint, _adapter,
+        _gradient, _ops, _demo, _doctor, _completion,
     ):  # fmt: skip
         add(commands)
     return parser
@@ -128,15 +116,17 @@ def _inspect(commands: Any) -> None:
     add("--all", action="store_true", help="list every tensor, and why it trains or does not")
     add("--train", action="append", metavar="WORD", help="tell what this choice takes: lora, bias")
     add("--choices", action="store_true", help="tell what each word for --train takes")
+    add("--quantize", metavar="WORD", help="tell which operators will run on integers: int8")
     add("--size", action="append", metavar="NAME=N", help="size of a symbolic dimension")
     add("--bn", choices=("batch", "frozen"), help="the mode of BatchNormalization")
     add("--limit", action="append", metavar="NAME=N", help=_LIMIT)
 
 
 def _prepare(commands: Any) -> None:
-    add = _command(
+    parser = _command(
         commands, "prepare", "workstation", "write the artifacts that a device trains from"
-    ).add_argument
+    )
+    add = parser.add_argument
     add("model", type=_file, help="an .onnx file")
     add("--output", "-o", type=_file, required=True, metavar="FOLDER", help="the folder to write")
     add(
@@ -181,6 +171,9 @@ def _prepare(commands: Any) -> None:
         "--precision", choices=("float32", "bf16"), default="float32",
         help="what native kernels multiply in",
     )  # fmt: skip
+    add("--quantize", metavar="WORD", help="train for int8, int8:method=mse or int4-weights")
+    add_data(parser, "--calibration", help="samples that the ranges of integers come from")
+    add_reading(parser.add_argument_group("how --calibration is read"))
     add("--weight-decay", type=_rate, metavar="X")
     add("--momentum", type=_rate, metavar="X", help="of sgd and rmsprop")
     add("--clip-norm", type=_rate, metavar="X", help="clip the norm of the gradients")
@@ -207,10 +200,10 @@ def _train(commands: Any) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("artifacts", type=_file, help="the folder that prepare wrote")
-    _data(parser, "--data", required=True, help="what to train with")
-    _data(parser, "--validation", "--eval", help="what to evaluate with after each epoch")
+    add_data(parser, "--data", required=True, help="what to train with")
+    add_data(parser, "--validation", "--eval", help="what to evaluate with after each epoch")
     add("--epochs", type=_count, default=1, metavar="N")
-    _batch_size(parser)
+    add_batch_size(parser)
     add("--lr", type=_rate, metavar="X", help="the learning rate; 0.001 unless given")
     add("--schedule", choices=SCHEDULES, help="how the learning rate changes")
     add("--warmup", type=_rate, metavar="X", help="the part of all steps that warms up, such as .1")
@@ -251,18 +244,18 @@ def _train(commands: Any) -> None:
         "--no-native", dest="native", action="store_false",
         help="do not use the kernels of onnxtrain-native",
     )  # fmt: skip
-    _how_to_read(parser)
-    _metrics(parser)
+    add_reading(parser)
+    add_metrics(parser)
 
 
 def _eval(commands: Any) -> None:
     parser = _command(commands, "eval", "device", "loss and metrics of a trained model")
     parser.add_argument("artifacts", type=_file, help="the folder that prepare wrote")
-    _data(parser, "--data", required=True, help="what to evaluate with")
-    _batch_size(parser)
-    _which_checkpoint(parser)
-    _how_to_read(parser)
-    _metrics(parser)
+    add_data(parser, "--data", required=True, help="what to evaluate with")
+    add_batch_size(parser)
+    add_checkpoint(parser)
+    add_reading(parser)
+    add_metrics(parser)
 
 
 def _export(commands: Any) -> None:
@@ -274,7 +267,7 @@ def _export(commands: Any) -> None:
     add("--format", choices=("onnx", "ort"), default="onnx")
     add("--optimize", action="store_true", help="save what onnxruntime's optimisations make of it")
     add("--allow-nonfinite", action="store_true", help="write infinite and NaN parameters too")
-    _which_checkpoint(parser)
+    add_checkpoint(parser)
 
 
 def _predict(commands: Any) -> None:
@@ -289,7 +282,23 @@ def _predict(commands: Any) -> None:
     add("--of", metavar="OUTPUT", help="the output to show")
     add("--output", "-o", type=_file, metavar="FILE", help="write the outputs to an .npz file too")
     add("--batch-size", type=_count, default=32, metavar="N")
-    _how_to_read(parser)
+    add_reading(parser)
+
+
+def _compare(commands: Any) -> None:
+    parser = _command(
+        commands, "compare", "compare", "two models: accuracy, size, speed, error of each layer"
+    )
+    add = parser.add_argument
+    add("first", type=_file, help="the .onnx file to measure against, such as the model of floats")
+    add("second", type=_file, help="the other .onnx file, such as the model of integers")
+    add_data(parser, "--data", required=True, help="what both run on, with labels or without")
+    add_batch_size(parser)
+    add("--layers", type=_seed, default=10, metavar="N", help="show the N worst; default: 10")
+    add("--threads", type=_seed, default=0, metavar="N", help="default: as onnxruntime chooses")
+    add("--no-latency", dest="latency", action="store_false", help="do not measure the time")
+    add_reading(parser)
+    add_metrics(parser)
 
 
 def _checkpoint(commands: Any) -> None:
@@ -324,7 +333,7 @@ def _adapter(commands: Any) -> None:
     written = "the .onnx_adapter file to write, or another name for a folder of PEFT"
     folder = "the folder that prepare wrote, with train lora"
     export = add("export", "the adapter of a run", ("artifacts", folder), output=written)
-    _which_checkpoint(export)
+    add_checkpoint(export)
     export.add_argument("--allow-nonfinite", action="store_true", help="infinite factors too")
     convert = add("convert", "between formats and types", ("adapter", file), output=written)
     convert.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
@@ -391,44 +400,3 @@ def _completion(commands: Any) -> None:
         "~/.bashrc; zsh: the same in ~/.zshrc; fish: onnxtrain completion fish | source.",
     )  # fmt: skip
     parser.add_argument("shell", choices=SHELLS)
-
-
-# ---- what several commands have ------------------------------------------------------------------
-
-
-def _data(parser: Parser, *names: str, required: bool = False, help: str = "") -> None:
-    parser.add_argument(
-        *names, nargs="+", type=_file, required=required, metavar="FILE",
-        help=f"{help}: one .npz, .csv or folder of images; or .npy files, in the order of the "
-        "model's inputs or as NAME=FILE",
-    )  # fmt: skip
-
-
-def _batch_size(parser: Parser) -> None:
-    parser.add_argument(
-        "--batch-size", type=_count, metavar="N", help="default: 32, or the batch of the model"
-    )
-
-
-def _how_to_read(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--map", action="append", default=[], metavar="INPUT=ARRAY", help="names inside an .npz")
-    add("--label", metavar="COLUMN", help="the column of a CSV that holds labels")
-    add("--columns", metavar="A,B,C", help="the columns of a CSV that are fed to the model")
-    add("--class-names", metavar="A,B,C", help="the names of the classes, from label 0 on")
-    add("--image-size", type=_count, metavar="N", help="where the model takes images of any size")
-    add("--mean", metavar="X,Y,Z", help="subtracted from pixels, which are from 0 to 1")
-    add("--std", metavar="X,Y,Z", help="pixels are divided by it afterwards")
-
-
-def _metrics(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--metric", action="append", metavar="NAME", help="accuracy, top5, f1, confusion, mae ...")
-    add("--metric-output", metavar="NAME", help="the output that metrics look at")
-
-
-def _which_checkpoint(parser: Parser) -> None:
-    parser.add_argument(
-        "--checkpoint", type=_file, metavar="FILE",
-        help="the parameters to take; FOLDER/trained, if it is there, or FOLDER/checkpoint",
-    )  # fmt: skip

@@ -48,6 +48,14 @@ def read_features(path: Path, reading: Reading, where: str) -> Array:
         return table.read(reading.about.columns or others, [], None)[0]
 
 
+def has_label_column(path: Path, reading: Reading, where: str) -> bool:
+    """Whether a CSV file has labels: one column with a usual name, or those of training."""
+    known = (reading.about.label or "").split(",")
+    with _Table(path, f"{where}: {path}") as table:
+        usual = [name for name in table.header if name.lower() in _USUAL]
+        return len(usual) == 1 or all(name in table.header for name in known)
+
+
 class _Table:
     """A CSV file that is read row by row: as text, a number takes fifty times its place."""
 

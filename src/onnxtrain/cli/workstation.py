@@ -6,6 +6,7 @@ import argparse
 import warnings
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir  # noqa: F401  (here, where Ctrl-C is taken care of)
@@ -25,7 +26,7 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
     asked = [*(USUAL if options.choices else ()), *(options.train or ())]
     report = inspect(
         path, options.of, bn=options.bn, sizes=_sizes(options.size), train=asked,
-        limits=_limits(options.limit),
+        quantize=options.quantize, limits=_limits(options.limit),
     )  # fmt: skip
     content = asdict(report) | {
         "can_train": report.can_train,
@@ -51,13 +52,15 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
 
     same = (
         "train freeze of outputs classes after dynamic_batch bn tie_weights memory_budget target "
-        "native precision proximal "
+        "native precision proximal quantize "
         "sample_weight prefix nominal_checkpoint ort_format custom_op_library verify"
     )
     given = {name: getattr(options, name) for name in same.split()}
     given["loss"] = None if options.loss == "none" else options.loss
     given |= {"optimizer": _optimizer(options), "sizes": _sizes(options.size) or None}
     given["limits"] = _limits(options.limit)
+    if options.calibration:
+        given["calibration"] = _calibration(options)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UnknownNameWarning)  # what it names would train
@@ -79,6 +82,22 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
     }
     console.result(content, str(made))
     return 0
+
+
+def _calibration(options: argparse.Namespace) -> dict[str, Any]:
+    """Read the samples that the ranges of integers come from."""
+    from onnxtrain.cli.data import load_samples
+    from onnxtrain.cli.reading import reading_of
+    from onnxtrain.format.model.file import ModelFile
+    from onnxtrain.format.model_metadata import ModelMetadata
+
+    model = ModelFile.read(_model_file(options.model))
+    inputs = [value for value in model.inputs if value.name not in model.initializer_names]
+    try:
+        reading = reading_of(ModelMetadata.of(model.properties), options)
+    except ValueError as error:
+        raise ModelError(f"the metadata of {options.model} cannot be read: {error}") from None
+    return load_samples(options.calibration, inputs, reading, "--calibration")[1]
 
 
 def gradient_command(options: argparse.Namespace, console: Console) -> int:

@@ -293,7 +293,7 @@ class TrainingSession:
         """Let the ranges of a model that trains for integers stay as they are from now on.
 
         The last part of training then sees the integers that the exported model will have. `fit`
-        does it by itself for the last quarter of its steps.
+        does the same by itself for the last quarter of its steps, and for these alone.
         """
         if RANGE_MOMENTUM not in self.state.parameters:
             raise StateError(

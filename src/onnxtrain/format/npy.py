@@ -25,6 +25,7 @@ _HEADERS = {
 # An archive may become this many bytes, or times its size; more is made to fill the memory.
 _ALWAYS, _TIMES = 2**28, 200
 _MOST_DIRECTORY, _MOST_COMMENT = 2**22, 2**16
+_NPZ = "an .npz file of plain arrays: write it with numpy.savez"
 
 
 class Header(NamedTuple):
@@ -53,10 +54,15 @@ def map_npy(path: str | os.PathLike[str]) -> Array:
         return mapped
 
 
+def npz_names(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the arrays of an .npz file."""
+    with _reading(path, _NPZ), _archive(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
 def read_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Read the arrays of an .npz file by their names."""
-    kind = "an .npz file of plain arrays: write it with numpy.savez"
-    with _reading(path, kind), _archive(path) as archive:
+    with _reading(path, _NPZ), _archive(path) as archive:
         members = archive.infolist()
         size, packed = sum(member.file_size for member in members), os.path.getsize(path)
         if size > max(_ALWAYS, _TIMES * packed):

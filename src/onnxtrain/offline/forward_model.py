@@ -38,6 +38,7 @@ class ForwardModel:
     properties: dict[str, str]  # metadata for exported models
     notes: tuple[str, ...]
     adapted: Adapted | None = None  # where low-rank factors train
+    is_sparse: bool = False  # whether channels train
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -106,6 +107,7 @@ def _with_sparse(
         proto=made.proto,
         train=[*made.rows, *trained],
         notes=(*found.notes, made.note),
+        is_sparse=True,
     )
 
 

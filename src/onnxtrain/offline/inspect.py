@@ -14,7 +14,9 @@ from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.inspect_notes import notes_on
 from onnxtrain.offline.passes.batch_norm import BatchNormMode
 from onnxtrain.offline.passes.feature_values import feature_values
+from onnxtrain.offline.passes.quantize.summary import find_integer_operators
 from onnxtrain.offline.passes.tie_weights import find_tied
+from onnxtrain.offline.quantize import Quantize, as_quantize
 from onnxtrain.offline.report import Report, type_of
 from onnxtrain.offline.selection import Role, output_named, survey
 from onnxtrain.offline.train_words import Train
@@ -29,6 +31,7 @@ def inspect(
     tie_weights: bool = True,
     sizes: Mapping[str, int] | None = None,
     train: Iterable[Train] = (),
+    quantize: str | Quantize | None = None,
     limits: Limits | None = None,
 ) -> Report:
     """Tell what of a model would train, and what stands in the way.
@@ -42,12 +45,15 @@ def inspect(
             says what was assumed for others.
         train: what `prepare` takes as `train`, several of them: `choices` of the report tells how
             many parameters each would train, and how much memory it takes.
+        quantize: what `prepare` takes as `quantize`: `integers` of the report tells how many
+            operators will run on integers, which will not, and why.
         limits: how much the model may ask for, where the defaults of `Limits` are too low.
 
     Examples:
         >>> print(onnxtrain.inspect("mobilenet.onnx", train=["lora", "bias", ["last:3", "norm"]]))
 
     """
+    settings = as_quantize(quantize)
     proto, _ = read_model(model)
     canonical = canonical_model(model)
     graph = canonical.graph
@@ -91,4 +97,5 @@ def inspect(
             for choice in train
         ),
         activations=step_memory(canonical, of, trains, bn, sizes) if trains else None,
+        integers=None if settings is None else find_integer_operators(model, settings),
     )

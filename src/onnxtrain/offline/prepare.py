@@ -118,7 +118,7 @@ def prepare(
         custom_op_library: the library of the model's own operators.
         quantize: "int8", "int4-weights" or an `onnxtrain.Quantize`: train for these integers, which
             the exported model has.
-        calibration: batches of inputs that are like those of training, for the ranges of integers.
+        calibration: batches as training has them, or arrays of samples, for ranges of integers.
         verify: load each graph in onnxruntime before the folder appears; a refusal is an error.
         limits: how much the model may ask for, where the defaults of `Limits` are too low.
 

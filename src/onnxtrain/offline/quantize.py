@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -50,8 +50,7 @@ class Quantize:
             products in 16 bits, which may saturate.
 
     Examples:
-        >>> few = [images]
-        >>> onnxtrain.prepare("mobilenet.onnx", quantize="int8", calibration=few)
+        >>> onnxtrain.prepare("mobilenet.onnx", quantize="int8", calibration=images[:200])
 
     """
 
@@ -79,14 +78,19 @@ class Quantize:
                 "onnxruntime multiplies int4 weights by floats: give activations='float' too, or "
                 "quantize='int4-weights'"
             )
-        if not 50 < self.percentile <= 100:
+        if not _is_number(self.percentile) or not 50 < self.percentile <= 100:
             raise ArgumentError(f"percentile is above 50 and up to 100, not {self.percentile!r}")
-        if not 0 < self.momentum <= 1:
+        if not _is_number(self.momentum) or not 0 < self.momentum <= 1:
             raise ArgumentError(f"momentum is above 0 and up to 1, not {self.momentum!r}")
         if self.block not in (16, 32, 64, 128, 256):
             raise ArgumentError(f"block is 16, 32, 64, 128 or 256, not {self.block!r}")
-        if not all(isinstance(p, str) and p for p in self.excluded):
+        if not isinstance(self.exclude, str | Sequence) or not all(
+            isinstance(p, str) and p for p in self.excluded
+        ):
             raise ArgumentError(f"exclude is a pattern or a list, not {self.exclude!r}")
+        for name in ("first", "last", "reduce_range"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name} is True or False, not {getattr(self, name)!r}")
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -105,7 +109,11 @@ class Quantize:
         return 7 if self.weights == "int4" else 63 if self.reduce_range else 127
 
 
-_WORDS = {
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+_WORDS: dict[str, Callable[..., Quantize]] = {
     "int8": Quantize,
     "int4_weights": partial(Quantize, weights="int4", activations="float", scales="learned"),
 }

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import one_line
 from onnxtrain.offline.choices import Choice
 from onnxtrain.offline.memory import Activations, megabytes
+from onnxtrain.offline.passes.quantize.summary import IntegerOperators
 from onnxtrain.offline.selection import Finding, some_of, why_nothing_trains
 
 _LONGEST = 24  # characters of a dimension; formulas of sizes are longer
@@ -42,6 +43,7 @@ class Report:
     notes: tuple[str, ...]  # what to know before training, in sentences
     cut_by: tuple[str, ...] = ()  # the operators that end the gradient before what is unreached
     choices: tuple[Choice, ...] = ()  # what each way to train takes, where it was asked for
+    integers: IntegerOperators | None = None  # what `quantize` makes of it, where it was asked for
 
     @property
     def parameter_count(self) -> int:
@@ -108,6 +110,7 @@ class Report:
             *_grouped(self.tensors[n] for n in self.constants if not self.tensors[n].is_plain),
             ("activations", str(self.activations or "not known: there is no gradient")),
             *_weighed(self.choices),
+            ("integers", str(self.integers or "")),
             ("renamed", self._renamed()),
             ("not reached", ", ".join(self.unreached)),
             ("no gradient", "; ".join(self.without_gradient)),

@@ -162,13 +162,14 @@ def differentiate_loss(
     seed_random_bodies(op, graph)
     look_up_integers(op, graph)
     losses = chunk_losses(op, graph, targets, gradient=True)
+    quantizers = join_quantizers(op, graph, targets)
     forward = {v.name for node in graph for v in node.outputs if v.name}
     seed = op.full_like(loss, 1.0)
     rules = {
         **join_formulas(graph, [*targets, loss]),
         **join_attention(op, graph, [loss], targets),
         **join_sparse(op, graph, targets),
-        **join_quantizers(op, graph),
+        **quantizers,
         **losses,
     }
     nodes = list(graph)

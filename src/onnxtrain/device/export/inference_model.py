@@ -24,6 +24,7 @@ from onnxtrain.device.export.model_parts import ModelParts, take_apart
 from onnxtrain.device.export.prune import Cut, Values, quiet_options
 from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError, UnknownNameError
 from onnxtrain.format.checkpoint.layout import EXTERNAL_DATA_THRESHOLD
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile
 from onnxtrain.format.model.source import read_bytes
 from onnxtrain.format.replace_file import ScratchFolder
@@ -56,7 +57,7 @@ def export_model(
     parts.properties |= properties or {}
     fold(model, parts, names, values)
     layout = Cut(model, parts, names, values).layout()
-    _check_size(layout, path, format)
+    _check_format(layout, path, format)
     if not optimize and format == "onnx":
         return _write(layout, path, external_data_threshold)
     # What onnxruntime writes goes to the disk of the target.
@@ -161,8 +162,10 @@ def _load(model: Path, options: ort.SessionOptions, action: str) -> None:
         raise OnnxTrainError(f"onnxruntime could not {action}: {error}") from None
 
 
-def _check_size(layout: ModelLayout, path: Path | None, format: Format) -> None:
+def _check_format(layout: ModelLayout, path: Path | None, format: Format) -> None:
     """Say at once what could only be found out after long work."""
+    if format == "ort" and any(ELEMENT_TYPES[tensor.code].bits == 4 for tensor in layout.tensors):
+        raise OnnxTrainError("the ORT format has no 4-bit integers: export in the format 'onnx'")
     size = layout.tensor_size()
     if size > MAX_FILE_SIZE and (path is None or format == "ort"):
         what = "a file in the ORT format" if format == "ort" else "a model without other files"

@@ -84,8 +84,8 @@ class Cut:
                 f"{', '.join(map(repr, lost[:8]))}, which it reads"
             )
 
-    def layout(self) -> ModelLayout:
-        """The exported model."""
+    def layout(self, outputs: Mapping[str, Buffer] | None = None) -> ModelLayout:
+        """The exported model; its outputs are of the given types, or of those that are found."""
         metadata = self._model.metadata
         known = {*self._values, *metadata.trainable, *metadata.statistics}
         needed_inputs = self._needed.of(self._parts.inputs)
@@ -117,7 +117,9 @@ class Cut:
                 copied.append(data)
         computed = self._parts.computed
         tensors += [computed[name] for name in computed if name in self._needed.values]
-        return layout_of(self._parts, self._needed, inputs, self._output_types(), copied, tensors)
+        if outputs is None:
+            outputs = self._output_types()
+        return layout_of(self._parts, self._needed, inputs, outputs, copied, tensors)
 
     def open_layout(self) -> ModelLayout:
         """The model in which parameters are inputs still, and frozen tensors where they were."""
@@ -157,7 +159,13 @@ class Cut:
         for pieces in (parts.outputs, parts.value_infos, parts.inputs):
             if name in pieces and has_type(self._reader, pieces[name]):
                 return pieces[name]
+        if name in parts.computed:
+            return self._computed_type(name)
         return self._initializer_type(name) if name in parts.initializers else None
+
+    def _computed_type(self, name: str) -> bytes:
+        tensor = self._parts.computed[name]
+        return value_info(name, tensor.code, tensor.dims)
 
     def _initializer_type(self, name: str) -> bytes:
         stored = read_tensor_type(self._reader, self._parts.initializers[name], name)
@@ -172,6 +180,8 @@ class Cut:
                 copied.append(data)
             elif name not in self._parts.inputs:
                 inputs.append(self._initializer_type(name))
+        computed = self._needed.values.intersection(self._parts.computed)
+        inputs += [self._computed_type(name) for name in sorted(computed)]
 
         def model(nodes: Sequence[bytes], outputs: Sequence[str]) -> bytes:
             untyped = {name: text_field(1, name) for name in outputs}

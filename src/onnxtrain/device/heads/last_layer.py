@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.device.export.model_parts import ModelParts, Node, NodeField, take_apart
+from onnxtrain.device.export.model_parts import (
+    ModelParts,
+    Node,
+    NodeField,
+    find_needed,
+    take_apart,
+)
 from onnxtrain.errors import ArgumentError, StateError
 from onnxtrain.format.checkpoint.content import Array
 from onnxtrain.format.model.wire import Reader
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
 
 # What may stand between the scores and an output: none of it changes which class is the first.
 _AFTER = frozenset("Cast Flatten Identity LogSoftmax Reshape Sigmoid Softmax Squeeze".split())
+# How the evaluation graph of a model that trains for integers rounds weights and biases.
+_ROUNDING = frozenset("Cast Clip DequantizeLinear Div QuantizeLinear Round".split())
 _PREPARE = "prepare the model with classes=..., which gives it such a layer"
 
 
@@ -83,7 +91,10 @@ class _Search:
     def layers(self) -> list[LastLayer]:
         """Return the layers that make outputs."""
         found = (self._layer(node) for node in self._parts.nodes)
-        return [layer for layer in found if layer is not None and self._is_output(layer.scores)]
+        last = [layer for layer in found if layer is not None and self._is_output(layer.scores)]
+        for layer in last:
+            self._require_moving_scale(layer)
+        return last
 
     def _layer(self, node: Node) -> LastLayer | None:
         kind = _kind(node)
@@ -99,7 +110,8 @@ class _Search:
         plain = {"transA": 0, "alpha": 1.0, "beta": 1.0}
         if any(attributes.get(name, value) != value for name, value in plain.items()):
             return None
-        bias = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2] else None
+        bias = self._before_rounding(node.inputs[2]) if len(node.inputs) > 2 else None
+        bias = bias or None  # an empty name is no bias
         if bias is not None and bias not in self._trained:
             return None
         is_transposed ^= bool(attributes.get("transB", 0))
@@ -107,6 +119,7 @@ class _Search:
 
     def _matrix(self, name: str) -> tuple[str | None, bool]:
         """Return the parameter that a value is, and whether it is transposed."""
+        name = self._before_rounding(name)
         if len(self._trained.get(name, ())) == 2:
             return name, False
         node = self._made_by.get(name)
@@ -114,6 +127,29 @@ class _Search:
             return None, False
         source = node.inputs[0]
         return (source, True) if len(self._trained.get(source, ())) == 2 else (None, False)
+
+    def _before_rounding(self, name: str) -> str:
+        """Return the parameter that a value was rounded from; the value itself if it was not."""
+        found = name
+        while found not in self._trained:
+            node = self._made_by.get(found)
+            if node is None or _kind(node) not in _ROUNDING:
+                return name
+            found = node.inputs[0]
+        return found
+
+    def _require_moving_scale(self, layer: LastLayer) -> None:
+        """Refuse a layer whose new weights would be clipped to the range of the old ones."""
+        readers = self._readers(layer.weight)
+        quantizer = next((node for node in readers if _kind(node) == "QuantizeLinear"), None)
+        if quantizer is None:
+            return
+        if layer.weight not in find_needed(self._parts, quantizer.inputs[1:2]).values:
+            raise ArgumentError(
+                f"the integers of {layer.weight!r} have a scale of their own, which fit_head does "
+                "not change: prepare with quantize='int8:scales=average', or leave the last layer "
+                "in floats (last=False)"
+            )
 
     def _added(self, product: str) -> tuple[str, str | None]:
         """Return the value behind the addition of a bias, and the bias, if one is added."""

@@ -21,6 +21,7 @@ from onnxtrain.device.loop.monitor import Best, EarlyStopping, find_monitor
 from onnxtrain.device.loop.nan_guard import CheckFinite, NanGuard
 from onnxtrain.device.loop.old_keywords import accepts_old_keywords
 from onnxtrain.device.loop.progress import ProgressDisplay, make_progress
+from onnxtrain.device.loop.range_freeze import RangeFreeze
 from onnxtrain.device.loop.replay import Replay, RunReplay
 from onnxtrain.device.loop.resume_state import begin_or_resume, check_settings, saved_record
 from onnxtrain.device.loop.run import Loop
@@ -228,6 +229,7 @@ def fit(
                 guard=NanGuard(session, check),
                 callbacks=called,
                 progress=shown,
+                range_freeze=RangeFreeze(session, total),
                 most_skips=skips,
             ).run()
 

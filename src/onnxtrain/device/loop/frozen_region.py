@@ -19,7 +19,7 @@ from onnxtrain.device.export.prune import layout_of
 from onnxtrain.format.model.file import ModelFile
 from onnxtrain.format.model.tensor import TensorField
 from onnxtrain.format.model.wire import Reader, text_field
-from onnxtrain.format.names import BUFFER, RANDOM_SEED
+from onnxtrain.format.names import BUFFER, RANDOM_SEED, RANGES
 
 _COSTLY = frozenset(
     "Attention Conv ConvTranspose Einsum GRU Gemm LSTM MatMul QLinearConv QLinearMatMul "
@@ -155,6 +155,10 @@ class FrozenRegion:
         others = parts.inputs.keys() - causes.keys() - self.samples - {RANDOM_SEED}
         causes |= dict.fromkeys(
             others, "a BatchNormalization in the frozen layers changes its running statistics"
+        )
+        causes[RANGES] = (
+            "the ranges of integers in the frozen layers follow training (prepare with "
+            "quantize='int8:scales=fixed')"
         )
         causes[RANDOM_SEED] = "a Dropout in the frozen layers draws new numbers in each step"
         for node in parts.nodes:

@@ -22,11 +22,11 @@ from onnxtrain.device.loop.micro_batching import Accumulation
 from onnxtrain.device.loop.monitor import Best
 from onnxtrain.device.loop.nan_guard import Moment, NanGuard
 from onnxtrain.device.loop.progress import ProgressDisplay
+from onnxtrain.device.loop.range_freeze import RangeFreeze
 from onnxtrain.device.loop.replay import RunReplay
 from onnxtrain.device.loop.resume_state import KEY, ResumeState
 from onnxtrain.device.loop.schedule import RunSchedule
 from onnxtrain.errors import NonFiniteError, OnnxTrainError, StateError
-from onnxtrain.format.names import RANGE_MOMENTUM
 
 if TYPE_CHECKING:
     from onnxtrain.device.session import TrainingSession
@@ -58,6 +58,7 @@ class Loop:
     guard: NanGuard
     callbacks: Callbacks
     progress: ProgressDisplay
+    range_freeze: RangeFreeze
     most_skips: int = 0
     replay: RunReplay | None = None
 
@@ -163,7 +164,6 @@ class Loop:
         )
         for batch in self.source.epoch(state.epoch, state.batch):
             self._tell_notes()
-            self._freeze_ranges()
             # With accumulation, all from the first batch to the update is one step.
             self._interrupts.busy = True
             if accumulation is None:
@@ -178,16 +178,6 @@ class Loop:
                 return
         if accumulation is not None and accumulation.batches:
             self._update(accumulation)
-
-    def _freeze_ranges(self) -> None:
-        """For the last quarter of a run, train for the very integers that will be exported."""
-        ends = [self.max_steps] if self.max_steps is not None else []
-        ends += [self.epochs * self.steps_in_epoch] if self.steps_in_epoch is not None else []
-        parameters = self.session.state.parameters
-        if not ends or self._run.step < 0.75 * min(ends) or RANGE_MOMENTUM not in parameters:
-            return
-        if parameters[RANGE_MOMENTUM].data[0]:
-            self.session.freeze_ranges()
 
     def _tell_notes(self) -> None:
         for note in self.source.notes[self._told :]:
@@ -222,7 +212,8 @@ class Loop:
         """Run a batch, and return its loss; None if it was not finite, and skipped."""
         before = self.session.skipped_batches
         try:
-            result = run(*batch.values)
+            with self.range_freeze.at(self._run.step):
+                result = run(*batch.values)
         except OnnxTrainError as error:
             error.add_note(
                 f"in epoch {self.state.epoch + 1}, batch {self.state.batch + 1}, of "

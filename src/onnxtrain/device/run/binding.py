@@ -101,7 +101,8 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Device]:
     """Return onnxruntime's providers for a device, and where its tensors are kept.
 
-    `device` is "cpu", "cuda", "cuda:1", or a list of providers as onnxruntime takes it.
+    `device` is "cpu", "cuda", "cuda:1", or a list of providers as onnxruntime takes it. "cuda"
+    multiplies in float32; a list can say otherwise.
     """
     if isinstance(device, list | tuple) and device:
         pairs = [(given, {}) if isinstance(given, str) else given for given in device]
@@ -119,7 +120,9 @@ def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Device]:
         return ["CPUExecutionProvider"], CPU
     cuda = Device("cuda", int(index or 0))
     _require(["CUDAExecutionProvider"])
-    return [("CUDAExecutionProvider", {"device_id": cuda.number}), "CPUExecutionProvider"], cuda
+    # Without it, products are rounded to 10 bits (TF32): training went other ways than on the CPU.
+    settings = {"device_id": cuda.number, "use_tf32": 0}
+    return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"], cuda
 
 
 def _require(wanted: list[str]) -> None:
@@ -232,11 +235,7 @@ class Binding:
         self._binding = self._session.io_binding()
         for name, variable in self._state.items():
             self._binding.bind_ortvalue_input(name, variable.value)
-        # Where it computes elsewhere, onnxruntime copies what it is given when it is bound: it
-        # would not see what changes in the memory of the process afterwards, such as the learning
-        # rate.
-        is_elsewhere = set(self._session.get_providers()) != {"CPUExecutionProvider"}
-        self._fed = {n: v for n, v in self._state.items() if is_elsewhere and v.device.is_cpu}
+        self._fed = _copied_when_bound(self._session, self._state)
         self._copied = {}
         # Other graphs do not see to it that nobody reads a parameter when its update is written.
         in_place = self._graph.model.metadata.target == "cpu"
@@ -268,6 +267,22 @@ class Binding:
             for dim, size in zip(declared.dims or (), value.shape(), strict=False)
             if isinstance(dim, str)
         }
+
+
+def _copied_when_bound(session: Any, state: Mapping[str, Variable]) -> dict[str, Variable]:
+    """Return what a session does not read where it is.
+
+    onnxruntime copies an input when it is bound, if the nodes that read it compute elsewhere. Such
+    an input is bound anew before each run: otherwise the session would not see what has changed
+    since, such as the learning rate, or a parameter on the GPU that a node on the CPU reads.
+    """
+    if set(session.get_providers()) == {"CPUExecutionProvider"}:
+        return {}
+    if not hasattr(session, "get_input_memory_infos"):  # onnxruntime before 1.23
+        return dict(state)
+    places = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    kinds = {declared.name: place.name.lower() for declared, place in places}
+    return {n: v for n, v in state.items() if kinds.get(n) != v.device.kind or v.device.is_cpu}
 
 
 class _Output:

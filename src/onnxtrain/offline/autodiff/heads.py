@@ -80,24 +80,15 @@ def positions(op: Ops, x: ir.Value, as_column: bool = False) -> ir.Value:
     return op.unsqueeze(numbers, [1]) if as_column else numbers
 
 
-def _turns_all(x: ir.Value, cos: ir.Value) -> bool:
-    """Tell whether there are angles for all numbers of the last axis."""
-    size, half = ((dims_of(v) or (UNKNOWN,))[-1] for v in (x, cos))
-    return isinstance(size, int) and isinstance(half, int) and size == 2 * half
-
-
 def rotate(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> ir.Value:
     """Rotate the first numbers of the last axis, as many as there are angles; keep the rest.
 
     The pairs are (first half, second half), or neighbours where they are interleaved.
     """
-    if not interleaved and _turns_all(x, cos):
-        first, second = op.call("Split", x, outputs=2, axis=-1, num_outputs=2)
-        for part in (first, second):
-            op.with_dims(part, (*op.dims(x)[:-1], op.dims(cos)[-1]))
-            part.type = x.type
-        turns = (first * cos - second * sin, second * cos + first * sin)
-        return op.type_as(op.Concat(*turns, axis=-1), x)
+    size, angles = ((dims_of(v) or (UNKNOWN,))[-1] for v in (x, cos))
+    known = isinstance(size, int) and isinstance(angles, int)
+    if known and not interleaved and size == 2 * angles:
+        return _rotate_halves(op, x, cos, sin)
     half = op.dim(cos, -1)
     turned = op.Add(half, half)
     front = op.slice(x, -1, 0, turned)
@@ -107,7 +98,32 @@ def rotate(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool
         pair = [even * cos - odd * sin, odd * cos + even * sin]
         stacked = op.Concat(*[op.Unsqueeze(p, [-1]) for p in pair], axis=-1)
         result = op.Reshape(stacked, op.Shape(front))
+    elif known:
+        op.with_dims(front, (*op.dims(x)[:-1], 2 * angles))
+        result = _rotate_halves(op, front, cos, sin)
     else:
         first, second = op.slice(front, -1, 0, half), op.slice(front, -1, half, turned)
         result = op.Concat(first * cos - second * sin, second * cos + first * sin, axis=-1)
     return op.type_as(op.Concat(result, rest, axis=-1), x)
+
+
+def _rotate_halves(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+    """Return x (cos, cos) + swap(x) (-sin, sin), where swap exchanges the halves of the last axis.
+
+    The wide tables are the same for all layers, which share them (`merge_equal_nodes`).
+    """
+    cosines = op.Concat(cos, cos, axis=-1)
+    sines = op.Concat(op.Neg(sin), sin, axis=-1)
+    swapped = op.type_as(op.Concat(*reversed(halves(op, x)), axis=-1), x)
+    return op.type_as(op.Add(op.Mul(x, cosines), op.Mul(swapped, sines)), x)
+
+
+def halves(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Split the last axis, whose size is known, in the middle."""
+    *lead, size = op.dims(x)
+    assert isinstance(size, int)
+    first, second = op.call("Split", x, outputs=2, axis=-1, num_outputs=2)
+    for part in (first, second):
+        part.type = x.type
+        op.with_dims(part, [*lead, size // 2])
+    return first, second

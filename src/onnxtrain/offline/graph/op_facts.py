@@ -143,10 +143,10 @@ FOLDS_INTEGERS = VIEWS | COMPARISONS | LOGIC | _ops(
 )  # fmt: skip
 # The gradient is at most a finite multiple of the cotangent.
 BOUNDED_GRADIENT = VIEWS | _ops(
-    "Add AveragePool BatchNormalization Cast Clip Concat Dropout Elu Expand Gather Gelu "
-    "GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax MaxPool Mean "
-    "Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice Softmax "
-    "SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
+    "Add AveragePool BatchNormalization Cast Clip Concat DequantizeLinear Dropout Elu Expand "
+    "Gather Gelu GlobalAveragePool HardSigmoid HardSwish LayerNormalization LeakyRelu LogSoftmax "
+    "MaxPool Mean Mul Neg NegativeLogLikelihoodLoss Pad ReduceMean ReduceSum Relu Sigmoid Slice "
+    "Softmax SoftmaxCrossEntropyLoss Softplus Split Sub Sum Tanh Transpose"
 )
 # The gradient only passes the cotangent on, and makes no element of it zero.
 ADDITIVE = LINEAR | VIEWS | _ops(
@@ -188,6 +188,7 @@ GROWS_STEEPLY = _ops("BitShift Exp MatMulInteger Pow ReduceProd")  # or by any a
 
 # ---- integers ------------------------------------------------------------------------------------
 
+CONVERSIONS = _ops("DequantizeLinear DynamicQuantizeLinear QuantizeLinear")
 # onnxruntime multiplies 8-bit integers with these.
 INTEGER_PRODUCTS = _ops("Conv Gemm MatMul")
 # onnxruntime computes these on 8-bit integers, each with a range of its own result.
@@ -196,3 +197,9 @@ INTEGER_ARITHMETIC = _ops("Add AveragePool Concat GlobalAveragePool LeakyRelu Mu
 KEEPS_RANGE = _ops("Flatten Gather MaxPool Reshape Slice Split Squeeze Transpose Unsqueeze")
 # A bound of the range that comes behind a product, which quantizing the result does as well.
 RANGE_BOUNDS = _ops("Clip Relu")
+# onnxruntime makes one operator, of floats, of Gemm and one of these behind it.
+JOINED_TO_GEMM = RANGE_BOUNDS | _ops(
+    "Elu HardSigmoid LeakyRelu Selu Sigmoid Softplus Softsign Tanh ThresholdedRelu"
+)
+# What training reads of an activation, for its range.
+EXTREMES = _ops("ReduceMax ReduceMin")

@@ -58,11 +58,11 @@ class Ops(Writer):
         static = static_dims(value)
         if static is not None:
             return self.int64(static)
-        if value not in self._shapes:
-            parts = self._known_sizes(value)
-            whole = self.Shape(value) if parts is None else self.dims_vector(*parts)
-            self._shapes[value] = whole
-        return self._shapes[value]
+        parts = self._known_sizes(value)
+        key = value if parts is None else tuple(parts)
+        if key not in self._shapes:
+            self._shapes[key] = self.Shape(value) if parts is None else self.dims_vector(*parts)
+        return self._shapes[key]
 
     def _known_sizes(self, value: ir.Value) -> list[int | ir.Value] | None:
         """Return the dimensions from the inputs of the graph, if they have all of them.
@@ -153,6 +153,20 @@ class Ops(Writer):
         known = constant_array(target)
         zero = self.opset >= _ALLOWZERO_SINCE and (known is None or 0 in known)
         return self.Reshape(value, target, allowzero=1 if zero else None)
+
+    def rows(self, value: ir.Value) -> ir.Value:
+        """Flatten all axes but the last into rows, once for each value."""
+        *lead, size = self.dims(value)
+        if len(lead) == 1:
+            return value
+        if value not in self._rows:
+            maker = value.producer()
+            source = maker.inputs[0] if maker is not None and maker.op_type == "Reshape" else None
+            if source is not None and same_dims((dims_of(source) or ())[1:], (size,)):
+                self._rows[value] = source  # these were rows before
+            else:
+                self._rows[value] = self.Reshape(value, self.dims_vector(-1, self.dim(value, -1)))
+        return self._rows[value]
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Reshape to the shape of another value."""

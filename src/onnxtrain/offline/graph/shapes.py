@@ -219,8 +219,9 @@ def _reshape_dims(inputs: Inputs, dims: Dims, attributes: Attributes) -> Dims | 
         for i, d in enumerate(target)
     ]
     if -1 in target:
-        whole = integers(dims)
-        rest = integers([d for d, t in zip(result, target, strict=True) if t != -1])
+        copied = {i for i, d in enumerate(target) if d == 0 and copies and i < len(dims)}
+        whole = integers([d for i, d in enumerate(dims) if i not in copied])
+        rest = integers([d for i, d in enumerate(target) if i not in copied and d != -1])
         if whole is not None and rest is not None and 0 not in rest:
             result[target.index(-1)] = math.prod(whole) // math.prod(rest)
     return tuple(result)

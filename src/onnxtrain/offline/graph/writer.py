@@ -48,7 +48,9 @@ class Writer:
         self._root = graph
         self._targets = [graph]
         self._constants: dict[tuple[np.dtype[Any], tuple[int, ...], bytes], ir.Value] = {}
-        self._shapes: dict[ir.Value, ir.Value] = {}
+        # The shapes of values, by the value or by its sizes; and values as rows of their last axis.
+        self._shapes: dict[ir.Value | tuple[int | ir.Value, ...], ir.Value] = {}
+        self._rows: dict[ir.Value, ir.Value] = {}
         self._symbols: dict[str, ir.Value] = {}  # symbolic dimensions of the inputs
         self._wide: dict[tuple[ir.Value, int], ir.Value] = {}  # scalars, with more axes
 
@@ -206,8 +208,9 @@ class Writer:
             made.append(value)
         graph = ir.Graph(made, [], nodes=[], name=self.names.fresh(f"{self.scope}/{name}"))
         self._targets.append(graph)
-        remembered = self._shapes, self._symbols, self._wide
-        self._shapes, self._symbols, self._wide = {}, dict(self._symbols), dict(self._wide)
+        remembered = self._shapes, self._rows, self._symbols, self._wide
+        self._shapes, self._rows = {}, {}
+        self._symbols, self._wide = dict(self._symbols), dict(self._wide)
         try:
             results = [
                 v if _made_in(v, graph) and not v.is_graph_output() else self.Identity(v)
@@ -218,7 +221,7 @@ class Writer:
                     results[index] = self.Identity(result)
         finally:
             self._targets.pop()
-            self._shapes, self._symbols, self._wide = remembered
+            self._shapes, self._rows, self._symbols, self._wide = remembered
         graph.outputs.extend(results)
         return graph
 
@@ -238,14 +241,14 @@ class Writer:
         `saved`, see `mark_kernel`.
         """
         last = self.target[-1] if len(self.target) else None
-        remembered = self._shapes, self._symbols, self._wide
+        remembered = self._shapes, self._rows, self._symbols, self._wide
         # What is written inside is not used outside: a kernel would not compute it.
-        shapes, symbols, wide = remembered
-        self._shapes, self._symbols, self._wide = dict(shapes), dict(symbols), dict(wide)
+        self._shapes, self._rows = dict(self._shapes), dict(self._rows)
+        self._symbols, self._wide = dict(self._symbols), dict(self._wide)
         try:
             outputs = list(write())
         finally:
-            self._shapes, self._symbols, self._wide = remembered
+            self._shapes, self._rows, self._symbols, self._wide = remembered
         written = list(written_after(self.target, last))[::-1]
         mark_kernel(written, kind, inputs, outputs, saved=saved, **attributes)
         return outputs

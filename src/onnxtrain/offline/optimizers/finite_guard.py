@@ -20,18 +20,22 @@ the elements are summed, which overflow where they are about to become infinite 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnxtrain.format.names import FINITE_CHECK, UPDATED_FLAG
+from onnxtrain.offline.graph.kernels import Attribute
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import static_dims, working_type
 from onnxtrain.offline.optimizers.multi_tensor import flattened
 from onnxtrain.offline.optimizers.update_writer import reserve
 
 Sum = Callable[[Ops, ir.Value], ir.Value]  # of a tensor, as a vector of length one
+_MANY = 64  # gradients; fewer have a node each
+_MOST_IN_GROUP, _LARGEST_GROUP = 16, 262_144  # gradients, and elements
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ def plain_sum(op: Ops, tensor: ir.Value) -> ir.Value:
 def fast_sum_of_squares(op: Ops, tensor: ir.Value) -> ir.Value:
     """Return the sum of all squares, to three digits."""
     return op.ReduceSumSquare(flattened(op, op.cast(tensor, working_type(tensor))), keepdims=1)
+
+
+# Those of whole tensors, which need not be vectors.
+_REDUCTIONS: dict[Sum, str] = {plain_sum: "ReduceSum", fast_sum_of_squares: "ReduceSumSquare"}
 
 
 def check_finite(
@@ -93,8 +101,6 @@ def check_finite(
     kind = ir.DataType.DOUBLE if is_double else ir.DataType.FLOAT
 
     squares = int(sum_of is not plain_sum)
-    # Written in the order of the gradients: onnxruntime begins with what is last in the file.
-    made = {p: _summed(op, g, sum_of, kind, squares) for p, g in gradients.items()}
 
     def sums_of_others() -> list[ir.Value]:
         found = [] if loss is None else [op.cast(flattened(op, loss), kind)]
@@ -103,9 +109,23 @@ def check_finite(
             found.append(op.ReduceSum(op.concat(flat, axis=0), keepdims=1))
         return found
 
+    # Written in the order of the gradients: onnxruntime begins with what is last in the file.
+    if len(gradients) > _MANY and not early:
+        groups = list(_groups(gradients))
+        vectors = [_sums(op, [gradients[p] for p in own], sum_of, kind, squares) for own in groups]
+        places = {p: place for place, p in enumerate(p for own in groups for p in own)}
+        kernel, in_order = "FiniteSums", [places[p] for p in order]
+        attributes: dict[str, Attribute] = {"vectors": len(vectors), "order": in_order}
+    else:
+        made = {p: _summed(op, g, sum_of, kind, squares) for p, g in gradients.items()}
+        vectors, kernel, in_order = [made[p] for p in order], "FiniteCheck", []
+        attributes = {"sums": len(order)}
+
     def write() -> list[ir.Value | None]:
         others = sums_of_others()
-        of_gradients = op.Concat(*(made[p] for p in order), axis=0)
+        of_gradients = op.Concat(*vectors, axis=0)
+        if in_order:
+            of_gradients = op.Gather(of_gradients, in_order)
         sums = op.Concat(of_gradients, *others, axis=0) if others else of_gradients
         return [sums, _are_finite(op, sums), of_gradients if others else None]
 
@@ -116,10 +136,10 @@ def check_finite(
             made[p] = last = op.Add(last, op.Mul(made[p], 0.0))
         op.scope = scope
         return FiniteCheck(_are_finite(op, last), last, last, made, before)
-    inputs = [*(made[p] for p in order), *([] if loss is None else [loss]), *statistics]
+    inputs = [*vectors, *([] if loss is None else [loss]), *statistics]
     sums, passed, of_gradients = op.kernel(
-        "FiniteCheck", inputs, write,
-        sums=len(order), has_loss=int(loss is not None), statistics=len(statistics),
+        kernel, inputs, write, saved=(),
+        has_loss=int(loss is not None), statistics=len(statistics), **attributes,
     )  # fmt: skip
     op.scope = scope
     assert sums is not None and passed is not None
@@ -136,6 +156,42 @@ def _summed(op: Ops, gradient: ir.Value, sum_of: Sum, dtype: ir.DataType, square
         "GradientSum", [gradient], lambda: [op.cast(sum_of(op, gradient), dtype)], squares=squares
     )
     assert isinstance(made, ir.Value)
+    return made
+
+
+def _groups(gradients: Mapping[ir.Value, ir.Value]) -> Iterator[list[ir.Value]]:
+    """Yield parameters whose gradients are summed by one kernel, in the order of the gradients.
+
+    A layer has several, which are small where there are many.
+    """
+    group, total = list[ir.Value](), 0
+    for parameter, gradient in gradients.items():
+        dims = static_dims(gradient)
+        size = _LARGEST_GROUP if dims is None else math.prod(dims)
+        if group and (len(group) == _MOST_IN_GROUP or total + size > _LARGEST_GROUP):
+            yield group
+            group, total = [], 0
+        group.append(parameter)
+        total += size
+    if group:
+        yield group
+
+
+def _sums(
+    op: Ops, gradients: Sequence[ir.Value], sum_of: Sum, dtype: ir.DataType, squares: int
+) -> ir.Value:
+    """Return a vector of what tells whether each of several gradients is finite."""
+
+    def write() -> list[ir.Value]:
+        reduction = _REDUCTIONS.get(sum_of)
+        if reduction is None or any(g.dtype != dtype or op.rank(g) != 2 for g in gradients):
+            return [op.concat([op.cast(sum_of(op, g), dtype) for g in gradients], axis=0)]
+        column = op.concat([op.call(reduction, g, keepdims=1)[0] for g in gradients], axis=0)
+        return [op.reshape(column, [len(gradients)])]
+
+    (made,) = op.kernel(
+        "SumsOfGradients", gradients, write, gradients=len(gradients), squares=squares
+    )
     return made
 
 

@@ -15,7 +15,7 @@ from onnxtrain.format.names import UPDATED
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import Dim
 from onnxtrain.offline.optimizers.chunked import update_chunked
-from onnxtrain.offline.optimizers.multi_tensor import is_small, update_multi_tensor
+from onnxtrain.offline.optimizers.multi_tensor import is_small, joined_along, update_multi_tensor
 
 Formula = Callable[..., Sequence[ir.Value]]
 
@@ -67,15 +67,18 @@ class UpdateWriter:
         """Write all updates."""
         made: dict[ir.Value, Updated] = {}
         together, alone = _sorted(updates)
-        for group in together:
-            made.update(self._multi_tensor(group))
+        for axis, group in together:
+            made.update(self._multi_tensor(group, axis))
         for update in alone:
             made[update.slot.parameter] = self._single(update)
         return [made[update.slot.parameter] for update in updates]
 
-    def _multi_tensor(self, group: Sequence[Update]) -> Iterator[tuple[ir.Value, Updated]]:
+    def _multi_tensor(
+        self, group: Sequence[Update], axis: int | None
+    ) -> Iterator[tuple[ir.Value, Updated]]:
         self.op.scope = "optimizer/multi_tensor"
-        rows = update_multi_tensor(self.op, group[0].formula, [each.tensors for each in group])
+        tensors = [each.tensors for each in group]
+        rows = update_multi_tensor(self.op, group[0].formula, tensors, axis)
         for each, made in zip(group, rows, strict=True):
             yield each.slot.parameter, self._named(each.slot, made)
 
@@ -96,14 +99,22 @@ class UpdateWriter:
         return Updated(made[0], tuple(made[1:]))
 
 
-def _sorted(updates: Sequence[Update]) -> tuple[list[list[Update]], list[Update]]:
-    """Return the groups of small tensors that are updated together, and the other updates."""
-    groups: dict[Formula, list[Update]] = {}
+_Joined = tuple[int | None, list[Update]]  # along an axis, or as vectors
+
+
+def _sorted(updates: Sequence[Update]) -> tuple[list[_Joined], list[Update]]:
+    """Return the groups of tensors that are updated together, and the other updates."""
+    by_formula: dict[Formula, dict[ir.Value, Update]] = {}
     for update in updates:
-        if is_small(update.slot.parameter):
-            groups.setdefault(update.formula, []).append(update)
-    together = [group for group in groups.values() if len(group) > 1]
-    combined = {update.slot.parameter for group in together for update in group}
+        by_formula.setdefault(update.formula, {})[update.slot.parameter] = update
+    together = list[_Joined]()
+    for own in by_formula.values():
+        for axis, alike in joined_along(list(own)):
+            together.append((axis, [own.pop(parameter) for parameter in alike]))
+        small = [update for parameter, update in own.items() if is_small(parameter)]
+        if len(small) > 1:
+            together.append((None, small))
+    combined = {update.slot.parameter for _, group in together for update in group}
     return together, [u for u in updates if u.slot.parameter not in combined]
 
 

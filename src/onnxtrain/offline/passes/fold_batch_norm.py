@@ -12,41 +12,66 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.initializers import initializer, remove_node
-from onnxtrain.offline.graph.names import Names
+from onnxtrain.offline.graph.names import Names, label_of
 from onnxtrain.offline.graph.shapes import constant_array
 
 Array = np.ndarray[Any, Any]
 
 
-def fold_batch_norm(model: ir.Model) -> int:
-    """Fold each BatchNormalization that follows a layer with weights of its own; count them."""
-    graph, names, folded = model.graph, Names.of(model.graph), 0
+def fold_batch_norm(model: ir.Model) -> tuple[str, ...]:
+    """Fold each BatchNormalization that follows a layer with weights of its own.
+
+    Return a note on those that stay, with the reason.
+    """
+    graph, names = model.graph, Names.of(model.graph)
+    left = dict[str, list[str]]()
     for node in list(graph):
         if node.op_type == "BatchNormalization" and node.domain == "":
-            folded += _fold(graph, node, names)
-    return folded
+            reason = _why_not(node)
+            if reason:
+                left.setdefault(reason, []).append(label_of(node))
+            else:
+                _fold(graph, node, names)
+    return tuple(
+        f"{len(nodes)} BatchNormalization stay: {reason} ({', '.join(map(repr, nodes[:3]))}"
+        f"{' ...' if len(nodes) > 3 else ''})."
+        for reason, nodes in left.items()
+    )
 
 
-def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> bool:
+def _why_not(norm: ir.Node) -> str:
+    """Say why a BatchNormalization cannot be folded, or nothing."""
     x = norm.inputs[0]
     layer = None if x is None else x.producer()
-    if x is None or layer is None or len(x.uses()) != 1 or x.is_graph_output():
-        return False
-    if any(output.uses() for output in norm.outputs[1:]):
-        return False
+    if x is None or layer is None:
+        return "they read an input of the model"
     axis = _channel_axis(layer)
-    weight = layer.inputs[1] if axis is not None else None
+    if axis is None:
+        return f"they are behind {layer.op_type}"
+    if len(x.uses()) != 1 or x.is_graph_output():
+        return "something else reads what they normalize"
+    if any(output.uses() or output.is_graph_output() for output in norm.outputs[1:]):
+        return "their statistics are outputs"
+    tensors = [v for v in layer.inputs[1:3] if v is not None]
+    if not all(map(_is_own, tensors)):
+        return "the weights before them are computed, or belong to several layers"
+    numbers = [constant_array(v) for v in (*tensors, *norm.inputs[1:5])]
+    if any(n is None for n in numbers):
+        return "their numbers, or the weights before them, are inputs of the model"
+    sizes = [n.shape for n in (*numbers[1 : len(tensors)], *numbers[-4:]) if n is not None]
+    return "" if len(set(sizes)) == 1 else "the bias before them is no vector of channels"
+
+
+def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> None:
+    x = norm.inputs[0]
+    layer = None if x is None else x.producer()
+    assert x is not None and layer is not None
+    axis, weight = _channel_axis(layer), layer.inputs[1]
     bias = layer.inputs[2] if len(layer.inputs) > 2 else None
-    if axis is None or not _is_own(weight) or (bias is not None and not _is_own(bias)):
-        return False
-    assert weight is not None
+    w, b = constant_array(weight), constant_array(bias)
+    assert axis is not None and weight is not None and w is not None
     numbers = [constant_array(v) for v in norm.inputs[1:5]]
-    w, b = constant_array(weight), None if bias is None else constant_array(bias)
-    if w is None or any(n is None for n in numbers) or (bias is not None and b is None):
-        return False
     scale, offset, mean, variance = (n.astype(np.float64) for n in numbers if n is not None)
-    if b is not None and b.shape != mean.shape:
-        return False
     epsilon = norm.attributes.get_float("epsilon", 1e-5)
     factor = scale / np.sqrt(variance + epsilon)
     groups = layer.attributes.get_int("group", 1) if layer.op_type == "ConvTranspose" else 1
@@ -62,7 +87,6 @@ def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> bool:
     x.name = name
     _replace(graph, layer, 1, weight, new_weight.astype(w.dtype), names)
     _replace(graph, layer, 2, named, new_bias.astype(w.dtype), names)
-    return True
 
 
 def _channel_axis(layer: ir.Node) -> int | None:
@@ -89,10 +113,10 @@ def _scaled(weight: Array, factor: Array, axis: int, groups: int) -> Array:
     if groups > 1:  # ConvTranspose: rows of a group lead to the outputs of that group
         rows = weight.shape[0] // groups
         per_row = np.repeat(factor.reshape(groups, -1), rows, axis=0)
-        return weight * per_row.reshape(*per_row.shape, *[1] * (weight.ndim - 2))
+        return np.asarray(weight * per_row.reshape(*per_row.shape, *[1] * (weight.ndim - 2)))
     shape = [1] * weight.ndim
     shape[axis] = -1
-    return weight * factor.reshape(shape)
+    return np.asarray(weight * factor.reshape(shape))
 
 
 def _replace(

@@ -10,7 +10,10 @@ import onnx_ir as ir
 from onnxtrain.errors import ShapeInferenceError
 from onnxtrain.offline.autodiff.registry import Cotangents, optional, required, rule
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import static_dims
 from onnxtrain.offline.graph.sizes import arange
+
+_NARROW = 64  # columns or rows
 
 # ---- products of two matrices ------------------------------------------------------------------
 
@@ -19,6 +22,8 @@ from onnxtrain.offline.graph.sizes import arange
 def matmul(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """DA = dY Bᵀ, dB = Aᵀ dY; vectors are matrices of one row or one column."""
     a, b = map(op.finite, required(node, 2))
+    if op.rank(a) > 2 and _is_narrow(b):
+        return _narrow_product(op, a, b, dy)
     rows = op.unsqueeze(a, [0]) if op.rank(a) == 1 else a
     columns = op.unsqueeze(b, [1]) if op.rank(b) == 1 else b
     if op.rank(b) == 1:
@@ -34,6 +39,24 @@ def matmul(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     else:  # one product over all rows of the batch, instead of one per matrix and a sum over them
         (db,) = op.call("Gemm", _rows(op, rows), _rows(op, dy), transA=1, like=columns)
     return op.reshape_like(da, a), op.reshape_like(db, b)
+
+
+def _is_narrow(b: ir.Value) -> bool:
+    """Whether a matrix is a low-rank factor."""
+    dims = static_dims(b)
+    return dims is not None and len(dims) == 2 and 0 < min(dims) <= _NARROW
+
+
+def _narrow_product(op: Ops, a: ir.Value, b: ir.Value, dy: ir.Value) -> Cotangents:
+    """DA = dY Bᵀ, dB = Aᵀ dY, where all axes of A and dY but the last are one.
+
+    Low-rank factors come in pairs, and several pairs read the same values: between the products
+    nothing is reshaped, and what they share is reshaped once. A language model has hundreds.
+    """
+    rows, drows = op.rows(a), op.rows(dy)
+    (da,) = op.call("Gemm", drows, b, transB=1, like=rows)
+    (db,) = op.call("Gemm", rows, drows, transA=1, like=b)
+    return op.shape_as(op.reshape(da, op.shape_of(a)), a), db
 
 
 def _rows(op: Ops, value: ir.Value) -> ir.Value:

@@ -33,7 +33,7 @@ from onnxtrain.offline.autodiff.registry import (
 from onnxtrain.offline.graph.control_dependencies import flag_of, wait_for
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.quantized_operators import MICROSOFT, is_kept
-from onnxtrain.offline.graph.shapes import constant_array, is_float, working_type
+from onnxtrain.offline.graph.shapes import constant_array, is_float, static_dims, working_type
 
 zero_gradient(
     "GatherBlockQuantized",
@@ -106,7 +106,7 @@ def _expanded_product(
     rows, blocks = layout.rows, layout.blocks
     flag = flag_of(op, dy)
     packed = wait_for(op, flag, b, [rows * blocks, layout.block // layout.in_byte])
-    factors = op.cast(wait_for(op, flag, scales, [rows * blocks]), dy.dtype)
+    factors = op.cast(_as_vector(op, scales), dy.dtype)  # small: they need not wait
     integers = () if is_float(zeros) else (zeros,)
     shape = [rows, blocks * layout.block // layout.in_byte]
     products = []
@@ -117,12 +117,17 @@ def _expanded_product(
         products.append(op.MatMul(dy, op.with_dims(op.reshape(weights, shape), shape)))
     whole = _woven(op, products, shape[-1])
     if is_float(zeros):
-        shifts = op.cast(wait_for(op, flag, zeros, [rows * blocks]), dy.dtype)
+        shifts = op.cast(_as_vector(op, zeros), dy.dtype)
         steps = op.with_dims(op.reshape(shifts * factors, [rows, blocks]), [rows, blocks])
         whole = _minus_blocks(op, whole, op.MatMul(dy, steps), layout)
     if blocks * layout.block == layout.columns:
         return whole
     return op.slice(whole, -1, 0, layout.columns)
+
+
+def _as_vector(op: Ops, value: ir.Value) -> ir.Value:
+    dims = static_dims(value)
+    return value if dims is not None and len(dims) == 1 else op.Reshape(value, [-1])
 
 
 def _part(op: Ops, packed: ir.Value, part: int, bits: int) -> ir.Value:
@@ -166,5 +171,5 @@ def _minus_blocks(op: Ops, whole: ir.Value, shifts: ir.Value, layout: _Layout) -
 def _with_last(op: Ops, value: ir.Value, like: ir.Value, last: Sequence[int]) -> ir.Value:
     """Reshape to the sizes of another value, but for its last axis."""
     lead = op.dims(like)[:-1]
-    sizes = [op.dim(like, axis) for axis in range(len(lead))]
-    return op.with_dims(op.reshape(value, op.dims_vector(*sizes, list(last))), [*lead, *last])
+    shape = [0] * len(lead) + list(last)  # zero stands for the size that there is
+    return op.with_dims(op.Reshape(value, shape), [*lead, *last])

@@ -7,6 +7,9 @@ batch is, new keys included, and these are written behind the old ones of their 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import onnx_ir as ir
 
@@ -45,20 +48,21 @@ def group_query_attention(
         raise NotExpandable("a quantized cache, or normalized queries and keys")
     if any(node.attributes.get_int(name, 0) for name in ("sliding_window_cache", "qk_output")):
         raise NotExpandable("a windowed cache, or the scores as an output")
-    q, k, v = _three(op, node, query, key, value)
-    length = op.Shape(q, start=2, end=3)
+    length = op.dim(query, 1)
     total = op.Cast(op.Reshape(total_sequence_length, [1]), to=ir.DataType.INT64)
     if past_key is None:  # nothing came before
         first, before = op.const(True), op.const(np.zeros((1, 1), np.int64))
     else:
         first = op.Equal(total, length)
         before = _kept_before(op, first, length, seqlens_k)
+    turn = None
     if node.attributes.get_int("do_rotary", 0) and cos_cache is not None and sin_cache is not None:
-        steps = op.unsqueeze(arange_of(op, q, 2), [0])
+        steps = op.unsqueeze(arange_of(op, query, 1), [0])
         positions = _positions(op, first, before, steps, position_ids)
         cos, sin = (op.Unsqueeze(op.Gather(c, positions), [1]) for c in (cos_cache, sin_cache))
         interleaved = bool(node.attributes.get_int("rotary_interleaved", 0))
-        q, k = rotate(op, q, cos, sin, interleaved), rotate(op, k, cos, sin, interleaved)
+        turn = partial(rotate, op, cos=cos, sin=sin, interleaved=interleaved)
+    q, k, v = _three(op, node, query, key, value, turn)
     if past_key is not None and past_value is not None:
         k, v = _append(op, before, total, (past_key, k), (past_value, v))
     is_all_visible = past_key is None and not node.attributes.get_int("causal", 1)
@@ -67,13 +71,27 @@ def group_query_attention(
     return y, k, v
 
 
-def _three(op: Ops, node: ir.Node, query: ir.Value, key: Maybe, value: Maybe) -> list[ir.Value]:
-    """Return queries, keys and values as (batch, heads, length, size)."""
+def _three(
+    op: Ops,
+    node: ir.Node,
+    query: ir.Value,
+    key: Maybe,
+    value: Maybe,
+    turn: Callable[[ir.Value], ir.Value] | None,
+) -> list[ir.Value]:
+    """Return queries, keys and values as (batch, heads, length, size); the first two are turned."""
     heads, groups = node.attributes.get_int("num_heads"), node.attributes.get_int("kv_num_heads")
-    if key is None or value is None:
-        packed = split_heads(op, query, heads + 2 * groups)
+    if key is not None and value is not None:
+        q, k, v = (
+            split_heads(op, x, count)
+            for x, count in ((query, heads), (key, groups), (value, groups))
+        )
+        return [q, k, v] if turn is None else [turn(q), turn(k), v]
+    packed = split_heads(op, query, heads + 2 * groups)
+    if turn is None:
         return list(split(op, packed, 3, 1, [heads, groups, groups]))
-    return [split_heads(op, query, heads), *(split_heads(op, x, groups) for x in (key, value))]
+    both, v = split(op, packed, 2, 1, [heads + groups, groups])
+    return [*split(op, turn(both), 2, 1, [heads, groups]), v]
 
 
 def _kept_before(op: Ops, first: ir.Value, length: ir.Value, seqlens_k: ir.Value) -> ir.Value:

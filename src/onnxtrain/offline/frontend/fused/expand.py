@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.offline.autodiff.definitions import Definition, definition_of, write_definition
 from onnxtrain.offline.autodiff.registry import optional
 from onnxtrain.offline.frontend.unofficial import adopt_unofficial
+from onnxtrain.offline.graph.equal_nodes import merge_equal_nodes
 from onnxtrain.offline.graph.infer import infer_shapes
 from onnxtrain.offline.graph.initializers import FIXED_TABLE
 from onnxtrain.offline.graph.integer_operators import (
@@ -44,12 +45,14 @@ def expand_fused(model: ir.Model) -> None:
     if any(_fused(node) or form_of(node) or integer_form(node) for node in model.graph.all_nodes()):
         _note_tables(model)
         op = Ops(model.graph, model.opset_imports[""])
+        written: set[ir.Node] = set()
         with op.arithmetic():
             while True:
                 infer_shapes(model)
-                expanded, postponed = _walk(op, model.graph)
+                expanded, postponed = _walk(op, model.graph, written)
                 if not postponed or not expanded:
                     break
+        merge_equal_nodes(model.graph, written)
     _drop_unused_domains(model)
 
 
@@ -66,12 +69,15 @@ def _fused(node: ir.Node) -> Definition | None:
     return definition_of(node) if node.domain else None
 
 
-def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:
-    """Expand what can be expanded in one pass; count that, and what waits for its types."""
+def _walk(op: Ops, graph: ir.Graph, inner: set[ir.Node]) -> tuple[int, int]:
+    """Expand what can be expanded in one pass; count that, and what waits for its types.
+
+    `inner` gets the nodes that are written, but for those whose results the model names.
+    """
     expanded = postponed = 0
     for node in list(graph):
         for body in subgraphs_of(node):
-            done, waiting = _walk(op, body)
+            done, waiting = _walk(op, body, inner)
             expanded, postponed = expanded + done, postponed + waiting
         found = _fused(node)
         form = form_of(node)
@@ -84,10 +90,12 @@ def _walk(op: Ops, graph: ir.Graph) -> tuple[int, int]:
         elif not found.is_ready(node):
             postponed += 1
         else:
+            results = set(node.outputs)
             written = write_definition(op, node, found)
             expanded += written is not None
             for new in written or ():
                 _infer_node(new, op.opset)
+            inner.update(n for n in written or () if results.isdisjoint(n.outputs))
     return expanded, postponed
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.passes.quantize.bounds import drop_bounds
 from onnxtrain.offline.passes.quantize.insert import QUANTIZER
-from onnxtrain.offline.passes.quantize.places import bias_of
+from onnxtrain.offline.passes.quantize.places import before_dropout, bias_of
+from onnxtrain.offline.passes.quantize.shared_weights import separate_weights
 
 _LARGEST = 2.0**31 - 128  # that float32 has, below the largest integer
 
@@ -20,7 +22,8 @@ def quantize_biases(model: ir.Model) -> list[str]:
     graph = model.graph
     op = Ops(graph, model.opset_imports[""])
     op.scope = "quantization/bias"
-    folded = list[str]()
+    is_changed = drop_bounds(op, graph)
+    folded = separate_weights(op, graph)
     for node in list(graph):
         bias = bias_of(node) if node.domain == "" else None
         scales = [_scale_of(v) for v in node.inputs[:2]] if bias is not None else []
@@ -34,11 +37,11 @@ def quantize_biases(model: ir.Model) -> list[str]:
             folded.append(value.name)
         (y,) = op.call("DequantizeLinear", q, scale, like=bias, axis=0)
         node.replace_input_with(2, y)
-    if folded:
+    if folded or is_changed:
         graph.sort()
     return folded
 
 
 def _scale_of(value: ir.Value | None) -> ir.Value | None:
-    node = None if value is None else value.producer()
+    node = None if value is None else before_dropout(value).producer()
     return node.inputs[1] if node is not None and QUANTIZER in node.metadata_props else None

@@ -1,9 +1,13 @@
-"""Calibration: run a model of floats over some data, and see in which range each activation is."""
+"""Calibration: run a model of floats over some data, and see in which range each activation is.
+
+The graph itself computes the least and largest element of each activation. Where histograms are
+needed, the data run a second time, and activations are returned a few at a time, so that those of
+one batch never exist together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,52 +15,92 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from onnxtrain.errors import ArgumentError
+from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.sweep import sweep
-from onnxtrain.offline.loss_model import choose_outputs
-from onnxtrain.offline.passes.quantize.histograms import BINS, METHODS
+from onnxtrain.offline.loss_model import values_by_name
+from onnxtrain.offline.passes.quantize.batches import Batch, Batches, CalibrationInput
+from onnxtrain.offline.passes.quantize.histograms import BINS, METHODS, count
 from onnxtrain.offline.quantize import Quantize
 from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
 
 Array = np.ndarray[Any, Any]
 Range = tuple[float, float]
-MOST_BATCHES = 512
+_AT_ONCE = 1 << 26  # elements of activations that are returned together
 
 
 def observe(
-    model: ir.Model, values: Sequence[ir.Value], data: Iterable[Any], settings: Quantize
+    model: ir.Model, values: Sequence[ir.Value], data: Any, settings: Quantize
 ) -> dict[ir.Value, Range]:
     """Return the range of each value, over batches of the inputs of the model."""
     if not values:
         return {}
-    run = _session(model, [str(v.name) for v in values])
-    wanted = {entry.name: entry for entry in run.get_inputs()}
-    batches = list(as_batches(data, list(wanted)))
-    _require_variety(batches)
     names = [str(v.name) for v in values]
-    lows, highs = np.full(len(names), np.inf), np.full(len(names), -np.inf)
-    for number, found in enumerate(_results(run, batches)):
-        for i, array in enumerate(found):
-            if not np.isfinite(array).all():
-                raise ArgumentError(
-                    f"with batch {number} of the calibration data, {names[i]!r} has elements that "
-                    "are not finite: the model overflows on these data, or they are not what it "
-                    "takes"
-                )
-            if array.size:
-                lows[i], highs[i] = min(lows[i], array.min()), max(highs[i], array.max())
+    run = _session(model, names, extremes=True)
+    inputs = [CalibrationInput(i.name, i.type, i.shape) for i in run.get_inputs()]
+    batches = Batches(data, inputs)
     method = METHODS.get(settings.method)
-    if method is None:
-        ranges = [_widened(low, high) for low, high in zip(lows, highs, strict=True)]
-        return dict(zip(values, ranges, strict=True))
+    given: Iterable[Batch] = batches if method is None else list(batches)
+    least, largest, sizes = _extremes(run, given, names)
+    batches.require_variety()
+    ranges = [_widened(low, high) for low, high in zip(least, largest, strict=True)]
+    if method is not None:
+        run = _session(model, names, extremes=False)
+        counts = _histograms(run, given, names, ranges, sizes)
+        ranges = [
+            _widened(*method(found, *bounds, settings))
+            for found, bounds in zip(counts, ranges, strict=True)
+        ]
+    return dict(zip(values, ranges, strict=True))
+
+
+def _extremes(
+    run: ort.InferenceSession, batches: Iterable[Batch], names: Sequence[str]
+) -> tuple[Array, Array, Array]:
+    """Return the least and largest element of each activation, and its size in a batch."""
+    least, largest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
+    sizes = np.zeros(len(names), np.int64)
+    for number, batch in enumerate(batches):
+        found = np.array(_run(run, None, batch, number), np.float64).reshape(len(names), 4)
+        low, high, is_finite, size = found.T
+        if not (np.isfinite(low) & np.isfinite(high) & (is_finite == 0)).all():
+            first = int(np.argmin(np.isfinite(low) & np.isfinite(high) & (is_finite == 0)))
+            raise ArgumentError(
+                f"with batch {number} of the calibration data, {names[first]!r} has elements that "
+                "are not finite: the model overflows on these data, or they are not what it takes"
+            )
+        least, largest = np.minimum(least, low), np.maximum(largest, high)
+        sizes = np.maximum(sizes, size.astype(np.int64))
+    return least, largest, sizes
+
+
+def _histograms(
+    run: ort.InferenceSession,
+    batches: Iterable[Batch],
+    names: Sequence[str],
+    ranges: Sequence[Range],
+    sizes: Array,
+) -> list[Array]:
+    """Return how many elements of each activation lie where in its range."""
     counts = [np.zeros(BINS) for _ in names]
-    for found in _results(run, batches):
-        for i, array in enumerate(found):
-            counts[i] += np.histogram(array, BINS, _widened(lows[i], highs[i]))[0]
-    return {
-        value: _widened(*method(count, *_widened(low, high), settings))
-        for value, count, low, high in zip(values, counts, lows, highs, strict=True)
-    }
+    for number, batch in enumerate(batches):
+        for group in _groups(sizes):
+            found = _run(run, [names[i] for i in group], batch, number)
+            for i, array in zip(group, found, strict=True):
+                counts[i] += count(array, *ranges[i])
+    return counts
+
+
+def _groups(sizes: Array) -> Iterator[list[int]]:
+    """Yield the places of values that are small enough to be returned together."""
+    group, total = list[int](), 0
+    for place, size in enumerate(sizes.tolist()):
+        if group and total + size > _AT_ONCE:
+            yield group
+            group, total = [], 0
+        group.append(place)
+        total += size
+    yield group
 
 
 def _widened(low: float, high: float) -> Range:
@@ -65,87 +109,50 @@ def _widened(low: float, high: float) -> Range:
     return (low, high) if high > low else (0.0, 1.0)
 
 
-def _session(model: ir.Model, names: Sequence[str]) -> ort.InferenceSession:
+def _session(model: ir.Model, names: Sequence[str], *, extremes: bool) -> ort.InferenceSession:
+    """Return the part of a model that computes some values, or what there is to know of them."""
     part = model.clone()
-    choose_outputs(part.graph, names)
-    sweep(part.graph)
-    used = {v for node in part.graph.all_nodes() for v in node.inputs} | set(part.graph.outputs)
-    for value in [v for v in part.graph.inputs if v not in used]:
-        part.graph.inputs.remove(value)  # what the loss alone reads
+    graph, values = part.graph, values_by_name(part.graph)
+    wanted = [values[name] for name in names]
+    if extremes:
+        op = Ops(graph, part.opset_imports[""])
+        op.scope = "calibration"
+        wanted = [found for value in wanted for found in _known_of(op, value)]
+    graph.outputs.clear()
+    graph.outputs.extend(wanted)
+    sweep(graph)
+    used = {v for node in graph.all_nodes() for v in node.inputs} | set(graph.outputs)
+    for value in [v for v in graph.inputs if v not in used]:
+        graph.inputs.remove(value)  # what the loss alone reads
+    ir.external_data.load_to_model(part)
     write_functions(part, native=False)
     stamp(part)
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    proto = ir.to_proto(part)
-    return ort.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    data = ir.to_proto(part).SerializeToString()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-def _results(
-    run: ort.InferenceSession, batches: Sequence[Mapping[str, Array]]
-) -> Iterator[list[Array]]:
-    types = {entry.name: entry.type for entry in run.get_inputs()}
-    for number, batch in enumerate(batches):
-        feeds = {name: _typed(array, types[name]) for name, array in batch.items()}
-        try:
-            yield run.run(None, feeds)
-        except Exception as error:  # onnxruntime has many kinds of errors and no common one
-            raise ArgumentError(
-                f"batch {number} of the calibration data does not fit the model: {error}"
-            ) from None
+def _known_of(op: Ops, value: ir.Value) -> list[ir.Value]:
+    """Return the least and largest element, 0 if all are finite, and how many there are."""
+    found = [
+        op.ReduceMin(value, keepdims=0),
+        op.ReduceMax(value, keepdims=0),
+        op.ReduceSum(op.Mul(value, 0.0), keepdims=0),
+        op.Cast(op.Size(value), to=ir.DataType.FLOAT),
+    ]
+    for scalar in found:
+        scalar.dtype, scalar.shape = ir.DataType.FLOAT, ir.Shape([])
+    return found
 
 
-def _typed(array: Array, kind: str) -> Array:
-    element = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
-    return np.ascontiguousarray(array, element.get(kind, array.dtype))
-
-
-def as_batches(data: Iterable[Any], names: Sequence[str]) -> Iterator[dict[str, Array]]:
-    """Yield batches by the names of inputs; what comes behind them, such as labels, is left out."""
-    if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
+def _run(
+    run: ort.InferenceSession, names: Sequence[str] | None, batch: Batch, number: int
+) -> list[Array]:
+    try:
+        found: list[Array] = run.run(names, batch)
+    except Exception as error:  # onnxruntime has many kinds of errors and no common one
         raise ArgumentError(
-            "calibration is a list of batches, or what makes one: each an array, a tuple of the "
-            f"inputs {', '.join(names)}, or a dictionary; not {type(data).__name__}"
-        )
-    number = -1
-    for number, batch in enumerate(islice(data, MOST_BATCHES)):
-        given = batch if isinstance(batch, Mapping) else _by_position(batch, names)
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise ArgumentError(
-                f"batch {number} of the calibration data has no {missing[0]!r}: it needs "
-                f"{', '.join(names)}"
-            )
-        found = {name: np.asarray(given[name]) for name in names}
-        for name, array in found.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise ArgumentError(
-                    f"batch {number} of the calibration data has elements of {name!r} that are "
-                    "not finite (NaN or infinite): leave such samples out"
-                )
-        yield found
-    if number < 0:
-        raise ArgumentError(
-            "the calibration data have no batch: give some that are like those of training, a "
-            "hundred samples in all will do"
-        )
-
-
-def _by_position(batch: Any, names: Sequence[str]) -> dict[str, Any]:
-    given = batch if isinstance(batch, tuple | list) else [batch]
-    return dict(zip(names, given, strict=False))
-
-
-def _require_variety(batches: Sequence[Mapping[str, Array]]) -> None:
-    """Refuse data in which an input never changes, from which nothing can be learned."""
-    for name in batches[0]:
-        arrays = [b[name] for b in batches if b[name].size]
-        if not arrays:
-            raise ArgumentError(f"the calibration data have no elements of {name!r}")
-        first = arrays[0].flat[0]
-        if arrays[0].dtype.kind == "f" and all((a == first).all() for a in arrays):
-            raise ArgumentError(
-                f"all elements of {name!r} in the calibration data are {first}: give samples like "
-                "those of training"
-            )
+            f"batch {number} of the calibration data does not fit the model: {error}"
+        ) from None
+    return found

@@ -1,9 +1,10 @@
 """Where a model is quantized: the places for which onnxruntime has kernels of integers.
 
-A *product* (Conv, Gemm, MatMul) runs on integers if its inputs and its result are quantized. Around
-products, sums, averages and concatenations follow where all that they read is quantized already,
-and what only moves elements (MaxPool, Reshape, Transpose) passes integers on, with the same range.
-The rest computes in floats.
+A *product* (Conv, Gemm, MatMul) runs on integers if its inputs are quantized; that of Conv needs an
+integer result as well, while Gemm and MatMul may return floats to what computes with floats, such
+as Softmax, Gelu and norms. Around products, sums, averages and concatenations follow where all that
+they read is made of integers, or where their result is to be, and what only moves elements
+(MaxPool, Reshape, Transpose) passes integers on, with the same range. The rest computes in floats.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.offline.frontend.torch_notes import module_of
+from onnxtrain.errors import ArgumentError
+from onnxtrain.offline.frontend.torch_notes import folded_from, module_of
 from onnxtrain.offline.graph.op_facts import (
+    CONTROL,
     COSTLY,
     INTEGER_ARITHMETIC,
     INTEGER_PRODUCTS,
+    JOINED_TO_GEMM,
     KEEPS_RANGE,
-    RANGE_BOUNDS,
 )
-from onnxtrain.offline.graph.shapes import static_dims
-from onnxtrain.offline.graph.subgraphs import ancestors
+from onnxtrain.offline.graph.shapes import constant_array, dims_of, is_half, static_dims
+from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of
+from onnxtrain.offline.passes.quantize.bounds import bounds_of
 from onnxtrain.offline.quantize import Quantize
 
 
@@ -50,22 +56,37 @@ class Places:
     # Each activation that is quantized, with the one whose range it shares, maybe itself.
     activations: dict[ir.Value, ir.Value] = field(default_factory=dict)
     others: list[ir.Node] = field(default_factory=list)  # sums and such that follow
+    # Numbers that these read, by position: constants that are quantized too.
+    constants: list[tuple[ir.Node, int]] = field(default_factory=list)
     floats: dict[ir.Node, str] = field(default_factory=dict)  # products that stay, and the reason
+    # Activations that exist as floats too, with the nodes that read them as integers.
+    integer_readers: dict[ir.Value, set[ir.Node]] = field(default_factory=dict)
 
 
-def find_places(model: ir.Model, outputs: Collection[str], settings: Quantize) -> Places:
+def find_places(
+    model: ir.Model, outputs: Collection[str], settings: Quantize, trains: Collection[str] = ()
+) -> Places:
     """Find what to quantize in the part of a canonical model that makes `outputs`."""
-    return _Search(model, outputs, settings).places
+    return _Search(model, outputs, settings, trains).places
 
 
 class _Search:
-    def __init__(self, model: ir.Model, outputs: Collection[str], settings: Quantize) -> None:
-        self._graph, self._settings = model.graph, settings
+    def __init__(
+        self,
+        model: ir.Model,
+        outputs: Collection[str],
+        settings: Quantize,
+        trains: Collection[str],
+    ) -> None:
+        self._settings, self._trains = settings, trains
         made = {v.name: n for n in model.graph for v in n.outputs}
         inside = ancestors([made[name] for name in outputs if name in made])
         self._nodes = [n for n in model.graph if n in inside]
         self._outputs = set(outputs)
         self.places = Places()
+        self._unused = dict.fromkeys(settings.excluded)
+        self._names: dict[str, None] = {}
+        self._on_integers: set[ir.Node] = set()
         for node in self._nodes:
             if node.domain == "" and node.op_type in COSTLY:
                 self._product(node)
@@ -73,10 +94,14 @@ class _Search:
             for layer in self.places.layers:
                 self._around(layer)
             self._spread()
+            self._find_readers()
+        self._require_use_of_patterns()
 
     # ---- products --------------------------------------------------------------------------------
 
     def _product(self, node: ir.Node) -> None:
+        if node.op_type in CONTROL and not _has_products(node):
+            return
         reason = self._why_float(node)
         if reason:
             self.places.floats[node] = reason
@@ -84,30 +109,35 @@ class _Search:
         weight, is_data = node.inputs[1], not _is_parameter(node.inputs[1])
         if not is_data and weight is not None:
             self.places.layers.append(QuantizedLayer(node, weight, _output_axis(node)))
+            self._on_integers.add(node)
         elif self._settings.has_integer_activations:
             self.places.layers.append(QuantizedLayer(node, None))
+            self._on_integers.add(node)
 
     def _why_float(self, node: ir.Node) -> str:
         """Say why a product stays in floats, or nothing."""
+        if node.op_type in CONTROL:
+            return "layers in its bodies stay as they are"
         if node.op_type not in INTEGER_PRODUCTS:
             return "onnxruntime has no kernel for it on 8-bit integers"
-        x, weight = node.inputs[0], node.inputs[1]
-        if x is None or weight is None or x.dtype != ir.DataType.FLOAT:
-            return f"its input is {x.dtype if x is not None else 'missing'}, not float32"
         if self._is_excluded(node):
             return "excluded"
+        x, weight = node.inputs[0], node.inputs[1]
+        if x is None or weight is None or x.dtype != ir.DataType.FLOAT:
+            return _why_float_type(x)
         if not self._settings.first and self._reads_input(x):
             return "it reads an input of the model (first=False)"
         if not self._settings.last and self._makes_output(node):
             return "it makes an output of the model (last=False)"
         if not _is_parameter(x) and not _is_parameter(weight):
-            if node.op_type == "MatMul":
+            if node.op_type == "MatMul" and self._settings.has_integer_activations:
                 return ""
             return "its weight is computed"
         if _is_parameter(x):
             return "its first input is a parameter"
         if node.op_type == "Gemm":
-            return _why_float_gemm(node)
+            is_int4 = self._settings.weights == "int4"
+            return _why_float_gemm(node) or (_why_not_turned(node) if is_int4 else "")
         if node.op_type == "MatMul" and len(static_dims(weight) or ()) != 2:
             return "its weight is no matrix"
         if node.op_type == "Conv" and len(node.inputs) > 2 and not _is_parameter(node.inputs[2]):
@@ -115,14 +145,29 @@ class _Search:
         return ""
 
     def _is_excluded(self, node: ir.Node) -> bool:
-        weight = node.inputs[1]
-        names = [node.name or "", module_of(node) or "", (weight.name or "") if weight else ""]
-        names += [name.removesuffix(".weight") for name in names]
-        return any(
-            fnmatch.fnmatchcase(name, pattern)
+        names = _names_of(node)
+        self._names.update(dict.fromkeys(names))
+        found = [
+            pattern
             for pattern in self._settings.excluded
-            for name in names
-            if name
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names)
+        ]
+        for pattern in found:
+            self._unused.pop(pattern, None)
+        return bool(found)
+
+    def _require_use_of_patterns(self) -> None:
+        if not self._unused:
+            return
+        near = [get_close_matches(p.rstrip("*?."), self._names, 3, 0.5) for p in self._unused]
+        wrong = [
+            f"{pattern!r}" + (f" (did you mean {' or '.join(map(repr, some))}?)" if some else "")
+            for pattern, some in zip(self._unused, near, strict=True)
+        ]
+        shown = list(self._names)[:4]
+        raise ArgumentError(
+            f"quantize: exclude has {', '.join(wrong)}, which no layer is called. Layers are "
+            f"called {', '.join(map(repr, shown))}{' …' if len(self._names) > 4 else ''}"
         )
 
     def _reads_input(self, value: ir.Value) -> bool:
@@ -143,22 +188,24 @@ class _Search:
     # ---- activations -----------------------------------------------------------------------------
 
     def _around(self, layer: QuantizedLayer) -> None:
-        """Quantize what a product reads and what it makes."""
+        """Quantize what a product reads and, if its kernel makes nothing else, its result."""
         for value in layer.data:
-            self._quantize(value)
-        made = self._behind_bounds(layer.node.outputs[0])
-        if not self._stays_float(layer.node, made):
-            self._quantize(made)
+            self._quantize(before_dropout(value))
+        result = layer.node.outputs[0]
+        if layer.node.op_type == "Conv" or self._is_joined(layer.node):
+            self._quantize(self._behind_bounds(result))
 
-    def _stays_float(self, node: ir.Node, made: ir.Value) -> bool:
-        """Outputs of the model stay floats where the integer kernel can make floats."""
-        return made.name in self._outputs and node.op_type in ("Gemm", "MatMul")
+    def _is_joined(self, node: ir.Node) -> bool:
+        """Whether onnxruntime would make one operator, of floats, of Gemm and what is behind it."""
+        users = [user for user, _ in node.outputs[0].uses()]
+        is_read_once = len(users) == 1 and node.outputs[0].name not in self._outputs
+        return is_read_once and not users[0].domain and users[0].op_type in JOINED_TO_GEMM
 
     def _behind_bounds(self, value: ir.Value) -> ir.Value:
         """Return what Relu or Clip make of a value that nothing else reads."""
         while value.name not in self._outputs:
             users = [user for user, _ in value.uses()]
-            if len(users) != 1 or users[0].domain or users[0].op_type not in RANGE_BOUNDS:
+            if len(users) != 1 or bounds_of(users[0]) is None:
                 break
             value = users[0].outputs[0]
         return value
@@ -197,18 +244,70 @@ class _Search:
             for output in node.outputs:
                 if output in known:
                     self._join(output, x)
-                elif output.name not in self._outputs:
+                elif output.name not in self._outputs and self._is_computed(x):
                     self._quantize(output, x)
-        elif op_type in INTEGER_ARITHMETIC:
-            data = [v for v in node.inputs if v is not None and not _is_parameter(v)]
-            is_whole = len(data) == sum(v is not None for v in node.inputs)
-            if is_whole and all(v in known for v in data) and not self._is_excluded_plain(node):
-                self.places.others.append(node)
-                self._quantize(self._behind_bounds(node.outputs[0]))
+        elif op_type in INTEGER_ARITHMETIC and self._takes_integers(node):
+            self.places.others.append(node)
+            self._on_integers.add(node)
+            self._quantize(self._behind_bounds(node.outputs[0]))
 
-    def _is_excluded_plain(self, node: ir.Node) -> bool:
-        names = [node.name or "", module_of(node) or ""]
-        return any(fnmatch.fnmatchcase(n, p) for p in self._settings.excluded for n in names if n)
+    def _takes_integers(self, node: ir.Node) -> bool:
+        """Tell whether all that a node reads can be integers, and let it be."""
+        known, made = self.places.activations, self._behind_bounds(node.outputs[0])
+        given = [v for v in node.inputs if v is not None]
+        numbers = [v for v in given if v not in known and self._is_number(v)]
+        missing = [v for v in given if v not in known and v not in numbers]
+        if made.name in self._outputs or len(numbers) == len(given) or self._is_excluded(node):
+            return False
+        if made in known:
+            if not all(self._is_computed(v) or _is_worth_it(v, node) for v in missing):
+                return False
+            if not any(v in known or self._is_computed(v) for v in given):
+                return False
+        # A result that is for floats is worth it only if floats would have to be made first.
+        elif numbers or not self._are_integers(given):
+            return False
+        for value in missing:
+            self._quantize(value)
+        self.places.constants += [(node, i) for i, v in enumerate(node.inputs) if v in numbers]
+        return True
+
+    def _are_integers(self, values: Sequence[ir.Value]) -> bool:
+        """Whether values are quantized, or may be, and one of them exists as integers alone."""
+        known = self.places.activations
+        if not all(v in known or self._is_computed(v) for v in values):
+            return False
+        return any(v in known and self._is_computed(v) for v in values)
+
+    def _is_computed(self, value: ir.Value) -> bool:
+        """Whether kernels of integers make a value, whatever moves or bounds it behind them."""
+        node = value.producer()
+        while node is not None and not node.domain:
+            if node.op_type not in KEEPS_RANGE and bounds_of(node) is None:
+                break
+            node = None if node.inputs[0] is None else node.inputs[0].producer()
+        return node in self._on_integers
+
+    def _find_readers(self) -> None:
+        """Note who reads integers of an activation that exists as floats too."""
+        known = self.places.activations
+        for value, root in known.items():
+            if not self._is_computed(value):
+                users = [user for user, _ in value.uses()]
+                self.places.integer_readers[value] = {
+                    user
+                    for user in users
+                    if user in self._on_integers
+                    or user.op_type == "Dropout"
+                    or any(known.get(output) is root for output in user.outputs)
+                }
+
+    def _is_number(self, value: ir.Value | None) -> bool:
+        """Whether a value is one number that no training changes."""
+        array = constant_array(value)
+        if value is None or array is None or value.name in self._trains:
+            return False
+        return array.size == 1 and bool(np.isfinite(array).all())
 
     def _pass_back(self, node: ir.Node) -> None:
         """Quantize what is only moved before it is quantized, so that integers are moved."""
@@ -221,8 +320,55 @@ class _Search:
             self._join(node.outputs[0], x)
 
 
+def _has_products(node: ir.Node) -> bool:
+    """Whether there are layers in the bodies of a node."""
+    bodies = subgraphs_of(node)
+    inner = [n for body in bodies for graph in (body, *body.subgraphs()) for n in graph]
+    return any(n.op_type in COSTLY - CONTROL for n in inner)
+
+
 def _moves_floats(node: ir.Node) -> bool:
     return len(node.outputs) == 1 or node.op_type == "Split" or not node.outputs[1].uses()
+
+
+def _names_of(node: ir.Node) -> list[str]:
+    """Return what a layer is called: its node, its module, and its weight, with and without."""
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    names = [node.name or "", module_of(node)]
+    if weight is not None and weight.is_initializer():
+        names += [weight.name or "", *folded_from(weight)]
+    names += [name.removesuffix(".weight") for name in names]
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def before_dropout(value: ir.Value) -> ir.Value:
+    """Return what Dropout reads: it is not there when the model is deployed."""
+    node = value.producer()
+    while node is not None and (node.domain, node.op_type) == ("", "Dropout"):
+        x = node.inputs[0]
+        if x is None:
+            break
+        value, node = x, x.producer()
+    return value
+
+
+def _is_worth_it(value: ir.Value, node: ir.Node) -> bool:
+    """Whether to quantize a value made of floats, so that a node behind it runs on integers.
+
+    In a sum, it takes the place of quantizing the result; one that is broadcast costs little.
+    """
+    if _is_parameter(value) or node.op_type in ("Add", "Concat"):
+        return not _is_parameter(value)
+    own, whole = (dims_of(v) for v in (value, node.outputs[0]))
+    if own is None or whole is None or len(own) != len(whole):
+        return False
+    return any(o == 1 and w != 1 for o, w in zip(own, whole, strict=True))
+
+
+def _why_float_type(x: ir.Value | None) -> str:
+    if x is not None and is_half(x):
+        return f"it computes in {str(x.dtype).lower()}: take the model in float32"
+    return f"its input is {x.dtype if x is not None else 'missing'}, not float32"
 
 
 def _why_float_gemm(node: ir.Node) -> str:
@@ -231,9 +377,22 @@ def _why_float_gemm(node: ir.Node) -> str:
         return "it has factors alpha or beta"
     if read.get_int("transA", 0):
         return "its first input is transposed"
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and (not _is_parameter(bias) or len(static_dims(bias) or ()) != 1):
+    bias, weight = node.inputs[2] if len(node.inputs) > 2 else None, node.inputs[1]
+    outputs = (static_dims(weight) or (0, 0))[_output_axis(node)] if weight is not None else 0
+    if bias is not None and (not _is_parameter(bias) or static_dims(bias) != (outputs,)):
         return "its bias is no vector"
+    return ""
+
+
+def _why_not_turned(node: ir.Node) -> str:
+    """Say why the weight of Gemm cannot be stored as [inputs, outputs], as int4 needs it."""
+    weight = node.inputs[1]
+    if weight is None or not node.attributes.get_int("transB", 0):
+        return ""
+    for user, index in weight.uses():
+        turned = (user.op_type, index) == ("Gemm", 1) and user.attributes.get_int("transB", 0) == 1
+        if user.domain or not turned:
+            return f"{user.op_type} reads its weight too, in another order"
     return ""
 
 
@@ -252,13 +411,6 @@ def _makers(values: Sequence[ir.Value]) -> Iterator[ir.Node]:
         producer = value.producer()
         if producer is not None:
             yield producer
-
-
-def unused_patterns(places: Places, settings: Quantize) -> list[str]:
-    """Return the patterns of `exclude` that no layer has."""
-    if any(reason == "excluded" for reason in places.floats.values()):
-        return []
-    return list(settings.excluded)
 
 
 def bias_of(node: ir.Node) -> ir.Value | None:

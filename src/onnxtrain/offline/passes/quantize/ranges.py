@@ -1,17 +1,22 @@
 """The ranges of activations, which follow what training sees.
 
 A step uses the ranges as they were before it, and moves each by a part (the momentum, a running
-statistic too) of the way to the least and largest element of its own batch. On the device,
-`TrainingSession.freeze_ranges` sets the momentum to 0, and they stay.
+statistic too) of the way to the least and largest element of its own batch. A batch in which an
+activation is zero throughout says nothing about it: its range stays. On the device,
+`TrainingSession.freeze_ranges` sets the momentum to 0, and all of them stay.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.format.names import RANGE_MOMENTUM, RANGES, UPDATED
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.signs import is_not_negative
 
 
 def track_ranges(model: ir.Model) -> dict[str, ir.Value]:
@@ -26,15 +31,10 @@ def track_ranges(model: ir.Model) -> dict[str, ir.Value]:
     op = Ops(graph, model.opset_imports[""])
     op.scope = "quantization/ranges"
     with op.arithmetic():
-        rows = [
-            op.Unsqueeze(
-                op.Concat(*(op.Reshape(extreme, [1]) for extreme in _extremes(op, v)), axis=0), [0]
-            )
-            for v in _observed(graph, ranges)
-        ]
-        seen = rows[0] if len(rows) == 1 else op.Concat(*rows, axis=0)
-        op.type_as(seen, ranges)
-        moved = op.Add(ranges, op.Mul(momentum, op.Sub(seen, ranges)))
+        seen = _seen(op, _observed(graph, ranges))
+        is_zero = op.Equal(op.Gather(seen, [0], axis=1), op.Gather(seen, [1], axis=1))
+        step = op.Mul(momentum, op.Sub(op.type_as(seen, ranges), ranges))
+        moved = op.Add(ranges, op.Where(is_zero, 0.0, step))
         return {
             RANGES: _named(op, op.type_as(moved, ranges), RANGES),
             RANGE_MOMENTUM: _named(op, op.type_as(op.Identity(momentum), momentum), RANGE_MOMENTUM),
@@ -46,8 +46,28 @@ def _named(op: Ops, value: ir.Value, name: str) -> ir.Value:
     return value
 
 
-def _extremes(op: Ops, value: ir.Value) -> tuple[ir.Value, ir.Value]:
-    return op.ReduceMin(value, keepdims=0), op.ReduceMax(value, keepdims=0)
+def _seen(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
+    """Return the least and the largest element of each value, zero included, in two columns."""
+    zero = op.const(np.zeros(1, np.float32))
+    low = [zero if is_not_negative(v) else _one(op, op.ReduceMin(v, keepdims=0)) for v in values]
+    high = [_one(op, _largest(op, v)) for v in values]
+    columns = [op.Reshape(op.Concat(*parts, axis=0), [-1, 1]) for parts in (low, high)]
+    return op.Concat(op.Min(columns[0], 0.0), op.Max(columns[1], 0.0), axis=1)
+
+
+def _largest(op: Ops, value: ir.Value) -> ir.Value:
+    """Return the largest element; of an input with NaN, NaN, so that the step is left out.
+
+    Quantizing makes some integer of NaN, and the loss would not tell.
+    """
+    largest = op.ReduceMax(value, keepdims=0)
+    if not value.is_graph_input():
+        return largest
+    return op.Add(largest, op.ReduceSum(op.Mul(value, 0.0), keepdims=0))
+
+
+def _one(op: Ops, scalar: ir.Value) -> ir.Value:
+    return op.with_dims(op.Reshape(scalar, [1]), [1])
 
 
 def _observed(graph: ir.Graph, ranges: ir.Value) -> list[ir.Value]:
@@ -61,7 +81,7 @@ def _observed(graph: ir.Graph, ranges: ir.Value) -> list[ir.Value]:
         if taken is None or taken.op_type != "Gather" or x is None:
             continue
         index = constant_array(taken.inputs[1])
-        if index is not None and index.ndim == 0 and not x.is_initializer():
+        if index is not None and index.ndim == 0:
             found.setdefault(int(index), x)
     assert len(found) == ranges.shape[0]  # type: ignore[index]
     return [found[index] for index in sorted(found)]

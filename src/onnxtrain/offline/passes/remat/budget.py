@@ -63,7 +63,7 @@ class StepMemory:
 
 
 _SMALL_GRADIENTS = 0.1  # of a budget: updates of adapters need not hurry
-_MANY_NODES = 4000
+_MANY_NODES = 2000
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?")
 _UNITS = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30}
 
