@@ -1,7 +1,8 @@
 """Post-training quantization against training for integers, on networks that rounding hurts.
 
     python benchmarks/quantize                        # all: some minutes for each network
-    python benchmarks/quantize --only audio --seeds 3
+    python benchmarks/quantize --only audio --seeds 1
+    python benchmarks/quantize --show                 # what was measured before, and nothing new
 
 Each network is trained in floats once for each seed. From there, onnxruntime.quantization,
 onnxtrain and torch.ao.quantization make 8-bit and 4-bit models of it, with and without training.
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(TASKS), help="networks, with commas between")
     parser.add_argument("--ways", default="", help="a word that ways of interest have in them")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--show", action="store_true", help="measure nothing, show what is known")
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("onnxtrain").setLevel(logging.WARNING)
@@ -42,16 +44,19 @@ def main() -> None:
     for name in given.only.split(","):
         seeds = 1 if name == "pretrained" else given.seeds
         try:
-            results[name] = study(name, given.folder.absolute(), seeds, given.ways)
+            folder = given.folder.absolute()
+            if not given.show:
+                study(name, folder, seeds, given.ways)
+            if found := known_results(name, folder):
+                results[name] = found
         except MissingError as error:
             print(f"{TASKS[name].title} is left out: {error}")
     if results:
         show(results, given.folder.absolute())
 
 
-def study(name: str, folder: Path, seeds: int, words: str) -> dict[str, list[dict[str, object]]]:
+def study(name: str, folder: Path, seeds: int, words: str) -> None:
     """Measure all ways of one network, but those that were measured before."""
-    found: dict[str, list[dict[str, object]]] = {}
     for seed in range(seeds):
         path = folder / f"{name}-{seed}" / "results.json"
         known = json.loads(path.read_text()) if path.exists() else {}
@@ -61,8 +66,14 @@ def study(name: str, folder: Path, seeds: int, words: str) -> dict[str, list[dic
                 known[title] = measure(way, trained)
                 print(name, seed, title, known[title], file=sys.stderr, flush=True)
                 path.write_text(json.dumps(known, indent=1))
-            if title in known:
-                found.setdefault(title, []).append(known[title])
+
+
+def known_results(name: str, folder: Path) -> dict[str, list[dict[str, object]]]:
+    """Return what was measured of a network, of all seeds."""
+    found: dict[str, list[dict[str, object]]] = {}
+    for path in sorted(folder.glob(f"{name}-*/results.json")):
+        for title, row in json.loads(path.read_text()).items():
+            found.setdefault(title, []).append(row)
     return found
 
 

@@ -40,6 +40,26 @@ def _cell(found: dict[str, list[dict[str, Any]]], way: str) -> str:
     return f"{mean(rows):.2f} ({mean(rows) - mean(found['float'][: len(rows)]):+.2f})"
 
 
+LEAST_SPAN = 3  # points of accuracy on an axis, so that chance does not look like much
+# What is drawn for 32, 8 and 4 bits: the best of these.
+LINES = {
+    "rounded after training, best tool": ("#d1602c", "o--", (
+        ["float"],
+        ["int8: onnxruntime.quantization, best calibrator",
+         "int8: onnxtrain, not trained, best calibrator"],
+        ["int4: onnxruntime.quantization, best", "int4: onnxtrain, not trained"])),
+    "trained for integers": ("#1f6feb", "o-", (
+        ["float"],
+        ["int8: onnxtrain, trained, moving averages"],
+        ["int4: onnxtrain, trained, learned scales"])),
+}  # fmt: skip
+
+
+def best(found: dict[str, list[dict[str, Any]]], names: list[str]) -> float | None:
+    """Return the accuracy of the best of some ways, if any was measured."""
+    return max((mean(found[name]) for name in names if name in found), default=None)
+
+
 def draw(results: Results, titles: dict[str, str], path: Path) -> None:
     """Draw accuracy against the bits of weights, with and without training for them."""
     import matplotlib
@@ -47,24 +67,20 @@ def draw(results: Results, titles: dict[str, str], path: Path) -> None:
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
-    lines = {
-        "rounded after training (onnxruntime)": ("#d1602c", "o--", [
-            "float", "int8: onnxruntime.quantization, best calibrator",
-            "int4: onnxruntime.quantization, best"]),
-        "trained for integers (onnxtrain)": ("#1f6feb", "o-", [
-            "float", "int8: onnxtrain, trained, learned scales",
-            "int4: onnxtrain, trained, learned scales"]),
-    }  # fmt: skip
     with plt.rc_context({"svg.fonttype": "path", "svg.hashsalt": "onnxtrain", "font.size": 9}):
         figure, all_axes = plt.subplots(1, len(results), figsize=(2.6 * len(results), 3.2))
         for axes, (task, found) in zip(np.atleast_1d(all_axes), results.items(), strict=True):
-            for label, (color, style, names) in lines.items():
-                heights = [mean(found[name]) for name in names if name in found]
-                axes.plot(range(len(heights)), heights, style, color=color, label=label)
+            for label, (color, style, choices) in LINES.items():
+                points = [(x, best(found, names)) for x, names in enumerate(choices)]
+                drawn = [(x, y) for x, y in points if y is not None]
+                axes.plot(*zip(*drawn, strict=True), style, color=color, label=label)
             axes.set_xticks(range(3), ["32", "8", "4"])
             axes.set_xlabel("bits of a weight")
             axes.set_title(titles[task].replace(", ", "\n", 1), fontsize=8)
             axes.margins(x=0.15, y=0.15)
+            low, high = axes.get_ylim()
+            missing = max(0, LEAST_SPAN - (high - low))
+            axes.set_ylim(low - 0.8 * missing, high + 0.2 * missing)
             axes.spines[["top", "right"]].set_visible(False)
         np.atleast_1d(all_axes)[0].set_ylabel("accuracy, %")
         handles, labels = np.atleast_1d(all_axes)[0].get_legend_handles_labels()

@@ -75,7 +75,7 @@ TASKS = {
     ),
     "audio": Task(
         "keyword spotter's network, spoken languages", lambda _: networks.Audio(),
-        lambda folder, _: data.sounds(folder), 6, 3e-3, 2, 5e-4,
+        lambda folder, _: data.sounds(folder), 4, 3e-3, 1, 5e-4,
     ),
     "pretrained": Task(
         "MobileNetV2 with ImageNet weights, Fashion-MNIST", pretrained,
