@@ -30,7 +30,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: finetune bench-finetune native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory bench-quantize clean help
+.PHONY: finetune bench-finetune libonnxtrain libonnxtrain-sanitize native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory bench-quantize clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -52,6 +52,8 @@ help:
 	@echo "make native               build the native library and install it into $(VENV)"
 	@echo "make native-wheel         build its wheels for Linux, x86-64 and aarch64"
 	@echo "make native-sanitize      run its kernels under AddressSanitizer, UBSan and valgrind"
+	@echo "make libonnxtrain         build the library for programs in C and C++"
+	@echo "make libonnxtrain-sanitize  read hostile checkpoints with it under sanitizers"
 	@echo "make native-aarch64       run its kernels for aarch64, in an emulator"
 	@echo "make docs                 run all examples, write their pages, build the site"
 	@echo "make site                 build the site from the existing pages"
@@ -109,7 +111,7 @@ test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVIC
 	ONNXTRAIN_OLDEST_PYTHON=$(abspath $(OLDEST)/bin/python) \
 	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
-	$(MAKE) RECORDED=1 native-sanitize native-aarch64
+	$(MAKE) RECORDED=1 native-sanitize native-aarch64 libonnxtrain-sanitize
 	$(MAKE) test-flower
 
 # ---- the native library ----------------------------------------------------------------------------
@@ -134,7 +136,23 @@ CASES := build/native-cases
 native-build:
 	@$(call NEEDS,cmake,cmake) \
 	set -x; cmake -S native -B build/native -DONNXTRAIN_RECORD=ON && \
-	cmake --build build/native -j $(JOBS) --target onnxtrain_native replay
+	cmake --build build/native -j $(JOBS) --target onnxtrain_native replay && \
+	cmake -S native -B build/native-device -DONNXTRAIN_KERNELS=OFF && \
+	cmake --build build/native-device -j $(JOBS) --target device_calls onnxtrain
+
+# The library for programs in C and C++, with the kernels inside; native/include has its headers.
+libonnxtrain:
+	@$(call NEEDS,cmake,cmake) \
+	set -x; cmake -S native -B build/libonnxtrain && \
+	cmake --build build/libonnxtrain -j $(JOBS) --target onnxtrain onnxtrain_static
+
+# Its checkpoint reader under sanitizers, with ten thousand hostile files.
+libonnxtrain-sanitize: $(VENV)/dev
+	@$(call NEEDS,cmake,cmake) \
+	set -x; cmake -S native -B build/libonnxtrain-sanitize -DONNXTRAIN_SANITIZE=ON -DONNXTRAIN_KERNELS=OFF && \
+	cmake --build build/libonnxtrain-sanitize -j $(JOBS) --target device_calls && \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ONNXTRAIN_MUTATIONS=2500 \
+	ONNXTRAIN_DEVICE_BUILD=build/libonnxtrain-sanitize $(BIN)/python -m pytest tests/capi/test_capi_checkpoints.py
 
 native-cases: $(VENV)/dev native-build
 	$(BIN)/python -m pytest tests/native -n $(JOBS) --dist worksteal

@@ -43,17 +43,19 @@ _LONG = {
     for name in (
         "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "compare", "counter_rng",
         "declared_shapes", "decoders", "expand", "feature_cache", "fit_head", "fit_resume", "fuzz",
-        "grid", "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "merge_adapter",
-        "mezo", "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "power_loss",
-        "proximal", "replay", "resize", "roi", "scan", "schedule_end", "second_derivatives",
-        "sparse",
+        "given_integers", "grid", "int4_weights", "integer_kernels", "integer_kernels_torch",
+        "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "merge_adapter", "mezo",
+        "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "oldest_integers",
+        "power_loss", "proximal", "quantize_training", "replay", "resize", "roi", "scan",
+        "schedule_end", "second_derivatives", "sparse",
     )
 }  # fmt: skip
 
 
 def _elsewhere(item: pytest.Item) -> bool:
     """Whether a test needs another environment, a compiler or whole networks, or is one of many."""
-    return item.path.parent.name in ("interop", "lm", "models", "native") or item.path.stem in _LONG
+    folders = ("capi", "interop", "lm", "models", "native")
+    return item.path.parent.name in folders or item.path.stem in _LONG
 
 
 class _WithoutTorch(MetaPathFinder, Loader):

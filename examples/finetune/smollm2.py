@@ -51,7 +51,10 @@ def write_int4_model(source: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
     command += ["-i", str(source), "-o", str(folder), "-c", str(folder.parent / "cache")]
     command += ["-p", "int4", "-e", "cpu"]
-    subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=offline, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the builder of onnxruntime-genai failed:\n{done.stderr[-2000:]}")
 
 
 if __name__ == "__main__":

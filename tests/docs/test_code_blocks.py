@@ -25,7 +25,8 @@ RUN_BY = {
     "console": "tests/docs/test_examples.py",
     "sh": "this file",
     "js": "js/test",
-    "cpp": "tests/native/test_documented_kernel.py",
+    "cpp": "tests/native/test_documented_kernel.py, tests/capi/test_capi_programs.py",
+    "cmake": "nobody",
     "py": "this file",
     "text": "nobody",
 }
@@ -67,7 +68,8 @@ def test_blocks_stand_where_tests_look_for_them() -> None:
     outside = {page for page in where["python"] if not page.startswith("docs/")}
     assert outside == {"README.md", "CONTRIBUTING.md"}
     assert where["js"] == {"docs/javascript.md"}
-    assert where["cpp"] == {"docs/native.md"}
+    assert where["cpp"] == {"docs/native.md", "docs/c-api.md"}
+    assert where["cmake"] == {"docs/c-api.md"}
 
 
 def test_python_that_needs_other_packages_compiles() -> None:

@@ -64,7 +64,8 @@ def test_the_examples_of_a_module_run(module, tmp_path, monkeypatch) -> None:
     names = {
         "onnxtrain": onnxtrain, "onnxruntime": onnxruntime, "onnxblock": onnxblock,
         "blocks": onnxblock.blocks, "positions": np.ones((4, 3), np.float32),
-        "batches": [(x, np.arange(4) % 3)] * 2, "images": np.ones((4, 1, 8, 8), np.float32),
+        "batches": [(x, np.arange(4) % 3)] * 2,
+        "images": np.arange(256, dtype=np.float32).reshape(4, 1, 8, 8),
     }  # fmt: skip
     found = importlib.import_module(module)
     tests = [t for t in doctest.DocTestFinder().find(found) if t.examples]

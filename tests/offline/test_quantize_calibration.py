@@ -278,3 +278,21 @@ def test_activations_of_a_batch_are_not_returned_together(monkeypatch) -> None:
     groups = list(module._groups(np.array([400, 200, 50])))
     assert groups == [[0], [1, 2]]
     assert ranges(given, [SAMPLES], ["x", "a", "y"], method="percentile") == wanted
+
+
+def test_weights_in_other_files(tmp_path) -> None:
+    given = linear()
+    wanted = ranges(given, [SAMPLES], ["y"])
+    onnx.save(
+        given, tmp_path / "model.onnx", save_as_external_data=True, location="weights",
+        size_threshold=0,
+    )  # fmt: skip
+    assert ranges(tmp_path / "model.onnx", [SAMPLES], ["y"]) == wanted
+    made = prepare(
+        tmp_path / "model.onnx",
+        tmp_path / "out",
+        quantize="int8",
+        calibration=[SAMPLES],
+        loss="mse",
+    )
+    assert "w" in made.trainable

@@ -244,3 +244,37 @@ def test_the_bounds_of_an_activation(tmp_path, scales, low, bound) -> None:
     F.mse_loss(y, torch.tensor(target)).backward()
     found = session.module.input_gradients["x"]
     np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [64, 40])
+def test_scales_by_block_have_the_gradients_of_torch(tmp_path, inputs) -> None:
+    """Blocks of 32 inputs of each output, the last of which may be shorter."""
+    w = RNG.standard_normal((inputs, 6)).astype(np.float32)
+    given = model(
+        [node("MatMul", ["x", "w"], ["y"])],
+        [value("x", ["batch", inputs])],
+        [value("y", ["batch", 6])],
+        {"w": w},
+    )
+    prepare(given, tmp_path, loss="mse", quantize="int4-weights")
+    session = TrainingSession(tmp_path)
+    x, target = RNG.standard_normal((5, inputs)).astype(np.float32), np.ones((5, 6), np.float32)
+    session.train_step(x, target)
+    (name,) = (n for n, _ in session.state.parameters if n.endswith("scale_shift"))
+    graph = onnx.load(tmp_path / "eval_model.onnx").graph
+    blocks = -(-inputs // 32)
+    (start,) = (
+        onnx.numpy_helper.to_array(t) for t in graph.initializer
+        if list(t.dims) == [blocks, 6] and t.data_type == onnx.TensorProto.FLOAT
+    )  # fmt: skip
+    leaf, shift = torch.tensor(w, requires_grad=True), torch.zeros(blocks, 6, requires_grad=True)
+    # One row for each block of an output; what is missing in the last ones is zero.
+    rows = F.pad(leaf, (0, 0, 0, blocks * 32 - inputs)).reshape(blocks, 32, 6)
+    rows = rows.transpose(1, 2).reshape(blocks * 6, 32)
+    scale = (torch.tensor(start) * torch.exp(shift)).reshape(-1)
+    zero, share = torch.zeros(blocks * 6, requires_grad=True), 1 / math.sqrt(inputs / blocks * 7)
+    made = torch._fake_quantize_learnable_per_channel_affine(rows, scale, zero, 0, -8, 7, share)
+    back = made.reshape(blocks, 6, 32).transpose(1, 2).reshape(blocks * 32, 6)[:inputs]
+    F.mse_loss(torch.tensor(x) @ back, torch.tensor(target)).backward()
+    assert_near(session.state.parameters["w"].grad, leaf.grad.numpy(), "w")
+    assert_near(session.state.parameters[name].grad, shift.grad.numpy(), name)

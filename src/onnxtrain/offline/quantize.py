@@ -50,7 +50,8 @@ class Quantize:
             products in 16 bits, which may saturate.
 
     Examples:
-        >>> onnxtrain.prepare("mobilenet.onnx", quantize="int8", calibration=images[:200])
+        >>> few = [images]
+        >>> onnxtrain.prepare("mobilenet.onnx", quantize="int8", calibration=few)
 
     """
 

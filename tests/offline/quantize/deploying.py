@@ -14,8 +14,7 @@ import onnxruntime as ort
 import onnxtrain
 
 Array = np.ndarray[Any, Any]
-PRODUCTS = ("QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat", "MatMulNBits")
-VIEWS = ("Flatten", "Reshape", "Shape", "Squeeze", "Unsqueeze")  # cost nothing
+VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")  # cost nothing
 MOVES = (
     "Concat", "Gather", "MaxPool", "NhwcMaxPool", "Pad", "Resize", "Slice", "Split", "Transpose",
 )  # fmt: skip
@@ -84,21 +83,29 @@ def kernels(path: Path) -> Counter[str]:
 def float_operators(path: Path) -> Counter[str]:
     """Return the operators of the optimised graph that compute with floats."""
     graph = optimised(path).graph
-    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
-    types |= {t.name: t.data_type for t in graph.initializer}
+    floats = {v.name for v in graph.input if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
     left = []
     for node in graph.node:
-        if node.op_type.startswith(("QLinear", "QuantizeLinear", "DequantizeLinear")):
+        if node.op_type == "Shape":
             continue
-        if node.op_type in PRODUCTS:
+        if makes_floats(node) or (node.op_type in (*VIEWS, *MOVES) and node.input[0] in floats):
+            floats.update(node.output)
+        elif node.op_type in (*VIEWS, *MOVES) or node.op_type.startswith("Q"):
             continue
-        if node.op_type in VIEWS:
+        else:
+            floats.update(node.output)
+            left.append(node.op_type)
             continue
-        first = types.get(node.input[0]) if node.input else None
-        if node.op_type in MOVES and first != onnx.TensorProto.FLOAT:
-            continue
-        left.append(node.op_type)
+        if node.op_type in MOVES:
+            left.append(node.op_type)
     return Counter(left)
+
+
+def makes_floats(node: onnx.NodeProto) -> bool:
+    """Whether a kernel of integers returns floats."""
+    if node.op_type == "QGemm":
+        return len(node.input) < 8
+    return node.op_type in ("DequantizeLinear", "MatMulIntegerToFloat", "MatMulNBits")
 
 
 def with_integers_returned(path: Path) -> tuple[onnx.ModelProto, list[str]]:

@@ -8,6 +8,7 @@ evaluation to the bit.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import onnxruntime as ort
@@ -16,7 +17,7 @@ from onnxtrain.device.export.layout import MAX_FILE_SIZE, ModelLayout, StoredTen
 from onnxtrain.device.export.model_parts import ModelParts, find_needed
 from onnxtrain.device.export.prune import Cut, Values, quiet_options
 from onnxtrain.errors import ModelError, OnnxTrainError
-from onnxtrain.format.element_types import data_size
+from onnxtrain.format.element_types import ELEMENT_TYPES, data_size
 from onnxtrain.format.model.file import ModelFile
 from onnxtrain.format.model.wire import text_field
 
@@ -118,5 +119,8 @@ def _stored(name: str, value: ort.OrtValue) -> StoredTensor:
     """Copy the elements of a tensor of any type, also of those that numpy has not."""
     code, dims = value.element_type(), tuple(value.shape())
     size = data_size(code, dims)
-    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    data = bytearray(ctypes.string_at(value.data_ptr(), size) if size else b"")
+    used = math.prod(dims) * ELEMENT_TYPES[code].bits % 8
+    if used:  # onnxruntime leaves what is behind the last narrow element as it was
+        data[-1] &= (1 << used) - 1
     return StoredTensor(name, code, dims, memoryview(data))

@@ -194,7 +194,7 @@ INTEGER_PRODUCTS = _ops("Conv Gemm MatMul")
 # onnxruntime computes these on 8-bit integers, each with a range of its own result.
 INTEGER_ARITHMETIC = _ops("Add AveragePool Concat GlobalAveragePool LeakyRelu Mul Sigmoid")
 # The result has elements of the first input and no others, so that it has the same range.
-KEEPS_RANGE = _ops("Flatten Gather MaxPool Reshape Slice Split Squeeze Transpose Unsqueeze")
+KEEPS_RANGE = _ops("Flatten Gather MaxPool Reshape Resize Slice Split Squeeze Transpose Unsqueeze")
 # A bound of the range that comes behind a product, which quantizing the result does as well.
 RANGE_BOUNDS = _ops("Clip Relu")
 # onnxruntime makes one operator, of floats, of Gemm and one of these behind it.

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.initializers import remove_node
-from onnxtrain.offline.graph.op_facts import RANGE_BOUNDS
+from onnxtrain.offline.graph.op_facts import KEEPS_RANGE, RANGE_BOUNDS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 
@@ -39,6 +39,17 @@ def bounds_of(node: ir.Node | None) -> Bounds | None:
             found[place] = float(known.reshape(-1)[0])
     low, high = found
     return (low, high) if low <= 0 <= high and low < high else None
+
+
+def keeps_range(node: ir.Node) -> bool:
+    """Whether a node only moves elements of its first input, as Resize to the nearest does."""
+    if node.domain or node.op_type not in KEEPS_RANGE:
+        return False
+    read = node.attributes
+    return node.op_type != "Resize" or (
+        read.get_string("mode", "nearest") == "nearest"
+        and read.get_string("coordinate_transformation_mode", "") != "tf_crop_and_resize"
+    )
 
 
 def take_bounds(value: ir.Value) -> tuple[ir.Value, Bounds | None]:
@@ -79,8 +90,18 @@ def drop_bounds(op: Ops, graph: ir.Graph) -> bool:
             source = op.type_as(op.Max(source, low), source)
         node.replace_input_with(0, source)
         _remove_unread(graph, x)
+        _take_name(source, x)
         is_changed = True
     return is_changed
+
+
+def _take_name(source: ir.Value, bounded: ir.Value) -> None:
+    """Call what is bounded by its range alone as what it means, if nothing else reads it."""
+    node = bounded.producer()
+    is_gone = bounded is not source and (node is None or node.graph is None)
+    if is_gone and len(source.uses()) == 1 and not source.is_graph_output():
+        name, bounded.name = bounded.name, f"{bounded.name}_before"
+        source.name = name
 
 
 def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.initializers import remove_node
-from onnxtrain.offline.graph.op_facts import INTEGER_ARITHMETIC, INTEGER_PRODUCTS, KEEPS_RANGE
+from onnxtrain.offline.graph.op_facts import INTEGER_ARITHMETIC, INTEGER_PRODUCTS
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import replace_node
-from onnxtrain.offline.passes.quantize.bounds import bounds_of
+from onnxtrain.offline.passes.quantize.bounds import bounds_of, keeps_range
 
 
 def write_integer_forms(model: ir.Model) -> None:
@@ -130,7 +130,7 @@ def _move_bounds(graph: ir.Graph, bound: ir.Node) -> bool:
     """Let Relu or Clip go before what moves its input; the result is the same."""
     moved = bound.inputs[0] if bounds_of(bound) is not None else None
     mover = None if moved is None else moved.producer()
-    if moved is None or mover is None or mover.domain or mover.op_type not in KEEPS_RANGE:
+    if moved is None or mover is None or not keeps_range(mover):
         return False
     x = mover.inputs[0]
     if x is None or len(mover.outputs) != 1 or _only_reader(moved) is not bound:
@@ -152,7 +152,7 @@ def _move_bounds(graph: ir.Graph, bound: ir.Node) -> bool:
 def _leads_to_arithmetic(value: ir.Value) -> bool:
     """Whether a value is computed on integers, or moved from there."""
     node = value.producer()
-    while node is not None and node.domain == "" and node.op_type in KEEPS_RANGE:
+    while node is not None and keeps_range(node):
         node = None if node.inputs[0] is None else node.inputs[0].producer()
     known = INTEGER_PRODUCTS | INTEGER_ARITHMETIC
     return node is not None and node.domain == "" and node.op_type in known

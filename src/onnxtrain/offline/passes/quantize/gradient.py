@@ -24,6 +24,7 @@ from onnxtrain.offline.graph.op_facts import EXTREMES
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, static_dims
 from onnxtrain.offline.graph.signs import is_not_negative
+from onnxtrain.offline.passes.quantize.frozen_scales import depend_on
 from onnxtrain.offline.passes.quantize.insert import QUANTIZER
 
 _BOUNDS = {ir.DataType.UINT8: (0, 255), ir.DataType.INT8: (-128, 127), ir.DataType.INT4: (-8, 7)}
@@ -38,15 +39,16 @@ def join_quantizers(op: Ops, graph: ir.Graph, targets: Collection[ir.Value]) -> 
         if source is None:
             continue
         quantizer = _quantizer(node)
-        if op.rank(required(quantizer, 2)[1]):
+        scale = required(quantizer, 2)[1]
+        if op.rank(scale):
             found[node] = _of_weight(source)
-        else:
+        elif scale.producer() is not None:  # else it is in the frozen part
             activations.append(_Activation.of(node, quantizer, source, targets))
     if not activations:
         return found
     shift = _makers(activations[0].scales)
-    moved = _depend_on(graph, [v for v in targets if v not in shift])
-    learned = [a for a in activations if a.source == "learned" and a.x in moved]
+    moved = depend_on(graph, [v for v in targets if v not in shift])
+    learned = [a for a in activations if a.source == "learned"]
     parts, of_split = _split_scales(op, graph, learned)
     bounds = _Bounds()
     with op.arithmetic():
@@ -288,15 +290,6 @@ def _rule(
 ) -> Rule:
     stops = frozenset({0, 1, 2})
     return Rule(gradient, "DequantizeLinear", "", 1, False, stops, "quantizer", reaches=reaches)
-
-
-def _depend_on(graph: ir.Graph, values: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return all values that are computed from some of these."""
-    found = set(values)
-    for node in graph:
-        if any(v in found for v in node.inputs):
-            found.update(node.outputs)
-    return found
 
 
 def _makers(value: ir.Value) -> set[ir.Value]:

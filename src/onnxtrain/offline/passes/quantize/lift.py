@@ -17,8 +17,9 @@ import onnx_ir as ir
 from onnxtrain.errors import ArgumentError
 from onnxtrain.offline.graph.initializers import initializer, remove_node
 from onnxtrain.offline.graph.names import Names, label_of
-from onnxtrain.offline.graph.op_facts import INTEGER_ARITHMETIC, INTEGER_PRODUCTS, KEEPS_RANGE
+from onnxtrain.offline.graph.op_facts import INTEGER_ARITHMETIC, INTEGER_PRODUCTS
 from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.passes.quantize.bounds import keeps_range
 from onnxtrain.offline.passes.quantize.places import Places, QuantizedLayer
 from onnxtrain.offline.passes.quantize.qdq_form import write_qdq_form
 from onnxtrain.offline.quantize import Quantize
@@ -195,7 +196,7 @@ class _Lift:
         order = {v: i for i, node in enumerate(self._graph) for v in node.outputs}
         for value in sorted(found.ranges, key=lambda v: order.get(v, -1)):
             node = value.producer()
-            x = node.inputs[0] if node is not None and node.op_type in KEEPS_RANGE else None
+            x = node.inputs[0] if node is not None and keeps_range(node) else None
             same = x in found.roots and np.allclose(found.ranges[x], found.ranges[value], 1e-5)
             found.roots[value] = found.roots[x] if same and x is not None else value
 

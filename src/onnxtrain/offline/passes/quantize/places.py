@@ -25,11 +25,10 @@ from onnxtrain.offline.graph.op_facts import (
     INTEGER_ARITHMETIC,
     INTEGER_PRODUCTS,
     JOINED_TO_GEMM,
-    KEEPS_RANGE,
 )
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, is_half, static_dims
 from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of
-from onnxtrain.offline.passes.quantize.bounds import bounds_of
+from onnxtrain.offline.passes.quantize.bounds import bounds_of, keeps_range
 from onnxtrain.offline.quantize import Quantize
 
 
@@ -240,7 +239,7 @@ class _Search:
         if node.domain or not node.inputs or node in self.places.others:
             return
         x = node.inputs[0]
-        if op_type in KEEPS_RANGE and x in known and x is not None and _moves_floats(node):
+        if keeps_range(node) and x in known and x is not None and _moves_floats(node):
             for output in node.outputs:
                 if output in known:
                     self._join(output, x)
@@ -283,7 +282,7 @@ class _Search:
         """Whether kernels of integers make a value, whatever moves or bounds it behind them."""
         node = value.producer()
         while node is not None and not node.domain:
-            if node.op_type not in KEEPS_RANGE and bounds_of(node) is None:
+            if not keeps_range(node) and bounds_of(node) is None:
                 break
             node = None if node.inputs[0] is None else node.inputs[0].producer()
         return node in self._on_integers
@@ -312,7 +311,7 @@ class _Search:
     def _pass_back(self, node: ir.Node) -> None:
         """Quantize what is only moved before it is quantized, so that integers are moved."""
         x = node.inputs[0] if node.inputs else None
-        if node.domain or node.op_type not in KEEPS_RANGE or x is None or _is_parameter(x):
+        if not keeps_range(node) or x is None or _is_parameter(x):
             return
         known = self.places.activations
         if node.outputs[0] in known and x not in known and _moves_floats(node):

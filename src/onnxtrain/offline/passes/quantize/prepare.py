@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError
+from onnxtrain.offline.passes.quantize.frozen_scales import fix_scales
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
 from onnxtrain.offline.passes.quantize.lift import Lifted, given_scales
 from onnxtrain.offline.passes.quantize.observe import observe
@@ -45,6 +46,7 @@ def quantize_model(
         ranges |= observe(model, unknown, calibration, settings)
     given = given_scales(places, lifted, settings)
     inserted = insert_quantizers(model, places, ranges, settings, trained, given)
+    inserted = fix_scales(model, inserted, trained)
     notes = [str(IntegerOperators.of(places, settings))]
     if known and calibration is not None:
         notes.append("The ranges of activations are those of the given model, not of calibration.")

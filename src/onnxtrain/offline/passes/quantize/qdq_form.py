@@ -17,10 +17,10 @@ from onnxtrain.offline.graph.integer_operators import (
     meaning_of,
 )
 from onnxtrain.offline.graph.names import label_of
-from onnxtrain.offline.graph.op_facts import KEEPS_RANGE
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array
 from onnxtrain.offline.graph.subgraphs import replace_node
+from onnxtrain.offline.passes.quantize.bounds import keeps_range
 
 _BIAS = {"Conv": 8, "Gemm": 6}  # where the integer operators have it
 
@@ -34,7 +34,7 @@ def write_qdq_form(model: ir.Model) -> None:
         form = integer_form(node)
         if form is not None:
             _operator(op, node, form)
-        elif node.domain == "" and node.op_type in KEEPS_RANGE and len(node.outputs) == 1:
+        elif keeps_range(node) and len(node.outputs) == 1:
             x = node.inputs[0]
             meaning = None if x is None else meaning_of(x)
             if x is not None and meaning is not None and x.dtype in _INTEGERS:

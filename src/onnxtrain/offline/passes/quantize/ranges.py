@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.format.names import RANGE_MOMENTUM, RANGES, UPDATED
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.shapes import constant_array, static_dims
 from onnxtrain.offline.graph.signs import is_not_negative
 
 
@@ -26,7 +26,7 @@ def track_ranges(model: ir.Model) -> dict[str, ir.Value]:
     """
     graph = model.graph
     ranges, momentum = (graph.initializers.get(name) for name in (RANGES, RANGE_MOMENTUM))
-    if ranges is None or momentum is None:
+    if ranges is None or momentum is None or not ranges.uses():
         return {}
     op = Ops(graph, model.opset_imports[""])
     op.scope = "quantization/ranges"
@@ -46,32 +46,28 @@ def _named(op: Ops, value: ir.Value, name: str) -> ir.Value:
     return value
 
 
-def _seen(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
+def _seen(op: Ops, values: Sequence[ir.Value | None]) -> ir.Value:
     """Return the least and the largest element of each value, zero included, in two columns."""
     zero = op.const(np.zeros(1, np.float32))
-    low = [zero if is_not_negative(v) else _one(op, op.ReduceMin(v, keepdims=0)) for v in values]
-    high = [_one(op, _largest(op, v)) for v in values]
+    low, high = [zero] * len(values), [zero] * len(values)
+    for row, value in enumerate(values):
+        if value is not None:
+            high[row] = _one(op, op.ReduceMax(value, keepdims=0))
+            if not is_not_negative(value):
+                low[row] = _one(op, op.ReduceMin(value, keepdims=0))
     columns = [op.Reshape(op.Concat(*parts, axis=0), [-1, 1]) for parts in (low, high)]
     return op.Concat(op.Min(columns[0], 0.0), op.Max(columns[1], 0.0), axis=1)
-
-
-def _largest(op: Ops, value: ir.Value) -> ir.Value:
-    """Return the largest element; of an input with NaN, NaN, so that the step is left out.
-
-    Quantizing makes some integer of NaN, and the loss would not tell.
-    """
-    largest = op.ReduceMax(value, keepdims=0)
-    if not value.is_graph_input():
-        return largest
-    return op.Add(largest, op.ReduceSum(op.Mul(value, 0.0), keepdims=0))
 
 
 def _one(op: Ops, scalar: ir.Value) -> ir.Value:
     return op.with_dims(op.Reshape(scalar, [1]), [1])
 
 
-def _observed(graph: ir.Graph, ranges: ir.Value) -> list[ir.Value]:
-    """Return the activation that each row is the range of: the first that is quantized with it."""
+def _observed(graph: ir.Graph, ranges: ir.Value) -> list[ir.Value | None]:
+    """Return the activation that each row is the range of: the first that is quantized with it.
+
+    In the frozen part of a model, ranges are constants, and nobody reads their rows.
+    """
     found: dict[int, ir.Value] = {}
     for node in graph:
         if node.op_type != "QuantizeLinear" or node.domain != "":
@@ -83,5 +79,5 @@ def _observed(graph: ir.Graph, ranges: ir.Value) -> list[ir.Value]:
         index = constant_array(taken.inputs[1])
         if index is not None and index.ndim == 0:
             found.setdefault(int(index), x)
-    assert len(found) == ranges.shape[0]  # type: ignore[index]
-    return [found[index] for index in sorted(found)]
+    (count,) = (static_dims(ranges) or (0,))[:1]
+    return [found.get(index) for index in range(count)]

@@ -1,0 +1,183 @@
+#include "graph.h"
+
+#include <mutex>
+#include <set>
+
+#include "kernels.h"
+#include "signature.h"
+#include "text.h"
+#include "wire.h"
+
+namespace onnxtrain::device {
+
+namespace {
+
+constexpr size_t kManyNodes = 3000;
+constexpr int kErrorsOnly = 3, kNoOptimization = 0;
+constexpr int kModelGraph = 7, kGraphInitializer = 5, kGraphOutput = 12;
+
+// A ValueInfoProto.
+std::string value_info(const std::string& name, const ValueType& type) {
+  std::string shape;
+  for (const Dimension& dim : type.dims) {
+    std::string inside;
+    if (dim.is_number())
+      inside = number_field(1, dim.size);
+    else if (!dim.symbol.empty())
+      inside = bytes_field(2, dim.symbol);
+    shape += bytes_field(1, inside);
+  }
+  std::string tensor = number_field(1, type.code);
+  if (type.has_shape) tensor += bytes_field(2, shape);
+  return bytes_field(1, name) + bytes_field(2, bytes_field(1, tensor));
+}
+
+// The message of an initializer with other elements, of the same type and shape.
+std::string with_elements(WireReader& reader, std::string_view message, const Tensor& tensor) {
+  constexpr int kDims = 1, kType = 2, kName = 8, kRaw = 9;
+  std::string made;
+  reader.each(message, "initializer", [&](const WireField& field) {
+    if (field.number == kDims || field.number == kType || field.number == kName) {
+      made += message.substr(field.start, field.end - field.start);
+    }
+  });
+  return made + bytes_field(kRaw, tensor.data.view());
+}
+
+}  // namespace
+
+Graph::Graph(ModelFile model, std::shared_ptr<Settings> settings, std::shared_ptr<TrainingState> state)
+    : model_(std::move(model)), settings_(std::move(settings)), state_(std::move(state)) {
+  if (model_.is_ort) {
+    throw ModelError(model_.name + " is in the ORT format, which is not read here: use the graph in the ONNX format");
+  }
+  if (!model_.metadata.base.empty()) {
+    throw ModelError(model_.name + " takes tensors from " + quoted(model_.metadata.base) +
+                     ", the base of low-rank factors, which is not read here: train it in Python");
+  }
+  std::set<std::string> seen;
+  for (const std::string& name : model_.metadata.gradients) {
+    if (!ends_with(name, kGradient) || model_.input(name) != nullptr || model_.output(name) != nullptr) continue;
+    const std::string parameter = name.substr(0, name.size() - std::string_view(kGradient).size());
+    if (model_.input(parameter + kBuffer) != nullptr && seen.insert(name).second) gradients_.push_back(name);
+  }
+}
+
+const Held<OrtSession>& Graph::session() {
+  if (is_current()) return session_;
+  session_ = nullptr;  // frees the memory of the old one first
+  const bool has_kernels = settings_->native && !model_.metadata.kernels.empty();
+  if (has_kernels) {
+    try {
+      session_ = new_session(true);
+    } catch (const ModelError&) {
+      session_ = nullptr;  // what is wrong with the graph itself is raised below
+    }
+  }
+  if (session_ == nullptr) session_ = new_session(false);
+  version_ = state_->frozen_version;
+  return session_;
+}
+
+Held<OrtSessionOptions> Graph::new_options() const {
+  const RuntimePointer& runtime = state_->runtime;
+  const OrtApi* api = runtime->api;
+  OrtSessionOptions* made = nullptr;
+  if (settings_->options != nullptr) {
+    runtime->check(ONNXTRAIN_CALL(api, CloneSessionOptions)(settings_->options.get(), &made));
+    return hold(runtime, made);
+  }
+  runtime->check(ONNXTRAIN_CALL(api, CreateSessionOptions)(&made));
+  Held<OrtSessionOptions> options = hold(runtime, made);
+  runtime->check(ONNXTRAIN_CALL(api, SetSessionLogSeverityLevel)(made, kErrorsOnly));
+  // A plan of the memory made beforehand takes up to twice as much.
+  runtime->check(ONNXTRAIN_CALL(api, DisableMemPattern)(made));
+  const bool has_kernels = settings_->native && serves_kernels(model_.metadata.kernels);
+  if (model_.node_count > kManyNodes && has_kernels) {
+    // Each pass of the optimiser walks all nodes, and kernels stand where it would fuse.
+    runtime->check(ONNXTRAIN_CALL(api, SetSessionGraphOptimizationLevel)(made, kNoOptimization));
+  }
+  for (const ValueType& value : model_.inputs) {
+    if (!ends_with(value.name, kGradient)) continue;
+    // The training and the optimizer graph take turns. Threads of one that spin, in case more work
+    // comes, keep those of the other from theirs.
+    runtime->check(ONNXTRAIN_CALL(api, AddSessionConfigEntry)(made, "session.force_spinning_stop", "1"));
+    break;
+  }
+  return options;
+}
+
+std::string Graph::source() const {
+  std::string made;
+  std::set<std::string> changed;
+  for (const std::string& name : state_->changed_constants) {
+    if (model_.initializers.find(name) != nullptr && model_.external.find(name) == nullptr) changed.insert(name);
+  }
+  WireReader reader(model_.name);
+  const std::string_view data = model_.data.view();
+  if (changed.empty()) {
+    made = std::string(data);
+  } else {
+    reader.each(data, "model", [&](const WireField& part) {
+      if (part.number != kModelGraph) {
+        made += data.substr(part.start, part.end - part.start);
+        return;
+      }
+      std::string graph;
+      reader.each(part.data, "graph", [&](const WireField& field) {
+        std::string name;
+        if (field.number == kGraphInitializer) {
+          name = reader.last_text(reader.pick(field.data, "initializer", {8}), 8, "initializer.name");
+        }
+        if (changed.count(name) > 0) {
+          graph += bytes_field(kGraphInitializer, with_elements(reader, field.data, *state_->frozen.find(name)));
+        } else {
+          graph += part.data.substr(field.start, field.end - field.start);
+        }
+      });
+      made += bytes_field(kModelGraph, graph);
+    });
+  }
+  // A message that occurs twice is one with the entries of both, by the rules of protobuf.
+  std::string outputs;
+  for (const std::string& name : gradients_) {
+    const std::string parameter = name.substr(0, name.size() - std::string_view(kGradient).size());
+    outputs += bytes_field(kGraphOutput, value_info(name, *model_.input(parameter + kBuffer)));
+  }
+  if (!outputs.empty()) made += bytes_field(kModelGraph, outputs);
+  return made;
+}
+
+Held<OrtSession> Graph::new_session(bool with_kernels) {
+  const RuntimePointer& runtime = state_->runtime;
+  const Held<OrtSessionOptions> options = new_options();
+  std::vector<const char*> names;
+  std::vector<const OrtValue*> values;
+  constants_.clear();
+  for (const auto& item : model_.external) {
+    const Tensor* held = state_->frozen.find(item.first);
+    if (held == nullptr) {
+      throw ModelError(name() + " takes the frozen parameter " + quoted(item.first) +
+                       " from the checkpoint, which does not have it: they do not belong together");
+    }
+    constants_.push_back(value_over(runtime, held->data.data, held->data.size, held->code, held->dims));
+    names.push_back(item.first.c_str());
+    values.push_back(constants_.back().get());
+  }
+  try {
+    if (!names.empty()) {
+      const auto add = ONNXTRAIN_CALL(runtime->api, AddExternalInitializers);
+      runtime->check(add(options.get(), names.data(), values.data(), names.size()));
+    }
+    if (with_kernels) register_kernels(runtime, options.get(), model_.metadata.kernels);
+    const std::string bytes = source();
+    OrtSession* made = nullptr;
+    const auto create = ONNXTRAIN_CALL(runtime->api, CreateSessionFromArray);
+    runtime->check(create(settings_->env, bytes.data(), bytes.size(), options.get(), &made));
+    return hold(runtime, made);
+  } catch (const Error& error) {
+    throw ModelError("onnxruntime does not load " + name() + ": " + error.what());
+  }
+}
+
+}  // namespace onnxtrain::device
