@@ -17,7 +17,7 @@ from faults import Faults
 from operations import OPERATIONS
 from soak import attempt
 
-QUICK = ["save", "save-inline", "export", "export-one-file", "federated"]
+QUICK = ["save", "save-inline", "export", "export-one-file", "export-int8", "federated"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.name != "posix", reason="limits on files are set by Unix alone"),
@@ -28,7 +28,7 @@ pytestmark = [
 def test_something_fails(name, tmp_path, monkeypatch) -> None:
     rng = random.Random(name)
     faults, counts = Faults(tmp_path, rng), Counter()
-    for round_ in range(6 if name in QUICK else 2):
+    for round_ in range(6 if name in QUICK else 4 if name == "fit-int8" else 2):
         for kind in faults.kinds:
             monkeypatch.setattr(Faults, "some", lambda self, kind=kind: kind)
             attempt(OPERATIONS[name], tmp_path, round_ % 2 + 1, faults, counts)
