@@ -31,7 +31,7 @@ def built(tmp_path_factory) -> Path:
 
 def test_the_wheel_has_the_package_its_types_and_its_command_and_nothing_else(built) -> None:
     wheel = next(built.glob("*.whl"))
-    assert wheel.stat().st_size < 950_000  # docs/decisions/0009-the-weight-of-the-wheel.md
+    assert wheel.stat().st_size < 1_050_000  # docs/decisions/0009-the-weight-of-the-wheel.md
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
