@@ -231,9 +231,10 @@ def test_a_fixed_batch(tmp_path) -> None:
 INTEGERS = {"train": ["fc*"], "calibration": [IMAGES]}
 
 
-def test_frozen_layers_of_integers_run_once(tmp_path) -> None:
+@pytest.mark.parametrize("scales", ["fixed", "average"])
+def test_frozen_layers_of_integers_run_once(tmp_path, scales) -> None:
     model = exported(Convs(), torch.zeros(2, 2, 6, 6))
-    onnxtrain.prepare(model, tmp_path, quantize="int8:scales=fixed", **INTEGERS)
+    onnxtrain.prepare(model, tmp_path, quantize=f"int8:scales={scales}", **INTEGERS)
     sessions = [onnxtrain.TrainingSession(tmp_path) for _ in range(2)]
     for session, cached in zip(sessions, (False, True), strict=True):
         session.set_learning_rate(0.05)
@@ -243,13 +244,3 @@ def test_frozen_layers_of_integers_run_once(tmp_path) -> None:
         )  # fmt: skip
     one, other = (session.get_parameter("fc.weight") for session in sessions)
     np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
-
-
-def test_ranges_that_follow_training_keep_features_from_being_kept(tmp_path) -> None:
-    model = exported(Convs(), torch.zeros(2, 2, 6, 6))
-    onnxtrain.prepare(model, tmp_path, quantize="int8", **INTEGERS)
-    with pytest.raises(ArgumentError, match="the ranges of integers in the frozen layers follow"):
-        onnxtrain.fit(
-            onnxtrain.TrainingSession(tmp_path), (IMAGES, LABELS), cache_features=True,
-            progress=False,
-        )  # fmt: skip

@@ -118,13 +118,16 @@ def fit_into(
     # Small gradients may as well wait for each other, where the graph is so large that it matters:
     # updates that do not wait are a chain, along which all that is weighed is weighed again.
     is_small = _gradient_bytes(source) <= limit * _SMALL_GRADIENTS
-    is_early = not is_small or _node_count(source) < _MANY_NODES
+    found = None
+    if is_small and _node_count(source) >= _MANY_NODES:
+        found = _search(source, models, scale, lambda gradients: build(gradients, False), limit)
 
     def build_early(gradients: LossGradients) -> Models:
-        return build(gradients, is_early)
+        return build(gradients, True)
 
-    models = build_early(source)
-    found = _search(source, models, _Scale(models, numbers), build_early, limit)
+    if found is None or found.peak > limit:
+        models = build_early(source)
+        found = _search(source, models, _Scale(models, numbers), build_early, limit)
     if found.peak > limit:
         # Only now: so far the numbers are the same to the bit, lean gradients differ by rounding.
         lean = differentiate(True)
