@@ -12,17 +12,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of
+from onnxtrain.offline.graph.shapes import UNKNOWN
 
 
 def flag_of(op: Ops, value: ir.Value) -> ir.Value:
     """Return a vector of one number, 0 or 1, from the first element of a tensor of any type."""
-    dims = dims_of(value)
-    if dims and value.dtype == ir.DataType.FLOAT:
-        zeros, ones = [0] * len(dims), [1] * len(dims)
-        first = op.Slice(value, zeros, ones, list(range(len(dims))))
-        flag = op.Shape(op.NonZero(first), start=1, end=2)  # how many numbers are not zero
-        return op.with_dims(flag, [1])
     first = op.Slice(op.Reshape(value, [-1]), [0], [1], [0])
     number = op.Cast(op.Cast(first, to=ir.DataType.BOOL), to=ir.DataType.INT64)
     return op.ReduceSum(number, [0], keepdims=1)  # 0 where there is no element
