@@ -111,7 +111,7 @@ for place, how in enumerate(("int8", "int8:scales=learned", "int4-weights", "int
         session.step(x, np.arange(16) % 5)
     session.save_checkpoint(folder / "c")
     session.export_model_for_inferencing(folder / "exported.onnx", ["y"])
-    session.export_model_for_inferencing(folder / "values.onnx", ["w_quantized", "h", "w_scale"])
+    session.export_model_for_inferencing(folder / "values.onnx", ["w_quantized", "k", "w_scale"])
 `;
 
 test("models of integers are exported byte for byte as in Python", { skip }, async () => {
@@ -120,7 +120,7 @@ test("models of integers are exported byte for byte as in Python", { skip }, asy
     const folder = new URL(`${place}/`, integers);
     const checkpoint = await bytes(folder, "c");
     const session = await TrainingSession.fromFolder({ ort, folder: fileURLToPath(folder), checkpoint });
-    for (const [file, names] of [["exported", ["y"]], ["values", ["w_quantized", "h", "w_scale"]]]) {
+    for (const [file, names] of [["exported", ["y"]], ["values", ["w_quantized", "k", "w_scale"]]]) {
       const made = await session.exportModelForInferencing(names);
       assert.ok(Buffer.from(made).equals(await bytes(folder, `${file}.onnx`)), `${place} ${file}`);
     }
