@@ -44,10 +44,11 @@ _LONG = {
         "bad_input", "checkpoint_checksum", "checkpoint_store", "close", "compare", "counter_rng",
         "declared_shapes", "decoders", "expand", "feature_cache", "fit_head", "fit_resume", "fuzz",
         "given_integers", "grid", "int4_weights", "integer_kernels", "integer_kernels_torch",
-        "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "merge_adapter", "mezo",
-        "model_bounds", "node_cases", "nonfinite", "nonfinite_updates", "oldest_integers",
-        "power_loss", "proximal", "quantize_training", "replay", "resize", "roi", "scan",
-        "schedule_end", "second_derivatives", "sparse",
+        "late_expansion", "locks", "loop", "lora_forms", "lora_packed", "many_tensors",
+        "merge_adapter", "mezo", "model_bounds", "node_cases", "nonfinite", "nonfinite_integers",
+        "nonfinite_updates", "oldest_integers", "places", "power_loss", "proximal",
+        "quantize_command", "quantize_training", "quantized_runs", "replay", "resize", "roi",
+        "scan", "schedule_end", "second_derivatives", "sparse",
     )
 }  # fmt: skip
 
