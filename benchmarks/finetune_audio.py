@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from finetune_table import print_table
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "finetune-audio"
 LANGUAGES = ("en", "es", "fr", "it", "ru")
@@ -339,14 +340,6 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def in_process(*arguments: str) -> Any:
-    """Run a part of this program on its own."""
-    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} failed")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def train_one(way: str, rate: float, epochs: int) -> dict[str, Any]:
     """Run one of the ways."""
     if way == "none":
@@ -368,17 +361,7 @@ def main() -> None:
         print(json.dumps(train_one(way, float(rate), int(epochs))))
     else:
         fetch()
-        print("| | trains | epochs | accuracy | peak memory | CPU time |")
-        print("|---|---:|---:|---:|---:|---:|")
-        for name, (way, rate, epochs) in WAYS.items():
-            if way in ("lora", "bias"):
-                in_process("--prepare", way)
-            found = in_process("--way", way, str(rate), str(epochs))
-            print(
-                f"| {name} | {found['trained']:,} | {epochs} | {100 * found['accuracy']:.1f} % | "
-                f"{found['peak']:.0f} MB | {found['seconds']:.0f} s |",
-                flush=True,
-            )
+        print_table(__file__, WAYS, lambda way: way in ("lora", "bias"))
 
 
 if __name__ == "__main__":

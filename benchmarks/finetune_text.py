@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from finetune_table import print_table
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "finetune-text"
 TOPICS = "computers definitions men-women politics science songs-poems work zippy".split()
@@ -283,15 +284,6 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def in_process(*arguments: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     """Compare all ways, or be one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -308,17 +300,7 @@ def main() -> None:
         print(json.dumps(found))
     else:
         fetch()
-        print("| | trains | epochs | accuracy | peak memory | CPU time |")
-        print("|---|---:|---:|---:|---:|---:|")
-        for name, (way, rate, epochs) in WAYS.items():
-            if way != "torch":
-                in_process("--prepare", way)
-            found = in_process("--way", way, str(rate), str(epochs))
-            print(
-                f"| {name} | {found['trained']:,} | {epochs} | {100 * found['accuracy']:.1f} % | "
-                f"{found['peak']:.0f} MB | {found['seconds']:.0f} s |",
-                flush=True,
-            )
+        print_table(__file__, WAYS, lambda way: way != "torch")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_calibration_comes_from_tables_arrays_and_folders(model, capsys) -> None
             capsys, "prepare", "model.onnx", "--quantize", "int8", "--calibration", name, "-o", "a"
         )
         assert made["directory"] == "a"
-    pillow = pytest.importorskip("PIL.Image")
+    pillow = pytest.importorskip("PIL.Image", reason="it is in an extra")
     for label in ("cat", "dog"):
         Path("images", label).mkdir(parents=True)
         pixels = RNG.integers(0, 256, (8, 8)).astype(np.uint8)

@@ -113,13 +113,17 @@ def infer(folder: Path, name: str = "m.onnx") -> int | None:
     return next(n for n in itertools.count() if 144 * n * n + n >= found[0] - 0.5)
 
 
-def export_int8(folder: Path, number: int) -> None:
+def export_int8(folder: Path, number: int, threshold: int = INLINE) -> None:
     """Export a model of integers, which are computed first; its last biases are the number."""
-    session = TrainingSession(GOLDEN / "int8")
-    held = session.state.parameters
-    held["fc.weight"].data[:] = 1e-3
-    held["fc.bias"].data[:] = number
-    session.export_model_for_inferencing(folder / "m.onnx", ["output"])
+    from onnxtrain.device.export.inference_model import export_model
+    from onnxtrain.format.model.file import ModelFile
+
+    values = {n: p.data for n, p in TrainingSession(GOLDEN / "int8").state.parameters}
+    values["fc.weight"] = np.full_like(values["fc.weight"], 1e-3)
+    values["fc.bias"] = np.full_like(values["fc.bias"], number)
+    model = ModelFile.read(GOLDEN / "int8" / "eval_model.onnx")
+    target = folder / "m.onnx"
+    export_model(model, ["output"], values, target, external_data_threshold=threshold)
 
 
 def infer_int8(folder: Path) -> int | None:
@@ -300,6 +304,7 @@ def restart(folder: Path) -> int | None:
 def _all() -> list[Operation]:
     inline, ort_format = partial(save, threshold=INLINE), partial(export, format="ort")
     one_file, run_int8 = partial(export, threshold=INLINE), partial(run_to, model="int8")
+    in_two_files = partial(export_int8, threshold=EXTERNAL)
     made = [
         Operation("save", save, load, (inline,)),
         Operation("save-inline", inline, load, (save,)),
@@ -309,7 +314,7 @@ def _all() -> list[Operation]:
         Operation("export-ort", ort_format, partial(infer, name="m.ort")),
         Operation("fit", run_to, resume, gradual=True),
         Operation("fit-int8", run_int8, partial(resume, model="int8"), gradual=True),
-        Operation("export-int8", export_int8, infer_int8),
+        Operation("export-int8", export_int8, infer_int8, (in_two_files,)),
         Operation("federated", replace, unpack),
     ]
     if find_spec("onnx") is not None:

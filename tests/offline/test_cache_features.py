@@ -244,3 +244,25 @@ def test_frozen_layers_of_integers_run_once(tmp_path, scales) -> None:
         )  # fmt: skip
     one, other = (session.get_parameter("fc.weight") for session in sessions)
     np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+
+
+class Beside(torch.nn.Module):
+    """A frozen convolution that reads, with one scale, what a layer that trains reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(2, 3, 3)
+        self.fc1, self.fc2 = torch.nn.Linear(48, 3), torch.nn.Linear(72, 3)
+
+    def forward(self, x):
+        return self.fc1(torch.relu(self.conv(x)).flatten(1)) + self.fc2(x.flatten(1))
+
+
+def test_ranges_that_follow_training_keep_features_from_being_kept(tmp_path) -> None:
+    model = exported(Beside(), torch.zeros(2, 2, 6, 6))
+    onnxtrain.prepare(model, tmp_path, quantize="int8", **INTEGERS)
+    with pytest.raises(ArgumentError, match="the ranges of integers in the frozen layers follow"):
+        onnxtrain.fit(
+            onnxtrain.TrainingSession(tmp_path), (IMAGES, LABELS), cache_features=True,
+            progress=False,
+        )  # fmt: skip

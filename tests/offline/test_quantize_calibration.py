@@ -16,6 +16,7 @@ from graphs import model, value
 from onnxtrain import Quantize, prepare
 from onnxtrain.errors import ArgumentError
 from onnxtrain.offline.frontend.canonical_model import canonical_model
+from onnxtrain.offline.graph.runs import in_runs
 from onnxtrain.offline.passes.quantize import observe as module
 from onnxtrain.offline.passes.quantize.histograms import METHODS, count
 from onnxtrain.offline.passes.quantize.observe import observe
@@ -274,10 +275,23 @@ def test_ranges_are_those_of_onnxruntime(tmp_path, method) -> None:
 def test_activations_of_a_batch_are_not_returned_together(monkeypatch) -> None:
     given = linear()
     wanted = ranges(given, [SAMPLES], ["x", "a", "y"], method="percentile")
-    monkeypatch.setattr(module, "_AT_ONCE", 500)
-    groups = list(module._groups(np.array([400, 200, 50])))
-    assert groups == [[0], [1, 2]]
+    asked, run = [], module._run
+    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    monkeypatch.setattr(module, "_run", lambda session, names, *batch: (
+        asked.append(names), run(session, names, *batch)
+    )[1])  # fmt: skip
     assert ranges(given, [SAMPLES], ["x", "a", "y"], method="percentile") == wanted
+    assert [names for names in asked if names is not None] == [["x"], ["a"], ["y"]]
+
+
+def test_lists_are_cut_by_size_and_by_number() -> None:
+    def cut(items, **limits):
+        return list(in_runs(items, lambda size: size, 500, **limits))
+
+    assert cut([400, 200, 50]) == [[400], [200, 50]]
+    assert cut([1, 1, 1], most=2) == [[1, 1], [1]]
+    assert cut([900, 1]) == [[900], [1]]
+    assert cut([]) == []
 
 
 def test_weights_in_other_files(tmp_path) -> None:

@@ -29,6 +29,7 @@ import onnx_ir as ir
 from onnxtrain.format.names import FINITE_CHECK, UPDATED_FLAG
 from onnxtrain.offline.graph.kernels import Attribute
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.runs import in_runs
 from onnxtrain.offline.graph.shapes import static_dims, working_type
 from onnxtrain.offline.optimizers.multi_tensor import flattened
 from onnxtrain.offline.optimizers.update_writer import reserve
@@ -164,17 +165,12 @@ def _groups(gradients: Mapping[ir.Value, ir.Value]) -> Iterator[list[ir.Value]]:
 
     A layer has several, which are small where there are many.
     """
-    group, total = list[ir.Value](), 0
-    for parameter, gradient in gradients.items():
-        dims = static_dims(gradient)
-        size = _LARGEST_GROUP if dims is None else math.prod(dims)
-        if group and (len(group) == _MOST_IN_GROUP or total + size > _LARGEST_GROUP):
-            yield group
-            group, total = [], 0
-        group.append(parameter)
-        total += size
-    if group:
-        yield group
+
+    def size_of(parameter: ir.Value) -> int:
+        dims = static_dims(gradients[parameter])
+        return _LARGEST_GROUP if dims is None else math.prod(dims)
+
+    return in_runs(gradients, size_of, _LARGEST_GROUP, _MOST_IN_GROUP)
 
 
 def _sums(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.runs import in_runs
 from onnxtrain.offline.graph.shapes import static_dims
 
 SMALL = 4096  # elements; above, the copies into the vector and back cost more than they save
@@ -44,7 +45,7 @@ def joined_along(tensors: Sequence[ir.Value]) -> Iterator[tuple[int, list[ir.Val
             alike.setdefault(best, []).append(tensor)
     for key, group in alike.items():
         if len(group) >= _MANY:
-            yield from ((key.index(-1), run) for run in _runs(group))
+            yield from ((key.index(-1), run) for run in in_runs(group, _size, _LARGEST_JOINED))
 
 
 def _keys(tensor: ir.Value) -> list[tuple[int, ...]]:
@@ -55,18 +56,8 @@ def _keys(tensor: ir.Value) -> list[tuple[int, ...]]:
     return [(*dims[:axis], -1, *dims[axis + 1 :]) for axis in range(len(dims))]
 
 
-def _runs(tensors: Sequence[ir.Value]) -> Iterator[list[ir.Value]]:
-    """Cut a list where the tensors together would become too large."""
-    run, total = list[ir.Value](), 0
-    for tensor in tensors:
-        size = math.prod(static_dims(tensor) or ())
-        if run and total + size > _LARGEST_JOINED:
-            yield run
-            run, total = [], 0
-        run.append(tensor)
-        total += size
-    if run:
-        yield run
+def _size(tensor: ir.Value) -> int:
+    return math.prod(static_dims(tensor) or ())
 
 
 def update_multi_tensor(

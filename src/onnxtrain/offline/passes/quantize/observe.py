@@ -7,7 +7,7 @@ one batch never exist together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from onnxtrain.errors import ArgumentError
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.runs import in_runs
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.loss_model import values_by_name
 from onnxtrain.offline.passes.quantize.batches import Batch, Batches, CalibrationInput
@@ -84,23 +85,11 @@ def _histograms(
     """Return how many elements of each activation lie where in its range."""
     counts = [np.zeros(BINS) for _ in names]
     for number, batch in enumerate(batches):
-        for group in _groups(sizes):
+        for group in in_runs(range(len(sizes)), lambda place: int(sizes[place]), _AT_ONCE):
             found = _run(run, [names[i] for i in group], batch, number)
             for i, array in zip(group, found, strict=True):
                 counts[i] += count(array, *ranges[i])
     return counts
-
-
-def _groups(sizes: Array) -> Iterator[list[int]]:
-    """Yield the places of values that are small enough to be returned together."""
-    group, total = list[int](), 0
-    for place, size in enumerate(sizes.tolist()):
-        if group and total + size > _AT_ONCE:
-            yield group
-            group, total = [], 0
-        group.append(place)
-        total += size
-    yield group
 
 
 def _widened(low: float, high: float) -> Range:
