@@ -22,8 +22,7 @@ from onnxtrain.offline.loss_model import values_by_name
 from onnxtrain.offline.passes.quantize.batches import Batch, Batches, CalibrationInput
 from onnxtrain.offline.passes.quantize.histograms import BINS, METHODS, count
 from onnxtrain.offline.quantize import Quantize
-from onnxtrain.offline.writer.functions import write_functions
-from onnxtrain.offline.writer.opset_stamp import stamp
+from onnxtrain.offline.writer.open_model import open_model
 
 Array = np.ndarray[Any, Any]
 Range = tuple[float, float]
@@ -114,12 +113,7 @@ def _session(model: ir.Model, names: Sequence[str], *, extremes: bool) -> ort.In
     for value in [v for v in graph.inputs if v not in used]:
         graph.inputs.remove(value)  # what the loss alone reads
     ir.external_data.load_to_model(part)
-    write_functions(part, native=False)
-    stamp(part)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    data = ir.to_proto(part).SerializeToString()
-    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return open_model(part)
 
 
 def _known_of(op: Ops, value: ir.Value) -> list[ir.Value]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
 from onnxtrain.errors import ArgumentError
 from onnxtrain.format.names import RANDOM_SEED
@@ -16,8 +15,7 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.loss_model import values_by_name
 from onnxtrain.offline.passes.sparse.layers import Array, SparseLayer
 from onnxtrain.offline.training_graph import LossGradients, differentiate_loss
-from onnxtrain.offline.writer.functions import write_functions
-from onnxtrain.offline.writer.opset_stamp import stamp
+from onnxtrain.offline.writer.open_model import open_model
 
 Batch = Mapping[str, Array]
 
@@ -80,10 +78,7 @@ def _session(source: LossGradients, layers: Sequence[SparseLayer]) -> Any:
         squares = op.ReduceSumSquare(gradient, axes, keepdims=0)
         squares.dtype, squares.shape = ir.DataType.FLOAT, ir.Shape([layer.channels])
         graph.outputs.append(squares)
-    write_functions(model, native=False)
-    stamp(model)
-    data = ir.to_proto(model).SerializeToString()
-    return ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return open_model(model)
 
 
 _TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(double)": np.float64}
