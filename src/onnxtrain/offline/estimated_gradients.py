@@ -50,11 +50,14 @@ def loss_gradients(
     *,
     bn: BatchNormMode | None = None,
     lean: bool = False,
+    on_gpu: bool = False,
 ) -> LossGradients:
     """Return the model with the gradients that an optimizer needs, exact ones or an estimate."""
     if isinstance(optimizer, MeZO):
         return estimate_gradients(canonical, outputs, trainable, frozen, optimizer, bn=bn)
-    return differentiate_loss(canonical, outputs, trainable, frozen, bn=bn, lean=lean)
+    return differentiate_loss(
+        canonical, outputs, trainable, frozen, bn=bn, lean=lean, on_gpu=on_gpu
+    )
 
 
 def estimate_gradients(

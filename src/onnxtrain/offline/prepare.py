@@ -104,8 +104,8 @@ def prepare(
             part ("50%", 0.5) of what it takes otherwise. To keep to it, the backward pass computes
             parts of the forward pass again, which takes time.
         sizes: numbers for symbolic dimensions, by name, that the budget is meant for.
-        target: "webgpu" writes graphs of operators that onnxruntime-web has WebGPU kernels for, as
-            far as possible; `Artifacts.on_cpu` lists the rest. They run elsewhere too, more slowly.
+        target: "webgpu" and "cuda" write graphs for GPUs, in browsers and by NVIDIA. They run
+            elsewhere too, more slowly. `Artifacts.on_cpu` has what has no WebGPU kernel.
         native: call functions, with plain bodies, where onnxtrain-native has faster kernels.
         precision: what such kernels multiply in; weights, sums and results stay float32.
         proximal: let updates pull the weights back to those of a reference, by a strength that is
@@ -126,7 +126,7 @@ def prepare(
         >>> onnxtrain.prepare("mobilenet.onnx", "artifacts", train="fc*", optimizer="sgd")
 
     """
-    require_choice("target", target, ("cpu", "webgpu"))
+    require_choice("target", target, ("cpu", "cuda", "webgpu"))
     require_choice("precision", precision, ("float32", "bf16"))
     library, updates = find_library(custom_op_library), make_optimizer(optimizer, proximal)
 
@@ -147,7 +147,8 @@ def prepare(
 
     # 3. Differentiation, once; the training and the step graph are made from the result.
     def gradients(lean: bool = False) -> LossGradients:
-        return loss_gradients(canonical, names, trains, frozen, updates, bn=chosen.bn, lean=lean)
+        how = {"lean": lean, "on_gpu": target == "cuda"}
+        return loss_gradients(canonical, names, trains, frozen, updates, bn=chosen.bn, **how)
 
     def build(source: LossGradients, early: bool = False, last: bool = False) -> Models:
         made = {"training_model": training_graph(source, target, early=early)}

@@ -40,7 +40,12 @@ from onnxtrain.offline.loss_model import (
 )
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
 from onnxtrain.offline.optimizers.accumulation import accumulate
-from onnxtrain.offline.optimizers.finite_guard import check_finite, early_check, update_if
+from onnxtrain.offline.optimizers.finite_guard import (
+    check_finite,
+    early_check,
+    keep_unless,
+    update_if,
+)
 from onnxtrain.offline.optimizers.in_place import after_readers
 from onnxtrain.offline.optimizers.mezo import MeZO
 from onnxtrain.offline.passes.attention import join_attention
@@ -51,6 +56,7 @@ from onnxtrain.offline.passes.batch_norm import (
 )
 from onnxtrain.offline.passes.chunked_loss import chunk_losses
 from onnxtrain.offline.passes.counter_rng import seed_random_bodies, seed_random_nodes
+from onnxtrain.offline.passes.cuda import rewrite_for_cuda
 from onnxtrain.offline.passes.formulas import join_formulas
 from onnxtrain.offline.passes.late_expansion import expand_late
 from onnxtrain.offline.passes.quantize.biases import quantize_biases
@@ -62,7 +68,7 @@ from onnxtrain.offline.passes.webgpu import rewrite_for_webgpu
 from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
 
-Target = Literal["cpu", "webgpu"]
+Target = Literal["cpu", "cuda", "webgpu"]
 FOLDED = "folded"  # in the meta of an evaluation graph
 
 
@@ -148,17 +154,18 @@ def differentiate_loss(
     *,
     bn: BatchNormMode | None = None,
     lean: bool = False,
+    on_gpu: bool = False,
 ) -> LossGradients:
     """Differentiate the first output with respect to what trains, in a copy of the model.
 
-    `lean` prefers gradients that take little memory, if more time.
+    `lean` prefers gradients that take little memory, if more time; `on_gpu` those of few nodes.
     """
     start = loss_model(canonical, outputs, trainable, frozen, bn=bn)
     model, targets, updates = start.model, start.targets, start.updates
     graph, loss = model.graph, start.loss
     _require_gradient(model, targets, loss)
     op = Ops(graph, model.opset_imports[""])
-    op.lean = lean
+    op.lean, op.on_gpu = lean, on_gpu
     seed_random_bodies(op, graph)
     look_up_integers(op, graph)
     losses = chunk_losses(op, graph, targets, gradient=True)
@@ -220,11 +227,14 @@ class _Copy:
     updates: dict[ir.Value, ir.Value]  # of running statistics
 
     @staticmethod
-    def of(source: LossGradients, *, join: bool = True, last: bool = False) -> _Copy:
+    def of(
+        source: LossGradients, *, join: bool = True, last: bool = False, on_gpu: bool = False
+    ) -> _Copy:
         """Copy a model, or take it as it is where this is its last use."""
         model = source.model if last else source.model.clone()
         values = values_by_name(model.graph)
         op = Ops(model.graph, model.opset_imports[""])
+        op.on_gpu = on_gpu
         gradients = {values[target]: values[name] for target, name in source.gradients.items()}
         made = [values[name] for name in source.updates.values()]
         updates = join_statistics(op, made) if join else made
@@ -250,7 +260,8 @@ def training_graph(
     Nothing changes if the loss or a gradient is not finite. With `early`, gradients do not wait for
     each other: one is added if the loss and the gradients so far are finite.
     """
-    own = _Copy.of(source)
+    own = _Copy.of(source, on_gpu=target == "cuda")
+    early &= target == "cpu"
     op, graph = own.op, own.model.graph
     op.scope = "accumulation"
     if target == "cpu":
@@ -276,8 +287,12 @@ def training_graph(
     def write_all() -> list[ir.Value]:
         return [*write(*own.gradients), *statistics]
 
-    if target != "cpu":
+    if target == "webgpu":
         made = write_all()
+    elif target == "cuda":
+        passed = after_readers(op, graph, check.passed, list(own.updates))
+        olds = [*buffers.values(), *own.updates]
+        made = keep_unless(op, passed, dict(zip(olds, write_all(), strict=True)))
     elif early:
         statistics_passed = early_check(op, check)
         passed = after_readers(op, graph, statistics_passed, list(own.updates), [check.sums])
@@ -325,7 +340,8 @@ def step_graph(
     With `early`, updates do not wait for all gradients, as a memory budget asks for. Where this is
     the last use of the gradients, their model becomes that graph.
     """
-    own = _Copy.of(source, last=last)
+    own = _Copy.of(source, last=last, on_gpu=target == "cuda")
+    early &= target != "cuda"
     op, graph = own.op, own.model.graph
     own.gradients = {v: g for v, g in own.gradients.items() if v.name not in source.fed}
     if source.slope and isinstance(optimizer, MeZO) and target == "cpu" and not proximal:
@@ -339,10 +355,10 @@ def step_graph(
         gradients = add_proximal(op, gradients)
     parameters, statistics = list(own.gradients), list(own.updates.values())
     check = optimizer.check(op, gradients, parameters, graph.outputs[0], statistics, early=early)
-    on_cpu = target == "cpu"
     updated = write_update(
         op, graph, optimizer, parameters, gradients,
-        check=check, statistics=own.updates, chunked=on_cpu, in_place=on_cpu, early=early,
+        check=check, statistics=own.updates, chunked=target == "cpu", in_place=target != "webgpu",
+        early=early,
     )  # fmt: skip
     graph.outputs.extend([*updated, *check.outputs(op)])
     return _complete(own.model, target)
@@ -384,17 +400,19 @@ def optimizer_graph(
     """Return the optimizer as a graph of its own, of the versions of the training graph."""
     opset = training.opset_imports[""]
     graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name="graph")
+    op = Ops(graph, opset)
+    op.on_gpu = target == "cuda"
     write_optimizer(
-        Ops(graph, opset),
+        op,
         optimizer,
         [(name, tensor.dtype, tensor.shape.numpy()) for name, tensor in trainable.items()],
         f"onnx::{type(optimizer).__name__.lower()}.updated_flag::1",
         chunked=target == "cpu",
         proximal=proximal,
-        in_place=target == "cpu",
+        in_place=target != "webgpu",
     )
     model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
-    if target == "webgpu":
+    if target != "cpu":
         stamp(_complete(model, target))
         model.ir_version = training.ir_version
     return model
@@ -405,6 +423,8 @@ def _complete(model: ir.Model, target: Target) -> ir.Model:
     if target == "webgpu":
         write_functions(model, native=False)
         rewrite_for_webgpu(model)
+    if target == "cuda":
+        rewrite_for_cuda(model)
     graph = model.graph
     sweep(graph)
     seed = next((v for v in graph.inputs if v.name == RANDOM_SEED), None)

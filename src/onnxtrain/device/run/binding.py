@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain.device.run.cuda_graph import SETTING, RecordedRun
 from onnxtrain.device.run.graph import Graph
 from onnxtrain.errors import ArgumentError, RunError
 from onnxtrain.format.checkpoint.content import Array
@@ -73,13 +74,20 @@ class Variable:
         """The elements: the memory itself on the CPU, a copy from elsewhere."""
         return self._array if self.device.is_cpu else np.asarray(self.value.numpy())
 
-    def in_shape(self, shape: tuple[int, ...]) -> Any:
-        """Return the same memory as an OrtValue of another shape; None where that cannot be."""
+    def bind_as_output(self, binding: Any, name: str, shape: tuple[int, ...]) -> bool:
+        """Let an output be written into this memory; False where its shape does not fit."""
         if shape == self.shape:
-            return self.value
-        if not self.device.is_cpu or math.prod(shape) != math.prod(self.shape):
-            return None
-        return ort.OrtValue.ortvalue_from_numpy(self._array.reshape(shape))
+            binding.bind_ortvalue_output(name, self.value)
+        elif math.prod(shape) != math.prod(self.shape):
+            return False
+        elif self.device.is_cpu:
+            reshaped = ort.OrtValue.ortvalue_from_numpy(self._array.reshape(shape))
+            binding.bind_ortvalue_output(name, reshaped)
+        else:
+            kind, number = self.device
+            address = self.value.data_ptr()
+            binding.bind_output(name, kind, number, self.dtype, list(shape), address)
+        return True
 
     def assign(self, array: Array) -> None:
         """Replace the elements; shape and type have to be the same."""
@@ -121,7 +129,7 @@ def providers_of(device: str | Sequence[Any]) -> tuple[list[Any], Device]:
     cuda = Device("cuda", int(index or 0))
     _require(["CUDAExecutionProvider"])
     # Without it, products are rounded to 10 bits (TF32): training went other ways than on the CPU.
-    settings = {"device_id": cuda.number, "use_tf32": 0}
+    settings = {"device_id": cuda.number, "use_tf32": 0, SETTING: 1}
     return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"], cuda
 
 
@@ -164,6 +172,7 @@ class Binding:
         self._binding: Any = None
         self._copied: dict[str, Variable] = {}  # what is not written in place
         self._fed: dict[str, Variable] = {}  # what is bound anew before each run
+        self._recorded: RecordedRun | None = None
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run the graph; return an array, or an OrtValue, for each output that is asked for."""
@@ -171,6 +180,8 @@ class Binding:
             return self._run_copied(values)
         if not self._graph.is_current or self._session is not self._graph.session:
             self._bind()
+        if self._recorded is not None:
+            return self._run_recorded(self._recorded, values)
         binding = self._binding
         for name, variable in self._fed.items():
             binding.bind_ortvalue_input(name, variable.value)
@@ -205,6 +216,15 @@ class Binding:
         self.sums = sums[0] if sums else None
         return made[:count]
 
+    def _run_recorded(self, recorded: RecordedRun, values: Sequence[Any]) -> list[Any]:
+        try:
+            return self._without_check(recorded.run(values))
+        except RunError:
+            raise
+        except Exception as error:  # onnxruntime has many kinds of errors and no common one
+            self._session = None
+            raise self._failed(error) from None
+
     def _run_copied(self, values: Sequence[Any]) -> list[Any]:
         """Run a graph with strings, which onnxruntime does not bind."""
         feeds = {name: variable.array for name, variable in self._state.items()}
@@ -230,26 +250,35 @@ class Binding:
         return RunError(message)
 
     def _bind(self) -> None:
-        self._session = self._binding = None  # free the memory of the old ones first
+        self._session = self._binding = self._recorded = None  # free the old memory first
         self._session = self._graph.session
+        if self._graph.records:
+            results = {name: (v, self._shape_of(name, v)) for name, v in self._results.items()}
+            values = [self._graph.fixed(v) for v in self._inputs]
+            outputs = [self._graph.fixed(output.declared) for output in self._outputs]
+            self._recorded = RecordedRun(self._session, self._state, results, values, outputs)
+            return
         self._binding = self._session.io_binding()
         for name, variable in self._state.items():
             self._binding.bind_ortvalue_input(name, variable.value)
         self._fed = _copied_when_bound(self._session, self._state)
         self._copied = {}
         # Other graphs do not see to it that nobody reads a parameter when its update is written.
-        in_place = self._graph.model.metadata.target == "cpu"
+        in_place = self._graph.model.metadata.target != "webgpu"
         for name, variable in self._results.items():
-            # A large tensor is updated as a list of pieces of it: the graph declares which shape.
-            dims = self._graph.model.output_dims(name)
-            sizes = tuple(dim for dim in dims or () if isinstance(dim, int))
-            known = dims is not None and len(sizes) == len(dims)
-            memory = variable.in_shape(sizes if known else variable.shape) if in_place else None
-            if memory is None:
+            shape = self._shape_of(name, variable)
+            if not (in_place and variable.bind_as_output(self._binding, name, shape)):
                 self._copied[name] = variable
                 self._binding.bind_output(name)
-            else:
-                self._binding.bind_ortvalue_output(name, memory)
+
+    def _shape_of(self, name: str, variable: Variable) -> tuple[int, ...]:
+        """Return the shape in which the graph writes a variable.
+
+        A large tensor is updated as a list of pieces of it, or as a row: the graph declares it.
+        """
+        dims = self._graph.model.output_dims(name)
+        sizes = tuple(dim for dim in dims or () if isinstance(dim, int))
+        return sizes if dims is not None and len(sizes) == len(dims) else variable.shape
 
     def _copy_results(self) -> None:
         """Take over what could not be written in place: pieces, on another device than the CPU."""
@@ -294,6 +323,7 @@ class _Output:
 
     def __init__(self, value: ValueType) -> None:
         element = ELEMENT_TYPES.get(value.element_type)
+        self.declared = value
         self.name = value.name
         self._dims = value.dims
         self._dtype = None if element is None else element.dtype

@@ -24,6 +24,7 @@ from onnxtrain.device.run.base_file import (
     folder_of_base,
     read_base,
 )
+from onnxtrain.device.run.cuda_graph import are_fixed, asks_to_record, without_recording
 from onnxtrain.device.run.native import Library, native_status
 from onnxtrain.errors import (
     ArgumentError,
@@ -192,6 +193,7 @@ class Graph:
         self._is_closed = False
         self._base: Mapping[str, Tensor] = {}  # what the session reads, if it was read for it
         self._runs_plain = model.is_ort  # a file in the ORT format has no functions
+        self._cannot_record = model.is_ort
         if model.is_ort:
             self._take_interface()
         self._has_batch = batch_symbol(model.inputs) is not None
@@ -245,6 +247,24 @@ class Graph:
             self._frozen.baked.update(dict.fromkeys(constants, self.name))
 
     @property
+    def records(self) -> bool:
+        """Whether the session records its runs: one of a graph for CUDA, with sizes that are fixed.
+
+        A graph with a part that has to run on the CPU cannot be recorded.
+        """
+        model, given = self.model, self.settings.providers
+        if self._cannot_record or model.metadata.target != "cuda" or not asks_to_record(given):
+            return False
+        return are_fixed(self.fixed(value) for value in (*model.inputs, *model.outputs))
+
+    def fixed(self, value: ValueType) -> ValueType:
+        """Return a value with the size of a batch in its dimensions, where that is fixed."""
+        batch, symbol = self._wanted_batch, batch_symbol(self.model.inputs)
+        if batch is None or value.dims is None:
+            return value
+        return replace(value, dims=tuple(batch if d == symbol else d for d in value.dims))
+
+    @property
     def _wanted_batch(self) -> int | None:
         return self.settings.batch if self._has_batch else None
 
@@ -282,6 +302,11 @@ class Graph:
         return self._session
 
     def _make_session(self, batch: int | None) -> Any:
+        if self.records:
+            try:
+                return self._new_session(batch)
+            except ModelError:  # parts of it run on the CPU
+                self._cannot_record = True
         if self.settings.shares_options or not self.kernels:
             return self._new_session(batch)
         try:
@@ -348,13 +373,14 @@ class Graph:
                     "graphs cannot pass on: give session_options as a function that makes new ones"
                 )
             inline.update(external)
+        given = list(self.settings.providers)
         try:
             source = self._source(inline)
             with self._with_kernels(options):
                 return ort.InferenceSession(
                     source,
                     options,
-                    providers=list(self.settings.providers),
+                    providers=given if self.records else without_recording(given),
                     disabled_optimizers=needless_optimizers(source),
                 )
         except OnnxTrainError:

@@ -45,6 +45,7 @@ class Writer:
         self.finite_cotangents: Container[ir.Value] = ()  # set while a gradient is written
         self.guarded = False  # set while the gradient of a guarded node is written
         self.lean = False  # whether a formulation that takes little memory goes before a fast one
+        self.on_gpu = False  # whether one of few nodes does: each is a launch, and no branch is one
         self._root = graph
         self._targets = [graph]
         self._constants: dict[tuple[np.dtype[Any], tuple[int, ...], bytes], ir.Value] = {}

@@ -32,7 +32,7 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.runs import in_runs
 from onnxtrain.offline.graph.shapes import static_dims, working_type
 from onnxtrain.offline.optimizers.multi_tensor import flattened
-from onnxtrain.offline.optimizers.update_writer import reserve
+from onnxtrain.offline.optimizers.update_writer import Formula, reserve
 
 Sum = Callable[[Ops, ir.Value], ir.Value]  # of a tensor, as a vector of length one
 _MANY = 64  # gradients; fewer have a node each
@@ -201,6 +201,31 @@ def early_check(op: Ops, check: FiniteCheck, parameter: ir.Value | None = None) 
 def _are_finite(op: Ops, sums: ir.Value) -> ir.Value:
     """Return a vector of one flag. 0 times a number that is not finite is NaN."""
     return op.Equal(op.ReduceSum(op.Mul(sums, 0.0), keepdims=1), 0.0)
+
+
+def kept_unless(op: Ops, passed: ir.Value, formula: Formula) -> Formula:
+    """Return a formula of updates that gives the old values where the check has not passed."""
+
+    def update(parameter: ir.Value, gradient: ir.Value, *states: ir.Value) -> Sequence[ir.Value]:
+        flag, old = op.squeeze(passed, [0]), (parameter, *states)
+        made = formula(parameter, gradient, *states)
+        return [op.Where(flag, new, kept) for new, kept in zip(made, old, strict=True)]
+
+    return update
+
+
+def keep_unless(op: Ops, passed: ir.Value, updates: Mapping[ir.Value, ir.Value]) -> list[ir.Value]:
+    """Return each update if the check has passed, else the value that it is for, by selection.
+
+    An If costs a GPU more: the processor waits for its condition.
+    """
+    flag, made = op.squeeze(passed, [0]), list[ir.Value]()
+    for old, new in updates.items():
+        name, new.name = str(new.name), op.names.fresh(f"{new.name}_if_finite")
+        kept = op.type_as(op.Where(flag, new, old), new)
+        kept.name = name
+        made.append(kept)
+    return made
 
 
 def update_if(

@@ -8,6 +8,10 @@ graph from 6,100 nodes to 4,100.
 Tensors that are alike but for one axis are joined along it, where there are many: a language model
 has 210 pairs of low-rank factors. Nothing is reshaped then. They are joined to what fits into the
 cache.
+
+On a GPU each operator is a launch, and tensors of as many elements are stacked, as rows. Where
+lengths differ, onnxruntime's Concat and Split for CUDA send a number for each element to the GPU in
+every run; from 33 tensors on, addresses.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from onnxtrain.offline.graph.shapes import static_dims
 SMALL = 4096  # elements; above, the copies into the vector and back cost more than they save
 _MANY = 16  # tensors that are alike
 _LARGEST_ALIKE, _LARGEST_JOINED = 65_536, 262_144  # elements
+STACKED = -1  # instead of an axis: as rows of a matrix
+MOST_STACKED, LARGEST_STACKED = 32, 1 << 22  # tensors, and elements of one
 Update = Callable[..., Sequence[ir.Value]]
 
 
@@ -66,10 +72,12 @@ def update_multi_tensor(
     """Write `update(parameter, gradient, *states)` once for all.
 
     `tensors` has a row (parameter, gradient, *states) for each; returns a row (parameter, *states).
-    They are joined along an axis, or as vectors.
+    They are joined along an axis, or as vectors, or `STACKED`: then rows are returned.
     """
     shapes = [static_dims(own[0]) or () for own in tensors]
     columns = zip(*tensors, strict=True)
+    if axis == STACKED:
+        return _update_stacked(op, update, tensors)
     if axis is None:
         made = update(*(_concatenate(op, column) for column in columns))
         parts = [_split(op, vector, shapes) for vector in made]
@@ -79,6 +87,18 @@ def update_multi_tensor(
         made = update(*(op.with_dims(op.Concat(*c, axis=axis), whole) for c in columns))
         parts = [list(op.call("Split", m, sizes, outputs=len(sizes), axis=axis)) for m in made]
     return [list(row) for row in zip(*parts, strict=True)]
+
+
+def _update_stacked(
+    op: Ops, update: Update, tensors: Sequence[Sequence[ir.Value]]
+) -> list[list[ir.Value]]:
+    size = math.prod(static_dims(tensors[0][0]) or ())
+    rows = [[op.reshape(tensor, [1, size]) for tensor in own] for own in tensors]
+    made = update_multi_tensor(op, update, rows, axis=0)
+    for new, (parameter, _, *states) in zip(made, rows, strict=True):
+        for value, like in zip(new, (parameter, *states), strict=True):
+            op.type_as(value, like)
+    return made
 
 
 def _concatenate(op: Ops, tensors: Sequence[ir.Value]) -> ir.Value:

@@ -50,6 +50,7 @@ class StepNumbers:
     step: ir.Value
     clip: ir.Value | None  # a factor that gradients still lack
     gradients: Mapping[ir.Value, ir.Value]  # by parameter
+    passed: ir.Value | None = None  # a flag: where it is false, the old values are kept
 
 
 def as_kernel(

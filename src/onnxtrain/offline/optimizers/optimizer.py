@@ -47,6 +47,8 @@ from onnxtrain.offline.optimizers.finite_guard import (
     check_finite,
     early_check,
     fast_sum_of_squares,
+    keep_unless,
+    kept_unless,
     plain_sum,
     update_if,
 )
@@ -226,7 +228,8 @@ class Optimizer(ForwardBlock):
         elif self.clip_grad is not None and type(self.clip_grad) is not ClipGradValue:
             gradients, clip = self.clip_grad.write(op, gradients)
         by_parameter = {s.parameter: g for s, g in zip(slots, gradients, strict=True)}
-        return StepNumbers(rate, number, clip, by_parameter)
+        passed = given.check.passed if op.on_gpu and given.check is not None else None
+        return StepNumbers(rate, number, clip, by_parameter, passed)
 
     def _updates(self, op: Ops, group: SlotGroup, numbers: StepNumbers) -> list[Update]:
         """Return the update of each parameter of a group, with the formula of all of them."""
@@ -244,6 +247,8 @@ class Optimizer(ForwardBlock):
         formula = self.formula(context)
         if dtype != working:
             formula = _with_remainder(op, formula)
+        if numbers.passed is not None:
+            formula = kept_unless(op, numbers.passed, formula)
         return [
             Update(slot, gradient, formula)
             for slot, gradient in zip(group.slots, gradients, strict=True)
@@ -321,7 +326,8 @@ def write_optimizer(
         made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=check)
         return values_of(made)
 
-    made = update_if(op, check.passed, values_of(slots), write) if in_place else write()
+    branches = in_place and not op.on_gpu
+    made = update_if(op, check.passed, values_of(slots), write) if branches else write()
     graph.outputs.extend(made)
     sweep(graph)
 
@@ -354,12 +360,16 @@ def write_update(
     known = optimizer.check(op, gradients, parameters) if check is None else check
     new = statistics or {}
 
-    def write() -> list[ir.Value]:
-        made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=known)
+    def write(check: FiniteCheck = known) -> list[ir.Value]:
+        made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=check)
         return [*values_of(made), *new.values()]
 
     if not in_place:
         return write()
+    if op.on_gpu:
+        passed = after_readers(op, graph, known.passed, [*parameters, *new])
+        updated = write(replace(known, passed=passed))
+        return [*updated[: len(updated) - len(new)], *keep_unless(op, passed, new)]
     if early and not isinstance(optimizer.clip_grad, ClipGradNorm):
         places = {p: place for place, p in enumerate(gradients)}
         slots.sort(key=lambda slot: places[slot.parameter])

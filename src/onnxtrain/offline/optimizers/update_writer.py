@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,17 @@ import onnx_ir as ir
 from onnxtrain.errors import BlockError
 from onnxtrain.format.names import UPDATED
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import Dim
+from onnxtrain.offline.graph.runs import in_runs
+from onnxtrain.offline.graph.shapes import Dim, static_dims
 from onnxtrain.offline.optimizers.chunked import update_chunked
-from onnxtrain.offline.optimizers.multi_tensor import is_small, joined_along, update_multi_tensor
+from onnxtrain.offline.optimizers.multi_tensor import (
+    LARGEST_STACKED,
+    MOST_STACKED,
+    STACKED,
+    is_small,
+    joined_along,
+    update_multi_tensor,
+)
 
 Formula = Callable[..., Sequence[ir.Value]]
 
@@ -66,7 +75,7 @@ class UpdateWriter:
     def write(self, updates: Sequence[Update]) -> list[Updated]:
         """Write all updates."""
         made: dict[ir.Value, Updated] = {}
-        together, alone = _sorted(updates)
+        together, alone = _stacked(updates) if self.op.on_gpu else _sorted(updates)
         for axis, group in together:
             made.update(self._multi_tensor(group, axis))
         for update in alone:
@@ -80,7 +89,7 @@ class UpdateWriter:
         tensors = [each.tensors for each in group]
         rows = update_multi_tensor(self.op, group[0].formula, tensors, axis)
         for each, made in zip(group, rows, strict=True):
-            yield each.slot.parameter, self._named(each.slot, made)
+            yield each.slot.parameter, self._named(each.slot, made, shaped=axis != STACKED)
 
     def _single(self, update: Update) -> Updated:
         slot = update.slot
@@ -100,6 +109,19 @@ class UpdateWriter:
 
 
 _Joined = tuple[int | None, list[Update]]  # along an axis, or as vectors
+
+
+def _stacked(updates: Sequence[Update]) -> tuple[list[_Joined], list[Update]]:
+    """Return the groups of tensors with as many elements, and the other updates."""
+    alike: dict[tuple[Formula, int], list[Update]] = {}
+    for update in updates:
+        size = math.prod(static_dims(update.slot.parameter) or (0,))
+        if 0 < size <= LARGEST_STACKED:
+            alike.setdefault((update.formula, size), []).append(update)
+    runs = (in_runs(own, lambda _: 1, MOST_STACKED) for own in alike.values())
+    together = [(STACKED, list(run)) for own in runs for run in own if len(run) > 1]
+    stacked = {update.slot.parameter for _, group in together for update in group}
+    return [*together], [u for u in updates if u.slot.parameter not in stacked]
 
 
 def _sorted(updates: Sequence[Update]) -> tuple[list[_Joined], list[Update]]:

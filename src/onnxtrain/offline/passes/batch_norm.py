@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -12,8 +13,8 @@ from onnxtrain.format.names import UPDATED
 from onnxtrain.offline.autodiff.rules.batch_norm import rewrite_training_batch_norm
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import constant_array
-from onnxtrain.offline.optimizers.multi_tensor import is_small, update_multi_tensor
+from onnxtrain.offline.graph.shapes import constant_array, static_dims
+from onnxtrain.offline.optimizers.multi_tensor import STACKED, is_small, update_multi_tensor
 
 BatchNormMode = Literal["batch", "frozen"]
 BatchNormChoice = Literal["batch", "frozen", "auto", "model"]  # of training, which has frozen nodes
@@ -136,12 +137,13 @@ def join_statistics(op: Ops, updates: Sequence[ir.Value]) -> list[ir.Value]:
     fifty layers of MobileNetV2 that is a tenth of the training graph, which onnxruntime reads and
     optimizes before the first step. `optimizers/multi_tensor.py` does the same for parameters.
     """
-    groups: dict[tuple[float, float, ir.DataType | None], dict[ir.Value, _Average]] = {}
+    groups: dict[tuple[float, float, ir.DataType | None, int], dict[ir.Value, _Average]] = {}
     for updated in updates:
         found = _average(updated)
         if found is not None:
             stored, _, keep, rest = found
-            groups.setdefault((keep, rest, stored.dtype), {})[updated] = found
+            size = math.prod(static_dims(stored) or ()) if op.on_gpu else 0
+            groups.setdefault((keep, rest, stored.dtype, size), {})[updated] = found
     joined: dict[ir.Value, ir.Value] = {}
     for averages in groups.values():
         if len(averages) > 1:
@@ -157,8 +159,11 @@ def _join(op: Ops, averages: Mapping[ir.Value, _Average]) -> Iterator[tuple[ir.V
             op,
             lambda stored, now: [stored * keep + now * rest],
             [(stored, now) for stored, now, _, _ in averages.values()],
+            STACKED if op.on_gpu else None,
         )
     for (old, (stored, *_)), (made,) in zip(averages.items(), rows, strict=True):
+        if op.on_gpu:
+            made = op.reshape_like(made, stored)
         made.name, old.name = old.name, op.names.fresh(f"{old.name}_alone")
         yield old, op.type_as(made, stored)
 

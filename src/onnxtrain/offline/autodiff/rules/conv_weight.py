@@ -73,6 +73,8 @@ def choose(op: Ops, pair: Pair) -> str:
     windows = math.prod(_number(d, TYPICAL_SIZE) for d in op.dims(pair.small)[2:])
     if pair.taps > MOST_TAPS:
         return "exchanged"
+    if op.on_gpu and not pair.window.is_pointwise:
+        return "depthwise columns" if columns == 1 and rows == pair.groups else "columns"
     if pair.groups > 1 and columns == 1:
         return _choose_depthwise(pair, windows, batch, rows)
     if pair.window.is_pointwise and (pair.groups > 1 or weights <= 128 * windows):
@@ -185,13 +187,28 @@ def columns(op: Ops, pair: Pair) -> ir.Value:
     groups = pair.groups
     batch, channels = sizes(op, pair.large)[:2]
     count = product(*spatial_sizes(op, pair.small))
-    taps = [reshape(op, v, [batch, channels, 1, count]) for v in taps_of(op, pair, pair.large, 2)]
     apart = [] if groups == 1 else [groups]
-    stacked = op.concat(taps, axis=2)
-    matrix = reshape(op, stacked, [batch, *apart, divide(op, channels * len(taps), groups), count])
+    stacked = _columns(op, pair)
+    matrix = reshape(op, stacked, [batch, *apart, divide(op, channels * pair.taps, groups), count])
     small = flat_channels(op, pair.small, groups)
     summed = op.sum(op.MatMul(small, op.swap_last(matrix)), [0])
     return op.reshape_like(summed, pair.like)
+
+
+def _columns(op: Ops, pair: Pair) -> ir.Value:
+    """Return what each tap meets in each channel: [batch, channels, taps, windows]."""
+    batch, channels = sizes(op, pair.large)[:2]
+    count = product(*spatial_sizes(op, pair.small))
+    taps = [reshape(op, v, [batch, channels, 1, count]) for v in taps_of(op, pair, pair.large, 2)]
+    return op.concat(taps, axis=2)
+
+
+def depthwise_columns(op: Ops, pair: Pair) -> ir.Value:
+    """One channel per group, in few nodes: a product of a matrix and a vector for each channel."""
+    batch, channels = sizes(op, pair.large)[:2]
+    count = product(*spatial_sizes(op, pair.small))
+    small = reshape(op, pair.small, [batch, channels, count, 1])
+    return op.reshape_like(op.sum(op.MatMul(_columns(op, pair), small), [0]), pair.like)
 
 
 def per_image(op: Ops, pair: Pair) -> ir.Value:
@@ -330,5 +347,6 @@ FORMULATIONS = {
     "folded": folded,
     "depthwise": depthwise,
     "depthwise shifted": depthwise_shifted,
+    "depthwise columns": depthwise_columns,
     "depthwise conv": depthwise_conv,
 }
