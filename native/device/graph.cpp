@@ -82,6 +82,20 @@ const Held<OrtSession>& Graph::session() {
 Held<OrtSessionOptions> Graph::new_options() const {
   const RuntimePointer& runtime = state_->runtime;
   const OrtApi* api = runtime->api;
+  const Held<OrtSessionOptions> options = training_options();
+  if (settings_->threads > 0) {
+    runtime->check(ONNXTRAIN_CALL(api, SetIntraOpNumThreads)(options.get(), settings_->threads));
+  }
+  if (settings_->has_memory_limit) {
+    runtime->check(ONNXTRAIN_CALL(api, AddSessionConfigEntry)(options.get(), "session.use_env_allocators", "1"));
+  }
+  return options;
+}
+
+// The user's own options, or those that are good for training.
+Held<OrtSessionOptions> Graph::training_options() const {
+  const RuntimePointer& runtime = state_->runtime;
+  const OrtApi* api = runtime->api;
   OrtSessionOptions* made = nullptr;
   if (settings_->options != nullptr) {
     runtime->check(ONNXTRAIN_CALL(api, CloneSessionOptions)(settings_->options.get(), &made));

@@ -31,6 +31,7 @@ ONNXTRAIN_ENTRY(12, CloneSessionOptions, OrtStatus*, const OrtSessionOptions*, O
 ONNXTRAIN_ENTRY(17, DisableMemPattern, OrtStatus*, OrtSessionOptions*)
 ONNXTRAIN_ENTRY(22, SetSessionLogSeverityLevel, OrtStatus*, OrtSessionOptions*, int)
 ONNXTRAIN_ENTRY(23, SetSessionGraphOptimizationLevel, OrtStatus*, OrtSessionOptions*, int)
+ONNXTRAIN_ENTRY(24, SetIntraOpNumThreads, OrtStatus*, OrtSessionOptions*, int)
 ONNXTRAIN_ENTRY(39, CreateRunOptions, OrtStatus*, OrtRunOptions**)
 ONNXTRAIN_ENTRY(48, CreateTensorAsOrtValue, OrtStatus*, OrtAllocator*, const int64_t*, size_t, int, OrtValue**)
 ONNXTRAIN_ENTRY(49, CreateTensorWithDataAsOrtValue, OrtStatus*, const OrtMemoryInfo*, void*, size_t, const int64_t*,

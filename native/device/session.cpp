@@ -258,7 +258,7 @@ const Dims& TrainingSession::shape_of_parameter(const std::string& name) const {
 
 uint64_t TrainingSession::parameters_size(bool trainable_only) const {
   uint64_t size = 0;
-  for (const std::string& name : names(trainable_only)) size += elements_of(shape_of_parameter(name));
+  for (const std::string& name : parameter_names(trainable_only)) size += elements_of(shape_of_parameter(name));
   return size;
 }
 
@@ -273,8 +273,8 @@ void TrainingSession::require_floats(const std::vector<std::string>& names) cons
 void TrainingSession::copy_parameters_to(float* buffer, bool trainable_only) {
   const Lock lock(state_->lock);
   state_->require_values();
-  require_floats(names(trainable_only));
-  for (const std::string& name : names(trainable_only)) {
+  require_floats(parameter_names(trainable_only));
+  for (const std::string& name : parameter_names(trainable_only)) {
     const Bytes& data = state_->tensor(name)->data;
     if (data.size > 0) std::memcpy(buffer, data.data, static_cast<size_t>(data.size));
     buffer += data.size / sizeof(float);
@@ -286,9 +286,9 @@ void TrainingSession::copy_to_parameters(const float* buffer, bool trainable_onl
   if (state_->nominal && trainable_only) {
     throw StateError("Please load the model parameters first. A nominal state needs all of them: trainable_only=False");
   }
-  require_floats(names(trainable_only));
+  require_floats(parameter_names(trainable_only));
   Named<Tensor> values;
-  for (const std::string& name : names(trainable_only)) {
+  for (const std::string& name : parameter_names(trainable_only)) {
     const Dims& dims = shape_of_parameter(name);
     Bytes data = allocate(data_size(kFloatCode, dims));
     if (data.size > 0) std::memcpy(data.data, buffer, static_cast<size_t>(data.size));
