@@ -4,6 +4,7 @@
 #include <set>
 
 #include "kernels.h"
+#include "model_layout.h"
 #include "signature.h"
 #include "text.h"
 #include "wire.h"
@@ -15,22 +16,6 @@ namespace {
 constexpr size_t kManyNodes = 3000;
 constexpr int kErrorsOnly = 3, kNoOptimization = 0;
 constexpr int kModelGraph = 7, kGraphInitializer = 5, kGraphOutput = 12;
-
-// A ValueInfoProto.
-std::string value_info(const std::string& name, const ValueType& type) {
-  std::string shape;
-  for (const Dimension& dim : type.dims) {
-    std::string inside;
-    if (dim.is_number())
-      inside = number_field(1, dim.size);
-    else if (!dim.symbol.empty())
-      inside = bytes_field(2, dim.symbol);
-    shape += bytes_field(1, inside);
-  }
-  std::string tensor = number_field(1, type.code);
-  if (type.has_shape) tensor += bytes_field(2, shape);
-  return bytes_field(1, name) + bytes_field(2, bytes_field(1, tensor));
-}
 
 // The message of an initializer with other elements, of the same type and shape.
 std::string with_elements(WireReader& reader, std::string_view message, const Tensor& tensor) {

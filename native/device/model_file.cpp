@@ -19,7 +19,6 @@ constexpr int kGraphNode = 1, kGraphInitializer = 5, kGraphInput = 11, kGraphOut
 constexpr int kTensorDims = 1, kTensorType = 2, kTensorName = 8, kTensorRaw = 9, kTensorExternal = 13,
               kTensorLocation = 14;
 constexpr int64_t kMostElements = int64_t{1} << 58;
-constexpr const char* kMetadataKey = "onnxtrain";
 
 // Whether the file is FlatBuffers with the identifier of the ORT format. A producer's name in an
 // ONNX file may hold the same four letters; there the first four bytes are not an offset.
@@ -41,11 +40,52 @@ bool stays_in_folder(const std::string& location) {
   return true;
 }
 
+Dimension read_dimension(WireReader& reader, std::string_view message, const std::string& where) {
+  Dimension made;
+  reader.each(message, where, [&](const WireField& field) {
+    if (field.number == 1) {
+      made = Dimension();
+      made.size = std::max<int64_t>(-1, reader.int64(field, where));  // exporters write -1 for an unknown size
+    } else if (field.number == 2) {
+      made = Dimension();
+      made.symbol = reader.text(field, where);
+    }
+  });
+  return made;
+}
+
+}  // namespace
+
 std::pair<std::string, std::string> read_entry(WireReader& reader, std::string_view message) {
   const WireFields fields = reader.pick(message, "entry", {1, 2});
   const std::string key = reader.last_text(fields, 1, "entry.key");
   return {key, reader.last_text(fields, 2, "entry " + quoted(key))};
 }
+
+std::pair<int, Dims> read_tensor_type(WireReader& reader, std::string_view message, const std::string& name) {
+  const std::string where = "initializer " + quoted(name);
+  const WireFields fields = reader.pick(message, where, {kTensorType, kTensorDims});
+  return {static_cast<int>(reader.last_int64(fields, kTensorType, where)), reader.int64s(fields, kTensorDims, where)};
+}
+
+ValueType read_value_type(WireReader& reader, std::string_view message, const std::string& what) {
+  ValueType value;
+  value.name = reader.last_text(reader.pick(message, what, {1}), 1, what + ".name");
+  const std::string where = what + " " + quoted(value.name);
+  std::string_view declared, tensor, shape;
+  if (!reader.only(message, 2, where, declared) || !reader.only(declared, 1, where, tensor)) return value;
+  value.code = static_cast<int>(reader.last_int64(reader.pick(tensor, where, {1}), 1, where));
+  value.has_shape = reader.only(tensor, 2, where, shape);
+  if (!value.has_shape) return value;
+  const WireFields dims = reader.pick(shape, where, {1});
+  if (dims.size() > kMaxModelRank) {
+    reader.fail("there are more than " + std::to_string(kMaxModelRank) + " dimensions", where);
+  }
+  for (const WireField& dim : dims) value.dims.push_back(read_dimension(reader, reader.message(dim, where), where));
+  return value;
+}
+
+namespace {
 
 uint64_t position_in(WireReader& reader, const std::string& text, const std::string& where) {
   if (text.empty() || text.size() > 18 || text.find_first_not_of("0123456789") != text.npos) {
@@ -103,37 +143,6 @@ void read_initializer(ModelFile& model, WireReader& reader, std::string_view mes
   }
   tensor.offset = keys.count("offset") ? position_in(reader, keys["offset"], where) : 0;
   model.external[name] = tensor;
-}
-
-Dimension read_dimension(WireReader& reader, std::string_view message, const std::string& where) {
-  Dimension made;
-  reader.each(message, where, [&](const WireField& field) {
-    if (field.number == 1) {
-      made = Dimension();
-      made.size = std::max<int64_t>(-1, reader.int64(field, where));  // exporters write -1 for an unknown size
-    } else if (field.number == 2) {
-      made = Dimension();
-      made.symbol = reader.text(field, where);
-    }
-  });
-  return made;
-}
-
-ValueType read_value_type(WireReader& reader, std::string_view message, const std::string& what) {
-  ValueType value;
-  value.name = reader.last_text(reader.pick(message, what, {1}), 1, what + ".name");
-  const std::string where = what + " " + quoted(value.name);
-  std::string_view declared, tensor, shape;
-  if (!reader.only(message, 2, where, declared) || !reader.only(declared, 1, where, tensor)) return value;
-  value.code = static_cast<int>(reader.last_int64(reader.pick(tensor, where, {1}), 1, where));
-  value.has_shape = reader.only(tensor, 2, where, shape);
-  if (!value.has_shape) return value;
-  const WireFields dims = reader.pick(shape, where, {1});
-  if (dims.size() > kMaxModelRank) {
-    reader.fail("there are more than " + std::to_string(kMaxModelRank) + " dimensions", where);
-  }
-  for (const WireField& dim : dims) value.dims.push_back(read_dimension(reader, reader.message(dim, where), where));
-  return value;
 }
 
 void index_names(WireReader& reader, const std::vector<ValueType>& values, std::map<std::string, size_t>& index,
@@ -284,6 +293,32 @@ ModelFile read_model(const Bytes& data) {
   model.name = "model in memory";
   model.data = data;
   return parsed(std::move(model));
+}
+
+Bytes ExternalFiles::read(const ExternalTensor& tensor) {
+  const std::string file = beside(path_, tensor.location);
+  const std::string where = path_ + ": initializer " + quoted(tensor.name);
+  settle(folder_of(file));
+  try {
+    const OpenFile opened(file);
+    require_beside(file, path_);
+    const uint64_t end = tensor.offset + tensor.length;
+    if (end > opened.size) {
+      throw ModelError(where + " ends at byte " + std::to_string(end) + " of " + tensor.location +
+                       ", which is shorter");
+    }
+    uint64_t& left = left_.emplace(tensor.location, opened.size).first->second;
+    if (tensor.length > left) {
+      throw ModelError(where + " overlaps with other tensors in " + tensor.location);
+    }
+    left -= tensor.length;
+    Bytes made = allocate(tensor.length);
+    opened.read_into(made.data, tensor.length, tensor.offset);
+    return made;
+  } catch (const OsError& error) {
+    if (error.code == ENOENT) throw ModelError("there is no model at " + file);
+    throw ModelError("cannot read the model " + file + ": " + error.what());
+  }
 }
 
 bool inline_data(const ModelFile& model, const std::string& name, std::string& elements) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "export_model.h"
 #include "inputs.h"
 #include "text.h"
 
@@ -300,6 +301,24 @@ void TrainingSession::copy_to_parameters(const float* buffer, bool trainable_onl
     return;
   }
   for (const auto& [name, value] : values) state_->set(name, value);
+}
+
+// ---- export ----
+
+void TrainingSession::export_model(const std::string& path, const std::vector<std::string>& names) {
+  const Lock lock(state_->lock);
+  if (eval_.graph == nullptr) throw StateError("there is no evaluation graph to export: pass eval_model_uri");
+  state_->require_values();
+  state_->require_finite("nothing was exported", false);
+  ExportRequest request;
+  request.names = names;
+  for (const auto& [name, value] : state_->properties) {
+    const Text* text = std::get_if<Text>(&value);
+    if (text != nullptr && starts_with(name, kModelPrefix)) request.about[name] = **text;
+  }
+  device::export_model(
+      eval_.graph->model(), [this](const std::string& name) { return state_->tensor(name); },
+      {runtime_, settings_->env}, path, request);
 }
 
 const std::vector<ValueType>& TrainingSession::inputs(bool training) const {

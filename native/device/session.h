@@ -49,6 +49,10 @@ class TrainingSession {
   void copy_parameters_to(float* buffer, bool trainable_only);
   void copy_to_parameters(const float* buffer, bool trainable_only);
 
+  // Writes a model for inference, with the parameters as they are now; any values of the evaluation graph
+  // can be outputs. Parameters that training has made infinite or NaN are refused.
+  void export_model(const std::string& path, const std::vector<std::string>& names);
+
   const std::vector<ValueType>& inputs(bool training) const;
   const std::vector<ValueType>& outputs(bool training) const;
   int64_t skipped_steps() const { return memory().skipped; }

@@ -9,11 +9,16 @@
 
 namespace onnxtrain::device {
 
-OrtStatus* export_model(OrtTrainingSession*, const char*, size_t, const char* const*) {
-  return guarded([] {
-    throw NotImplementedError(
-        "models are not exported here yet: save the state with SaveCheckpoint, and export it in Python with "
-        "TrainingSession.export_model_for_inferencing");
+OrtStatus* export_model(OrtTrainingSession* session, const char* path, size_t count, const char* const* names) {
+  return guarded([&] {
+    require_given(path, "inference_model_path");
+    if (count > 0) require_given(names, "graph_output_names");
+    std::vector<std::string> wanted;
+    for (size_t i = 0; i < count; ++i) {
+      require_given(names[i], "a name in graph_output_names");
+      wanted.emplace_back(names[i]);
+    }
+    session->session.export_model(path, wanted);
   });
 }
 
