@@ -312,6 +312,41 @@ def test_memory_is_bounded(library) -> None:
     assert made.returncode == 0, made.stderr
 
 
+SOAK = """
+import sys
+sys.path[:0] = sys.argv[1:4]
+from test_capi_plain import *
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+host, data = Host(Path(sys.argv[4])), samples(16)
+session = Plain(host, GOLDEN / "mlp", threads=1)
+fed, loss = plain_tensors(*data), (PlainTensor * 1)()
+number = c_float()
+for step in range(10_000):
+    if step == 1_000:
+        before = resident()
+    loss[0].data, loss[0].size = ctypes.addressof(number), 4
+    session("step", byref(fed), c_size_t(2), byref(loss), c_size_t(1))
+    loss[0].data = None
+    if step % 10 == 0:
+        session("eval_step", byref(fed), c_size_t(2), byref(loss), c_size_t(1))
+        host.own.onnxtrain_release_value(c_void_p(loss[0].value))
+        loss[0].value = None
+session.close()
+grown = resident() - before
+assert grown < 1_000_000, grown
+"""
+
+
+def test_nothing_leaks_over_ten_thousand_steps(library) -> None:
+    folders = [str(ROOT / "tests" / name) for name in ("capi", "device", "fuzz")]
+    words = [sys.executable, "-c", SOAK, *folders, str(library)]
+    made = subprocess.run(words, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+
+
 def test_without_a_runtime(library) -> None:
     program = f"""
 import ctypes
