@@ -197,8 +197,8 @@ libonnxtrain-aarch64: $(VENV)/dev
 	      --platform manylinux_2_27_aarch64 --python-version 3.11 --dest $(ARM) onnxruntime==1.23.2 && \
 	  $(BIN)/python -m zipfile -e $(ARM)/onnxruntime-*.whl $(ARM)/wheel; }; } && \
 	ln -sf wheel/onnxruntime/capi/libonnxruntime.so.1.23.2 $(ARM)/libonnxruntime.so.1 && \
-	aarch64-linux-gnu-g++ -x c++ -Inative/include native/examples/embedded.c -x none -o $(ARM)/embedded $(ARM)/libonnxtrain.a \
-	    $(ARM)/libonnxruntime.so.1 -pthread -Wl,-rpath,$(abspath $(ARM)) -Wl,--allow-shlib-undefined && \
+	aarch64-linux-gnu-gcc -std=c11 -Inative/include native/examples/embedded.c -o $(ARM)/embedded $(ARM)/libonnxtrain.a \
+	    $(ARM)/libonnxruntime.so.1 -lstdc++ -lm -pthread -Wl,-rpath,$(abspath $(ARM)) -Wl,--allow-shlib-undefined && \
 	qemu-aarch64 -L /usr/aarch64-linux-gnu $(ARM)/embedded tests/golden/mlp 20 1000000 $(ARM)/state
 
 # What a step takes beyond onnxruntime's own run of the same graph.
