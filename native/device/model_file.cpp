@@ -170,6 +170,11 @@ void index_names(WireReader& reader, const std::vector<ValueType>& values, std::
   }
 }
 
+void index_names(WireReader& reader, ModelFile& model) {
+  index_names(reader, model.inputs, model.input_index, "graph.input");
+  index_names(reader, model.outputs, model.output_index, "graph.output");
+}
+
 void read_graph(ModelFile& model, WireReader& reader, std::string_view graph) {
   size_t parsed = 0;
   std::string twice;
@@ -190,8 +195,7 @@ void read_graph(ModelFile& model, WireReader& reader, std::string_view graph) {
     const ValueType value = read_value_type(reader, reader.message(field, "graph." + what), what);
     (field.number == kGraphInput ? model.inputs : model.outputs).push_back(value);
   });
-  index_names(reader, model.inputs, model.input_index, "graph.input");
-  index_names(reader, model.outputs, model.output_index, "graph.output");
+  index_names(reader, model);
   if (!twice.empty()) reader.fail("the name " + quoted(twice) + " occurs twice", "graph.initializer");
 }
 
@@ -320,6 +324,18 @@ ModelFile read_model(const Bytes& data) {
   model.name = "model in memory";
   model.data = data;
   return parsed(std::move(model));
+}
+
+void take_values(ModelFile& model, std::vector<ValueType> inputs, std::vector<ValueType> outputs) {
+  WireReader reader(model.name);
+  model.inputs = std::move(inputs);
+  model.outputs = std::move(outputs);
+  index_names(reader, model);
+}
+
+void read_metadata(ModelFile& model, const std::string& text) {
+  WireReader reader(model.name);
+  read_metadata(model.metadata, reader, text);
 }
 
 Bytes ExternalFiles::read(const ExternalTensor& tensor) {

@@ -73,6 +73,10 @@ struct ModelFile {
 ModelFile read_model(const std::string& path);
 ModelFile read_model(const Bytes& data);
 
+// Gives a model in the ORT format the interface and the metadata that its session has.
+void take_values(ModelFile& model, std::vector<ValueType> inputs, std::vector<ValueType> outputs);
+void read_metadata(ModelFile& model, const std::string& text);
+
 // ---- messages ----
 
 constexpr const char* kMetadataKey = "onnxtrain";
