@@ -53,7 +53,7 @@ std::vector<Found> outputs_of(const RuntimePointer& runtime, OrtSession* session
 }  // namespace
 
 Held<OrtSession> Inference::session(const std::string& model) const {
-  if (runtime == nullptr) throw Error("there is no onnxruntime here");
+  if (runtime == nullptr) throw NotImplementedError("there is no onnxruntime here");
   const OrtApi* api = runtime->api;
   OrtSessionOptions* made = nullptr;
   runtime->check(ONNXTRAIN_CALL(api, CreateSessionOptions)(&made));
@@ -129,6 +129,8 @@ std::map<std::string, std::string> Cut::inferred(const Inference& inference, con
     try {
       const Held<OrtSession> session = inference.session(layout.file().joined());
       return outputs_of(inference.runtime, session.get(), outputs.size());
+    } catch (const NotImplementedError&) {
+      throw;
     } catch (const Error& error) {
       std::vector<std::string> shown;
       for (const std::string& name : about) shown.push_back(quoted(name));

@@ -41,10 +41,13 @@ class Graph {
   Held<OrtSessionOptions> new_options() const;
   Held<OrtSessionOptions> training_options() const;
   std::string source() const;
+  Bytes base_data(const ExternalTensor& tensor);
+  void take_interface();
 
   ModelFile model_;
   std::shared_ptr<Settings> settings_;
   std::shared_ptr<TrainingState> state_;
+  ExternalFiles base_files_;
   std::vector<std::string> gradients_;
   std::vector<Held<OrtValue>> constants_;  // what the session reads of the checkpoint
   Held<OrtSession> session_;

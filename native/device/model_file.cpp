@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 
 #include "errors.h"
 #include "files.h"
@@ -14,7 +15,7 @@ namespace onnxtrain::device {
 
 namespace {
 
-constexpr int kModelGraph = 7, kModelMetadata = 14;
+constexpr int kModelVersion = 1, kModelGraph = 7, kModelOpset = 8, kModelMetadata = 14;
 constexpr int kGraphNode = 1, kGraphInitializer = 5, kGraphInput = 11, kGraphOutput = 12;
 constexpr int kTensorDims = 1, kTensorType = 2, kTensorName = 8, kTensorRaw = 9, kTensorExternal = 13,
               kTensorLocation = 14;
@@ -40,6 +41,12 @@ bool stays_in_folder(const std::string& location) {
   return true;
 }
 
+// The number of an element type; one that is too large is that of none.
+int read_code(WireReader& reader, const WireFields& fields, int number, const std::string& where) {
+  const int64_t code = reader.last_int64(fields, number, where);
+  return code < INT_MIN || code > INT_MAX ? INT_MAX : static_cast<int>(code);
+}
+
 Dimension read_dimension(WireReader& reader, std::string_view message, const std::string& where) {
   Dimension made;
   reader.each(message, where, [&](const WireField& field) {
@@ -62,10 +69,17 @@ std::pair<std::string, std::string> read_entry(WireReader& reader, std::string_v
   return {key, reader.last_text(fields, 2, "entry " + quoted(key))};
 }
 
+std::string read_opset(WireReader& reader, std::string_view message) {
+  const WireFields fields = reader.pick(message, "opset_import", {1, 2});
+  const std::string domain = reader.last_text(fields, 1, "opset_import.domain");
+  reader.last_int64(fields, 2, "opset_import.version");
+  return domain == "ai.onnx" ? "" : domain;
+}
+
 std::pair<int, Dims> read_tensor_type(WireReader& reader, std::string_view message, const std::string& name) {
   const std::string where = "initializer " + quoted(name);
   const WireFields fields = reader.pick(message, where, {kTensorType, kTensorDims});
-  return {static_cast<int>(reader.last_int64(fields, kTensorType, where)), reader.int64s(fields, kTensorDims, where)};
+  return {read_code(reader, fields, kTensorType, where), reader.int64s(fields, kTensorDims, where)};
 }
 
 ValueType read_value_type(WireReader& reader, std::string_view message, const std::string& what) {
@@ -74,7 +88,7 @@ ValueType read_value_type(WireReader& reader, std::string_view message, const st
   const std::string where = what + " " + quoted(value.name);
   std::string_view declared, tensor, shape;
   if (!reader.only(message, 2, where, declared) || !reader.only(declared, 1, where, tensor)) return value;
-  value.code = static_cast<int>(reader.last_int64(reader.pick(tensor, where, {1}), 1, where));
+  value.code = read_code(reader, reader.pick(tensor, where, {1}), 1, where);
   value.has_shape = reader.only(tensor, 2, where, shape);
   if (!value.has_shape) return value;
   const WireFields dims = reader.pick(shape, where, {1});
@@ -105,20 +119,22 @@ void check_shape(WireReader& reader, const Dims& dims, const std::string& where)
   }
 }
 
-void read_initializer(ModelFile& model, WireReader& reader, std::string_view message) {
+// `twice` gets a name that another initializer has, too.
+void read_initializer(ModelFile& model, WireReader& reader, std::string_view message, std::string& twice) {
   const WireFields fields =
       reader.pick(message, "initializer", {kTensorName, kTensorType, kTensorDims, kTensorExternal, kTensorLocation});
   const std::string name = reader.last_text(fields, kTensorName, "initializer.name");
   const std::string where = "initializer " + quoted(name);
   ExternalTensor tensor;
   tensor.name = name;
-  tensor.code = static_cast<int>(reader.last_int64(fields, kTensorType, where));
+  tensor.code = read_code(reader, fields, kTensorType, where);
   tensor.dims = reader.int64s(fields, kTensorDims, where);
   if (name.empty()) reader.fail("it has no name", "graph.initializer");
-  if (model.initializers.find(name) != nullptr) {
-    reader.fail("the name " + quoted(name) + " occurs twice", "graph.initializer");
-  }
+  if (model.initializers.find(name) != nullptr && twice.empty()) twice = name;
   model.initializers[name] = message;
+  for (const WireField& field : fields) {
+    if (field.number == kTensorExternal) reader.message(field, where);
+  }
   if (reader.last_int64(fields, kTensorLocation, where) != 1) return;
   if (element_type(tensor.code) == nullptr || tensor.code == kStringCode) {
     reader.fail("the element type " + std::to_string(tensor.code) + " cannot be in an external file", where);
@@ -154,8 +170,14 @@ void index_names(WireReader& reader, const std::vector<ValueType>& values, std::
   }
 }
 
+void index_names(WireReader& reader, ModelFile& model) {
+  index_names(reader, model.inputs, model.input_index, "graph.input");
+  index_names(reader, model.outputs, model.output_index, "graph.output");
+}
+
 void read_graph(ModelFile& model, WireReader& reader, std::string_view graph) {
   size_t parsed = 0;
+  std::string twice;
   reader.each(graph, "graph", [&](const WireField& field) {
     if (field.number == kGraphNode) {
       reader.message(field, "graph.node");
@@ -166,15 +188,15 @@ void read_graph(ModelFile& model, WireReader& reader, std::string_view graph) {
     if (!is_value && field.number != kGraphInitializer) return;
     if (++parsed > kMaxParsed) reader.fail("it has more inputs and initializers than any real model has", "graph");
     if (field.number == kGraphInitializer) {
-      read_initializer(model, reader, reader.message(field, "graph.initializer"));
+      read_initializer(model, reader, reader.message(field, "graph.initializer"), twice);
       return;
     }
     const std::string what = field.number == kGraphInput ? "input" : "output";
     const ValueType value = read_value_type(reader, reader.message(field, "graph." + what), what);
     (field.number == kGraphInput ? model.inputs : model.outputs).push_back(value);
   });
-  index_names(reader, model.inputs, model.input_index, "graph.input");
-  index_names(reader, model.outputs, model.output_index, "graph.output");
+  index_names(reader, model);
+  if (!twice.empty()) reader.fail("the name " + quoted(twice) + " occurs twice", "graph.initializer");
 }
 
 [[noreturn]] void wrong_entry(WireReader& reader, const char* key) {
@@ -223,14 +245,23 @@ ModelFile parsed(ModelFile model) {
   WireReader reader(model.name);
   if (model.data.size == 0) reader.fail("the file is empty", "model");
   std::vector<std::string_view> graphs;
-  for (const WireField& field : reader.pick(model.data.view(), "model", {kModelGraph, kModelMetadata})) {
+  size_t parsed = 0;
+  reader.each(model.data.view(), "model", [&](const WireField& field) {
+    const bool is_read = field.number == kModelGraph || field.number == kModelVersion || field.number == kModelOpset ||
+                         field.number == kModelMetadata;
+    if (!is_read) return;
+    if (parsed++ == kMaxParsed) reader.fail("there are more fields than any real model has", "model");
     if (field.number == kModelGraph) {
       graphs.push_back(reader.message(field, "model"));
+    } else if (field.number == kModelVersion) {
+      reader.int64(field, "model");
+    } else if (field.number == kModelOpset) {
+      read_opset(reader, reader.message(field, "opset_import"));
     } else {
       const auto [key, value] = read_entry(reader, reader.message(field, "metadata_props"));
       model.properties[key] = value;
     }
-  }
+  });
   if (graphs.size() != 1) {
     const std::string count = graphs.empty() ? "no" : "several";
     reader.fail("there are " + count + " graphs instead of one: it is no ONNX model", "model");
@@ -293,6 +324,18 @@ ModelFile read_model(const Bytes& data) {
   model.name = "model in memory";
   model.data = data;
   return parsed(std::move(model));
+}
+
+void take_values(ModelFile& model, std::vector<ValueType> inputs, std::vector<ValueType> outputs) {
+  WireReader reader(model.name);
+  model.inputs = std::move(inputs);
+  model.outputs = std::move(outputs);
+  index_names(reader, model);
+}
+
+void read_metadata(ModelFile& model, const std::string& text) {
+  WireReader reader(model.name);
+  read_metadata(model.metadata, reader, text);
 }
 
 Bytes ExternalFiles::read(const ExternalTensor& tensor) {

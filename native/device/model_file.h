@@ -73,12 +73,18 @@ struct ModelFile {
 ModelFile read_model(const std::string& path);
 ModelFile read_model(const Bytes& data);
 
+// Gives a model in the ORT format the interface and the metadata that its session has.
+void take_values(ModelFile& model, std::vector<ValueType> inputs, std::vector<ValueType> outputs);
+void read_metadata(ModelFile& model, const std::string& text);
+
 // ---- messages ----
 
 constexpr const char* kMetadataKey = "onnxtrain";
 
 // The key and the value of a StringStringEntryProto.
 std::pair<std::string, std::string> read_entry(WireReader& reader, std::string_view message);
+// The domain of an opset import; that of `ai.onnx` is "".
+std::string read_opset(WireReader& reader, std::string_view message);
 // A ValueInfoProto; `what` is "input" and the like.
 ValueType read_value_type(WireReader& reader, std::string_view message, const std::string& what);
 // Element type and shape of a TensorProto.

@@ -192,9 +192,16 @@ std::vector<size_t> in_order(const ModelParts& parts, const std::set<size_t>& ke
   if (is_ordered) return {kept.begin(), kept.end()};
   std::map<size_t, std::vector<size_t>> after;
   std::vector<size_t> order;
+  std::set<size_t> seen;
+  const auto start_with = [&](size_t index) {
+    if (seen.insert(index).second && before[index].empty()) order.push_back(index);
+  };
   for (const size_t index : kept) {
-    for (const size_t other : before[index]) after[other].push_back(index);
-    if (before[index].empty()) order.push_back(index);
+    start_with(index);
+    for (const size_t other : before[index]) {
+      after[other].push_back(index);
+      start_with(other);
+    }
   }
   for (size_t done = 0; done < order.size(); ++done) {
     for (const size_t next : after[order[done]]) {
@@ -249,9 +256,7 @@ ModelParts take_apart(const ModelFile& model) {
   reader.each(data, "model", [&](const WireField& field) {
     if (field.number == kModelOpset) {
       const std::string_view message = reader.message(field, "opset_import");
-      const WireFields fields = reader.pick(message, "opset_import", {1, 2});
-      reader.last_int64(fields, 2, "opset_import.version");
-      parts.opsets.emplace_back(without_alias(reader.last_text(fields, 1, "opset_import.domain")), message);
+      parts.opsets.emplace_back(read_opset(reader, message), message);
     } else if (field.number == kModelFunction) {
       read_function(reader, reader.message(field, "function"), parts);
     } else if (field.number == kModelMetadata) {

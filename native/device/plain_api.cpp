@@ -52,12 +52,13 @@ Settings settings_of(const onnxtrain_options& options) {
 
 GraphFiles files_of(const std::string& folder) {
   const auto graph = [&](const char* name) -> std::optional<ModelFile> {
-    const std::string file = folder + "/" + name;
-    if (!is_file(file)) return std::nullopt;
-    return read_model(file);
+    for (const char* format : {".onnx", ".ort"}) {
+      const std::string file = folder + "/" + name + format;
+      if (is_file(file)) return read_model(file);
+    }
+    return std::nullopt;
   };
-  GraphFiles files{graph("training_model.onnx"), graph("eval_model.onnx"), graph("optimizer_model.onnx"),
-                   graph("step_model.onnx")};
+  GraphFiles files{graph("training_model"), graph("eval_model"), graph("optimizer_model"), graph("step_model")};
   if (!files.train.has_value()) {
     throw ModelError("there is no 'training_model.onnx' in " + quoted(folder) +
                      ": it is not a folder of training artifacts");

@@ -34,6 +34,7 @@ TrainingSession::TrainingSession(const RuntimePointer& runtime, const Settings& 
 std::shared_ptr<Graph> TrainingSession::open(ModelFile model) {
   auto graph = std::make_shared<Graph>(std::move(model), settings_, state_);
   generation_ = check_generation(graph->model(), *state_, generation_);
+  check_base(graph->model(), *state_);
   return graph;
 }
 
@@ -42,6 +43,11 @@ TrainingSession::Executor TrainingSession::executor(ModelFile model, GraphKind k
   made.graph = open(std::move(model));
   made.signature = signature_of(made.graph->model(), *state_, kind);
   check_belongs(made.graph->model(), *state_, made.signature);
+  const ModelFile& file = made.graph->model();
+  for (const auto& item : state_->frozen) {
+    // Frozen parameters inside of a file in the ORT format cannot change.
+    if (file.is_ort && file.input(item.first) == nullptr) state_->baked[item.first] = file.name;
+  }
   return made;
 }
 

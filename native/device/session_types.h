@@ -11,4 +11,12 @@ ValueType declared_type(const RuntimePointer& runtime, const OrtTypeInfo* info);
 
 Held<OrtTypeInfo> hold(const RuntimePointer& runtime, OrtTypeInfo* info);
 
+// What a session takes and returns, and an entry of the metadata of its model.
+struct SessionInterface {
+  std::vector<ValueType> inputs, outputs;
+  std::string metadata;  // "" if there is none
+};
+
+SessionInterface interface_of(const RuntimePointer& runtime, const OrtSession* session, const char* metadata_key);
+
 }  // namespace onnxtrain::device

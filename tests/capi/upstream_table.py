@@ -313,6 +313,13 @@ class Session:
         finally:
             self.host.release(96, value)
 
+    def export(self, path: Path, names: Sequence[str]) -> None:
+        texts = (c_char_p * len(names))(*(name.encode() for name in names))
+        target = c_char_p(str(path).encode())
+        self.host.train(
+            "ExportModelForInferencing", self.pointer, target, c_size_t(len(names)), byref(texts)
+        )
+
     def close(self) -> None:
         self.host.train("ReleaseTrainingSession", self.pointer)
         self.state.close()
