@@ -48,6 +48,40 @@ struct QuantizedColumns {
   }
 };
 
+// Rows of a quantized matrix as columns of the right side. Each lane has the word of a row, and shifts it down from
+// number to number. Depths begin with a word, which never leaves its block.
+template <int kBits>
+struct QuantizedRows {
+  const QuantizedMatrix& of;
+
+  void operator()(float* panel, int64_t first, int64_t count, int64_t width, int64_t k, int64_t depth) const {
+    constexpr int64_t kOfWord = 32 / kBits;
+    const int64_t blocks = of.blocks(), line = blocks * of.block * kBits / 8;
+    const Words mask = ((1u << kBits) - 1) - Words{};
+    for (int64_t j = 0; j < width; j += kLanes) {
+      const int64_t row = first + j, rows = std::min<int64_t>(kLanes, count - j);
+      Vector scales{}, zeros{};
+      for (int64_t x = 0; x < depth; x += kOfWord) {
+        const int64_t column = k + x;
+        if (x == 0 || column % of.block == 0)
+          for (int64_t i = 0, at = row * blocks + column / of.block; i < rows; ++i, at += blocks) {
+            scales[i] = of.scales[at];
+            zeros[i] = of.zeros != nullptr ? static_cast<float>(of.zeros[at]) : of.float_zeros[at];
+          }
+        uint32_t of_rows[kLanes] = {};
+        const uint8_t* from = of.bytes + row * line + column * kBits / 8;
+        for (int64_t i = 0; i < rows; ++i, from += line) std::memcpy(of_rows + i, from, sizeof(uint32_t));
+        Words words;
+        std::memcpy(&words, of_rows, sizeof(words));
+        const int64_t deep = std::min<int64_t>(kOfWord, depth - x);
+        for (int64_t y = 0; y < deep; ++y, words >>= kBits)
+          store(panel + (x + y) * width + j,
+                (__builtin_convertvector((Signed)(words & mask), Vector) - zeros) * scales);
+      }
+    }
+  }
+};
+
 template <int kBits>
 void multiply_by(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, const Parallel& parallel) {
   multiply(MatrixRows{a, b.rows, 1}, QuantizedColumns<kBits>{b}, MatrixStore{c, b.columns}, rows, b.columns, b.rows,
@@ -60,8 +94,44 @@ void product(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, c
   multiply_by<8>(a, rows, b, c, parallel);
 }
 
+template <int kBits>
+void multiply_by_transposed(const float* a, int64_t rows, const QuantizedMatrix& b, float* c,
+                            const Parallel& parallel) {
+  multiply(MatrixRows{a, b.columns, 1}, QuantizedRows<kBits>{b}, MatrixStore{c, b.rows}, rows, b.rows, b.columns, false,
+           parallel);
+}
+
+void transposed(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, const Parallel& parallel) {
+  if (b.bits == 2) return multiply_by_transposed<2>(a, rows, b, c, parallel);
+  if (b.bits == 4) return multiply_by_transposed<4>(a, rows, b, c, parallel);
+  multiply_by_transposed<8>(a, rows, b, c, parallel);
+}
+
+void round_block(const float* from, int64_t count, float* to) {
+  Vector most{};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Vector x = load_first(from + i, count - i), size = x < 0 ? -x : x;
+    most = size <= most ? most : size;
+  }
+  float largest = 0;
+  for (int i = 0; i < kLanes; ++i) largest = most[i] <= largest ? largest : most[i];
+  const float step = largest / 127, inverse = step != 0 ? 1 / step : 0;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Vector x = load_first(from + i, count - i) * broadcast(inverse), half = broadcast(0.5f);
+    const Vector whole = __builtin_convertvector(__builtin_convertvector(x < 0 ? x - half : x + half, Signed), Vector);
+    store_first(to + i, x == x ? whole * broadcast(step) : x, count - i);  // NaN stays
+  }
+}
+
+void round(const float* from, int64_t rows, int64_t columns, int64_t block, float* to, const Parallel& parallel) {
+  parallel(rows, [&](int64_t row) {
+    for (int64_t begin = 0; begin < columns; begin += block)
+      round_block(from + row * columns + begin, std::min(block, columns - begin), to + row * columns + begin);
+  });
+}
+
 }  // namespace
 
-const Quantized kQuantized = {product};
+const Quantized kQuantized = {product, transposed, round};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA
