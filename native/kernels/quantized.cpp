@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "families.h"
-#include "scratch.h"
 
 namespace onnxtrain {
 namespace {
@@ -49,9 +48,10 @@ struct QuantizedKernel : Kernel {
 };
 
 struct NBitsProduct : QuantizedKernel {
-  bool rounds;
+  bool bf16;
 
-  explicit NBitsProduct(const Attributes& of) : QuantizedKernel(of), rounds(of.integer("accuracy_level", 0) == 4) {}
+  // The level is the least accuracy that a node asks for: 3 is that of bfloat16, and 4 of integers of 8 bits.
+  explicit NBitsProduct(const Attributes& of) : QuantizedKernel(of), bf16(of.integer("accuracy_level", 0) >= 3) {}
 
   void run(Run& run) const override {
     QuantizedMatrix matrix = weights(run);
@@ -70,13 +70,7 @@ struct NBitsProduct : QuantizedKernel {
     }
     Tensor y = output(run, x, rows);
     if (y.elements == 0) return;
-    const float* from = x.floats();
-    const int64_t count = x.elements / columns;
-    // Without float zero points, onnxruntime multiplies rounded rows where the node allows it.
-    const bool rounded = rounds && matrix.zeros != nullptr;
-    const Floats copy(rounded ? x.elements : 0);
-    if (rounded) quantized().round(from, count, columns, block, copy.get(), run.in_parallel());
-    quantized().transposed(rounded ? copy.get() : from, count, matrix, y.floats(), run.in_parallel());
+    quantized().transposed(x.floats(), x.elements / columns, matrix, y.floats(), bf16, run.in_parallel());
   }
 
   // Zero points that begin a byte with each row, one in a byte.

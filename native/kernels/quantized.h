@@ -23,10 +23,9 @@ struct QuantizedMatrix {
 struct Quantized {
   // C = A · B: `rows` of A, as wide as B has rows.
   void (*product)(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, const Parallel&);
-  // C = A · Bᵀ: `rows` of A, as wide as B has columns.
-  void (*transposed)(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, const Parallel&);
-  // Rounds each `block` of a row to multiples of 1/127 of its largest element.
-  void (*round)(const float* from, int64_t rows, int64_t columns, int64_t block, float* to, const Parallel&);
+  // C = A · Bᵀ: `rows` of A, as wide as B has columns. With bf16, both are rounded to bfloat16 where the processor
+  // multiplies these faster.
+  void (*transposed)(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, bool bf16, const Parallel&);
 };
 
 ONNXTRAIN_TABLE(Quantized, kQuantized, quantized)

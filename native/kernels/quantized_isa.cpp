@@ -95,43 +95,20 @@ void product(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, c
 }
 
 template <int kBits>
-void multiply_by_transposed(const float* a, int64_t rows, const QuantizedMatrix& b, float* c,
+void multiply_by_transposed(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, bool bf16,
                             const Parallel& parallel) {
   multiply(MatrixRows{a, b.columns, 1}, QuantizedRows<kBits>{b}, MatrixStore{c, b.rows}, rows, b.rows, b.columns, false,
-           parallel);
+           parallel, bf16 && has_bf16());
 }
 
-void transposed(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, const Parallel& parallel) {
-  if (b.bits == 2) return multiply_by_transposed<2>(a, rows, b, c, parallel);
-  if (b.bits == 4) return multiply_by_transposed<4>(a, rows, b, c, parallel);
-  multiply_by_transposed<8>(a, rows, b, c, parallel);
-}
-
-void round_block(const float* from, int64_t count, float* to) {
-  Vector most{};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vector x = load_first(from + i, count - i), size = x < 0 ? -x : x;
-    most = size <= most ? most : size;
-  }
-  float largest = 0;
-  for (int i = 0; i < kLanes; ++i) largest = most[i] <= largest ? largest : most[i];
-  const float step = largest / 127, inverse = step != 0 ? 1 / step : 0;
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vector x = load_first(from + i, count - i) * broadcast(inverse), half = broadcast(0.5f);
-    const Vector whole = __builtin_convertvector(__builtin_convertvector(x < 0 ? x - half : x + half, Signed), Vector);
-    store_first(to + i, x == x ? whole * broadcast(step) : x, count - i);  // NaN stays
-  }
-}
-
-void round(const float* from, int64_t rows, int64_t columns, int64_t block, float* to, const Parallel& parallel) {
-  parallel(rows, [&](int64_t row) {
-    for (int64_t begin = 0; begin < columns; begin += block)
-      round_block(from + row * columns + begin, std::min(block, columns - begin), to + row * columns + begin);
-  });
+void transposed(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, bool bf16, const Parallel& parallel) {
+  if (b.bits == 2) return multiply_by_transposed<2>(a, rows, b, c, bf16, parallel);
+  if (b.bits == 4) return multiply_by_transposed<4>(a, rows, b, c, bf16, parallel);
+  multiply_by_transposed<8>(a, rows, b, c, bf16, parallel);
 }
 
 }  // namespace
 
-const Quantized kQuantized = {product, transposed, round};
+const Quantized kQuantized = {product, transposed};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -119,16 +119,6 @@ def test_the_lower_half_of_a_byte_comes_first() -> None:
 # ---- the product itself --------------------------------------------------------------------------
 
 
-def rounded(x: Any, block: int) -> Any:
-    """Round each block of a row to multiples of 1/127 of its largest element."""
-    made = np.array(x)
-    for begin in range(0, x.shape[-1], block):
-        part = made[..., begin : begin + block]
-        step = np.abs(part).max(axis=-1, keepdims=True) / np.float32(127)
-        part[...] = np.rint(part / np.where(step == 0, 1, step)) * step
-    return made
-
-
 @pytest.mark.parametrize("level", [0, 4])
 @pytest.mark.parametrize(("bits", "block", "columns", "zero"), CASES, ids=str)
 def test_product_like_onnxruntime(
@@ -136,16 +126,12 @@ def test_product_like_onnxruntime(
 ) -> None:
     model, tensors = nbits_model(bits, block, columns, zero)
     x = np.random.default_rng(0).normal(size=(2, ROWS, columns)).astype(np.float32)
-    x[0, 0] = 0
-    # onnxruntime multiplies floats where zero points are floats, whatever the node allows.
-    read = rounded(x, block) if level == 4 and zero != "floats" else x
-    (expected,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": read})
+    (expected,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     sizes = {"N": DEPTH, "K": columns, "block_size": block, "bits": bits, "accuracy_level": level}
     (found,) = call("NBitsProduct", [x, *tensors.values()], **sizes)
-    # Some elements lie in the middle between two steps, and may be rounded either way.
-    tolerance = 1e-5 if level == 0 else 1e-2
+    # A level of 4 lets the kernel round to bfloat16: a relative error of 1/256 for each factor.
+    tolerance = 1e-5 if level == 0 else 4e-3
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
-    assert np.abs(found - expected).mean() <= 1e-5 * np.abs(expected).max()
 
 
 def test_a_batch_without_rows_has_a_product() -> None:
