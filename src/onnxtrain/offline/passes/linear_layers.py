@@ -139,9 +139,8 @@ def mark_quantized_products(graph: ir.Graph) -> None:
         is_product = (node.domain, node.op_type) == (MICROSOFT, "MatMulNBits")
         if is_product and is_plain_product(node) and optional(node, 5) is None:
             read = node.attributes
-            about = {name: read[name].as_int() for name in ("N", "K", "block_size")}
             mark_kernel(
                 [node], "NBitsProduct", [v for v in node.inputs if v is not None], node.outputs,
+                N=read["N"].as_int(), K=read["K"].as_int(), block_size=read["block_size"].as_int(),
                 bits=read.get_int("bits", 4), accuracy_level=read.get_int("accuracy_level", 0),
-                **about,
             )  # fmt: skip
