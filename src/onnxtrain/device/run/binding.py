@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,12 +61,29 @@ class Variable:
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device = CPU) -> Variable:
         """Make one that is all zero; on the CPU, its memory is not touched before it is used."""
+        return cls.many_zeros([(shape, dtype)], device)[0]
+
+    @classmethod
+    def many_zeros(
+        cls, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], device: Device = CPU
+    ) -> list[Variable]:
+        """Make several that are all zero, by shape and type.
+
+        They share one piece of memory, as the system hands out zeros for a large piece only when
+        they are used; small pieces are filled with zeros at once.
+        """
         if not device.is_cpu:
-            return cls(np.zeros(shape, dtype), device)
-        made = cls.__new__(cls)
-        made.device, made.shape, made.dtype = device, shape, dtype
-        made._array = _aligned(shape, dtype)
-        made.value = ort.OrtValue.ortvalue_from_numpy(made._array)
+            return [cls(np.zeros(shape, dtype), device) for shape, dtype in kinds]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
+        ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
+        memory = _aligned((ends[-1] if ends else 0,), np.dtype(np.uint8))
+        made = []
+        for (shape, dtype), size, start in zip(kinds, sizes, [0, *ends], strict=False):
+            one = cls.__new__(cls)
+            one.device, one.shape, one.dtype = device, shape, dtype
+            one._array = memory[start : start + size].view(dtype).reshape(shape)
+            one.value = ort.OrtValue.ortvalue_from_numpy(one._array)
+            made.append(one)
         return made
 
     @property
