@@ -12,6 +12,7 @@ from onnxtrain.offline.passes.quantize.frozen_scales import fix_scales
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
 from onnxtrain.offline.passes.quantize.lift import Lifted, given_scales
 from onnxtrain.offline.passes.quantize.observe import observe
+from onnxtrain.offline.passes.quantize.patches import sample_inputs
 from onnxtrain.offline.passes.quantize.places import Places
 from onnxtrain.offline.passes.quantize.stages import choose_places
 from onnxtrain.offline.passes.quantize.summary import IntegerOperators
@@ -45,7 +46,10 @@ def quantize_model(
     if unknown and calibration is not None:
         ranges |= observe(model, unknown, calibration, settings)
     given = given_scales(places, lifted, settings)
-    inserted = insert_quantizers(model, places, ranges, settings, trained, given)
+    samples = None
+    if calibration is not None and settings.weights == "int4" and settings.scales != "average":
+        samples = sample_inputs(model, places.layers, calibration)
+    inserted = insert_quantizers(model, places, ranges, settings, trained, given, samples)
     inserted = fix_scales(model, inserted, trained)
     notes = [str(IntegerOperators.of(places, settings))]
     if known and calibration is not None:
