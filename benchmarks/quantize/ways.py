@@ -35,6 +35,7 @@ class Trained:
     epochs: int  # to train on for integers
     rate: float
     seed: int
+    keeps_statistics: bool = False  # of BatchNorm
 
     def beside(self, name: str) -> Path:
         """Return a path for something that is made of the model."""
@@ -212,6 +213,8 @@ def torch_int8(given: Trained) -> float:
         sample = torch.from_numpy(given.data.train[0][:2])
         mapping = get_default_qat_qconfig_mapping("onednn")
         net = prepare_qat_fx(given.net().train(), mapping, (sample,))
+        if given.keeps_statistics:
+            net.apply(torch.ao.nn.intrinsic.qat.freeze_bn_stats)
         networks.train(net, given.data, given.epochs, given.rate, given.seed, freeze=freeze_torch)
         return networks.accuracy(convert_fx(net.eval()), given.data)
 

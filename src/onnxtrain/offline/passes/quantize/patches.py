@@ -70,6 +70,6 @@ def _taken(node: ir.Node, x: Array, count: int, rng: np.random.Generator) -> Arr
     )
     steps = tuple(slice(None, None, step) for step in (1, 1, *strides, *dilations))
     windows = wide[steps]
-    places = [rng.integers(size, size=count) for size in windows.shape[2 : x.ndim]]
-    samples: Array = windows[(rng.integers(len(x), size=count), slice(None), *places)]
-    return samples
+    sizes = (len(x), *windows.shape[2 : x.ndim])
+    sample, *place = (rng.integers(size, size=count) for size in sizes)
+    return np.asarray(np.moveaxis(windows, 1, x.ndim - 1)[(sample, *place)])
