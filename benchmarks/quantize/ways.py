@@ -50,9 +50,11 @@ def one_thread() -> Any:
     return options
 
 
-def open_model(path: Path) -> ort.InferenceSession:
-    """Open a model as stock onnxruntime does."""
+def open_model(path: Path, is_expanded: bool = False) -> ort.InferenceSession:
+    """Open a model as stock onnxruntime does; integers may become floats when it is loaded."""
     options = ort.SessionOptions()
+    if is_expanded:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 

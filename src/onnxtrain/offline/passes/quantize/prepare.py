@@ -18,6 +18,11 @@ from onnxtrain.offline.passes.quantize.stages import choose_places
 from onnxtrain.offline.passes.quantize.summary import IntegerOperators
 from onnxtrain.offline.quantize import Quantize
 
+_EXPANDED = (
+    "onnxruntime expands 4-bit weights of Conv in each run, unless the session option "
+    "'session.disable_quant_qdq' is '1': then it does so once, when the exported model is loaded."
+)
+
 
 def quantize_model(
     model: ir.Model,
@@ -52,6 +57,8 @@ def quantize_model(
     inserted = insert_quantizers(model, places, ranges, settings, trained, given, samples)
     inserted = fix_scales(model, inserted, trained)
     notes = [str(IntegerOperators.of(places, settings))]
+    if settings.weights == "int4" and any(layer.node.op_type == "Conv" for layer in places.layers):
+        notes.append(_EXPANDED)
     if known and calibration is not None:
         notes.append("The ranges of activations are those of the given model, not of calibration.")
     return inserted, tuple(notes)
