@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "export_model.h"
 #include "inputs.h"
 #include "text.h"
 
@@ -33,6 +34,7 @@ TrainingSession::TrainingSession(const RuntimePointer& runtime, const Settings& 
 std::shared_ptr<Graph> TrainingSession::open(ModelFile model) {
   auto graph = std::make_shared<Graph>(std::move(model), settings_, state_);
   generation_ = check_generation(graph->model(), *state_, generation_);
+  check_base(graph->model(), *state_);
   return graph;
 }
 
@@ -41,6 +43,11 @@ TrainingSession::Executor TrainingSession::executor(ModelFile model, GraphKind k
   made.graph = open(std::move(model));
   made.signature = signature_of(made.graph->model(), *state_, kind);
   check_belongs(made.graph->model(), *state_, made.signature);
+  const ModelFile& file = made.graph->model();
+  for (const auto& item : state_->frozen) {
+    // Frozen parameters inside of a file in the ORT format cannot change.
+    if (file.is_ort && file.input(item.first) == nullptr) state_->baked[item.first] = file.name;
+  }
   return made;
 }
 
@@ -258,7 +265,7 @@ const Dims& TrainingSession::shape_of_parameter(const std::string& name) const {
 
 uint64_t TrainingSession::parameters_size(bool trainable_only) const {
   uint64_t size = 0;
-  for (const std::string& name : names(trainable_only)) size += elements_of(shape_of_parameter(name));
+  for (const std::string& name : parameter_names(trainable_only)) size += elements_of(shape_of_parameter(name));
   return size;
 }
 
@@ -273,8 +280,8 @@ void TrainingSession::require_floats(const std::vector<std::string>& names) cons
 void TrainingSession::copy_parameters_to(float* buffer, bool trainable_only) {
   const Lock lock(state_->lock);
   state_->require_values();
-  require_floats(names(trainable_only));
-  for (const std::string& name : names(trainable_only)) {
+  require_floats(parameter_names(trainable_only));
+  for (const std::string& name : parameter_names(trainable_only)) {
     const Bytes& data = state_->tensor(name)->data;
     if (data.size > 0) std::memcpy(buffer, data.data, static_cast<size_t>(data.size));
     buffer += data.size / sizeof(float);
@@ -286,9 +293,9 @@ void TrainingSession::copy_to_parameters(const float* buffer, bool trainable_onl
   if (state_->nominal && trainable_only) {
     throw StateError("Please load the model parameters first. A nominal state needs all of them: trainable_only=False");
   }
-  require_floats(names(trainable_only));
+  require_floats(parameter_names(trainable_only));
   Named<Tensor> values;
-  for (const std::string& name : names(trainable_only)) {
+  for (const std::string& name : parameter_names(trainable_only)) {
     const Dims& dims = shape_of_parameter(name);
     Bytes data = allocate(data_size(kFloatCode, dims));
     if (data.size > 0) std::memcpy(data.data, buffer, static_cast<size_t>(data.size));
@@ -300,6 +307,24 @@ void TrainingSession::copy_to_parameters(const float* buffer, bool trainable_onl
     return;
   }
   for (const auto& [name, value] : values) state_->set(name, value);
+}
+
+// ---- export ----
+
+void TrainingSession::export_model(const std::string& path, const std::vector<std::string>& names) {
+  const Lock lock(state_->lock);
+  if (eval_.graph == nullptr) throw StateError("there is no evaluation graph to export: pass eval_model_uri");
+  state_->require_values();
+  state_->require_finite("nothing was exported", false);
+  ExportRequest request;
+  request.names = names;
+  for (const auto& [name, value] : state_->properties) {
+    const Text* text = std::get_if<Text>(&value);
+    if (text != nullptr && starts_with(name, kModelPrefix)) request.about[name] = **text;
+  }
+  device::export_model(
+      eval_.graph->model(), [this](const std::string& name) { return state_->tensor(name); },
+      {runtime_, settings_->env}, path, request);
 }
 
 const std::vector<ValueType>& TrainingSession::inputs(bool training) const {

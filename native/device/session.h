@@ -41,10 +41,17 @@ class TrainingSession {
   void register_linear_schedule(int64_t warmup, int64_t total, float rate);
   void schedule_step();
 
-  // All parameters concatenated: trainable ones, running statistics, frozen ones.
+  // All parameters: trainable ones, running statistics, frozen ones. Buffers have them in this order.
+  const std::vector<std::string>& parameter_names(bool trainable_only) const {
+    return trainable_only ? trained_ : all_;
+  }
   uint64_t parameters_size(bool trainable_only) const;
   void copy_parameters_to(float* buffer, bool trainable_only);
   void copy_to_parameters(const float* buffer, bool trainable_only);
+
+  // Writes a model for inference, with the parameters as they are now; any values of the evaluation graph
+  // can be outputs. Parameters that training has made infinite or NaN are refused.
+  void export_model(const std::string& path, const std::vector<std::string>& names);
 
   const std::vector<ValueType>& inputs(bool training) const;
   const std::vector<ValueType>& outputs(bool training) const;
@@ -73,7 +80,6 @@ class TrainingSession {
   std::vector<Held<OrtValue>> checked(const Executor& executor, const Inputs& inputs) const;
   Outputs separate_step(const Inputs& inputs, const OrtRunOptions* options, const Outputs& given);
   OptimizerMemory& memory() const;
-  const std::vector<std::string>& names(bool trainable_only) const { return trainable_only ? trained_ : all_; }
   const Dims& shape_of_parameter(const std::string& name) const;
   void require_floats(const std::vector<std::string>& names) const;
 
