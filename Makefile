@@ -53,7 +53,7 @@ help:
 	@echo "make native-wheel         build its wheels for Linux, x86-64 and aarch64"
 	@echo "make native-sanitize      run its kernels under AddressSanitizer, UBSan and valgrind"
 	@echo "make libonnxtrain         build the library for programs in C and C++"
-	@echo "make libonnxtrain-sanitize  read hostile checkpoints with it under sanitizers"
+	@echo "make libonnxtrain-sanitize  read hostile checkpoints and graphs with it under sanitizers"
 	@echo "make native-aarch64       run its kernels for aarch64, in an emulator"
 	@echo "make docs                 run all examples, write their pages, build the site"
 	@echo "make site                 build the site from the existing pages"
@@ -146,13 +146,14 @@ libonnxtrain:
 	set -x; cmake -S native -B build/libonnxtrain && \
 	cmake --build build/libonnxtrain -j $(JOBS) --target onnxtrain onnxtrain_static
 
-# Its checkpoint reader under sanitizers, with ten thousand hostile files.
+# Its reader of checkpoints and its export under sanitizers, with ten thousand hostile files and five thousand graphs.
 libonnxtrain-sanitize: $(VENV)/dev
 	@$(call NEEDS,cmake,cmake) \
 	set -x; cmake -S native -B build/libonnxtrain-sanitize -DONNXTRAIN_SANITIZE=ON -DONNXTRAIN_KERNELS=OFF && \
 	cmake --build build/libonnxtrain-sanitize -j $(JOBS) --target device_calls && \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ONNXTRAIN_MUTATIONS=2500 \
-	ONNXTRAIN_DEVICE_BUILD=build/libonnxtrain-sanitize $(BIN)/python -m pytest tests/capi/test_capi_checkpoints.py
+	ONNXTRAIN_DEVICE_BUILD=build/libonnxtrain-sanitize $(BIN)/python -m pytest tests/capi/test_capi_checkpoints.py \
+	    tests/capi/test_capi_export_files.py
 
 native-cases: $(VENV)/dev native-build
 	$(BIN)/python -m pytest tests/native -n $(JOBS) --dist worksteal
@@ -477,6 +478,7 @@ js/dist/onnxtrain.min.js: js/node_modules/.ready $(wildcard js/src/*.ts)
 
 test-js: $(VENV)/dev js/node_modules/.ready
 	$(WITH_NODE) cd js && ONNXTRAIN_PYTHON=$(abspath $(BIN)/python) npm test --silent
+	$(WITH_NODE) $(BIN)/python -m pytest tests/capi/test_capi_relay.py
 
 web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs
