@@ -4,9 +4,9 @@
     make bench-threads   needs more than two cores
 
 `prepare` writes the folders, where onnx is installed; `cuda` and `threads` measure, and need no
-more than a device has. On the GPU, a step clips the norm of the gradient and follows a schedule.
-Its losses are compared with those of the same folder on the CPU, and onnxruntime's profile tells
-which nodes ran where.
+more than a device has; `picture` draws what the page says. On the GPU, a step clips the norm of the
+gradient and follows a schedule. Its losses are compared with those of the same folder on the CPU,
+and onnxruntime's profile tells which nodes ran where.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ def workloads() -> list[Workload]:
 
 def prepare() -> None:
     """Write a folder for CUDA and one for the CPU for each network."""
-    import prepare as training
-
     import onnxtrain
+    import prepare as training
 
     for workload in workloads():
         folder = folder_of(ROOT, workload)
@@ -83,16 +82,15 @@ def ours(workload: Workload, device: Any, options: Any = None) -> tuple[Step, An
 
 def torchs(workload: Workload) -> Step:
     import torch
-    from peers.torch_peer import _network
     from torch.nn import functional as F
+
+    from peers.torch_peer import _network
 
     net = _network(workload, str(folder_of(ROOT, workload))).cuda()
     for module in net.modules():
         if hasattr(module, "index"):
             module.index = module.index.cuda()
-    optimizer = torch.optim.AdamW(
-        net.parameters(), RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True
-    )
+    optimizer = torch.optim.AdamW(net.parameters(), RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
 
     def step(x: Any, labels: Any) -> float:
         loss = F.cross_entropy(net(torch.from_numpy(x).cuda()), torch.from_numpy(labels).cuda())
@@ -108,7 +106,7 @@ def torchs(workload: Workload) -> Step:
 def timed(step: Step, workload: Workload) -> tuple[list[float], float]:
     """Return the losses, and the median of a step in milliseconds."""
     losses, seconds = [], []
-    for _, (x, labels) in zip(range(STEPS), endless(workload)):
+    for _, (x, labels) in zip(range(STEPS), endless(workload), strict=False):
         before = time.perf_counter()
         losses.append(step(x, labels))
         seconds.append(time.perf_counter() - before)
@@ -148,7 +146,7 @@ def placed(workload: Workload, device: Any) -> dict[str, Any]:
         return made[-1]
 
     step, session = ours(workload, device, options)
-    for _, (x, labels) in zip(range(3), endless(workload)):
+    for _, (x, labels) in zip(range(3), endless(workload), strict=False):
         step(x, labels)
     graph = session._fused.graph
     events = json.loads(Path(graph.session.end_profiling()).read_text())
@@ -196,7 +194,7 @@ def cuda() -> None:
     for workload in workloads():
         found = {way: in_process("one", workload.name, way) for way in (*WAYS, "cpu")}
         a, b, c = (found[way]["ms"] for way in WAYS)
-        pairs = zip(found["recorded"]["losses"], found["cpu"]["losses"])
+        pairs = zip(found["recorded"]["losses"], found["cpu"]["losses"], strict=False)
         apart = max((abs(x - y) for x, y in list(pairs)[:COMPARED]), default=float("nan"))
         print(f"| {workload.title} | {a:.2f} | {b:.2f} | {c:.2f} | {a / c:.2f} | {apart:.1e} |")
         print({k: v for k, v in found["launched"].items() if k != "losses"}, flush=True)
@@ -213,7 +211,28 @@ def threads(counts: list[int]) -> None:
     for workload in workloads()[1:]:
         for peer in ("ours", "torch"):
             ms = [in_process("one", workload.name, f"{peer}-{n}")["ms"] for n in counts]
-            print(f"| {workload.title}, {peer} |", " | ".join(f"{m:.1f}" for m in ms), "|", flush=True)
+            row = " | ".join(f"{m:.1f}" for m in ms)
+            print(f"| {workload.title}, {peer} | {row} |", flush=True)
+
+
+def picture(page: Path, target: Path) -> None:
+    """Draw the table of threads on a page."""
+    from matplotlib import pyplot as plt
+
+    lines = page.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("| threads |"))
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines[first : first + 8]]
+    counts, rows = [int(c) for c in cells[0][1:]], cells[2:]
+    figure, panels = plt.subplots(1, len(rows) // 2, figsize=(11, 3), layout="constrained")
+    for axes, own, torch in zip(panels, rows[::2], rows[1::2], strict=True):
+        for row, name in ((own, "onnxtrain"), (torch, "torch eager")):
+            axes.plot(counts, [float(c) for c in row[1:]], marker="o", label=name)
+        axes.set(title=own[0], xscale="log", yscale="log", xlabel="threads", xticks=counts)
+        axes.set_xticks(counts, labels=[str(n) for n in counts])
+        axes.minorticks_off()
+    panels[0].set_ylabel("ms")
+    panels[0].legend(frameon=False)
+    figure.savefig(target, metadata={"Date": None})
 
 
 def with_threads(workload: Workload, peer: str, count: int) -> dict[str, Any]:
@@ -231,7 +250,7 @@ def with_threads(workload: Workload, peer: str, count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["prepare", "cuda", "threads", "one"])
+    parser.add_argument("part", choices=["prepare", "cuda", "threads", "picture", "one"])
     parser.add_argument("what", nargs="*")
     given = parser.parse_args()
     if given.part == "one":
@@ -241,6 +260,8 @@ def main() -> None:
         print(json.dumps(found))
     elif given.part == "threads":
         threads([int(n) for n in given.what] or [1, 2, 4, 8, 16])
+    elif given.part == "picture":
+        picture(HERE.parent / "docs/performance.md", HERE.parent / "docs/images/threads.svg")
     else:
         {"prepare": prepare, "cuda": cuda}[given.part]()
 

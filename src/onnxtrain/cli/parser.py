@@ -162,7 +162,7 @@ def _prepare(commands: Any) -> None:
         "--no-tie-weights", dest="tie_weights", action="store_false",
         help="train matrices of equal values apart",
     )  # fmt: skip
-    add("--target", choices=("cpu", "webgpu"), default="cpu", help="where the graphs run")
+    add("--target", choices=("cpu", "cuda", "webgpu"), default="cpu", help="where the graphs run")
     add(
         "--no-native", dest="native", action="store_false",
         help="write plain graphs, without functions for native kernels",

@@ -83,7 +83,7 @@ def generate_artifacts(
         tie_weights: whether matrices of equal values train as one parameter.
         memory_budget: what a step may take beside its parameters.
         sizes: numbers for symbolic dimensions that the budget is meant for.
-        target: "cpu" or "webgpu".
+        target: "cpu", "cuda" or "webgpu".
         native: whether functions are called where onnxtrain-native has kernels.
         precision: what such kernels multiply in, "float32" or "bf16".
         proximal: whether updates have a proximal term.

@@ -27,6 +27,7 @@ from onnxtrain.device.run.base_file import (
 )
 from onnxtrain.device.run.cuda_graph import are_fixed, asks_to_record, without_recording
 from onnxtrain.device.run.native import Library, native_status
+from onnxtrain.device.run.needless_optimizers import needless_optimizers
 from onnxtrain.errors import (
     ArgumentError,
     ModelError,
@@ -407,25 +408,6 @@ class Graph:
         return with_outputs(
             source, (replace(v, name=n) for n, v in zip(self.gradients, buffers, strict=True))
         )
-
-
-# The passes of onnxruntime's optimiser that look for quantized operators, by its names for them;
-# each walks the whole graph, twice. They take a twentieth of the time to load a step.
-_FOR_QUANTIZED = frozenset(
-    "Avx2WeightS8ToU8Transformer ConstantFoldingDQ DQMatMulNBitsFusion DoubleQDQPairsRemover "
-    "DynamicQuantizeMatMulFusion EnsureUniqueDQForNodeUnit MatMulIntegerToFloatFusion "
-    "MatMulNBitsFusion MatMulNBitsMlpFusion MatMulNBitsQkvFusion QDQFinalCleanupTransformer "
-    "QDQPropagationTransformer QDQS8ToU8Transformer QDQSelectorActionTransformer "
-    "WeightBiasQuantization WhereDummyDq".split()
-)
-_QUANTIZED = (b"uantizeLinear", b"MatMulNBits", b"MatMulInteger")
-
-
-def needless_optimizers(source: str | bytes) -> set[str] | None:
-    """Name the passes that cannot find anything in a graph; None where it is not looked at."""
-    if isinstance(source, str) or any(word in source for word in _QUANTIZED):
-        return None
-    return set(_FOR_QUANTIZED)
 
 
 def batch_symbol(inputs: Sequence[ValueType]) -> str | None:
