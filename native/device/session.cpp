@@ -26,6 +26,9 @@ TrainingSession::TrainingSession(const RuntimePointer& runtime, const Settings& 
   seed_ = new_variable(runtime, kUint32Code, {2});
   train_ = executor(std::move(*files.train), GraphKind::kTraining);
   check_trains(train_.graph->model(), *state_, train_.signature);
+  for (const std::string& name : train_.signature.trained) {
+    if (!state_->is_trainable(name)) differentiated_inputs_.push_back(name);
+  }
   if (files.eval.has_value()) eval_ = executor(std::move(*files.eval), GraphKind::kEvaluation);
   list_parameters();
   open_optimizer(files);
@@ -91,10 +94,7 @@ Binding& TrainingSession::train_binding() {
   const std::set<std::string> direct(gradients.begin(), gradients.end());
   Variables state = parameters_of(signature), results;
   for (const std::string& name : signature.trained) {
-    if (!state_->is_trainable(name)) {
-      throw ModelError(train_.graph->name() + " gives the gradient of its input " + quoted(name) +
-                       ", which is not supported here: train it in Python");
-    }
+    if (!state_->is_trainable(name)) continue;
     const VariablePointer& gradient = state_->gradient(name);
     state[name + kBuffer] = gradient;
     results[name + kAccumulated] = gradient;
@@ -102,21 +102,60 @@ Binding& TrainingSession::train_binding() {
   }
   state[kLazyReset] = reset_flag_;
   for (const std::string& name : signature.updated) results[name + kUpdated] = state_->variable(name);
-  chosen = std::make_unique<Binding>(train_.graph, runtime_, std::move(state), std::move(results), signature.inputs,
-                                     signature.outputs, signature.check);
+  std::vector<ValueType> inputs = signature.inputs, outputs = signature.outputs;
+  for (const std::string& name : differentiated_inputs_) {
+    const ValueType* made = train_.graph->model().output(name + kAccumulated);
+    if (made == nullptr) {
+      throw ModelError(train_.graph->name() + " has a buffer for the gradient of its input " + quoted(name) +
+                       ", and no output for it: prepare the model anew");
+    }
+    inputs.push_back(*train_.graph->model().input(name + kBuffer));
+    outputs.push_back(*made);
+  }
+  chosen = std::make_unique<Binding>(train_.graph, runtime_, std::move(state), std::move(results), std::move(inputs),
+                                     outputs, signature.check);
   return *chosen;
+}
+
+// What the gradient of an input is added to, in the shape that the input has.
+Held<OrtValue> TrainingSession::input_buffer(const std::string& name, const std::vector<Held<OrtValue>>& values) const {
+  size_t index = 0;
+  while (train_.signature.inputs[index].name != name) ++index;
+  const ValueShape given = shape_of(runtime_, values[index].get());
+  const auto earlier = input_gradients_.find(name);
+  if (earlier != input_gradients_.end() && shape_of(runtime_, earlier->second.get()).dims == given.dims) {
+    return earlier->second;
+  }
+  Held<OrtValue> made = new_value(runtime_, given.code, given.dims);
+  const auto size = static_cast<size_t>(data_size(given.code, given.dims));
+  if (size > 0) std::memset(data_of(runtime_, made.get()), 0, size);
+  return made;
+}
+
+Held<OrtValue> TrainingSession::input_gradient(const std::string& name) const {
+  const auto found = input_gradients_.find(name);
+  return found == input_gradients_.end() ? nullptr : found->second;
 }
 
 Outputs TrainingSession::train_step(const Inputs& inputs, const OrtRunOptions* options, const Outputs& given) {
   const Lock lock(state_->lock);
-  const std::vector<Held<OrtValue>> values = checked(train_, inputs);
+  std::vector<Held<OrtValue>> values = checked(train_, inputs);
+  std::vector<Held<OrtValue>> buffers;
+  for (const std::string& name : differentiated_inputs_) buffers.push_back(input_buffer(name, values));
+  values.insert(values.end(), buffers.begin(), buffers.end());
   *reset_flag_->as<bool>() = reset_;
   Binding& binding = train_binding();
   Outputs made = run(train_, binding, values, options, given);
+  const size_t count = train_.signature.outputs.size();
   if (binding.passed()) {
+    for (size_t i = 0; i < differentiated_inputs_.size(); ++i) {
+      input_gradients_[differentiated_inputs_[i]] = made[count + i];
+    }
+    made.resize(count);
     reset_ = state_->has_stale_gradients = false;
     return made;
   }
+  made.resize(count);
   // No step may use what is there: gradients of before the reset, or none.
   state_->has_stale_gradients |= reset_;
   if (reset_) {
@@ -203,6 +242,7 @@ Outputs TrainingSession::separate_step(const Inputs& inputs, const OrtRunOptions
   const bool was_reset = reset_, were_stale = state_->has_stale_gradients;
   if (!was_reset) {
     for (const std::string& name : train_.signature.trained) {
+      if (!state_->is_trainable(name)) continue;
       const Bytes& data = state_->gradient(name)->data;
       kept[name].assign(data.data, data.data + data.size);
     }

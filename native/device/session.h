@@ -49,6 +49,10 @@ class TrainingSession {
   void copy_parameters_to(float* buffer, bool trainable_only);
   void copy_to_parameters(const float* buffer, bool trainable_only);
 
+  // The gradient of an input that the training graph differentiates, of the last training step; null if
+  // there is none.
+  Held<OrtValue> input_gradient(const std::string& name) const;
+
   // Writes a model for inference, with the parameters as they are now; any values of the evaluation graph
   // can be outputs. Parameters that training has made infinite or NaN are refused.
   void export_model(const std::string& path, const std::vector<std::string>& names);
@@ -75,6 +79,7 @@ class TrainingSession {
   Variables parameters_of(const GraphSignature& signature);
   void bind_updates(Variables& state, Variables& results);
   Binding& train_binding();
+  Held<OrtValue> input_buffer(const std::string& name, const std::vector<Held<OrtValue>>& values) const;
   Outputs run(Executor& executor, Binding& binding, const std::vector<Held<OrtValue>>& values,
               const OrtRunOptions* options, const Outputs& given);
   std::vector<Held<OrtValue>> checked(const Executor& executor, const Inputs& inputs) const;
@@ -88,6 +93,8 @@ class TrainingSession {
   std::shared_ptr<TrainingState> state_;
   std::string generation_;
   Executor train_, eval_, fused_;
+  std::vector<std::string> differentiated_inputs_;
+  std::map<std::string, Held<OrtValue>> input_gradients_;
   std::unique_ptr<Binding> train_from_zero_;  // writes gradients straight into their buffers
   std::shared_ptr<Graph> optimizer_;
   std::unique_ptr<Binding> optimizer_binding_;

@@ -15,8 +15,10 @@ from test_base_file import LABELS, X, cut, damage, network
 from upstream_table import Host, OrtError, Session
 
 import onnxtrain
+from onnxtrain import artifacts
 from onnxtrain.device.random_state import set_seed
 from onnxtrain.device.session import TrainingSession
+from onnxtrain.format.model.file import ModelFile
 
 
 @pytest.fixture
@@ -101,3 +103,16 @@ def test_the_ort_format(host, tmp_path, model) -> None:
     expected = error_of(theirs.export_model_for_inferencing, tmp_path / "m.onnx", ["y"])
     assert found.value.args[1] == expected
     ours.close()
+
+
+def test_a_graph_with_gradients_of_its_inputs_trains(host, tmp_path) -> None:
+    artifacts.generate_artifacts(
+        network(),
+        requires_grad=["a.weight", "x"],
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=tmp_path / "inputs",
+    )
+    graph = ModelFile.read(tmp_path / "inputs" / "training_model.onnx")
+    assert "x_grad.accumulation.out" in [value.name for value in graph.outputs]
+    assert_trains_as_python(host, tmp_path / "inputs", (X, LABELS), tmp_path)
