@@ -96,6 +96,7 @@ COMPARED = {
     "int8: onnxruntime": "int8: onnxruntime.quantization, best calibrator",
     "int8: onnxtrain": "int8: onnxtrain, trained, moving averages",
     "int4: onnxtrain": "int4: onnxtrain, trained, learned scales",
+    "int4: onnxtrain, expanded when loaded": "int4: onnxtrain, trained, learned scales",
 }
 
 
@@ -116,7 +117,7 @@ def speed_table(results: Results, titles: dict[str, str], folder: Path, samples:
 
 def _ratios(files: dict[str, Path], x: Array, rounds: int = 20) -> dict[str, float]:
     """Return the time of each model against the first, run in turns by one thread."""
-    runs = {label: ways.open_model(path) for label, path in files.items()}
+    runs = {label: ways.open_model(path, "expanded" in label) for label, path in files.items()}
     times: dict[str, list[float]] = {label: [] for label in runs}
     for _ in range(rounds):
         for label, run in runs.items():

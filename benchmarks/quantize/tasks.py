@@ -49,7 +49,7 @@ class Task:
             net.load_state_dict(torch.load(weights))
             return net
 
-        return Trained(model, again, given, self.more, self.fine_rate, seed)
+        return Trained(model, again, given, self.more, self.fine_rate, seed, self.keeps_statistics)
 
 
 def pretrained(folder: Path) -> Any:

@@ -35,6 +35,7 @@ class Trained:
     epochs: int  # to train on for integers
     rate: float
     seed: int
+    keeps_statistics: bool = False  # of BatchNorm
 
     def beside(self, name: str) -> Path:
         """Return a path for something that is made of the model."""
@@ -49,9 +50,11 @@ def one_thread() -> Any:
     return options
 
 
-def open_model(path: Path) -> ort.InferenceSession:
-    """Open a model as stock onnxruntime does."""
+def open_model(path: Path, is_expanded: bool = False) -> ort.InferenceSession:
+    """Open a model as stock onnxruntime does; integers may become floats when it is loaded."""
     options = ort.SessionOptions()
+    if is_expanded:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -212,6 +215,8 @@ def torch_int8(given: Trained) -> float:
         sample = torch.from_numpy(given.data.train[0][:2])
         mapping = get_default_qat_qconfig_mapping("onednn")
         net = prepare_qat_fx(given.net().train(), mapping, (sample,))
+        if given.keeps_statistics:
+            net.apply(torch.ao.nn.intrinsic.qat.freeze_bn_stats)
         networks.train(net, given.data, given.epochs, given.rate, given.seed, freeze=freeze_torch)
         return networks.accuracy(convert_fx(net.eval()), given.data)
 

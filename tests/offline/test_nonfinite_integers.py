@@ -63,6 +63,38 @@ def test_a_batch_that_is_not_finite_changes_nothing(how, tmp_path) -> None:
         )
 
 
+@pytest.mark.parametrize("how", ["average", "learned", "fixed"])
+def test_what_becomes_nan_inside_of_a_network_is_seen(how, tmp_path) -> None:
+    weights = {name: RNG.normal(size=(6, 6)).astype("f4") / 3 for name in "uvw"}
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "u"], ["a"]),
+            helper.make_node("Abs", ["a"], ["size"]),
+            helper.make_node("Div", ["a", "size"], ["d"]),  # 0 / 0 where x is 0
+            helper.make_node("Relu", ["d"], ["r"]),
+            helper.make_node("MatMul", ["r", "v"], ["b"]),
+            helper.make_node("Relu", ["b"], ["s"]),
+            helper.make_node("MatMul", ["s", "w"], ["y"]),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("x", 1, ["n", 6])],
+        [helper.make_tensor_value_info("y", 1, ["n", 6])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    given = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = RNG.normal(size=(8, 6)).astype("f4")
+    name = f"int8:scales={how}"
+    onnxtrain.prepare(given, tmp_path, train=["u", "v", "w"], quantize=name, calibration=[x])
+    session = onnxtrain.TrainingSession(tmp_path)
+    assert np.isfinite(session.step(x, LABELS)[0])
+    before = {name: np.array(parameter.data) for name, parameter in session.state.parameters}
+    spoiled = x.copy()
+    spoiled[3] = 0
+    assert np.isnan(session.step(spoiled, LABELS)[0]) and session.skipped_steps == 1
+    for name, parameter in session.state.parameters:
+        np.testing.assert_array_equal(parameter.data, before[name], err_msg=name)
+
+
 def test_evaluation_and_floats_have_no_such_nodes(tmp_path) -> None:
     onnxtrain.prepare(network(), tmp_path / "a", quantize="int8", calibration=[X])
     onnxtrain.prepare(network(), tmp_path / "b", quantize="int4-weights")

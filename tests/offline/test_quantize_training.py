@@ -76,12 +76,12 @@ def test_frozen_layers_stay(tmp_path, choice, scales) -> None:
 @pytest.mark.parametrize("scales", ["average", "learned"])
 @pytest.mark.parametrize(("train", "moving"), [("fc2.*", 1), ("fc1.*", 2), ("conv2.*", 3)])
 def test_scales_in_the_frozen_part_are_constants(tmp_path, train, moving, scales) -> None:
-    """Those of what a layer that trains reads, and of what comes behind it, follow training."""
+    """Those of what a layer that trains reads, unless learned, and makes follow training."""
     name = {"average": "quantization.ranges", "learned": "activations.scale_shift"}[scales]
     session = trained(tmp_path, train=train, quantize=Quantize(scales=scales))
     before = CheckpointState.load_checkpoint(tmp_path / "checkpoint").parameters[name].data
     rows = (before != session.get_parameter(name)).reshape(len(before), -1).any(1)
-    assert np.count_nonzero(rows) == moving
+    assert np.count_nonzero(rows) == (moving if scales == "average" else max(1, moving - 1))
     evaluated, exported = outputs(session, tmp_path)
     np.testing.assert_allclose(exported, evaluated, atol=0.05)
 

@@ -16,7 +16,7 @@ from onnxtrain.offline.frontend.fused import expand_trained
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
-from onnxtrain.offline.passes.quantize.nonfinite_inputs import keep_nonfinite_inputs
+from onnxtrain.offline.passes.quantize.nonfinite import keep_nonfinite
 from onnxtrain.offline.passes.quantize.ranges import track_ranges
 
 Tensors = dict[str, ir.TensorProtocol]
@@ -56,7 +56,7 @@ def loss_model(
     join_linear_layers(model)
     data = frozenset(str(v.name) for v in graph.inputs if v.name not in graph.initializers)
     choose_outputs(graph, outputs)
-    keep_nonfinite_inputs(model)
+    keep_nonfinite(model)
     targets = _targets(graph, trainable, updates)
     fed = frozenset(str(v.name) for v in targets if v.is_graph_input())
     stored = {*trainable, *frozen, *updates}

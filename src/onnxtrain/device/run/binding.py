@@ -176,7 +176,8 @@ class Binding:
         self._graph = graph
         self._state, self._results = dict(state), dict(results)
         self._inputs = list(inputs)
-        self._outputs = [_Output(value) for value in (*outputs, *check)]
+        self._outputs = [_Output(value) for value in outputs]
+        self._outputs += [_Output(value, keeps_memory=True) for value in check]
         self._has_strings = any(value.element_type == STRING for value in (*self._inputs, *outputs))
         self._session: Any = None
         self._binding: Any = None
@@ -251,6 +252,8 @@ class Binding:
         self._session = self._binding = None  # free the memory of the old ones first
         self._session = self._graph.session
         self._binding = self._session.io_binding()
+        for output in self._outputs:
+            output.kept = None
         for name, variable in self._state.items():
             self._binding.bind_ortvalue_input(name, variable.value)
         self._fed = _copied_when_bound(self._session, self._state)
@@ -307,10 +310,13 @@ class _Output:
     """An output that each run returns.
 
     Asking onnxruntime for its outputs takes time for every parameter. So once an output has had
-    the shape that the graph declares, memory of that shape is bound to it before the run.
+    the shape that the graph declares, memory of that shape is bound to it before the run. With
+    `keeps_memory`, it stays bound, and the next run writes over it.
     """
 
-    def __init__(self, value: ValueType) -> None:
+    def __init__(self, value: ValueType, keeps_memory: bool = False) -> None:
+        self.kept: Array | None = None  # what is bound already
+        self._keeps_memory = keeps_memory
         element = ELEMENT_TYPES.get(value.element_type)
         self.name = value.name
         self._dims = value.dims
@@ -326,11 +332,14 @@ class _Output:
     def bind(self, binding: Any, symbols: Mapping[str, int]) -> Array | None:
         """Bind memory for the next run, and return it if it is ours."""
         shape = self._shape(symbols) if self._declared_right else None
+        if self.kept is not None and self.kept.shape == shape:
+            return self.kept
         if shape is None or self._dtype is None:
             binding.bind_output(self.name)
             return None
         array = np.empty(shape, self._dtype)
         binding.bind_ortvalue_output(self.name, ort.OrtValue.ortvalue_from_numpy(array))
+        self.kept = array if self._keeps_memory else None
         return array
 
     def learn(self, shape: tuple[int, ...], symbols: Mapping[str, int]) -> None:

@@ -201,5 +201,9 @@ RANGE_BOUNDS = _ops("Clip Relu")
 JOINED_TO_GEMM = RANGE_BOUNDS | _ops(
     "Elu HardSigmoid LeakyRelu Selu Sigmoid Softplus Softsign Tanh ThresholdedRelu"
 )
+# Of finite numbers that are not huge, these make finite ones; others may not, as Log of 0.
+KEEPS_FINITE = ACTIVATIONS | CONVERSIONS | INTEGER_ARITHMETIC | NORMS | POOLS | REORDERS | _ops(
+    "Abs Clip Dropout Erf Gather Neg Resize Sigmoid Slice Softmax Split Sub Sum Where"
+)  # fmt: skip
 # What training reads of an activation, for its range.
 EXTREMES = _ops("ReduceMax ReduceMin")

@@ -7,6 +7,7 @@ and need no transposed copies. onnxruntime does the same for constant weights, b
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -15,7 +16,7 @@ from onnxtrain.offline.autodiff.registry import optional
 from onnxtrain.offline.graph.kernels import mark_kernel, place_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.quantized_operators import MICROSOFT, is_plain_product
-from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
+from onnxtrain.offline.graph.shapes import dims_of, integers, is_float, static_dims
 from onnxtrain.offline.graph.subgraphs import replace_node
 
 
@@ -79,10 +80,12 @@ def _replace(op: Ops, addition: ir.Node, layer: _Layer) -> None:
     assert isinstance(depth, int) and width is not None
     last = op.target[-1]
     op.scope = layer.product.name or addition.name or str(addition.outputs[0].name)
-    rows = op.with_dims(op.reshape(x, [-1, depth]), [ir.SymbolicDim(None), depth])
+    lead = integers(dims[:-1])
+    count = ir.SymbolicDim(None) if lead is None else math.prod(lead)
+    rows = op.with_dims(op.reshape(x, [-1, depth]), [count, depth])
     made = op.Gemm(rows, layer.weight, layer.bias, transB=int(layer.transposed))
     made.type = x.type
-    op.with_dims(made, [ir.SymbolicDim(None), *width])
+    op.with_dims(made, [count, *width])
     symbolic = [d for d in dims[:-1] if not isinstance(d, int)]
     if len(symbolic) <= 1:
         target = op.int64([d if isinstance(d, int) else -1 for d in dims[:-1]] + list(width))

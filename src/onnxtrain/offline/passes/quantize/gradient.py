@@ -48,7 +48,7 @@ def join_quantizers(op: Ops, graph: ir.Graph, targets: Collection[ir.Value]) -> 
         return found
     shift = _makers(activations[0].scales)
     moved = depend_on(graph, [v for v in targets if v not in shift])
-    learned = [a for a in activations if a.source == "learned"]
+    learned = _worth_learning([a for a in activations if a.source == "learned"], moved)
     parts, of_split = _split_scales(op, graph, learned)
     bounds = _Bounds()
     with op.arithmetic():
@@ -59,6 +59,16 @@ def join_quantizers(op: Ops, graph: ir.Graph, targets: Collection[ir.Value]) -> 
             found[activation.node] = activation.rule(bounds, mask, part)
     graph.sort()
     return found | of_split
+
+
+def _worth_learning(
+    learned: Sequence[_Activation], moved: Collection[ir.Value]
+) -> Sequence[_Activation]:
+    """Leave out what no trained layer makes, as the data: calibration knows their range.
+
+    The gradient of their scale would need the one of all elements, which nothing else needs.
+    """
+    return [activation for activation in learned if activation.x in moved] or learned
 
 
 # ---- weights -------------------------------------------------------------------------------------

@@ -31,8 +31,9 @@ from onnxtrain.offline.passes.quantize.bounds import (
     take_bounds,
 )
 from onnxtrain.offline.passes.quantize.least_scales import least_scales
-from onnxtrain.offline.passes.quantize.places import Places, QuantizedLayer
-from onnxtrain.offline.passes.quantize.weight_scales import weight_scales
+from onnxtrain.offline.passes.quantize.patches import Samples
+from onnxtrain.offline.passes.quantize.places import Places, QuantizedLayer, bias_of
+from onnxtrain.offline.passes.quantize.weight_scales import output_shifts, weight_scales
 from onnxtrain.offline.quantize import Quantize
 
 Array = np.ndarray[Any, Any]
@@ -54,13 +55,15 @@ class Inserted:
 def insert_quantizers(
     model: ir.Model, places: Places, ranges: Mapping[ir.Value, tuple[float, float]],
     settings: Quantize, trained: Collection[str], given: Mapping[str, Array] | None = None,
+    samples: Samples | None = None,
 ) -> Inserted:  # fmt: skip
     """Write the nodes that quantize, and their scales, into a canonical model.
 
     Scales of weights are learned for those that are `trained`. A weight that came with scales is
-    `given` them by its name.
+    `given` them by its name. With `samples` of what layers read, scales are best for these, and
+    biases make up for what rounding adds to outputs on average.
     """
-    writer = _Writer(model, settings, trained, given or {})
+    writer = _Writer(model, settings, trained, given or {}, samples or {})
     least = least_scales(places, ranges)
     with writer.op.arithmetic():
         for layer in places.layers:
@@ -80,11 +83,12 @@ class _Writer:
         settings: Quantize,
         trained: Collection[str],
         given: Mapping[str, Array],
+        samples: Samples,
     ) -> None:
         self.op = Ops(model.graph, model.opset_imports[""])
         self.op.scope = "quantization"
         self._graph, self._settings = model.graph, settings
-        self._trained, self._given_scales = trained, given
+        self._trained, self._given_scales, self._samples = trained, given, samples
         self.trains: list[str] = []
         self.kept: list[str] = []
         self.folded: list[str] = []
@@ -123,11 +127,14 @@ class _Writer:
         self, layer: QuantizedLayer, weight: ir.Value, least: Array | None
     ) -> ir.Value:
         op, settings, name = self.op, self._settings, str(weight.name)
-        scales = weight_scales(layer, settings)
+        samples = self._samples.get(layer.node)
+        scales = weight_scales(layer, settings, samples)
         least = np.maximum(0.0 if least is None else least, TINY).astype(np.float32)
         given = self._given_scales.get(name)
         if given is not None and given.shape == scales.shape:
             scales, least = given, np.maximum(given, least)
+        if samples is not None:
+            _take_shifts(layer, output_shifts(layer, settings, samples, scales))
         block = settings.block if scales.ndim == 2 else 0
         axis = 0 if block else layer.axis
         if block and layer.axis == 0:
@@ -334,3 +341,13 @@ class _Writer:
         quantizer = q.producer()
         assert quantizer is not None
         return quantizer
+
+
+def _take_shifts(layer: QuantizedLayer, shifts: Array) -> None:
+    """Take from a bias, if it is the layer's own, what rounding the weights adds to its outputs."""
+    bias = bias_of(layer.node)
+    numbers = constant_array(bias)
+    if bias is not None and numbers is not None and len(bias.uses()) == 1 and (
+        numbers.shape == shifts.shape and not bias.is_graph_output()
+    ):  # fmt: skip
+        bias.const_value = ir.Tensor(np.asarray(numbers - shifts, numbers.dtype), name=bias.name)

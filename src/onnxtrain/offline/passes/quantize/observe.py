@@ -7,7 +7,7 @@ one batch never exist together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,23 +35,43 @@ def observe(
     """Return the range of each value, over batches of the inputs of the model."""
     if not values:
         return {}
-    names = [str(v.name) for v in values]
-    run = _session(model, names, extremes=True)
-    inputs = [CalibrationInput(i.name, i.type, i.shape) for i in run.get_inputs()]
-    batches = Batches(data, inputs)
     method = METHODS.get(settings.method)
-    given: Iterable[Batch] = batches if method is None else list(batches)
-    least, largest, sizes = _extremes(run, given, names)
-    batches.require_variety()
-    ranges = [_widened(low, high) for low, high in zip(least, largest, strict=True)]
+    seen = Calibration(model, values, data, is_run_again=method is not None)
+    ranges = seen.ranges
     if method is not None:
-        run = _session(model, names, extremes=False)
-        counts = _histograms(run, given, names, ranges, sizes)
+        counts = [np.zeros(BINS) for _ in values]
+        for place, array in seen.activations():
+            counts[place] += count(array, *ranges[place])
         ranges = [
             _widened(*method(found, *bounds, settings))
             for found, bounds in zip(counts, ranges, strict=True)
         ]
     return dict(zip(values, ranges, strict=True))
+
+
+class Calibration:
+    """A model that has run over data: the range of some values, and then the values themselves."""
+
+    def __init__(
+        self, model: ir.Model, values: Sequence[ir.Value], data: Any, *, is_run_again: bool
+    ) -> None:
+        self._model, self._names = model, [str(v.name) for v in values]
+        run = _session(model, self._names, extremes=True)
+        inputs = [CalibrationInput(i.name, i.type, i.shape) for i in run.get_inputs()]
+        batches = Batches(data, inputs)
+        self.batches: Iterable[Batch] = list(batches) if is_run_again else batches
+        least, largest, self._sizes = _extremes(run, self.batches, self._names)
+        batches.require_variety()
+        self.ranges = [_widened(low, high) for low, high in zip(least, largest, strict=True)]
+
+    def activations(self) -> Iterator[tuple[int, Array]]:
+        """Yield the values that each batch makes, with their place in the list of values."""
+        run = _session(self._model, self._names, extremes=False)
+        places = range(len(self._names))
+        for number, batch in enumerate(self.batches):
+            for group in in_runs(places, lambda place: int(self._sizes[place]), _AT_ONCE):
+                found = _run(run, [self._names[i] for i in group], batch, number)
+                yield from zip(group, found, strict=True)
 
 
 def _extremes(
@@ -72,23 +92,6 @@ def _extremes(
         least, largest = np.minimum(least, low), np.maximum(largest, high)
         sizes = np.maximum(sizes, size.astype(np.int64))
     return least, largest, sizes
-
-
-def _histograms(
-    run: ort.InferenceSession,
-    batches: Iterable[Batch],
-    names: Sequence[str],
-    ranges: Sequence[Range],
-    sizes: Array,
-) -> list[Array]:
-    """Return how many elements of each activation lie where in its range."""
-    counts = [np.zeros(BINS) for _ in names]
-    for number, batch in enumerate(batches):
-        for group in in_runs(range(len(sizes)), lambda place: int(sizes[place]), _AT_ONCE):
-            found = _run(run, [names[i] for i in group], batch, number)
-            for i, array in zip(group, found, strict=True):
-                counts[i] += count(array, *ranges[i])
-    return counts
 
 
 def _widened(low: float, high: float) -> Range:

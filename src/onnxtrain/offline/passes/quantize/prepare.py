@@ -12,10 +12,16 @@ from onnxtrain.offline.passes.quantize.frozen_scales import fix_scales
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
 from onnxtrain.offline.passes.quantize.lift import Lifted, given_scales
 from onnxtrain.offline.passes.quantize.observe import observe
+from onnxtrain.offline.passes.quantize.patches import sample_inputs
 from onnxtrain.offline.passes.quantize.places import Places
 from onnxtrain.offline.passes.quantize.stages import choose_places
 from onnxtrain.offline.passes.quantize.summary import IntegerOperators
 from onnxtrain.offline.quantize import Quantize
+
+_EXPANDED = (
+    "onnxruntime expands 4-bit weights of Conv in each run, unless the session option "
+    "'session.disable_quant_qdq' is '1': then it does so once, when the exported model is loaded."
+)
 
 
 def quantize_model(
@@ -45,9 +51,14 @@ def quantize_model(
     if unknown and calibration is not None:
         ranges |= observe(model, unknown, calibration, settings)
     given = given_scales(places, lifted, settings)
-    inserted = insert_quantizers(model, places, ranges, settings, trained, given)
+    samples = None
+    if calibration is not None and settings.weights == "int4" and settings.scales != "average":
+        samples = sample_inputs(model, places.layers, calibration)
+    inserted = insert_quantizers(model, places, ranges, settings, trained, given, samples)
     inserted = fix_scales(model, inserted, trained)
     notes = [str(IntegerOperators.of(places, settings))]
+    if settings.weights == "int4" and any(layer.node.op_type == "Conv" for layer in places.layers):
+        notes.append(_EXPANDED)
     if known and calibration is not None:
         notes.append("The ranges of activations are those of the given model, not of calibration.")
     return inserted, tuple(notes)
