@@ -30,7 +30,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: finetune bench-finetune libonnxtrain libonnxtrain-sanitize native native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory bench-quantize clean help
+.PHONY: finetune bench-finetune libonnxtrain libonnxtrain-sanitize libonnxtrain-valgrind libonnxtrain-aarch64 bench-c native native-headers native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory bench-quantize clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -49,11 +49,14 @@ help:
 	@echo "make test-transformers    compare the gradients of thirty architectures with torch"
 	@echo "make fuzz                 feed hostile files to every reader (minutes; MINUTES=120 for hours)"
 	@echo "make test-packages        train the models that sixty public packages ship (an hour)"
-	@echo "make native               build the native library and install it into $(VENV)"
+	@echo "make native               build the native libraries, and install the kernels into $(VENV)"
 	@echo "make native-wheel         build its wheels for Linux, x86-64 and aarch64"
 	@echo "make native-sanitize      run its kernels under AddressSanitizer, UBSan and valgrind"
-	@echo "make libonnxtrain         build the library for programs in C and C++"
-	@echo "make libonnxtrain-sanitize  read hostile checkpoints with it under sanitizers"
+	@echo "make libonnxtrain         build the native libraries alone, into build/native"
+	@echo "make libonnxtrain-sanitize  read hostile checkpoints and graphs with it under sanitizers"
+	@echo "make libonnxtrain-valgrind  run an example under valgrind"
+	@echo "make libonnxtrain-aarch64 build it for aarch64, and run an example in an emulator"
+	@echo "make bench-c              time a step in C against onnxruntime's own run"
 	@echo "make native-aarch64       run its kernels for aarch64, in an emulator"
 	@echo "make docs                 run all examples, write their pages, build the site"
 	@echo "make site                 build the site from the existing pages"
@@ -111,12 +114,12 @@ test-python: lint types $(VENV)/models $(UPSTREAM)/ready $(OLDEST)/ready $(DEVIC
 	ONNXTRAIN_OLDEST_PYTHON=$(abspath $(OLDEST)/bin/python) \
 	ONNXTRAIN_DEVICE_PYTHON=$(abspath $(DEVICE)/bin/python) \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
-	$(MAKE) RECORDED=1 native-sanitize native-aarch64 libonnxtrain-sanitize
+	$(MAKE) RECORDED=1 native-sanitize native-aarch64 libonnxtrain-sanitize libonnxtrain-valgrind libonnxtrain-aarch64
 	$(MAKE) test-flower
 
 # ---- the native library ----------------------------------------------------------------------------
 
-native: $(VENV)/dev $(NATIVE)/ready
+native: libonnxtrain $(VENV)/dev $(NATIVE)/ready
 	$(NATIVE)/bin/python native/wheels.py dist/native $$(uname -m)
 	$(BIN)/python -m pip install --quiet --no-deps --no-index --force-reinstall \
 	    dist/native/onnxtrain_native-*_$$(uname -m).whl
@@ -133,26 +136,77 @@ $(NATIVE)/ready: $(LOCKS)
 # under sanitizers and valgrind, and for another processor, with hostile input too. RECORDED=1: the
 # tests have run already.
 CASES := build/native-cases
-native-build:
+native-build: native-headers
 	@$(call NEEDS,cmake,cmake) \
-	set -x; cmake -S native -B build/native -DONNXTRAIN_RECORD=ON && \
-	cmake --build build/native -j $(JOBS) --target onnxtrain_native replay && \
+	$(call NEEDS,c++,g++) \
+	set -x; cmake -S native -B build/native-record -DONNXTRAIN_RECORD=ON && \
+	cmake --build build/native-record -j $(JOBS) --target onnxtrain_native replay && \
 	cmake -S native -B build/native-device -DONNXTRAIN_KERNELS=OFF && \
-	cmake --build build/native-device -j $(JOBS) --target device_calls onnxtrain
+	cmake --build build/native-device -j $(JOBS) --target device_calls onnxtrain onnxtrain_static
 
-# The library for programs in C and C++, with the kernels inside; native/include has its headers.
+# onnxruntime's headers for C++, which its wheels lack, out of a package for Android: 150 MB to fetch, once.
+HEADERS := build/onnxruntime-headers
+native-headers:
+	@test -e $(HEADERS) || { $(call NEEDS,npm,npm) \
+	set -x; mkdir -p build/headers-package && \
+	npm pack --silent --pack-destination build/headers-package com.github.asus4.onnxruntime@0.4.9 && \
+	tar xzf build/headers-package/*.tgz -C build/headers-package package/Plugins/Android/onnxruntime.aar && \
+	$(PYTHON) -m zipfile -e build/headers-package/package/Plugins/Android/onnxruntime.aar build/headers-package/aar && \
+	mv build/headers-package/aar/headers $(HEADERS) && rm -r build/headers-package || \
+	echo "SKIPPED: onnxruntime's headers cannot be fetched, so programs in C++ are not tested"; }
+
+# The kernels' library, and that for programs in C and C++ with the kernels inside; native/include has its headers.
 libonnxtrain:
 	@$(call NEEDS,cmake,cmake) \
-	set -x; cmake -S native -B build/libonnxtrain && \
-	cmake --build build/libonnxtrain -j $(JOBS) --target onnxtrain onnxtrain_static
+	$(call NEEDS,c++,g++) \
+	set -x; cmake -S native -B build/native && \
+	cmake --build build/native -j $(JOBS) --target onnxtrain_native onnxtrain onnxtrain_static
 
-# Its checkpoint reader under sanitizers, with ten thousand hostile files.
+# Its reader of checkpoints and its export under sanitizers, with ten thousand hostile files and five thousand graphs.
 libonnxtrain-sanitize: $(VENV)/dev
 	@$(call NEEDS,cmake,cmake) \
 	set -x; cmake -S native -B build/libonnxtrain-sanitize -DONNXTRAIN_SANITIZE=ON -DONNXTRAIN_KERNELS=OFF && \
 	cmake --build build/libonnxtrain-sanitize -j $(JOBS) --target device_calls && \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ONNXTRAIN_MUTATIONS=2500 \
-	ONNXTRAIN_DEVICE_BUILD=build/libonnxtrain-sanitize $(BIN)/python -m pytest tests/capi/test_capi_checkpoints.py
+	ONNXTRAIN_DEVICE_BUILD=build/libonnxtrain-sanitize $(BIN)/python -m pytest tests/capi/test_capi_checkpoints.py \
+	    tests/capi/test_capi_export_files.py
+
+# The example for a board: under valgrind, and for aarch64 in an emulator, with PyPI's onnxruntime. The emulator of
+# Debian 12 does not run the newest one.
+BOARD := build/libonnxtrain-board
+libonnxtrain-valgrind: $(VENV)/dev
+	@$(call NEEDS,cmake,cmake) \
+	$(call NEEDS,valgrind,valgrind) \
+	set -x; mkdir -p $(BOARD) && cmake -S native -B build/native-device -DONNXTRAIN_KERNELS=OFF && \
+	cmake --build build/native-device -j $(JOBS) --target onnxtrain_static && \
+	ln -sf $$($(BIN)/python -c 'import glob, os, onnxruntime as o; print(glob.glob(os.path.dirname(o.__file__) + "/capi/libonnxruntime.so*")[0])') \
+	    $(BOARD)/libonnxruntime.so.1 && \
+	cc -std=c11 -Inative/include native/examples/embedded.c -o $(BOARD)/embedded build/native-device/libonnxtrain.a \
+	    $(BOARD)/libonnxruntime.so.1 -lstdc++ -lm -pthread -Wl,-rpath,$(abspath $(BOARD)) && \
+	valgrind --quiet --error-exitcode=1 --leak-check=full --errors-for-leak-kinds=definite \
+	    --suppressions=native/tests/valgrind.supp $(BOARD)/embedded tests/golden/mlp 20 1000000 $(BOARD)/state
+
+ARM := build/libonnxtrain-aarch64
+libonnxtrain-aarch64: $(VENV)/dev
+	@$(call NEEDS,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu) \
+	$(call NEEDS,qemu-aarch64,qemu-user) \
+	set -x; cmake -S native -B $(ARM) -DCMAKE_SYSTEM_NAME=Linux -DONNXTRAIN_KERNELS=OFF \
+	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ && \
+	cmake --build $(ARM) -j $(JOBS) --target onnxtrain onnxtrain_static && \
+	{ test -e $(ARM)/wheel/onnxruntime || { \
+	  $(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --platform manylinux_2_28_aarch64 \
+	      --platform manylinux_2_27_aarch64 --python-version 3.11 --dest $(ARM) onnxruntime==1.23.2 && \
+	  $(BIN)/python -m zipfile -e $(ARM)/onnxruntime-*.whl $(ARM)/wheel; }; } && \
+	ln -sf wheel/onnxruntime/capi/libonnxruntime.so.1.23.2 $(ARM)/libonnxruntime.so.1 && \
+	aarch64-linux-gnu-gcc -std=c11 -Inative/include native/examples/embedded.c -o $(ARM)/embedded $(ARM)/libonnxtrain.a \
+	    $(ARM)/libonnxruntime.so.1 -lstdc++ -lm -pthread -Wl,-rpath,$(abspath $(ARM)) -Wl,--allow-shlib-undefined && \
+	qemu-aarch64 -L /usr/aarch64-linux-gnu $(ARM)/embedded tests/golden/mlp 20 1000000 $(ARM)/state
+
+# What a step takes beyond onnxruntime's own run of the same graph.
+bench-c: $(VENV)/dev native-headers libonnxtrain-valgrind
+	c++ -O2 -std=c++17 -Inative/include -isystem $(HEADERS) benchmarks/step_overhead.cpp -o $(BOARD)/step_overhead \
+	    build/native-device/libonnxtrain.a $(BOARD)/libonnxruntime.so.1 -pthread -Wl,-rpath,$(abspath $(BOARD))
+	$(BOARD)/step_overhead tests/golden/mlp 16
 
 native-cases: $(VENV)/dev native-build
 	$(BIN)/python -m pytest tests/native -n $(JOBS) --dist worksteal
@@ -167,7 +221,7 @@ native-sanitize: $(if $(RECORDED),,native-cases)
 	done
 	@$(call NEEDS,valgrind,valgrind) \
 	set -x; ONNXTRAIN_ISA=avx2 valgrind --quiet --error-exitcode=1 --max-stackframe=8000000 \
-	    build/native/replay $(CASES) --most 20000
+	    build/native-record/replay $(CASES) --most 20000
 
 native-aarch64: $(if $(RECORDED),,native-cases)
 	@$(call NEEDS,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu) \
@@ -477,6 +531,7 @@ js/dist/onnxtrain.min.js: js/node_modules/.ready $(wildcard js/src/*.ts)
 
 test-js: $(VENV)/dev js/node_modules/.ready
 	$(WITH_NODE) cd js && ONNXTRAIN_PYTHON=$(abspath $(BIN)/python) npm test --silent
+	$(WITH_NODE) $(BIN)/python -m pytest tests/capi/test_capi_relay.py
 
 web: js/dist/onnxtrain.min.js
 	$(WITH_NODE) node examples/web/serve.mjs

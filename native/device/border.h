@@ -35,6 +35,11 @@ void set_host(const OrtApi* api);
 RuntimePointer host_runtime();
 OrtStatus* status_of(int code, const char* sentence) noexcept;
 
+// A status can be one that says that there is no runtime to make it.
+const char* message_of(const OrtStatus* status);
+int code_of(const OrtStatus* status);
+void release_status(OrtStatus* status);
+
 template <class Function>
 OrtStatus* guarded(const Function& call) noexcept {
   try {
@@ -78,5 +83,8 @@ OrtStatus* get_parameter_type_and_shape(const OrtCheckpointState* checkpoint, co
 OrtStatus* update_parameter(OrtCheckpointState* checkpoint, const char* name, OrtValue* value);
 OrtStatus* get_parameter(const OrtCheckpointState* checkpoint, const char* name, OrtAllocator* allocator,
                          OrtValue** out);
+
+OrtStatus* export_model(OrtTrainingSession* session, const char* path, size_t output_count,
+                        const char* const* output_names);
 
 }  // namespace onnxtrain::device

@@ -1,6 +1,7 @@
 #include "bytes.h"
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 
@@ -27,6 +28,15 @@ struct CrcTables {
   }
 };
 
+std::atomic<uint64_t> held_bytes{0}, most_bytes{0};
+
+void count(uint64_t size) {
+  const uint64_t now = held_bytes.fetch_add(size) + size;
+  uint64_t most = most_bytes.load();
+  while (most < now && !most_bytes.compare_exchange_weak(most, now)) {
+  }
+}
+
 Bytes obtained(uint64_t size, bool zero) {
   const uint64_t room = size + kAlignment;
   void* memory = nullptr;
@@ -35,13 +45,19 @@ Bytes obtained(uint64_t size, bool zero) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
   const uintptr_t start = (address + kAlignment - 1) / kAlignment * kAlignment;
   auto* bytes = static_cast<uint8_t*>(memory);
-  return {std::shared_ptr<uint8_t>(bytes, std::free), bytes + (start - address), size};
+  const auto release = [room](uint8_t* last) {
+    held_bytes -= room;
+    std::free(last);
+  };
+  count(room);
+  return {std::shared_ptr<uint8_t>(bytes, release), bytes + (start - address), size};
 }
 
 }  // namespace
 
 Bytes allocate(uint64_t size) { return obtained(size, false); }
 Bytes allocate_zeros(uint64_t size) { return obtained(size, true); }
+HeldMemory held_memory() { return {held_bytes.load(), most_bytes.load()}; }
 
 uint32_t crc32(const void* data, size_t size, uint32_t before) {
   static const CrcTables tables;

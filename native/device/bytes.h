@@ -26,6 +26,12 @@ Bytes allocate(uint64_t size);
 // The same, all zero; its pages are not touched before they are used.
 Bytes allocate_zeros(uint64_t size);
 
+// The bytes of all memory that was allocated so and is held now, and the most that there were.
+struct HeldMemory {
+  uint64_t held, most;
+};
+HeldMemory held_memory();
+
 // The CRC-32 of gzip, continued from that of the bytes before.
 uint32_t crc32(const void* data, size_t size, uint32_t before = 0);
 inline uint32_t crc32(std::string_view data, uint32_t before = 0) { return crc32(data.data(), data.size(), before); }

@@ -86,5 +86,7 @@ std::string checkpoint_bytes(const CheckpointContent& content, Order order = Ord
 
 // Properties of this prefix hold what the format has no field for. Users do not see them.
 constexpr std::string_view kReservedPrefix = "__onnxtrain__.";
+// Those of this prefix that are strings go with an exported model.
+constexpr std::string_view kModelPrefix = "onnxtrain.";
 
 }  // namespace onnxtrain::device

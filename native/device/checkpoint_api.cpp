@@ -11,7 +11,8 @@
 namespace onnxtrain {
 
 // More of onnxruntime's entries, for what users are given.
-constexpr int kCreateTensorTypeAndShapeInfo = 57, kSetTensorElementType = 58, kSetDimensions = 59;
+constexpr int kGetErrorCode = 1, kCreateTensorTypeAndShapeInfo = 57, kSetTensorElementType = 58, kSetDimensions = 59;
+using GetErrorCodeFunction = int(const OrtStatus*);
 using CreateTensorTypeAndShapeInfoFunction = OrtStatus*(OrtTensorTypeAndShapeInfo**);
 using SetTensorElementTypeFunction = OrtStatus*(OrtTensorTypeAndShapeInfo*, int);
 using SetDimensionsFunction = OrtStatus*(OrtTensorTypeAndShapeInfo*, const int64_t*, size_t);
@@ -36,6 +37,11 @@ Host& host() {
   return held;
 }
 
+// What is returned where no runtime makes a status.
+char no_runtime[] = "no onnxruntime is attached: call onnxtrain_attach(OrtGetApiBase()) first";
+
+bool is_no_runtime(const OrtStatus* status) { return reinterpret_cast<const char*>(status) == no_runtime; }
+
 }  // namespace
 
 void set_host(const OrtApi* api) {
@@ -48,12 +54,29 @@ void set_host(const OrtApi* api) {
 RuntimePointer host_runtime() {
   Host& own = host();
   const std::lock_guard<std::mutex> lock(own.guard);
+  if (own.api == nullptr) throw StateError(no_runtime);
   if (own.runtime == nullptr) own.runtime = std::make_shared<const Runtime>(own.api.load());
   return own.runtime;
 }
 
 OrtStatus* status_of(int code, const char* sentence) noexcept {
-  return ONNXTRAIN_CALL(host().api.load(), CreateStatus)(static_cast<OrtErrorCode>(code), sentence);
+  const OrtApi* api = host().api.load();
+  if (api == nullptr) return reinterpret_cast<OrtStatus*>(no_runtime);
+  return ONNXTRAIN_CALL(api, CreateStatus)(static_cast<OrtErrorCode>(code), sentence);
+}
+
+const char* message_of(const OrtStatus* status) {
+  if (status == nullptr) return "";
+  return is_no_runtime(status) ? no_runtime : ONNXTRAIN_CALL(host().api.load(), GetErrorMessage)(status);
+}
+
+int code_of(const OrtStatus* status) {
+  if (status == nullptr) return 0;
+  return is_no_runtime(status) ? kStatusFail : ONNXTRAIN_CALL(host().api.load(), GetErrorCode)(status);
+}
+
+void release_status(OrtStatus* status) {
+  if (status != nullptr && !is_no_runtime(status)) ONNXTRAIN_CALL(host().api.load(), ReleaseStatus)(status);
 }
 
 void require_given(const void* given, const char* name) {

@@ -95,6 +95,11 @@ bool exists(const std::string& path) {
   return stat(path.c_str(), &found) == 0;
 }
 
+bool is_same_file(const std::string& path, const std::string& other) {
+  struct stat a, b;
+  return stat(path.c_str(), &a) == 0 && stat(other.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 bool exists_as_link(const std::string& path) {
   struct stat found;
   return lstat(path.c_str(), &found) == 0;

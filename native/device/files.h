@@ -21,7 +21,8 @@ std::string beside(const std::string& path, const std::string& name);
 bool is_folder(const std::string& path);
 bool is_file(const std::string& path);
 bool exists(const std::string& path);
-bool exists_as_link(const std::string& path);  // a link that leads nowhere, too
+bool is_same_file(const std::string& path, const std::string& other);  // by two names, or one
+bool exists_as_link(const std::string& path);                          // a link that leads nowhere, too
 
 // ---- reading ----
 

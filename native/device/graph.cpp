@@ -3,7 +3,10 @@
 #include <mutex>
 #include <set>
 
+#include "files.h"
 #include "kernels.h"
+#include "model_layout.h"
+#include "session_types.h"
 #include "signature.h"
 #include "text.h"
 #include "wire.h"
@@ -15,22 +18,6 @@ namespace {
 constexpr size_t kManyNodes = 3000;
 constexpr int kErrorsOnly = 3, kNoOptimization = 0;
 constexpr int kModelGraph = 7, kGraphInitializer = 5, kGraphOutput = 12;
-
-// A ValueInfoProto.
-std::string value_info(const std::string& name, const ValueType& type) {
-  std::string shape;
-  for (const Dimension& dim : type.dims) {
-    std::string inside;
-    if (dim.is_number())
-      inside = number_field(1, dim.size);
-    else if (!dim.symbol.empty())
-      inside = bytes_field(2, dim.symbol);
-    shape += bytes_field(1, inside);
-  }
-  std::string tensor = number_field(1, type.code);
-  if (type.has_shape) tensor += bytes_field(2, shape);
-  return bytes_field(1, name) + bytes_field(2, bytes_field(1, tensor));
-}
 
 // The message of an initializer with other elements, of the same type and shape.
 std::string with_elements(WireReader& reader, std::string_view message, const Tensor& tensor) {
@@ -47,16 +34,11 @@ std::string with_elements(WireReader& reader, std::string_view message, const Te
 }  // namespace
 
 Graph::Graph(ModelFile model, std::shared_ptr<Settings> settings, std::shared_ptr<TrainingState> state)
-    : model_(std::move(model)), settings_(std::move(settings)), state_(std::move(state)) {
-  if (model_.is_ort) {
-    throw ModelError(model_.name + " is in the ORT format, which is not read here: use the graph in the ONNX format");
-  }
-  if (!model_.metadata.base.empty()) {
-    throw ModelError(model_.name + " takes tensors from " + quoted(model_.metadata.base) +
-                     ", the base of low-rank factors, which is not read here: train it in Python");
-  }
+    : model_(std::move(model)), settings_(std::move(settings)), state_(std::move(state)), base_files_(model_.path) {
+  if (model_.is_ort) take_interface();
   std::set<std::string> seen;
   for (const std::string& name : model_.metadata.gradients) {
+    if (model_.is_ort) break;  // such a file cannot be changed
     if (!ends_with(name, kGradient) || model_.input(name) != nullptr || model_.output(name) != nullptr) continue;
     const std::string parameter = name.substr(0, name.size() - std::string_view(kGradient).size());
     if (model_.input(parameter + kBuffer) != nullptr && seen.insert(name).second) gradients_.push_back(name);
@@ -66,7 +48,8 @@ Graph::Graph(ModelFile model, std::shared_ptr<Settings> settings, std::shared_pt
 const Held<OrtSession>& Graph::session() {
   if (is_current()) return session_;
   session_ = nullptr;  // frees the memory of the old one first
-  const bool has_kernels = settings_->native && !model_.metadata.kernels.empty();
+  // A file in the ORT format has no functions that kernels could stand in for.
+  const bool has_kernels = settings_->native && !model_.is_ort && !model_.metadata.kernels.empty();
   if (has_kernels) {
     try {
       session_ = new_session(true);
@@ -80,6 +63,20 @@ const Held<OrtSession>& Graph::session() {
 }
 
 Held<OrtSessionOptions> Graph::new_options() const {
+  const RuntimePointer& runtime = state_->runtime;
+  const OrtApi* api = runtime->api;
+  const Held<OrtSessionOptions> options = training_options();
+  if (settings_->threads > 0) {
+    runtime->check(ONNXTRAIN_CALL(api, SetIntraOpNumThreads)(options.get(), settings_->threads));
+  }
+  if (settings_->has_memory_limit) {
+    runtime->check(ONNXTRAIN_CALL(api, AddSessionConfigEntry)(options.get(), "session.use_env_allocators", "1"));
+  }
+  return options;
+}
+
+// The user's own options, or those that are good for training.
+Held<OrtSessionOptions> Graph::training_options() const {
   const RuntimePointer& runtime = state_->runtime;
   const OrtApi* api = runtime->api;
   OrtSessionOptions* made = nullptr;
@@ -107,6 +104,28 @@ Held<OrtSessionOptions> Graph::new_options() const {
   return options;
 }
 
+// The elements of a tensor of the base of low-rank factors, which all graphs share.
+Bytes Graph::base_data(const ExternalTensor& tensor) {
+  if (model_.path.empty()) {
+    throw ModelError(name() + " was given as bytes, and takes its base from the file " + quoted(model_.metadata.base) +
+                     " beside it: give the path of the graph");
+  }
+  const std::string place =
+      beside(model_.path, tensor.location) + ":" + std::to_string(tensor.offset) + ":" + std::to_string(tensor.length);
+  const auto found = state_->base.find(place);
+  if (found != state_->base.end()) return found->second;
+  return state_->base[place] = base_files_.read(tensor);
+}
+
+// Asks onnxruntime for what a file in the ORT format does not tell us.
+void Graph::take_interface() {
+  session_ = new_session(false);
+  version_ = state_->frozen_version;
+  const SessionInterface found = interface_of(state_->runtime, session_.get(), kMetadataKey);
+  take_values(model_, found.inputs, found.outputs);
+  if (!found.metadata.empty()) read_metadata(model_, found.metadata);
+}
+
 std::string Graph::source() const {
   std::string made;
   std::set<std::string> changed;
@@ -115,7 +134,7 @@ std::string Graph::source() const {
   }
   WireReader reader(model_.name);
   const std::string_view data = model_.data.view();
-  if (changed.empty()) {
+  if (changed.empty() || model_.is_ort) {
     made = std::string(data);
   } else {
     reader.each(data, "model", [&](const WireField& part) {
@@ -155,6 +174,13 @@ Held<OrtSession> Graph::new_session(bool with_kernels) {
   std::vector<const OrtValue*> values;
   constants_.clear();
   for (const auto& item : model_.external) {
+    if (model_.is_in_base(item.second)) {
+      const Bytes data = base_data(item.second);
+      constants_.push_back(value_over(runtime, data.data, data.size, item.second.code, item.second.dims));
+      names.push_back(item.first.c_str());
+      values.push_back(constants_.back().get());
+      continue;
+    }
     const Tensor* held = state_->frozen.find(item.first);
     if (held == nullptr) {
       throw ModelError(name() + " takes the frozen parameter " + quoted(item.first) +

@@ -17,8 +17,11 @@ namespace onnxtrain::device {
 // How sessions are made.
 struct Settings {
   const OrtEnv* env = nullptr;
+  Held<OrtEnv> own_env;             // that of sessions that are given none
   Held<OrtSessionOptions> options;  // the user's own; null for settings that are good for training
   bool native = true;               // whether native kernels may run
+  int threads = 0;                  // 0: as many as onnxruntime chooses
+  bool has_memory_limit = false;    // whether they share the allocator that has one
 };
 
 class Graph {
@@ -36,11 +39,15 @@ class Graph {
  private:
   Held<OrtSession> new_session(bool with_kernels);
   Held<OrtSessionOptions> new_options() const;
+  Held<OrtSessionOptions> training_options() const;
   std::string source() const;
+  Bytes base_data(const ExternalTensor& tensor);
+  void take_interface();
 
   ModelFile model_;
   std::shared_ptr<Settings> settings_;
   std::shared_ptr<TrainingState> state_;
+  ExternalFiles base_files_;
   std::vector<std::string> gradients_;
   std::vector<Held<OrtValue>> constants_;  // what the session reads of the checkpoint
   Held<OrtSession> session_;

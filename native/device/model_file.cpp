@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 
 #include "errors.h"
 #include "files.h"
@@ -14,12 +15,11 @@ namespace onnxtrain::device {
 
 namespace {
 
-constexpr int kModelGraph = 7, kModelMetadata = 14;
+constexpr int kModelVersion = 1, kModelGraph = 7, kModelOpset = 8, kModelMetadata = 14;
 constexpr int kGraphNode = 1, kGraphInitializer = 5, kGraphInput = 11, kGraphOutput = 12;
 constexpr int kTensorDims = 1, kTensorType = 2, kTensorName = 8, kTensorRaw = 9, kTensorExternal = 13,
               kTensorLocation = 14;
 constexpr int64_t kMostElements = int64_t{1} << 58;
-constexpr const char* kMetadataKey = "onnxtrain";
 
 // Whether the file is FlatBuffers with the identifier of the ORT format. A producer's name in an
 // ONNX file may hold the same four letters; there the first four bytes are not an offset.
@@ -41,11 +41,65 @@ bool stays_in_folder(const std::string& location) {
   return true;
 }
 
+// The number of an element type; one that is too large is that of none.
+int read_code(WireReader& reader, const WireFields& fields, int number, const std::string& where) {
+  const int64_t code = reader.last_int64(fields, number, where);
+  return code < INT_MIN || code > INT_MAX ? INT_MAX : static_cast<int>(code);
+}
+
+Dimension read_dimension(WireReader& reader, std::string_view message, const std::string& where) {
+  Dimension made;
+  reader.each(message, where, [&](const WireField& field) {
+    if (field.number == 1) {
+      made = Dimension();
+      made.size = std::max<int64_t>(-1, reader.int64(field, where));  // exporters write -1 for an unknown size
+    } else if (field.number == 2) {
+      made = Dimension();
+      made.symbol = reader.text(field, where);
+    }
+  });
+  return made;
+}
+
+}  // namespace
+
 std::pair<std::string, std::string> read_entry(WireReader& reader, std::string_view message) {
   const WireFields fields = reader.pick(message, "entry", {1, 2});
   const std::string key = reader.last_text(fields, 1, "entry.key");
   return {key, reader.last_text(fields, 2, "entry " + quoted(key))};
 }
+
+std::string read_opset(WireReader& reader, std::string_view message) {
+  const WireFields fields = reader.pick(message, "opset_import", {1, 2});
+  const std::string domain = reader.last_text(fields, 1, "opset_import.domain");
+  reader.last_int64(fields, 2, "opset_import.version");
+  return domain == "ai.onnx" ? "" : domain;
+}
+
+std::pair<int, Dims> read_tensor_type(WireReader& reader, std::string_view message, const std::string& name) {
+  const std::string where = "initializer " + quoted(name);
+  const WireFields fields = reader.pick(message, where, {kTensorType, kTensorDims});
+  return {read_code(reader, fields, kTensorType, where), reader.int64s(fields, kTensorDims, where)};
+}
+
+ValueType read_value_type(WireReader& reader, std::string_view message, const std::string& what) {
+  ValueType value;
+  value.name = reader.last_text(reader.pick(message, what, {1}), 1, what + ".name");
+  const std::string where = what + " " + quoted(value.name);
+  std::string_view declared, tensor, shape;
+  if (!reader.only(message, 2, where, declared) || !reader.only(declared, 1, where, tensor)) return value;
+  value.code = read_code(reader, reader.pick(tensor, where, {1}), 1, where);
+  value.has_shape = reader.only(tensor, 2, where, shape);
+  if (!value.has_shape) return value;
+  const WireFields dims = reader.pick(shape, where, {1});
+  if (dims.size() > kMaxModelRank) {
+    reader.fail("there are more than " + std::to_string(kMaxModelRank) + " dimensions", where);
+  }
+  for (const WireField& dim : dims) value.dims.push_back(read_dimension(reader, reader.message(dim, where), where));
+  return value;
+}
+
+namespace {
 
 uint64_t position_in(WireReader& reader, const std::string& text, const std::string& where) {
   if (text.empty() || text.size() > 18 || text.find_first_not_of("0123456789") != text.npos) {
@@ -65,20 +119,22 @@ void check_shape(WireReader& reader, const Dims& dims, const std::string& where)
   }
 }
 
-void read_initializer(ModelFile& model, WireReader& reader, std::string_view message) {
+// `twice` gets a name that another initializer has, too.
+void read_initializer(ModelFile& model, WireReader& reader, std::string_view message, std::string& twice) {
   const WireFields fields =
       reader.pick(message, "initializer", {kTensorName, kTensorType, kTensorDims, kTensorExternal, kTensorLocation});
   const std::string name = reader.last_text(fields, kTensorName, "initializer.name");
   const std::string where = "initializer " + quoted(name);
   ExternalTensor tensor;
   tensor.name = name;
-  tensor.code = static_cast<int>(reader.last_int64(fields, kTensorType, where));
+  tensor.code = read_code(reader, fields, kTensorType, where);
   tensor.dims = reader.int64s(fields, kTensorDims, where);
   if (name.empty()) reader.fail("it has no name", "graph.initializer");
-  if (model.initializers.find(name) != nullptr) {
-    reader.fail("the name " + quoted(name) + " occurs twice", "graph.initializer");
-  }
+  if (model.initializers.find(name) != nullptr && twice.empty()) twice = name;
   model.initializers[name] = message;
+  for (const WireField& field : fields) {
+    if (field.number == kTensorExternal) reader.message(field, where);
+  }
   if (reader.last_int64(fields, kTensorLocation, where) != 1) return;
   if (element_type(tensor.code) == nullptr || tensor.code == kStringCode) {
     reader.fail("the element type " + std::to_string(tensor.code) + " cannot be in an external file", where);
@@ -105,37 +161,6 @@ void read_initializer(ModelFile& model, WireReader& reader, std::string_view mes
   model.external[name] = tensor;
 }
 
-Dimension read_dimension(WireReader& reader, std::string_view message, const std::string& where) {
-  Dimension made;
-  reader.each(message, where, [&](const WireField& field) {
-    if (field.number == 1) {
-      made = Dimension();
-      made.size = std::max<int64_t>(-1, reader.int64(field, where));  // exporters write -1 for an unknown size
-    } else if (field.number == 2) {
-      made = Dimension();
-      made.symbol = reader.text(field, where);
-    }
-  });
-  return made;
-}
-
-ValueType read_value_type(WireReader& reader, std::string_view message, const std::string& what) {
-  ValueType value;
-  value.name = reader.last_text(reader.pick(message, what, {1}), 1, what + ".name");
-  const std::string where = what + " " + quoted(value.name);
-  std::string_view declared, tensor, shape;
-  if (!reader.only(message, 2, where, declared) || !reader.only(declared, 1, where, tensor)) return value;
-  value.code = static_cast<int>(reader.last_int64(reader.pick(tensor, where, {1}), 1, where));
-  value.has_shape = reader.only(tensor, 2, where, shape);
-  if (!value.has_shape) return value;
-  const WireFields dims = reader.pick(shape, where, {1});
-  if (dims.size() > kMaxModelRank) {
-    reader.fail("there are more than " + std::to_string(kMaxModelRank) + " dimensions", where);
-  }
-  for (const WireField& dim : dims) value.dims.push_back(read_dimension(reader, reader.message(dim, where), where));
-  return value;
-}
-
 void index_names(WireReader& reader, const std::vector<ValueType>& values, std::map<std::string, size_t>& index,
                  const std::string& where) {
   for (const ValueType& value : values) {
@@ -145,8 +170,14 @@ void index_names(WireReader& reader, const std::vector<ValueType>& values, std::
   }
 }
 
+void index_names(WireReader& reader, ModelFile& model) {
+  index_names(reader, model.inputs, model.input_index, "graph.input");
+  index_names(reader, model.outputs, model.output_index, "graph.output");
+}
+
 void read_graph(ModelFile& model, WireReader& reader, std::string_view graph) {
   size_t parsed = 0;
+  std::string twice;
   reader.each(graph, "graph", [&](const WireField& field) {
     if (field.number == kGraphNode) {
       reader.message(field, "graph.node");
@@ -157,15 +188,15 @@ void read_graph(ModelFile& model, WireReader& reader, std::string_view graph) {
     if (!is_value && field.number != kGraphInitializer) return;
     if (++parsed > kMaxParsed) reader.fail("it has more inputs and initializers than any real model has", "graph");
     if (field.number == kGraphInitializer) {
-      read_initializer(model, reader, reader.message(field, "graph.initializer"));
+      read_initializer(model, reader, reader.message(field, "graph.initializer"), twice);
       return;
     }
     const std::string what = field.number == kGraphInput ? "input" : "output";
     const ValueType value = read_value_type(reader, reader.message(field, "graph." + what), what);
     (field.number == kGraphInput ? model.inputs : model.outputs).push_back(value);
   });
-  index_names(reader, model.inputs, model.input_index, "graph.input");
-  index_names(reader, model.outputs, model.output_index, "graph.output");
+  index_names(reader, model);
+  if (!twice.empty()) reader.fail("the name " + quoted(twice) + " occurs twice", "graph.initializer");
 }
 
 [[noreturn]] void wrong_entry(WireReader& reader, const char* key) {
@@ -214,14 +245,23 @@ ModelFile parsed(ModelFile model) {
   WireReader reader(model.name);
   if (model.data.size == 0) reader.fail("the file is empty", "model");
   std::vector<std::string_view> graphs;
-  for (const WireField& field : reader.pick(model.data.view(), "model", {kModelGraph, kModelMetadata})) {
+  size_t parsed = 0;
+  reader.each(model.data.view(), "model", [&](const WireField& field) {
+    const bool is_read = field.number == kModelGraph || field.number == kModelVersion || field.number == kModelOpset ||
+                         field.number == kModelMetadata;
+    if (!is_read) return;
+    if (parsed++ == kMaxParsed) reader.fail("there are more fields than any real model has", "model");
     if (field.number == kModelGraph) {
       graphs.push_back(reader.message(field, "model"));
+    } else if (field.number == kModelVersion) {
+      reader.int64(field, "model");
+    } else if (field.number == kModelOpset) {
+      read_opset(reader, reader.message(field, "opset_import"));
     } else {
       const auto [key, value] = read_entry(reader, reader.message(field, "metadata_props"));
       model.properties[key] = value;
     }
-  }
+  });
   if (graphs.size() != 1) {
     const std::string count = graphs.empty() ? "no" : "several";
     reader.fail("there are " + count + " graphs instead of one: it is no ONNX model", "model");
@@ -284,6 +324,44 @@ ModelFile read_model(const Bytes& data) {
   model.name = "model in memory";
   model.data = data;
   return parsed(std::move(model));
+}
+
+void take_values(ModelFile& model, std::vector<ValueType> inputs, std::vector<ValueType> outputs) {
+  WireReader reader(model.name);
+  model.inputs = std::move(inputs);
+  model.outputs = std::move(outputs);
+  index_names(reader, model);
+}
+
+void read_metadata(ModelFile& model, const std::string& text) {
+  WireReader reader(model.name);
+  read_metadata(model.metadata, reader, text);
+}
+
+Bytes ExternalFiles::read(const ExternalTensor& tensor) {
+  const std::string file = beside(path_, tensor.location);
+  const std::string where = path_ + ": initializer " + quoted(tensor.name);
+  settle(folder_of(file));
+  try {
+    const OpenFile opened(file);
+    require_beside(file, path_);
+    const uint64_t end = tensor.offset + tensor.length;
+    if (end > opened.size) {
+      throw ModelError(where + " ends at byte " + std::to_string(end) + " of " + tensor.location +
+                       ", which is shorter");
+    }
+    uint64_t& left = left_.emplace(tensor.location, opened.size).first->second;
+    if (tensor.length > left) {
+      throw ModelError(where + " overlaps with other tensors in " + tensor.location);
+    }
+    left -= tensor.length;
+    Bytes made = allocate(tensor.length);
+    opened.read_into(made.data, tensor.length, tensor.offset);
+    return made;
+  } catch (const OsError& error) {
+    if (error.code == ENOENT) throw ModelError("there is no model at " + file);
+    throw ModelError("cannot read the model " + file + ": " + error.what());
+  }
 }
 
 bool inline_data(const ModelFile& model, const std::string& name, std::string& elements) {

@@ -11,6 +11,7 @@
 
 #include "bytes.h"
 #include "checkpoint.h"
+#include "wire.h"
 
 namespace onnxtrain::device {
 
@@ -71,6 +72,36 @@ struct ModelFile {
 
 ModelFile read_model(const std::string& path);
 ModelFile read_model(const Bytes& data);
+
+// Gives a model in the ORT format the interface and the metadata that its session has.
+void take_values(ModelFile& model, std::vector<ValueType> inputs, std::vector<ValueType> outputs);
+void read_metadata(ModelFile& model, const std::string& text);
+
+// ---- messages ----
+
+constexpr const char* kMetadataKey = "onnxtrain";
+
+// The key and the value of a StringStringEntryProto.
+std::pair<std::string, std::string> read_entry(WireReader& reader, std::string_view message);
+// The domain of an opset import; that of `ai.onnx` is "".
+std::string read_opset(WireReader& reader, std::string_view message);
+// A ValueInfoProto; `what` is "input" and the like.
+ValueType read_value_type(WireReader& reader, std::string_view message, const std::string& what);
+// Element type and shape of a TensorProto.
+std::pair<int, Dims> read_tensor_type(WireReader& reader, std::string_view message, const std::string& name);
+
+// Reads tensors from the files beside a model that it names; `path` is that of the model.
+class ExternalFiles {
+ public:
+  explicit ExternalFiles(std::string path) : path_(std::move(path)) {}
+  // The elements of a tensor. All that is read of a file is at most its size: thousands of tensors of the
+  // same bytes would fill the memory.
+  Bytes read(const ExternalTensor& tensor);
+
+ private:
+  std::string path_;
+  std::map<std::string, uint64_t> left_;
+};
 
 // The elements of an initializer that has them inside; false if they are strings, or in a form that
 // is not read here.

@@ -18,6 +18,9 @@ struct OrtRunOptions;
 struct OrtIoBinding;
 struct OrtMemoryInfo;
 struct OrtAllocator;
+struct OrtTypeInfo;
+struct OrtSequenceTypeInfo;
+struct OrtModelMetadata;
 
 #define ONNXTRAIN_ENTRY(index, name, result, ...) \
   constexpr int k##name = index;                  \
@@ -26,16 +29,27 @@ struct OrtAllocator;
 ONNXTRAIN_ENTRY(7, CreateSession, OrtStatus*, const OrtEnv*, const char*, const OrtSessionOptions*, OrtSession**)
 ONNXTRAIN_ENTRY(8, CreateSessionFromArray, OrtStatus*, const OrtEnv*, const void*, size_t, const OrtSessionOptions*,
                 OrtSession**)
+ONNXTRAIN_ENTRY(9, Run, OrtStatus*, OrtSession*, const OrtRunOptions*, const char* const*, const OrtValue* const*,
+                size_t, const char* const*, size_t, OrtValue**)
 ONNXTRAIN_ENTRY(10, CreateSessionOptions, OrtStatus*, OrtSessionOptions**)
 ONNXTRAIN_ENTRY(12, CloneSessionOptions, OrtStatus*, const OrtSessionOptions*, OrtSessionOptions**)
 ONNXTRAIN_ENTRY(17, DisableMemPattern, OrtStatus*, OrtSessionOptions*)
 ONNXTRAIN_ENTRY(22, SetSessionLogSeverityLevel, OrtStatus*, OrtSessionOptions*, int)
 ONNXTRAIN_ENTRY(23, SetSessionGraphOptimizationLevel, OrtStatus*, OrtSessionOptions*, int)
+ONNXTRAIN_ENTRY(24, SetIntraOpNumThreads, OrtStatus*, OrtSessionOptions*, int)
+ONNXTRAIN_ENTRY(30, SessionGetInputCount, OrtStatus*, const OrtSession*, size_t*)
+ONNXTRAIN_ENTRY(31, SessionGetOutputCount, OrtStatus*, const OrtSession*, size_t*)
+ONNXTRAIN_ENTRY(33, SessionGetInputTypeInfo, OrtStatus*, const OrtSession*, size_t, OrtTypeInfo**)
+ONNXTRAIN_ENTRY(34, SessionGetOutputTypeInfo, OrtStatus*, const OrtSession*, size_t, OrtTypeInfo**)
+ONNXTRAIN_ENTRY(36, SessionGetInputName, OrtStatus*, const OrtSession*, size_t, OrtAllocator*, char**)
+ONNXTRAIN_ENTRY(37, SessionGetOutputName, OrtStatus*, const OrtSession*, size_t, OrtAllocator*, char**)
 ONNXTRAIN_ENTRY(39, CreateRunOptions, OrtStatus*, OrtRunOptions**)
 ONNXTRAIN_ENTRY(48, CreateTensorAsOrtValue, OrtStatus*, OrtAllocator*, const int64_t*, size_t, int, OrtValue**)
 ONNXTRAIN_ENTRY(49, CreateTensorWithDataAsOrtValue, OrtStatus*, const OrtMemoryInfo*, void*, size_t, const int64_t*,
                 size_t, int, OrtValue**)
 ONNXTRAIN_ENTRY(50, IsTensor, OrtStatus*, const OrtValue*, int*)
+ONNXTRAIN_ENTRY(55, CastTypeInfoToTensorInfo, OrtStatus*, const OrtTypeInfo*, const OrtTensorTypeAndShapeInfo**)
+ONNXTRAIN_ENTRY(63, GetSymbolicDimensions, OrtStatus*, const OrtTensorTypeAndShapeInfo*, const char**, size_t)
 ONNXTRAIN_ENTRY(69, CreateCpuMemoryInfo, OrtStatus*, int, int, OrtMemoryInfo**)
 ONNXTRAIN_ENTRY(75, AllocatorAlloc, OrtStatus*, OrtAllocator*, size_t, void**)
 ONNXTRAIN_ENTRY(76, AllocatorFree, OrtStatus*, OrtAllocator*, void*)
@@ -44,7 +58,14 @@ ONNXTRAIN_ENTRY(94, ReleaseMemoryInfo, void, OrtMemoryInfo*)
 ONNXTRAIN_ENTRY(95, ReleaseSession, void, OrtSession*)
 ONNXTRAIN_ENTRY(96, ReleaseValue, void, OrtValue*)
 ONNXTRAIN_ENTRY(97, ReleaseRunOptions, void, OrtRunOptions*)
+ONNXTRAIN_ENTRY(98, ReleaseTypeInfo, void, OrtTypeInfo*)
 ONNXTRAIN_ENTRY(100, ReleaseSessionOptions, void, OrtSessionOptions*)
+ONNXTRAIN_ENTRY(104, CastTypeInfoToSequenceTypeInfo, OrtStatus*, const OrtTypeInfo*, const OrtSequenceTypeInfo**)
+ONNXTRAIN_ENTRY(107, GetSequenceElementType, OrtStatus*, const OrtSequenceTypeInfo*, OrtTypeInfo**)
+ONNXTRAIN_ENTRY(111, SessionGetModelMetadata, OrtStatus*, const OrtSession*, OrtModelMetadata**)
+ONNXTRAIN_ENTRY(116, ModelMetadataLookupCustomMetadataMap, OrtStatus*, const OrtModelMetadata*, OrtAllocator*,
+                const char*, char**)
+ONNXTRAIN_ENTRY(118, ReleaseModelMetadata, void, OrtModelMetadata*)
 ONNXTRAIN_ENTRY(130, AddSessionConfigEntry, OrtStatus*, OrtSessionOptions*, const char*, const char*)
 ONNXTRAIN_ENTRY(133, RunWithBinding, OrtStatus*, OrtSession*, const OrtRunOptions*, const OrtIoBinding*)
 ONNXTRAIN_ENTRY(134, CreateIoBinding, OrtStatus*, OrtSession*, OrtIoBinding**)

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "export_model.h"
 #include "inputs.h"
 #include "text.h"
 
@@ -25,6 +26,9 @@ TrainingSession::TrainingSession(const RuntimePointer& runtime, const Settings& 
   seed_ = new_variable(runtime, kUint32Code, {2});
   train_ = executor(std::move(*files.train), GraphKind::kTraining);
   check_trains(train_.graph->model(), *state_, train_.signature);
+  for (const std::string& name : train_.signature.trained) {
+    if (!state_->is_trainable(name)) differentiated_inputs_.push_back(name);
+  }
   if (files.eval.has_value()) eval_ = executor(std::move(*files.eval), GraphKind::kEvaluation);
   list_parameters();
   open_optimizer(files);
@@ -33,6 +37,7 @@ TrainingSession::TrainingSession(const RuntimePointer& runtime, const Settings& 
 std::shared_ptr<Graph> TrainingSession::open(ModelFile model) {
   auto graph = std::make_shared<Graph>(std::move(model), settings_, state_);
   generation_ = check_generation(graph->model(), *state_, generation_);
+  check_base(graph->model(), *state_);
   return graph;
 }
 
@@ -41,6 +46,11 @@ TrainingSession::Executor TrainingSession::executor(ModelFile model, GraphKind k
   made.graph = open(std::move(model));
   made.signature = signature_of(made.graph->model(), *state_, kind);
   check_belongs(made.graph->model(), *state_, made.signature);
+  const ModelFile& file = made.graph->model();
+  for (const auto& item : state_->frozen) {
+    // Frozen parameters inside of a file in the ORT format cannot change.
+    if (file.is_ort && file.input(item.first) == nullptr) state_->baked[item.first] = file.name;
+  }
   return made;
 }
 
@@ -84,10 +94,7 @@ Binding& TrainingSession::train_binding() {
   const std::set<std::string> direct(gradients.begin(), gradients.end());
   Variables state = parameters_of(signature), results;
   for (const std::string& name : signature.trained) {
-    if (!state_->is_trainable(name)) {
-      throw ModelError(train_.graph->name() + " gives the gradient of its input " + quoted(name) +
-                       ", which is not supported here: train it in Python");
-    }
+    if (!state_->is_trainable(name)) continue;
     const VariablePointer& gradient = state_->gradient(name);
     state[name + kBuffer] = gradient;
     results[name + kAccumulated] = gradient;
@@ -95,21 +102,60 @@ Binding& TrainingSession::train_binding() {
   }
   state[kLazyReset] = reset_flag_;
   for (const std::string& name : signature.updated) results[name + kUpdated] = state_->variable(name);
-  chosen = std::make_unique<Binding>(train_.graph, runtime_, std::move(state), std::move(results), signature.inputs,
-                                     signature.outputs, signature.check);
+  std::vector<ValueType> inputs = signature.inputs, outputs = signature.outputs;
+  for (const std::string& name : differentiated_inputs_) {
+    const ValueType* made = train_.graph->model().output(name + kAccumulated);
+    if (made == nullptr) {
+      throw ModelError(train_.graph->name() + " has a buffer for the gradient of its input " + quoted(name) +
+                       ", and no output for it: prepare the model anew");
+    }
+    inputs.push_back(*train_.graph->model().input(name + kBuffer));
+    outputs.push_back(*made);
+  }
+  chosen = std::make_unique<Binding>(train_.graph, runtime_, std::move(state), std::move(results), std::move(inputs),
+                                     outputs, signature.check);
   return *chosen;
+}
+
+// What the gradient of an input is added to, in the shape that the input has.
+Held<OrtValue> TrainingSession::input_buffer(const std::string& name, const std::vector<Held<OrtValue>>& values) const {
+  size_t index = 0;
+  while (train_.signature.inputs[index].name != name) ++index;
+  const ValueShape given = shape_of(runtime_, values[index].get());
+  const auto earlier = input_gradients_.find(name);
+  if (earlier != input_gradients_.end() && shape_of(runtime_, earlier->second.get()).dims == given.dims) {
+    return earlier->second;
+  }
+  Held<OrtValue> made = new_value(runtime_, given.code, given.dims);
+  const auto size = static_cast<size_t>(data_size(given.code, given.dims));
+  if (size > 0) std::memset(data_of(runtime_, made.get()), 0, size);
+  return made;
+}
+
+Held<OrtValue> TrainingSession::input_gradient(const std::string& name) const {
+  const auto found = input_gradients_.find(name);
+  return found == input_gradients_.end() ? nullptr : found->second;
 }
 
 Outputs TrainingSession::train_step(const Inputs& inputs, const OrtRunOptions* options, const Outputs& given) {
   const Lock lock(state_->lock);
-  const std::vector<Held<OrtValue>> values = checked(train_, inputs);
+  std::vector<Held<OrtValue>> values = checked(train_, inputs);
+  std::vector<Held<OrtValue>> buffers;
+  for (const std::string& name : differentiated_inputs_) buffers.push_back(input_buffer(name, values));
+  values.insert(values.end(), buffers.begin(), buffers.end());
   *reset_flag_->as<bool>() = reset_;
   Binding& binding = train_binding();
   Outputs made = run(train_, binding, values, options, given);
+  const size_t count = train_.signature.outputs.size();
   if (binding.passed()) {
+    for (size_t i = 0; i < differentiated_inputs_.size(); ++i) {
+      input_gradients_[differentiated_inputs_[i]] = made[count + i];
+    }
+    made.resize(count);
     reset_ = state_->has_stale_gradients = false;
     return made;
   }
+  made.resize(count);
   // No step may use what is there: gradients of before the reset, or none.
   state_->has_stale_gradients |= reset_;
   if (reset_) {
@@ -196,6 +242,7 @@ Outputs TrainingSession::separate_step(const Inputs& inputs, const OrtRunOptions
   const bool was_reset = reset_, were_stale = state_->has_stale_gradients;
   if (!was_reset) {
     for (const std::string& name : train_.signature.trained) {
+      if (!state_->is_trainable(name)) continue;
       const Bytes& data = state_->gradient(name)->data;
       kept[name].assign(data.data, data.data + data.size);
     }
@@ -258,7 +305,7 @@ const Dims& TrainingSession::shape_of_parameter(const std::string& name) const {
 
 uint64_t TrainingSession::parameters_size(bool trainable_only) const {
   uint64_t size = 0;
-  for (const std::string& name : names(trainable_only)) size += elements_of(shape_of_parameter(name));
+  for (const std::string& name : parameter_names(trainable_only)) size += elements_of(shape_of_parameter(name));
   return size;
 }
 
@@ -273,8 +320,8 @@ void TrainingSession::require_floats(const std::vector<std::string>& names) cons
 void TrainingSession::copy_parameters_to(float* buffer, bool trainable_only) {
   const Lock lock(state_->lock);
   state_->require_values();
-  require_floats(names(trainable_only));
-  for (const std::string& name : names(trainable_only)) {
+  require_floats(parameter_names(trainable_only));
+  for (const std::string& name : parameter_names(trainable_only)) {
     const Bytes& data = state_->tensor(name)->data;
     if (data.size > 0) std::memcpy(buffer, data.data, static_cast<size_t>(data.size));
     buffer += data.size / sizeof(float);
@@ -286,9 +333,9 @@ void TrainingSession::copy_to_parameters(const float* buffer, bool trainable_onl
   if (state_->nominal && trainable_only) {
     throw StateError("Please load the model parameters first. A nominal state needs all of them: trainable_only=False");
   }
-  require_floats(names(trainable_only));
+  require_floats(parameter_names(trainable_only));
   Named<Tensor> values;
-  for (const std::string& name : names(trainable_only)) {
+  for (const std::string& name : parameter_names(trainable_only)) {
     const Dims& dims = shape_of_parameter(name);
     Bytes data = allocate(data_size(kFloatCode, dims));
     if (data.size > 0) std::memcpy(data.data, buffer, static_cast<size_t>(data.size));
@@ -300,6 +347,24 @@ void TrainingSession::copy_to_parameters(const float* buffer, bool trainable_onl
     return;
   }
   for (const auto& [name, value] : values) state_->set(name, value);
+}
+
+// ---- export ----
+
+void TrainingSession::export_model(const std::string& path, const std::vector<std::string>& names) {
+  const Lock lock(state_->lock);
+  if (eval_.graph == nullptr) throw StateError("there is no evaluation graph to export: pass eval_model_uri");
+  state_->require_values();
+  state_->require_finite("nothing was exported", false);
+  ExportRequest request;
+  request.names = names;
+  for (const auto& [name, value] : state_->properties) {
+    const Text* text = std::get_if<Text>(&value);
+    if (text != nullptr && starts_with(name, kModelPrefix)) request.about[name] = **text;
+  }
+  device::export_model(
+      eval_.graph->model(), [this](const std::string& name) { return state_->tensor(name); },
+      {runtime_, settings_->env}, path, request);
 }
 
 const std::vector<ValueType>& TrainingSession::inputs(bool training) const {

@@ -41,10 +41,21 @@ class TrainingSession {
   void register_linear_schedule(int64_t warmup, int64_t total, float rate);
   void schedule_step();
 
-  // All parameters concatenated: trainable ones, running statistics, frozen ones.
+  // All parameters: trainable ones, running statistics, frozen ones. Buffers have them in this order.
+  const std::vector<std::string>& parameter_names(bool trainable_only) const {
+    return trainable_only ? trained_ : all_;
+  }
   uint64_t parameters_size(bool trainable_only) const;
   void copy_parameters_to(float* buffer, bool trainable_only);
   void copy_to_parameters(const float* buffer, bool trainable_only);
+
+  // The gradient of an input that the training graph differentiates, of the last training step; null if
+  // there is none.
+  Held<OrtValue> input_gradient(const std::string& name) const;
+
+  // Writes a model for inference, with the parameters as they are now; any values of the evaluation graph
+  // can be outputs. Parameters that training has made infinite or NaN are refused.
+  void export_model(const std::string& path, const std::vector<std::string>& names);
 
   const std::vector<ValueType>& inputs(bool training) const;
   const std::vector<ValueType>& outputs(bool training) const;
@@ -68,12 +79,12 @@ class TrainingSession {
   Variables parameters_of(const GraphSignature& signature);
   void bind_updates(Variables& state, Variables& results);
   Binding& train_binding();
+  Held<OrtValue> input_buffer(const std::string& name, const std::vector<Held<OrtValue>>& values) const;
   Outputs run(Executor& executor, Binding& binding, const std::vector<Held<OrtValue>>& values,
               const OrtRunOptions* options, const Outputs& given);
   std::vector<Held<OrtValue>> checked(const Executor& executor, const Inputs& inputs) const;
   Outputs separate_step(const Inputs& inputs, const OrtRunOptions* options, const Outputs& given);
   OptimizerMemory& memory() const;
-  const std::vector<std::string>& names(bool trainable_only) const { return trainable_only ? trained_ : all_; }
   const Dims& shape_of_parameter(const std::string& name) const;
   void require_floats(const std::vector<std::string>& names) const;
 
@@ -82,6 +93,8 @@ class TrainingSession {
   std::shared_ptr<TrainingState> state_;
   std::string generation_;
   Executor train_, eval_, fused_;
+  std::vector<std::string> differentiated_inputs_;
+  std::map<std::string, Held<OrtValue>> input_gradients_;
   std::unique_ptr<Binding> train_from_zero_;  // writes gradients straight into their buffers
   std::shared_ptr<Graph> optimizer_;
   std::unique_ptr<Binding> optimizer_binding_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "files.h"
 #include "text.h"
 
 namespace onnxtrain::device {
@@ -10,6 +11,7 @@ namespace onnxtrain::device {
 namespace {
 
 constexpr int64_t kFormat = 1;
+constexpr const char* kBaseData = "base.data";
 
 bool removed_suffix(const std::string& name, std::string_view suffix, std::string& rest) {
   if (!ends_with(name, suffix)) return false;
@@ -44,6 +46,22 @@ void check_type(const ModelFile& model, const TrainingState& state, const std::s
   throw CheckpointError("the parameter " + quoted(name) + " is " + type_text(code) + " " + shape + " in " + model.name +
                         " and " + type_text(held.code) + " " + list_text(state.nominal ? Dims() : held.dims) +
                         " in the checkpoint: they do not belong together");
+}
+
+// Size and CRC-32 of the file of a base; of one of another size, the size alone.
+std::pair<uint64_t, uint32_t> digest_of_base(const std::string& path, const std::string& model, uint64_t size) {
+  constexpr uint64_t kPiece = 1 << 22;
+  try {
+    const OpenFile file(path);
+    require_beside(path, model);
+    uint32_t crc = 0;
+    for (uint64_t start = 0; file.size == size && start < size; start += kPiece) {
+      crc = crc32(file.read(start, std::min(kPiece, size - start)), crc);
+    }
+    return {file.size, crc};
+  } catch (const OsError& error) {
+    throw ModelError("cannot read the model " + path + ": " + error.what());
+  }
 }
 
 // Refuses a graph that trains what the checkpoint does not.
@@ -159,6 +177,25 @@ std::string check_generation(const ModelFile& model, const TrainingState& state,
                      "If you changed it on purpose, set `state.generation = None`.");
   }
   return about.generation;
+}
+
+void check_base(const ModelFile& model, TrainingState& state) {
+  const std::string& base = model.metadata.base;
+  if (base.empty() || model.path.empty()) return;
+  const std::string path = beside(model.path, base);
+  if (!is_file(path)) {
+    throw ModelError(model.name + " takes its base from " + quoted(name_of(path)) +
+                     " beside it, which is not there: copy it too");
+  }
+  if (!state.generation.has_value() || state.checked_bases.count(path) > 0) return;
+  const auto listed = state.generation->files.find(kBaseData);
+  if (listed == state.generation->files.end()) return;
+  if (digest_of_base(path, model.path, listed->second.first) != listed->second) {
+    throw ModelError(path +
+                     " is damaged, or belongs to other graphs: its size or checksum is not the one that the checkpoint "
+                     "has for it. Copy it anew. If you changed it on purpose, set `state.generation = None`.");
+  }
+  state.checked_bases.insert(path);
 }
 
 void check_belongs(const ModelFile& model, const TrainingState& state, const GraphSignature& signature) {

@@ -39,6 +39,9 @@ std::vector<ValueType> proximal_of(const ModelFile& model, const TrainingState& 
 // Refuses a graph that was written with other files; returns the generation of the graphs so far.
 std::string check_generation(const ModelFile& model, const TrainingState& state, const std::string& earlier);
 
+// Refuses the file of a base that is not the one which the graphs were written with.
+void check_base(const ModelFile& model, TrainingState& state);
+
 // Refuses a graph and a checkpoint that were not made for each other.
 void check_belongs(const ModelFile& model, const TrainingState& state, const GraphSignature& signature);
 

@@ -279,6 +279,11 @@ void TrainingState::set(const std::string& name, const Tensor& value) {
     return;
   }
   if (std::memcmp(held.data.data, value.data.data, size) == 0) return;
+  const auto constant = baked.find(name);
+  if (constant != baked.end()) {
+    throw StateError("the frozen parameter " + quoted(name) + " is a constant of " + constant->second +
+                     ", which is in the ORT format and cannot be changed: use the graphs in the ONNX format");
+  }
   // Sessions may be bound to the present memory.
   Bytes made = allocate(value.data.size);
   std::memcpy(made.data, value.data.data, size);

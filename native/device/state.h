@@ -108,6 +108,9 @@ class TrainingState {
   int64_t skipped_batches = 0;
   int frozen_version = 0;  // how often a constant was changed
   std::set<std::string> changed_constants;
+  std::map<std::string, Bytes> base;  // what graphs have read of the base of low-rank factors, by place
+  std::set<std::string> checked_bases;
+  std::map<std::string, std::string> baked;  // constants inside of a graph file that cannot be changed, to that file
 
  private:
   Json training_record() const;

@@ -1,12 +1,28 @@
-// The border: upstream's table of training functions, and functions of our own.
+// The border: upstream's table of training functions.
 #include <cstdlib>
 #include <cstring>
 #include <optional>
 
 #include "border.h"
 #include "checkpoint.h"
-#include "folder_lock.h"
 #include "text.h"
+
+namespace onnxtrain::device {
+
+OrtStatus* export_model(OrtTrainingSession* session, const char* path, size_t count, const char* const* names) {
+  return guarded([&] {
+    require_given(path, "inference_model_path");
+    if (count > 0) require_given(names, "graph_output_names");
+    std::vector<std::string> wanted;
+    for (size_t i = 0; i < count; ++i) {
+      require_given(names[i], "a name in graph_output_names");
+      wanted.emplace_back(names[i]);
+    }
+    session->session.export_model(path, wanted);
+  });
+}
+
+}  // namespace onnxtrain::device
 
 namespace onnxtrain {
 
@@ -172,14 +188,6 @@ OrtStatus* copy_buffer_to_parameters(OrtTrainingSession* session, const OrtValue
 void release_session(OrtTrainingSession* session) { delete session; }
 void release_state(OrtCheckpointState* checkpoint) { delete checkpoint; }
 
-OrtStatus* export_model(OrtTrainingSession*, const char*, size_t, const char* const*) {
-  return guarded([] {
-    throw NotImplementedError(
-        "models are not exported here yet: save the state with SaveCheckpoint, and export it in Python with "
-        "TrainingSession.export_model_for_inferencing");
-  });
-}
-
 OrtStatus* set_process_seed(int64_t seed) {
   return guarded([&] { set_seed(static_cast<uint64_t>(seed)); });
 }
@@ -254,46 +262,6 @@ ONNXTRAIN_EXPORT const OrtApi* onnxtrain_install_table(const OrtApi* api, size_t
   std::memcpy(copy, api, size);
   static_cast<void**>(copy)[kGetTrainingApi] = entry_of(get_training_api);
   return static_cast<const OrtApi*>(copy);
-}
-
-// Opens a folder of artifacts, with another checkpoint than its own if one is given.
-ONNXTRAIN_EXPORT OrtStatus* onnxtrain_open(const OrtEnv* env, const OrtSessionOptions* options, const char* folder,
-                                           const char* checkpoint, OrtCheckpointState** state,
-                                           OrtTrainingSession** session) {
-  return guarded([&] {
-    require_given(folder, "folder");
-    const std::string path = tidy_path(folder);
-    if (!is_folder(path)) throw ModelError("there is no folder " + quoted(path));
-    settle(path);
-    const FolderLock reading(path, FolderLock::kShared);
-    const auto graph = [&](const char* name) -> std::optional<ModelFile> {
-      const std::string file = path + "/" + name;
-      if (!is_file(file)) return std::nullopt;
-      return read_model(file);
-    };
-    GraphFiles files{graph("training_model.onnx"), graph("eval_model.onnx"), graph("optimizer_model.onnx"),
-                     graph("step_model.onnx")};
-    if (!files.train.has_value()) {
-      throw ModelError("there is no 'training_model.onnx' in " + quoted(path) +
-                       ": it is not a folder of training artifacts");
-    }
-    std::string file = checkpoint != nullptr ? checkpoint : path + "/checkpoint";
-    if (checkpoint == nullptr && !is_file(file)) file = path + "/nominal_checkpoint";
-    if (checkpoint == nullptr && !is_file(file)) throw ArgumentError("there is no 'checkpoint' in " + quoted(path));
-    const std::unique_ptr<OrtCheckpointState> held(new_state(read_checkpoint(file)));
-    *session = new OrtTrainingSession(host_runtime(), settings_of(env, options), *held, std::move(files));
-    *state = new OrtCheckpointState(*held);
-  });
-}
-
-// A whole step in one run: forward, backward and update.
-ONNXTRAIN_EXPORT OrtStatus* onnxtrain_step(OrtTrainingSession* session, const OrtRunOptions* options,
-                                           size_t input_count, const OrtValue* const* inputs, size_t output_count,
-                                           OrtValue** outputs) {
-  return guarded([&] {
-    run_step(input_count, inputs, output_count, outputs, session->session.outputs(true),
-             [&](const Inputs& fed, const Outputs& given) { return session->session.step(fed, options, given); });
-  });
 }
 
 }  // namespace onnxtrain

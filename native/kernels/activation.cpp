@@ -1,6 +1,8 @@
 // Activations, Gelu(x), and their gradients, GeluGrad(dy, x) or SigmoidGrad(dy, y): one pass over
-// memory each. Attributes are those of the ONNX operators. AddReluGrad(dy, more, y) is the gradient
-// of a Relu whose result is read twice, as at the end of a residual block.
+// memory each. Attributes are those of the ONNX operators. GeluOnce and GeluTanhOnce leave an empty
+// tensor in place of a copy of y; with it, GeluGradAgain(dy, x, empty) -> dx, y and GeluTanhGradAgain
+// compute y once more. AddReluGrad(dy, more, y) is the gradient of a Relu whose result is read twice,
+// as at the end of a residual block.
 #include "activation.h"
 
 #include <algorithm>
@@ -63,7 +65,8 @@ struct OfOne : Kernel {
   }
 };
 
-template <Pass Activations::* pass, Read read>
+// With `again`, the activation of the second input is another output.
+template <Pass Activations::* pass, Read read, Pass Activations::* again>
 struct OfTwo : Kernel {
   Constants constants;
   explicit OfTwo(const Attributes& of) : constants(read(of)) {}
@@ -72,6 +75,11 @@ struct OfTwo : Kernel {
     const Tensor dy = run.input(0), other = run.input(1);
     require(dy.shape == other.shape, "the inputs have different shapes");
     const float *first = dy.floats(), *second = other.floats();
+    if constexpr (again != nullptr)
+      if (run.output_count() > 1) {
+        Tensor y = run.output(1, other.shape);
+        over_chunks(run, activations().*again, second, nullptr, y, constants);
+      }
     Tensor dx = run.output(0, dy.shape);
     over_chunks(run, activations().*pass, first, second, dx, constants);
   }
@@ -98,9 +106,9 @@ KernelKind of_one(const char* name) {
   return kind_of<OfOne<pass, read>>(name, {kFloat}, true);
 }
 
-template <Pass Activations::* pass, Read read = nothing>
+template <Pass Activations::* pass, Read read = nothing, Pass Activations::* again = nullptr>
 KernelKind of_two(const char* name) {
-  return kind_of<OfTwo<pass, read>>(name, {kFloat}, true);
+  return kind_of<OfTwo<pass, read, again>>(name, {kFloat}, true);
 }
 
 }  // namespace
@@ -111,7 +119,9 @@ std::vector<KernelKind> activation_kernels() {
       kind_of<AddReluGrad>("AddReluGrad", {kFloat}, true),
       of_one<&A::elu, elu>("Elu"),
       of_one<&A::gelu>("Gelu"),
+      of_one<&A::gelu>("GeluOnce"),
       of_one<&A::gelu_tanh>("GeluTanh"),
+      of_one<&A::gelu_tanh>("GeluTanhOnce"),
       of_one<&A::hard_swish>("HardSwish"),
       of_one<&A::mish>("Mish"),
       of_one<&A::softplus>("Softplus"),
@@ -121,7 +131,9 @@ std::vector<KernelKind> activation_kernels() {
       of_two<&A::clip_inside_grad, bounds>("ClipInsideGrad"),
       of_two<&A::elu_grad, elu>("EluGrad"),
       of_two<&A::gelu_grad>("GeluGrad"),
+      of_two<&A::gelu_grad, nothing, &A::gelu>("GeluGradAgain"),
       of_two<&A::gelu_tanh_grad>("GeluTanhGrad"),
+      of_two<&A::gelu_tanh_grad, nothing, &A::gelu_tanh>("GeluTanhGradAgain"),
       of_two<&A::hard_sigmoid_grad, alpha<200>>("HardSigmoidGrad"),
       of_two<&A::hard_swish_grad>("HardSwishGrad"),
       of_two<&A::leaky_relu_grad, alpha<10>>("LeakyReluGrad"),

@@ -1,6 +1,8 @@
 // Over the last axes of x, from the attribute axis on:
 //   LayerNorm(x, scale, bias if has_bias=1) -> y, mean, inverse deviation
 //   LayerNormGrad(dy, x, scale, mean, inverse deviation) -> dx, dscale, dbias
+//   LayerNormOnce has one more output, an empty tensor in place of a copy of y; with it,
+//   LayerNormGradAgain(..., empty, bias if has_bias=1) -> dx, dscale, dbias, y computes y once more
 //   RMSNorm(x, scale) -> y, an empty tensor in place of the deviation, and RMSNormGrad(dy, x, scale) -> dx, dscale
 // Over groups of channels, with the attributes groups (0: each channel is one) and per_channel (whether
 // scale and bias have one number for each channel, not for each group):
@@ -69,25 +71,43 @@ struct LayerNorm : RowNorm {
     } else if (run.output_count() > 1) {
       run.output(1, {0});  // RMSNormGrad computes the deviation again
     }
+    if (has_mean && run.output_count() > 3) run.output(3, {0});
     norm().row_forward(of, run.in_parallel());
   }
 };
 
 struct LayerNormGrad : RowNorm {
   explicit LayerNormGrad(const Attributes& of, bool with_mean = true) : RowNorm(of, with_mean) {}
-  void run(Run& run) const override {
+  void run(Run& run) const override { norm().row_backward(prepared(run), run.in_parallel()); }
+
+  RowNormBackward prepared(Run& run) const {
     require(run.input_count() >= (has_mean ? 5u : 3u),
             has_mean ? "LayerNormGrad needs 5 inputs" : "RMSNormGrad needs 3 inputs");
     const Tensor dy = run.input(0), x = run.input(1), scale = run.input(2);
     const Rows rows(x, axis);
     require(dy.shape == x.shape, "the gradient has another shape than the input");
-    RowNormBackward of{rows.count, rows.width, epsilon, dy.floats(), x.floats(), rows.along(scale),
-                       nullptr,    nullptr,    nullptr, nullptr,     nullptr};
+    RowNormBackward of{};
+    of.rows = rows.count, of.width = rows.width, of.epsilon = epsilon;
+    of.dy = dy.floats(), of.x = x.floats(), of.scale = rows.along(scale);
     const Tensor mean = has_mean ? run.input(3) : Tensor(), inverse = has_mean ? run.input(4) : Tensor();
     if (has_mean) of.mean = rows.across(mean), of.inverse = rows.across(inverse);
     of.dx = run.output(0, x.shape).floats();
     of.dscale = output_if_read(run, 1, scale.shape);
     if (has_mean) of.dbias = output_if_read(run, 2, scale.shape);
+    return of;
+  }
+};
+
+struct LayerNormGradAgain : LayerNormGrad {
+  bool has_bias;
+  explicit LayerNormGradAgain(const Attributes& of) : LayerNormGrad(of), has_bias(of.integer("has_bias", 0) != 0) {}
+  void run(Run& run) const override {
+    require(run.input_count() >= (has_bias ? 7u : 6u) && run.output_count() >= 4,
+            "LayerNormGradAgain needs 6 inputs, a bias if there is one, and 4 outputs");
+    const Tensor x = run.input(1), bias = has_bias ? run.input(6) : Tensor();
+    RowNormBackward of = prepared(run);
+    of.bias = has_bias ? Rows(x, axis).along(bias) : nullptr;
+    of.y = run.output(3, x.shape).floats();
     norm().row_backward(of, run.in_parallel());
   }
 };
@@ -153,9 +173,10 @@ struct GroupNormGrad : Groups {
 }  // namespace
 
 std::vector<KernelKind> norm_kernels() {
-  return {kind_of<LayerNorm>("LayerNorm", {kFloat}), kind_of<LayerNormGrad>("LayerNormGrad", {kFloat}),
-          kind_of<RMSNorm>("RMSNorm", {kFloat}),     kind_of<RMSNormGrad>("RMSNormGrad", {kFloat}),
-          kind_of<GroupNorm>("GroupNorm", {kFloat}), kind_of<GroupNormGrad>("GroupNormGrad", {kFloat})};
+  return {kind_of<LayerNorm>("LayerNorm", {kFloat}),     kind_of<LayerNormGrad>("LayerNormGrad", {kFloat}),
+          kind_of<LayerNorm>("LayerNormOnce", {kFloat}), kind_of<LayerNormGradAgain>("LayerNormGradAgain", {kFloat}),
+          kind_of<RMSNorm>("RMSNorm", {kFloat}),         kind_of<RMSNormGrad>("RMSNormGrad", {kFloat}),
+          kind_of<GroupNorm>("GroupNorm", {kFloat}),     kind_of<GroupNormGrad>("GroupNormGrad", {kFloat})};
 }
 
 }  // namespace onnxtrain

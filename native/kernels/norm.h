@@ -21,6 +21,8 @@ struct RowNormBackward {
   float epsilon;
   const float *dy, *x, *scale, *mean, *inverse;  // without a mean, neither is given
   float *dx, *dscale, *dbias;                    // the last two may be missing
+  const float* bias;                             // may be missing
+  float* y;                                      // the output once more; may be missing
 };
 
 // x has the shape (samples, groups, channels, plane): channels of one group.

@@ -41,19 +41,23 @@ float inverse_root(double mean_square, float epsilon) {
 
 // ---- rows ----
 
+void write_row(const float* x, float mean, float inverse, const float* scale, const float* bias, int64_t width,
+               float* y) {
+  if (bias != nullptr)
+    for_each(width, [&](auto way, int64_t i) {
+      way.put(y + i, (way.get(x + i) - mean) * inverse * way.get(scale + i) + way.get(bias + i));
+    });
+  else
+    for_each(width,
+             [&](auto way, int64_t i) { way.put(y + i, (way.get(x + i) - mean) * inverse * way.get(scale + i)); });
+}
+
 void normalize_row(const RowNormForward& of, int64_t row) {
   const float* x = of.x + row * of.width;
   float* y = of.y + row * of.width;
   const float mean = of.mean == nullptr ? 0.0f : static_cast<float>(mean_of(x, of.width));
   const float inverse = inverse_root(mean_square_of(x, of.width, mean), of.epsilon);
-  const float *scale = of.scale, *bias = of.bias;
-  if (bias != nullptr)
-    for_each(of.width, [&](auto way, int64_t i) {
-      way.put(y + i, (way.get(x + i) - mean) * inverse * way.get(scale + i) + way.get(bias + i));
-    });
-  else
-    for_each(of.width,
-             [&](auto way, int64_t i) { way.put(y + i, (way.get(x + i) - mean) * inverse * way.get(scale + i)); });
+  write_row(x, mean, inverse, of.scale, of.bias, of.width, y);
   if (of.mean != nullptr) of.mean[row] = mean;
   if (of.inverse != nullptr) of.inverse[row] = inverse;
 }
@@ -138,11 +142,17 @@ void differentiate_rows(const RowNormBackward& of, int64_t first, float* dscale,
   });
 }
 
+// Writes the output of a row once more.
+void normalize_again(const RowNormBackward& of, int64_t row) {
+  write_row(of.x + row * of.width, of.mean[row], of.inverse[row], of.scale, of.bias, of.width, of.y + row * of.width);
+}
+
 // Sums for scale and bias over some rows: in single precision over a few dozen, then in double.
 void differentiate_task(const RowNormBackward& of, int64_t begin, int64_t end, double* sums) {
   constexpr int64_t kRowsPerSum = 64;
   std::vector<float> single(2 * of.width);
   float *dscale = single.data(), *dbias = dscale + of.width;
+  for (int64_t row = begin; row < end && of.y != nullptr; ++row) normalize_again(of, row);
   for (int64_t row = begin; row < end;) {
     std::fill(single.begin(), single.end(), 0.0f);
     const int64_t until = std::min(end, row + kRowsPerSum);

@@ -13,8 +13,8 @@ namespace onnxtrain {
 struct QuantizedMatrix {
   int64_t rows, columns, block, bits;
   const uint8_t* bytes;
-  const float* scales;         // of each block, row by row
-  const uint8_t* zeros;        // the same; one of both is given
+  const float* scales;   // of each block, row by row
+  const uint8_t* zeros;  // the same; one of both is given
   const float* float_zeros;
 
   int64_t blocks() const { return (columns + block - 1) / block; }
@@ -23,6 +23,9 @@ struct QuantizedMatrix {
 struct Quantized {
   // C = A · B: `rows` of A, as wide as B has rows.
   void (*product)(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, const Parallel&);
+  // C = A · Bᵀ: `rows` of A, as wide as B has columns. With bf16, both are rounded to bfloat16 where the processor
+  // multiplies these faster.
+  void (*transposed)(const float* a, int64_t rows, const QuantizedMatrix& b, float* c, bool bf16, const Parallel&);
 };
 
 ONNXTRAIN_TABLE(Quantized, kQuantized, quantized)

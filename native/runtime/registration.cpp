@@ -321,8 +321,6 @@ using namespace onnxtrain;
 // and write. A kernel that reads or writes something else than before gets another name.
 ONNXTRAIN_EXPORT int onnxtrain_interface() { return 1; }
 
-ONNXTRAIN_EXPORT const char* onnxtrain_version() { return ONNXTRAIN_VERSION; }
-
 // The instruction set in use, and the kernels, one a line.
 ONNXTRAIN_EXPORT const char* onnxtrain_isa() { return isa_name(isa()); }
 

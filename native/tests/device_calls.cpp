@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint.h"
+#include "export_model.h"
 #include "files.h"
 #include "json.h"
 #include "text.h"
@@ -38,6 +39,21 @@ std::string counts(const CheckpointContent& content) {
   return text.str();
 }
 
+// Exports an evaluation model with the values of a checkpoint, without onnxruntime.
+void exported(const std::string& model, const std::string& checkpoint, const std::string& target,
+              const std::string& outputs, const std::string& threshold) {
+  const CheckpointContent held = read_checkpoint(checkpoint);
+  const auto value = [&](const std::string& name) {
+    const Tensor* found = held.trainable.find(name);
+    return found != nullptr ? found : held.frozen.find(name);
+  };
+  ExportRequest request;
+  std::stringstream names(outputs);
+  for (std::string name; std::getline(names, name, ',');) request.names.push_back(name);
+  request.external_data_threshold = std::stoull(threshold);
+  export_model(read_model(model), value, {}, target, request);
+}
+
 std::string called(const Words& words) {
   const std::string& call = words.at(0);
   if (call == "read") return counts(read_checkpoint(words.at(1)));
@@ -49,6 +65,10 @@ std::string called(const Words& words) {
   if (call == "copy_bytes") {
     std::ofstream(words.at(2), std::ios::binary)
         << checkpoint_bytes(read_checkpoint(bytes_of(words.at(1))), order_of(words.at(3)));
+    return "";
+  }
+  if (call == "export") {
+    exported(words.at(1), words.at(2), words.at(3), words.at(4), words.at(5));
     return "";
   }
   if (call == "json") {

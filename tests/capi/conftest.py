@@ -15,7 +15,7 @@ from capi_calls import Calls
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "device"), str(ROOT / "tests" / "fuzz")]
-TARGETS = "device_calls", "onnxtrain"
+TARGETS = "device_calls", "onnxtrain", "onnxtrain_static"
 VARIABLE = "ONNXTRAIN_DEVICE_BUILD"  # the folder of another build
 
 

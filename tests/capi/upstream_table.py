@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from plain_tensors import CODES, PlainTensor, plain_tensors
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +26,6 @@ ENTRIES = (
     "TrainingSessionGetTrainingModelInputName TrainingSessionGetEvalModelInputName AddProperty "
     "GetProperty LoadCheckpointFromBuffer GetParameterTypeAndShape UpdateParameter GetParameter"
 ).split()
-CODES = {np.dtype(np.float32): 1, np.dtype(np.int32): 6, np.dtype(np.int64): 7, np.dtype(float): 11}
 TYPES = {code: dtype for dtype, code in CODES.items()}
 
 
@@ -214,9 +214,10 @@ class Session:
             state = c_void_p()
             given = None if checkpoint is None else str(checkpoint).encode()
             host.function(
-                "onnxtrain_open", host.env, c_void_p(), c_char_p(str(folder).encode()),
-                c_char_p(given), byref(state), byref(self.pointer),
+                "onnxtrain_open", c_char_p(str(folder).encode()), c_char_p(given), c_void_p(),
+                byref(self.pointer),
             )  # fmt: skip
+            host.function("onnxtrain_state", self.pointer, byref(state))
             self.state = State(host, state)
             return
         self.state = State(host, folder / "checkpoint" if checkpoint is None else checkpoint)
@@ -252,8 +253,13 @@ class Session:
         return self._run(call, arrays, 1)[0]
 
     def step(self, *arrays: Array) -> Array:
-        call = lambda *given: self.host.function("onnxtrain_step", *given)  # noqa: E731
-        return self._run(call, arrays, 1)[0]
+        fed = plain_tensors(*arrays)
+        made = (PlainTensor * 1)()
+        self.host.function(
+            "onnxtrain_step", self.pointer, byref(fed), c_size_t(len(arrays)), byref(made),
+            c_size_t(1),
+        )  # fmt: skip
+        return self.host.array(c_void_p(made[0].value))
 
     def optimizer_step(self) -> None:
         self.host.train("OptimizerStep", self.pointer, c_void_p())
@@ -306,6 +312,13 @@ class Session:
             self.host.train("CopyBufferToParameters", self.pointer, value, c_bool(trainable_only))
         finally:
             self.host.release(96, value)
+
+    def export(self, path: Path, names: Sequence[str]) -> None:
+        texts = (c_char_p * len(names))(*(name.encode() for name in names))
+        target = c_char_p(str(path).encode())
+        self.host.train(
+            "ExportModelForInferencing", self.pointer, target, c_size_t(len(names)), byref(texts)
+        )
 
     def close(self) -> None:
         self.host.train("ReleaseTrainingSession", self.pointer)

@@ -26,7 +26,8 @@ RUN_BY = {
     "sh": "this file",
     "js": "js/test",
     "cpp": "tests/native/test_documented_kernel.py, tests/capi/test_capi_programs.py",
-    "cmake": "nobody",
+    "c": "tests/capi/test_capi_programs.py",
+    "cmake": "tests/capi/test_capi_programs.py",
     "py": "this file",
     "text": "nobody",
 }

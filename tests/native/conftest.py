@@ -28,7 +28,7 @@ def built() -> Path | None:
     if shutil.which("cmake") is None or shutil.which("c++") is None:
         assert not os.environ.get("LOCKED"), "the native library needs cmake and a C++ compiler"
         return None
-    folder = ROOT / "build" / "native"
+    folder = ROOT / "build" / "native-record"
     folder.parent.mkdir(exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one worker builds, the others wait

@@ -341,10 +341,11 @@ class TrainingState:
 
     def make_gradients(self, names: Iterable[str]) -> dict[str, Variable]:
         """Make the memory for gradients, all zero, where there is none yet."""
-        for name in names:
-            if name not in self._gradients:
-                self._gradients[name] = Variable.zeros(*self.type_of(name), self.device)
-        return {name: self._gradients[name] for name in names}
+        wanted = tuple(names)
+        missing = [name for name in wanted if name not in self._gradients]
+        made = Variable.many_zeros([self.type_of(name) for name in missing], self.device)
+        self._gradients.update(zip(missing, made, strict=True))
+        return {name: self._gradients[name] for name in wanted}
 
     def complete(self, values: Mapping[str, Array]) -> None:
         """Give a nominal state its values."""

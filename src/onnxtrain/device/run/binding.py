@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,12 +61,29 @@ class Variable:
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device = CPU) -> Variable:
         """Make one that is all zero; on the CPU, its memory is not touched before it is used."""
+        return cls.many_zeros([(shape, dtype)], device)[0]
+
+    @classmethod
+    def many_zeros(
+        cls, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], device: Device = CPU
+    ) -> list[Variable]:
+        """Make several that are all zero, by shape and type.
+
+        They share one piece of memory, as the system hands out zeros for a large piece only when
+        they are used; small pieces are filled with zeros at once.
+        """
         if not device.is_cpu:
-            return cls(np.zeros(shape, dtype), device)
-        made = cls.__new__(cls)
-        made.device, made.shape, made.dtype = device, shape, dtype
-        made._array = _aligned(shape, dtype)
-        made.value = ort.OrtValue.ortvalue_from_numpy(made._array)
+            return [cls(np.zeros(shape, dtype), device) for shape, dtype in kinds]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
+        ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
+        memory = _aligned((ends[-1] if ends else 0,), np.dtype(np.uint8))
+        made = []
+        for (shape, dtype), size, start in zip(kinds, sizes, [0, *ends], strict=False):
+            one = cls.__new__(cls)
+            one.device, one.shape, one.dtype = device, shape, dtype
+            one._array = memory[start : start + size].view(dtype).reshape(shape)
+            one.value = ort.OrtValue.ortvalue_from_numpy(one._array)
+            made.append(one)
         return made
 
     @property
@@ -158,7 +176,8 @@ class Binding:
         self._graph = graph
         self._state, self._results = dict(state), dict(results)
         self._inputs = list(inputs)
-        self._outputs = [_Output(value) for value in (*outputs, *check)]
+        self._outputs = [_Output(value) for value in outputs]
+        self._outputs += [_Output(value, keeps_memory=True) for value in check]
         self._has_strings = any(value.element_type == STRING for value in (*self._inputs, *outputs))
         self._session: Any = None
         self._binding: Any = None
@@ -233,6 +252,8 @@ class Binding:
         self._session = self._binding = None  # free the memory of the old ones first
         self._session = self._graph.session
         self._binding = self._session.io_binding()
+        for output in self._outputs:
+            output.kept = None
         for name, variable in self._state.items():
             self._binding.bind_ortvalue_input(name, variable.value)
         self._fed = _copied_when_bound(self._session, self._state)
@@ -289,10 +310,13 @@ class _Output:
     """An output that each run returns.
 
     Asking onnxruntime for its outputs takes time for every parameter. So once an output has had
-    the shape that the graph declares, memory of that shape is bound to it before the run.
+    the shape that the graph declares, memory of that shape is bound to it before the run. With
+    `keeps_memory`, it stays bound, and the next run writes over it.
     """
 
-    def __init__(self, value: ValueType) -> None:
+    def __init__(self, value: ValueType, keeps_memory: bool = False) -> None:
+        self.kept: Array | None = None  # what is bound already
+        self._keeps_memory = keeps_memory
         element = ELEMENT_TYPES.get(value.element_type)
         self.name = value.name
         self._dims = value.dims
@@ -308,11 +332,14 @@ class _Output:
     def bind(self, binding: Any, symbols: Mapping[str, int]) -> Array | None:
         """Bind memory for the next run, and return it if it is ours."""
         shape = self._shape(symbols) if self._declared_right else None
+        if self.kept is not None and self.kept.shape == shape:
+            return self.kept
         if shape is None or self._dtype is None:
             binding.bind_output(self.name)
             return None
         array = np.empty(shape, self._dtype)
         binding.bind_ortvalue_output(self.name, ort.OrtValue.ortvalue_from_numpy(array))
+        self.kept = array if self._keeps_memory else None
         return array
 
     def learn(self, shape: tuple[int, ...], symbols: Mapping[str, int]) -> None:

@@ -170,9 +170,15 @@ class Ops(Writer):
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Reshape to the shape of another value."""
-        if same_dims(dims_of(value), dims_of(like)):
+        dims = dims_of(like)
+        if same_dims(dims_of(value), dims):
             return value
-        return self.shape_as(self.reshape(value, self.shape_of(like)), like)
+        if dims and 0 not in dims and sum(not isinstance(d, int) for d in dims) == 1:
+            # No Shape, which would keep `like` in memory until then.
+            target = self.int64([d if isinstance(d, int) else -1 for d in dims])
+        else:
+            target = self.shape_of(like)
+        return self.shape_as(self.reshape(value, target), like)
 
     def expand_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Broadcast to the shape of another value."""

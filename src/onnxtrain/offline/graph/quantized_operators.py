@@ -45,7 +45,7 @@ def form_of(node: ir.Node) -> Form | None:
         is_constant(v) for v in (*scales_of(node, form), *_weights(node, form))
     ):
         return None
-    return form if node.op_type != "MatMulNBits" or _is_plain_product(node) else None
+    return form if node.op_type != "MatMulNBits" or is_plain_product(node) else None
 
 
 def is_kept(node: ir.Node) -> bool:
@@ -86,7 +86,7 @@ def is_large(value: ir.Value) -> bool:
     return dims is not None and math.prod(dims) >= _LARGE
 
 
-def _is_plain_product(node: ir.Node) -> bool:
+def is_plain_product(node: ir.Node) -> bool:
     """Tell whether MatMulNBits has weights in the layout that the gradient unpacks."""
     groups = node.inputs[4] if len(node.inputs) > 4 else None
     prepacked = node.attributes.get_int("weight_prepacked", 0)

@@ -22,6 +22,7 @@ from onnxtrain.offline.graph.kernels import (
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
 from onnxtrain.offline.graph.subgraphs import values_of
+from onnxtrain.offline.passes.compute_again import compute_again, copied_behind
 
 _Nodes = Mapping[int, ir.Node]
 _Bounds = tuple[float, float]
@@ -49,6 +50,7 @@ def join_kernels(graph: ir.Graph) -> None:
     for group, nodes in groups.items():
         if group.kind == "BatchNorm":
             _forget_output(group, nodes, groups, named, names)
+    compute_again(graph, names)
 
 
 def _join_what_follows(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir.Value]) -> None:
@@ -164,7 +166,7 @@ def _forget_output(
     for reader, given in reads.items():
         if given is None or (y in given) != (reader.kind == "ConvGradWeight") or y in given[1:]:
             return
-    copy = _copied_behind(_in_order(nodes)[-1], y, names)
+    copy = copied_behind(_in_order(nodes)[-1], y, names)
     kept = copy.outputs[0]
     own = [*outputs, *[None] * (_COPY - len(outputs)), kept]
     _mark_again(group, [*_in_order(nodes), copy], inputs, own, kept)
@@ -196,16 +198,6 @@ def _backward_readers(y: ir.Value) -> list[KernelGroup] | None:
     others = [r for r in backward if r.kind == "BatchNormGrad"]
     fits = len(convolutions) == 1 and len(others) <= 1 and len(backward) == 1 + len(others)
     return backward if fits and None not in marks else None
-
-
-def _copied_behind(node: ir.Node, y: ir.Value, names: Names) -> ir.Node:
-    """Write a copy of a value behind a node."""
-    copy = ir.Node("", "Identity", [y], name=names.fresh("Identity"))
-    kept = copy.outputs[0]
-    kept.name, kept.type, kept.shape = names.fresh(f"{y.name}_kept"), y.type, y.shape
-    assert isinstance(node.graph, ir.Graph)
-    node.graph.insert_after(node, copy)
-    return copy
 
 
 def _mark_again(

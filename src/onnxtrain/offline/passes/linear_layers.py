@@ -7,13 +7,16 @@ and need no transposed copies. onnxruntime does the same for constant weights, b
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import onnx_ir as ir
 
+from onnxtrain.offline.autodiff.registry import optional
 from onnxtrain.offline.graph.kernels import mark_kernel, place_of
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import dims_of, is_float, static_dims
+from onnxtrain.offline.graph.quantized_operators import MICROSOFT, is_plain_product
+from onnxtrain.offline.graph.shapes import dims_of, integers, is_float, static_dims
 from onnxtrain.offline.graph.subgraphs import replace_node
 
 
@@ -77,10 +80,12 @@ def _replace(op: Ops, addition: ir.Node, layer: _Layer) -> None:
     assert isinstance(depth, int) and width is not None
     last = op.target[-1]
     op.scope = layer.product.name or addition.name or str(addition.outputs[0].name)
-    rows = op.with_dims(op.reshape(x, [-1, depth]), [ir.SymbolicDim(None), depth])
+    lead = integers(dims[:-1])
+    count = ir.SymbolicDim(None) if lead is None else math.prod(lead)
+    rows = op.with_dims(op.reshape(x, [-1, depth]), [count, depth])
     made = op.Gemm(rows, layer.weight, layer.bias, transB=int(layer.transposed))
     made.type = x.type
-    op.with_dims(made, [ir.SymbolicDim(None), *width])
+    op.with_dims(made, [count, *width])
     symbolic = [d for d in dims[:-1] if not isinstance(d, int)]
     if len(symbolic) <= 1:
         target = op.int64([d if isinstance(d, int) else -1 for d in dims[:-1]] + list(width))
@@ -125,3 +130,20 @@ def _mark_product(node: ir.Node) -> None:
         [node], "MatMul", values, node.outputs[:1],
         transA=transposed[0], transB=transposed[1], has_bias=int(bias is not None),
     )  # fmt: skip
+
+
+def mark_quantized_products(graph: ir.Graph) -> None:
+    """Mark the products with quantized weights, for a kernel that reads these where they are.
+
+    onnxruntime's own has a copy of them, in an order of its own, beside those that the backward
+    pass reads: 103 MB for a language model whose file has 87.
+    """
+    for node in graph.all_nodes():
+        is_product = (node.domain, node.op_type) == (MICROSOFT, "MatMulNBits")
+        if is_product and is_plain_product(node) and optional(node, 5) is None:
+            read = node.attributes
+            mark_kernel(
+                [node], "NBitsProduct", [v for v in node.inputs if v is not None], node.outputs,
+                N=read["N"].as_int(), K=read["K"].as_int(), block_size=read["block_size"].as_int(),
+                bits=read.get_int("bits", 4), accuracy_level=read.get_int("accuracy_level", 0),
+            )  # fmt: skip

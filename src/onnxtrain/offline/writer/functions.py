@@ -28,7 +28,7 @@ from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.subgraphs import captured_values, release, subgraphs_of, values_of
 from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.kernel_fusion import join_kernels
-from onnxtrain.offline.passes.linear_layers import mark_products
+from onnxtrain.offline.passes.linear_layers import mark_products, mark_quantized_products
 
 Precision = Literal["float32", "bf16"]
 
@@ -54,6 +54,7 @@ def write_functions(
     if native:
         if precision == "bf16":
             mark_products(model.graph)
+        mark_quantized_products(model.graph)
         join_kernels(model.graph)
         _replace_groups(model.graph, functions, Names.of(model.graph), {})
     forget_kernel(model.graph.all_nodes())

@@ -1,0 +1,22 @@
+// What a session of onnxruntime says of its inputs and outputs.
+#pragma once
+
+#include "model_file.h"
+#include "ort.h"
+
+namespace onnxtrain::device {
+
+// A type without a name; its code is 0 if it is not a tensor. A scalar and an unknown shape look alike.
+ValueType declared_type(const RuntimePointer& runtime, const OrtTypeInfo* info);
+
+Held<OrtTypeInfo> hold(const RuntimePointer& runtime, OrtTypeInfo* info);
+
+// What a session takes and returns, and an entry of the metadata of its model.
+struct SessionInterface {
+  std::vector<ValueType> inputs, outputs;
+  std::string metadata;  // "" if there is none
+};
+
+SessionInterface interface_of(const RuntimePointer& runtime, const OrtSession* session, const char* metadata_key);
+
+}  // namespace onnxtrain::device
