@@ -140,7 +140,7 @@ def prepare(steps: int) -> None:
     np.savez(ROWS, train=train[: steps + 1], held_out=held_out[:HELD_OUT])
     onnxtrain.prepare(
         INT4 / "model.onnx", ARTIFACTS, loss="next_token",
-        train=f"lora:rank={RANK},alpha={ALPHA}", memory_budget="150MB",
+        train=f"lora:rank={RANK},alpha={ALPHA}", memory_budget="120MB",
         optimizer=onnxtrain.optim.AdamW.torch(),
         sizes={"batch_size": 1, "sequence_length": LENGTH},
     )  # fmt: skip
