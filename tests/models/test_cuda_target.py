@@ -5,6 +5,7 @@ That they do run there is tested in `tests/device/test_cuda.py`, where there is 
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
@@ -145,3 +146,29 @@ def test_every_optimizer_has_the_same_numbers(optimizer, tmp_path):
                 session.step(samples, samples)
             made[target] = weights(session)
     np.testing.assert_allclose(made["cuda"], made["cpu"], rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_draws_without_bitwise_operators_where_sizes_are_fixed(tmp_path):
+    net = nn.Sequential(nn.Linear(40, 40), nn.Dropout(0.25))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(40))
+        net[0].bias.zero_()
+    model = export(net.train(), torch.ones(64, 40), "torchscript")
+    onnxtrain.prepare(model, tmp_path, loss="mse", optimizer="sgd", target="cuda")
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.add_free_dimension_override_by_name("batch", 64)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    ort.InferenceSession(tmp_path / "step_model.onnx", options, providers=["CPUExecutionProvider"])
+    left = {n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node}
+    assert not left & {"BitwiseXor", "BitShift", "Dropout", "Range"}
+    ones, targets = np.ones((64, 40), np.float32), np.zeros((64, 40), np.float32)
+    with onnxtrain.TrainingSession(tmp_path) as session:
+        session.set_learning_rate(0.0)
+        kept = np.stack([session.step(ones, targets)[1] != 0 for _ in range(60)]).astype(float)
+    assert abs(kept.mean() - 0.75) < 4 * np.sqrt(0.25 * 0.75 / kept.size)
+    # Neither rows nor columns, nor runs, depend on each other.
+    for axis in (0, 1, 2):
+        flat = np.moveaxis(kept, axis, 0).reshape(kept.shape[axis], -1) - 0.75
+        related = np.corrcoef(flat)[np.triu_indices(len(flat), 1)]
+        assert np.abs(related).max() < 6 / np.sqrt(flat.shape[1])

@@ -7,6 +7,7 @@ comes from the CPU is copied into its place before each run.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from onnxtrain.format.model.file import ValueType
 if TYPE_CHECKING:
     from onnxtrain.device.run.binding import Variable
 
+_recordings = itertools.count(1)
 CUDA, SETTING = "CUDAExecutionProvider", "enable_cuda_graph"
 
 
@@ -59,6 +61,9 @@ class RecordedRun:
         self._session, self._binding = session, session.io_binding()
         self._changed = [variable for variable, _ in results.values()]
         self._is_recorded = False
+        # Several may be recorded in one session, such as with other memory for the gradients.
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("gpu_graph_id", str(next(_recordings)))
         on_cpu = {name: v for name, v in state.items() if v.device.is_cpu}
         self._fed = {v: ort.OrtValue.ortvalue_from_numpy(v.array, *device) for v in on_cpu.values()}
         for name, variable in state.items():
@@ -87,13 +92,13 @@ class RecordedRun:
             place.update_inplace(value.numpy())
         if not self._is_recorded:
             self._record()
-        self._session.run_with_iobinding(self._binding)
+        self._session.run_with_iobinding(self._binding, self._options)
         return [value.numpy() for value in self._outputs.values()]
 
     def _record(self) -> None:
         """Let onnxruntime record a run. It runs the graph twice for that: undo both."""
         before = [variable.array.copy() for variable in self._changed]
-        self._session.run_with_iobinding(self._binding)
+        self._session.run_with_iobinding(self._binding, self._options)
         for variable, array in zip(self._changed, before, strict=True):
             variable.assign(array)
         self._is_recorded = True

@@ -366,10 +366,6 @@ def write_update(
 
     if not in_place:
         return write()
-    if op.on_gpu:
-        passed = after_readers(op, graph, known.passed, [*parameters, *new])
-        updated = write(replace(known, passed=passed))
-        return [*updated[: len(updated) - len(new)], *keep_unless(op, passed, new)]
     if early and not isinstance(optimizer.clip_grad, ClipGradNorm):
         places = {p: place for place, p in enumerate(gradients)}
         slots.sort(key=lambda slot: places[slot.parameter])
@@ -378,6 +374,9 @@ def write_update(
         made = _early_updates(op, graph, optimizer, slots, learning_rate, step, chunked, known)
         return [*(value for p in parameters for value in made[p]), *later]
     passed = after_readers(op, graph, known.passed, [*parameters, *new])
+    if op.on_gpu:
+        updated = write(replace(known, passed=passed))
+        return [*updated[: len(updated) - len(new)], *keep_unless(op, passed, new)]
     return update_if(op, passed, [*values_of(slots), *new], write)
 
 
