@@ -148,8 +148,8 @@ native-build: native-headers
 
 # onnxruntime's headers for C++, which its wheels lack, out of a package for Android: 150 MB to fetch, once.
 HEADERS := build/onnxruntime-headers
-native-headers:
-	@test -e $(HEADERS) || { $(call NEEDS,npm,npm) \
+native-headers: | $(NODE)/ready
+	@test -e $(HEADERS) || { $(WITH_NODE) \
 	set -x; mkdir -p build/headers-package && \
 	npm pack --silent --pack-destination build/headers-package com.github.asus4.onnxruntime@0.4.9 && \
 	tar xzf build/headers-package/*.tgz -C build/headers-package package/Plugins/Android/onnxruntime.aar && \

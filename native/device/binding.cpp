@@ -61,7 +61,7 @@ void Binding::bind() {
     runtime_->check(ONNXTRAIN_CALL(api, BindInput)(made, name.c_str(), variable->value()));
   }
   // Other graphs do not see to it that nobody reads a parameter when its update is written.
-  const bool is_in_place = graph_->model().metadata.target == "cpu";
+  const bool is_in_place = graph_->model().metadata.target != "webgpu";
   size_t index = 0;
   for (const auto& [name, variable] : results_) {
     // A large tensor is updated as a list of pieces of it: the graph declares which shape.
