@@ -53,7 +53,7 @@ help:
 	@echo "make native-wheel         build its wheels for Linux, x86-64 and aarch64"
 	@echo "make native-sanitize      run its kernels under AddressSanitizer, UBSan and valgrind"
 	@echo "make libonnxtrain         build the native libraries alone, into build/native"
-	@echo "make libonnxtrain-sanitize  read hostile checkpoints and graphs with it under sanitizers"
+	@echo "make libonnxtrain-sanitize  read hostile checkpoints, adapters and graphs with it under sanitizers"
 	@echo "make libonnxtrain-valgrind  run an example under valgrind"
 	@echo "make libonnxtrain-aarch64 build it for aarch64, and run an example in an emulator"
 	@echo "make bench-c              time a step in C against onnxruntime's own run"
@@ -164,14 +164,15 @@ libonnxtrain:
 	set -x; cmake -S native -B build/native && \
 	cmake --build build/native -j $(JOBS) --target onnxtrain_native onnxtrain onnxtrain_static
 
-# Its reader of checkpoints and its export under sanitizers, with ten thousand hostile files and five thousand graphs.
+# Its readers and its export under sanitizers, with ten thousand hostile checkpoints, as many adapters, and five thousand
+# graphs.
 libonnxtrain-sanitize: $(VENV)/dev
 	@$(call NEEDS,cmake,cmake) \
 	set -x; cmake -S native -B build/libonnxtrain-sanitize -DONNXTRAIN_SANITIZE=ON -DONNXTRAIN_KERNELS=OFF && \
 	cmake --build build/libonnxtrain-sanitize -j $(JOBS) --target device_calls && \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ONNXTRAIN_MUTATIONS=2500 \
 	ONNXTRAIN_DEVICE_BUILD=build/libonnxtrain-sanitize $(BIN)/python -m pytest tests/capi/test_capi_checkpoints.py \
-	    tests/capi/test_capi_export_files.py
+	    tests/capi/test_capi_adapter_files.py tests/capi/test_capi_export_files.py
 
 # The example for a board: under valgrind, and for aarch64 in an emulator, with PyPI's onnxruntime. The emulator of
 # Debian 12 does not run the newest one.

@@ -18,13 +18,6 @@ void append(std::string& text, T number) {
   text.append(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
-// Whether it is a mark, even if half of its bytes are damaged.
-bool is_mark(std::string_view found, std::string_view mark) {
-  size_t same = 0;
-  for (size_t i = 0; i < std::min(found.size(), mark.size()); ++i) same += found[i] == mark[i];
-  return 2 * same >= mark.size();
-}
-
 // What follows the checksums of blocks: mark, length of the data, size of a block, CRC-32 of all.
 std::string table_of(std::string_view sums, uint64_t length, uint32_t block) {
   std::string fields(kTableMark);
@@ -45,6 +38,12 @@ uint64_t number_in(const std::string& text, size_t at) {
 }
 
 }  // namespace
+
+bool is_mark(std::string_view found, std::string_view mark) {
+  size_t same = 0;
+  for (size_t i = 0; i < std::min(found.size(), mark.size()); ++i) same += found[i] == mark[i];
+  return 2 * same >= mark.size();
+}
 
 std::string front_of(uint64_t length, uint64_t structure) {
   std::string front(kFrontMark);

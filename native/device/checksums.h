@@ -16,6 +16,9 @@ constexpr size_t kFrontAt = 8;
 constexpr size_t kEndSize = 16;     // of the checksum at the end
 constexpr size_t kFooterSize = 24;  // of what links a data file to its checkpoint
 
+// Whether it is a mark, even if half of its bytes are damaged.
+bool is_mark(std::string_view found, std::string_view mark);
+
 // Bytes 8 to 32 of a file that has `length` bytes with its checksum.
 std::string front_of(uint64_t length, uint64_t structure);
 

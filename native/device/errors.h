@@ -26,6 +26,11 @@ struct CheckpointDataError : CheckpointError {
   using CheckpointError::CheckpointError;
 };
 
+// An adapter that cannot be read or written, or does not fit the session.
+struct AdapterError : Error {
+  using Error::Error;
+};
+
 // A graph that cannot be used.
 struct ModelError : Error {
   using Error::Error;

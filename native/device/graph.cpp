@@ -121,9 +121,16 @@ Bytes Graph::base_data(const ExternalTensor& tensor) {
 void Graph::take_interface() {
   session_ = new_session(false);
   version_ = state_->frozen_version;
-  const SessionInterface found = interface_of(state_->runtime, session_.get(), kMetadataKey);
+  const SessionInterface found =
+      interface_of(state_->runtime, session_.get(), {kMetadataKey, kFactorsKey, kFingerprintKey});
   take_values(model_, found.inputs, found.outputs);
-  if (!found.metadata.empty()) read_metadata(model_, found.metadata);
+  for (const auto& [key, text] : found.metadata) {
+    if (key == kMetadataKey) {
+      read_metadata(model_, text);
+    } else {
+      model_.properties[key] = text;
+    }
+  }
 }
 
 std::string Graph::source() const {

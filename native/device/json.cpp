@@ -264,6 +264,24 @@ std::string text_to_json(std::string_view text) {
   return made + '"';
 }
 
+// A list or an object.
+std::string in_brackets(const Json& value, std::string (*write)(const Json&), std::string (*quote)(std::string_view)) {
+  std::vector<std::string> parts;
+  for (const Json& item : value.list) parts.push_back(write(item));
+  for (const auto& [key, item] : value.object) parts.push_back(quote(key) + ": " + write(item));
+  const bool is_list = value.kind == Json::kList;
+  return (is_list ? "[" : "{") + joined(parts, ", ") + (is_list ? "]" : "}");
+}
+
+std::string in_python(const Json& value) {
+  if (value.kind == Json::kNull) return "None";
+  if (value.kind == Json::kBool) return value.truth ? "True" : "False";
+  if (value.kind == Json::kFloat) return shortest_digits(value.number);
+  if (value.kind == Json::kText) return quoted(value.text);
+  if (value.kind == Json::kInteger) return value.text;
+  return in_brackets(value, in_python, quoted);
+}
+
 }  // namespace
 
 Json Json::of_kind(Kind kind) {
@@ -362,11 +380,12 @@ std::string to_json(const Json& value) {
     case Json::kObject:
       break;
   }
-  std::vector<std::string> parts;
-  for (const Json& item : value.list) parts.push_back(to_json(item));
-  for (const auto& [key, item] : value.object) parts.push_back(text_to_json(key) + ": " + to_json(item));
-  const bool is_list = value.kind == Json::kList;
-  return (is_list ? "[" : "{") + joined(parts, ", ") + (is_list ? "]" : "}");
+  return in_brackets(value, to_json, text_to_json);
+}
+
+std::string shown(const Json& value, size_t most) {
+  const std::string text = in_python(value);
+  return character_count(text) <= most ? text : std::string(first_characters(text, most)) + "...";
 }
 
 }  // namespace onnxtrain::device

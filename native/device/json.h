@@ -42,4 +42,7 @@ bool parse_json(std::string_view text, Numbers numbers, Json& result);
 // Writes it as Python does: numbers survive exactly.
 std::string to_json(const Json& value);
 
+// A value as messages show it, which is how Python does; of a long one the first characters.
+std::string shown(const Json& value, size_t most);
+
 }  // namespace onnxtrain::device

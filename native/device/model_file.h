@@ -80,6 +80,8 @@ void read_metadata(ModelFile& model, const std::string& text);
 // ---- messages ----
 
 constexpr const char* kMetadataKey = "onnxtrain";
+// What a model tells of its low-rank factors, and of the base that they belong to.
+constexpr const char *kFactorsKey = "onnxtrain.lora", *kFingerprintKey = "onnxtrain.base";
 
 // The key and the value of a StringStringEntryProto.
 std::pair<std::string, std::string> read_entry(WireReader& reader, std::string_view message);

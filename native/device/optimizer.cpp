@@ -139,6 +139,18 @@ void TrainingSession::allocate_moments() {
   state_->groups = std::move(others);
 }
 
+// Starts over: no step was taken, and all moments are zero. The learning rate stays.
+void TrainingSession::reset_optimizer() {
+  if (optimizer_ == nullptr) return;
+  allocate_moments();
+  OptimizerMemory& held = memory();
+  for (const auto& item : held.moments) {
+    for (const VariablePointer& moment : item.second) moment->clear();
+  }
+  held.count = 0;
+  held.schedule.reset();
+}
+
 // The variables that an update reads, and those that it writes, by names in the graph.
 void TrainingSession::bind_updates(Variables& state, Variables& results) {
   allocate_moments();

@@ -345,6 +345,22 @@ ONNXTRAIN_EXPORT OrtStatus* onnxtrain_export_model(OrtTrainingSession* session, 
   return export_model(session, path, output_count, output_names);
 }
 
+ONNXTRAIN_EXPORT OrtStatus* onnxtrain_export_adapter(OrtTrainingSession* session, const char* path) {
+  return guarded([&] {
+    TrainingSession& own = used(session);
+    require_given(path, "path");
+    own.export_adapter(path);
+  });
+}
+
+ONNXTRAIN_EXPORT OrtStatus* onnxtrain_load_adapter(OrtTrainingSession* session, const char* path) {
+  return guarded([&] {
+    TrainingSession& own = used(session);
+    require_given(path, "path");
+    own.load_adapter(path);
+  });
+}
+
 ONNXTRAIN_EXPORT OrtStatus* onnxtrain_state(OrtTrainingSession* session, OrtCheckpointState** state) {
   return guarded([&] {
     require_given(state, "state");

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "adapter.h"
 #include "binding.h"
 #include "graph.h"
 #include "signature.h"
@@ -56,6 +57,10 @@ class TrainingSession {
   // Writes a model for inference, with the parameters as they are now; any values of the evaluation graph
   // can be outputs. Parameters that training has made infinite or NaN are refused.
   void export_model(const std::string& path, const std::vector<std::string>& names);
+  // Writes what trains as it is now, low-rank factors with the scale in B.
+  void export_adapter(const std::string& path);
+  // Goes on from an adapter of the same base, layers and rank; moments start from zero.
+  void load_adapter(const std::string& path);
 
   const std::vector<ValueType>& inputs(bool training) const;
   const std::vector<ValueType>& outputs(bool training) const;
@@ -85,6 +90,9 @@ class TrainingSession {
   std::vector<Held<OrtValue>> checked(const Executor& executor, const Inputs& inputs) const;
   Outputs separate_step(const Inputs& inputs, const OrtRunOptions* options, const Outputs& given);
   OptimizerMemory& memory() const;
+  void reset_optimizer();
+  Factors factors() const;
+  Named<Tensor> trained_tensors();
   const Dims& shape_of_parameter(const std::string& name) const;
   void require_floats(const std::vector<std::string>& names) const;
 

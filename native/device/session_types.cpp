@@ -54,7 +54,8 @@ ValueType declared_type(const RuntimePointer& runtime, const OrtTypeInfo* info) 
   return made;
 }
 
-SessionInterface interface_of(const RuntimePointer& runtime, const OrtSession* session, const char* metadata_key) {
+SessionInterface interface_of(const RuntimePointer& runtime, const OrtSession* session,
+                              const std::vector<const char*>& metadata_keys) {
   const OrtApi* api = runtime->api;
   SessionInterface made;
   made.inputs = values_of(runtime, session, ONNXTRAIN_CALL(api, SessionGetInputCount),
@@ -64,10 +65,12 @@ SessionInterface interface_of(const RuntimePointer& runtime, const OrtSession* s
   OrtModelMetadata* metadata = nullptr;
   runtime->check(ONNXTRAIN_CALL(api, SessionGetModelMetadata)(session, &metadata));
   const Held<OrtModelMetadata> held(metadata, ONNXTRAIN_CALL(api, ReleaseModelMetadata));
-  char* text = nullptr;
   const auto look_up = ONNXTRAIN_CALL(api, ModelMetadataLookupCustomMetadataMap);
-  runtime->check(look_up(metadata, runtime->allocator, metadata_key, &text));
-  made.metadata = taken(runtime, text);
+  for (const char* key : metadata_keys) {
+    char* text = nullptr;
+    runtime->check(look_up(metadata, runtime->allocator, key, &text));
+    if (text != nullptr) made.metadata[key] = taken(runtime, text);
+  }
   return made;
 }
 

@@ -11,12 +11,13 @@ ValueType declared_type(const RuntimePointer& runtime, const OrtTypeInfo* info);
 
 Held<OrtTypeInfo> hold(const RuntimePointer& runtime, OrtTypeInfo* info);
 
-// What a session takes and returns, and an entry of the metadata of its model.
+// What a session takes and returns, and those of the wanted entries in the metadata of its model that are there.
 struct SessionInterface {
   std::vector<ValueType> inputs, outputs;
-  std::string metadata;  // "" if there is none
+  std::map<std::string, std::string> metadata;
 };
 
-SessionInterface interface_of(const RuntimePointer& runtime, const OrtSession* session, const char* metadata_key);
+SessionInterface interface_of(const RuntimePointer& runtime, const OrtSession* session,
+                              const std::vector<const char*>& metadata_keys);
 
 }  // namespace onnxtrain::device

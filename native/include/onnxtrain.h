@@ -172,6 +172,14 @@ ONNXTRAIN_API OrtStatus* onnxtrain_save_checkpoint(const OrtTrainingSession* ses
 ONNXTRAIN_API OrtStatus* onnxtrain_export_model(OrtTrainingSession* session, const char* path,
                                                 const char* const* output_names, size_t output_count);
 
+/* Where low-rank factors train (LoRA): writes what trains as it is now to an .onnx_adapter file, which
+ * onnxruntime's own functions for adapters load. The file is replaced atomically. */
+ONNXTRAIN_API OrtStatus* onnxtrain_export_adapter(OrtTrainingSession* session, const char* path);
+/* Goes on from an .onnx_adapter file of the same base, layers and rank, or switches to it. Accumulated
+ * gradients are dropped, and the optimizer starts over; the learning rate stays. A file that does not fit
+ * changes nothing. */
+ONNXTRAIN_API OrtStatus* onnxtrain_load_adapter(OrtTrainingSession* session, const char* path);
+
 /* ---- beside ONNX Runtime's own training interface ---- */
 
 /* The state of a session, for the functions of onnxruntime_training_c_api.h, which take the session itself

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <vector>
 
+#include "adapter.h"
 #include "checkpoint.h"
 #include "export_model.h"
 #include "files.h"
@@ -69,6 +70,10 @@ std::string called(const Words& words) {
   }
   if (call == "export") {
     exported(words.at(1), words.at(2), words.at(3), words.at(4), words.at(5));
+    return "";
+  }
+  if (call == "copy_adapter") {
+    write_adapter(words.at(2), read_adapter(words.at(1)));
     return "";
   }
   if (call == "json") {
