@@ -153,5 +153,5 @@ def artifacts_of_lstm(length: int, folder: Path) -> artifacts.Artifacts:
 
 def test_a_target_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     model, _ = model_of("Relu", {}, [X], {})
-    with pytest.raises(OnnxTrainError, match="target is 'cpu' or 'webgpu', not 'tpu'"):
+    with pytest.raises(OnnxTrainError, match="target is 'cpu' or 'cuda' or 'webgpu', not 'tpu'"):
         artifacts.generate_artifacts(model, artifact_directory=tmp_path, target="tpu")

@@ -135,6 +135,7 @@ WEIGHT_FORMULATIONS = {
     "depthwise": [DEEP, DEEP_LINE, DEEP_VOLUME, DEEP_STRIDED],
     "depthwise shifted": [DEEP, DEEP_LINE, DEEP_VOLUME],
     "depthwise conv": [DEEP, DEEP_LINE, DEEP_VOLUME, DEEP_STRIDED],
+    "depthwise columns": [DEEP, DEEP_LINE, DEEP_VOLUME, DEEP_STRIDED],
 }
 NEEDS_STATIC_SHAPES = ("depthwise conv", "products")
 DATA_FORMULATIONS = {
