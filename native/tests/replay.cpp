@@ -110,7 +110,8 @@ double difference(const CaseTensor& expected, const CaseTensor& found, bool may_
 // bfloat16 has 16 bits less; processors without it compute in float32.
 bool is_rounded(const Case& one) {
   return std::any_of(one.attributes.begin(), one.attributes.end(), [](const CaseAttribute& of) {
-    return of.name == "bf16" && !of.integers.empty() && of.integers[0] != 0;
+    const int64_t number = of.integers.empty() ? 0 : of.integers[0];
+    return (of.name == "bf16" && number != 0) || (of.name == "accuracy_level" && number >= 3);
   });
 }
 
