@@ -36,6 +36,7 @@ def folder(request, tmp_path_factory):
     )  # fmt: skip
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     folder = tmp_path_factory.mktemp("cuda")
+    onnx.save(model, folder / "forward.onnx")
     onnxtrain.prepare(
         model, folder, loss="cross_entropy", optimizer="adamw:clip_norm=1.0", target="cuda",
         outputs=[],
@@ -126,3 +127,18 @@ def test_fit_evaluate_and_export(folder, tmp_path):
         )
         made += model.run(None, {"x": X[0]})
     np.testing.assert_allclose(made[0], made[1], rtol=1e-3, atol=1e-4)
+
+
+def test_cached_features(tmp_path_factory, folder):
+    """The body is frozen, computed once for each sample, and only the last layer trains."""
+    made = tmp_path_factory.mktemp("cached")
+    onnxtrain.prepare(
+        folder / "forward.onnx", made, train=["w2", "b2"], loss="cross_entropy", optimizer="sgd",
+        target="cuda", outputs=[],
+    )  # fmt: skip
+    data, found = (X.reshape(-1, 8), Y.reshape(-1)), []
+    for device in ("cpu", "cuda"):
+        with onnxtrain.TrainingSession(made, device=device) as session:
+            onnxtrain.fit(session, data, 3, batch_size=16, shuffle=False, cache_features=True)
+            found.append(weights(session))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
