@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import statistics
@@ -71,12 +72,12 @@ def ours(workload: Workload, device: Any, options: Any = None) -> tuple[Step, An
         folder_of(ROOT, workload) / "cuda", device=device, session_options=options,
     )  # fmt: skip
 
+    numbers = itertools.count()
+
     def step(x: Any, labels: Any) -> float:
-        session.set_learning_rate(rate_of(step.count))  # type: ignore[attr-defined]
-        step.count += 1  # type: ignore[attr-defined]
+        session.set_learning_rate(rate_of(next(numbers)))
         return float(session.step(x, labels))
 
-    step.count = 0  # type: ignore[attr-defined]
     return step, session
 
 

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from onnxtrain.errors import OnnxTrainError
+
+
+def killed_again_and_again(program: Path, lines: str, longest: float) -> Iterator[None]:
+    """Let the program read lines and kill it in the midst of them, twelve times."""
+    chooser = random.Random(0)
+    for _ in range(12):
+        process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        assert process.stdin is not None
+        with process.stdin as given:
+            given.write(lines.encode())
+            given.flush()
+            time.sleep(chooser.uniform(0.02, longest))
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        yield
 
 
 class Calls:

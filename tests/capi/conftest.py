@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from capi_calls import Calls
+from upstream_table import Host
+
+from onnxtrain.device.random_state import set_seed
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "device"), str(ROOT / "tests" / "fuzz")]
@@ -51,6 +55,16 @@ def program(built: Path) -> Path:
 def library(built: Path) -> Path:
     """The library for programs in C and C++."""
     return built / "libonnxtrain.so"
+
+
+@pytest.fixture
+def host(library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A program that draws the random numbers of Python, both without native kernels."""
+    monkeypatch.setenv("ONNXTRAIN_NATIVE", "0")
+    made = Host(library)
+    made.train("SetSeed", ctypes.c_int64(7))
+    set_seed(7)
+    return made
 
 
 @pytest.fixture

@@ -25,20 +25,10 @@ from upstream_table import Host, OrtError
 
 import onnxtrain
 from onnxtrain import Adapter, TrainingSession
-from onnxtrain.device.random_state import set_seed
 from onnxtrain.format.adapter.pairs import Pair
 
 X = np.random.default_rng(5).normal(size=(4, 8)).astype("f4")
 Y = np.random.default_rng(6).normal(size=(4, 3)).astype("f4")
-
-
-@pytest.fixture
-def host(library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    monkeypatch.setenv("ONNXTRAIN_NATIVE", "0")
-    made = Host(library)
-    made.own.onnxtrain_set_seed(c_int64(7))
-    set_seed(7)
-    return made
 
 
 def with_path(session: Plain, name: str, path: Path) -> None:

@@ -7,14 +7,11 @@ import math
 import os
 import random
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from capi_calls import error_of
+from capi_calls import error_of, killed_again_and_again
 from checkpoints import GOLDEN, a_training_state, of_every_type, with_checksum
 from mutations import mutated
 
@@ -203,16 +200,7 @@ def test_kills_leave_the_old_or_the_new(calls, program, tmp_path) -> None:
     lines = "".join(
         f"copy\t{tmp_path}/{name}\t{target}\tsorted\t1\n" for name in ("one", "two") * 40
     )
-    chooser = random.Random(0)
-    for _ in range(12):
-        process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        assert process.stdin is not None
-        with process.stdin as given:
-            given.write(lines.encode())
-            given.flush()
-            time.sleep(chooser.uniform(0.02, 0.08))
-            process.send_signal(signal.SIGKILL)
-        process.wait()
+    for _ in killed_again_and_again(program, lines, longest=0.08):
         found = read_checkpoint(target).trainable["w"]
         assert (found == found[0]).all()
         calls.result("read", target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 from pathlib import Path
 
@@ -12,24 +11,14 @@ import onnxruntime as ort
 import pytest
 from capi_calls import error_of
 from small_runs import GOLDEN, open_session, samples
-from upstream_table import Host, OrtError, Session
+from upstream_table import OrtError, Session
 
-from onnxtrain.device.random_state import set_seed
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.format.model.file import ModelFile
 
 NETWORKS = Path(__file__).parents[2] / "js" / "test" / "golden"
 FOLDERS = [GOLDEN / name for name in ("mlp", "cnn", "head", "int8")]
 FOLDERS += [NETWORKS / name for name in ("mlp", "cnn", "bert", "lstm", "int8")]
-
-
-@pytest.fixture
-def host(library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    monkeypatch.setenv("ONNXTRAIN_NATIVE", "0")
-    made = Host(library)
-    made.train("SetSeed", ctypes.c_int64(7))
-    set_seed(7)
-    return made
 
 
 def outputs_of(folder: Path) -> list[str]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from capi_calls import error_of
+from capi_calls import error_of, killed_again_and_again
 from mutations import mutated
 from small_runs import GOLDEN
 
@@ -144,16 +141,7 @@ def test_kills_leave_the_old_model_or_the_new(calls, program, tmp_path) -> None:
         f"export\t{model}\t{tmp_path}/{name}\t{target}\ty\t{threshold}\n"
         for name, threshold in [("state", 1), ("other", 1), ("other", LARGE)] * 20
     )
-    chooser = random.Random(0)
-    for _ in range(12):
-        process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        assert process.stdin is not None
-        with process.stdin as given:
-            given.write(lines.encode())
-            given.flush()
-            time.sleep(chooser.uniform(0.02, 0.1))
-            process.send_signal(signal.SIGKILL)
-        process.wait()
+    for _ in killed_again_and_again(program, lines, longest=0.1):
         session = ort.InferenceSession(target, providers=["CPUExecutionProvider"])
         found = session.run(["y"], {"x": np.zeros_like(held)})[0]
         assert any(np.array_equal(found, held * factor) for factor in (3, 4))

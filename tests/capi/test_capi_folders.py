@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 from pathlib import Path
 
@@ -16,18 +15,8 @@ from upstream_table import Host, OrtError, Session
 
 import onnxtrain
 from onnxtrain import artifacts
-from onnxtrain.device.random_state import set_seed
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.format.model.file import ModelFile
-
-
-@pytest.fixture
-def host(library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    monkeypatch.setenv("ONNXTRAIN_NATIVE", "0")
-    made = Host(library)
-    made.train("SetSeed", ctypes.c_int64(7))
-    set_seed(7)
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -11,20 +11,9 @@ import pytest
 from small_runs import GOLDEN, open_session, samples
 from upstream_table import Host, OrtError, Session, State
 
-from onnxtrain.device.random_state import set_seed
 from onnxtrain.errors import OnnxTrainError
 
 MODELS = ["mlp", "cnn", "head", "int8"]
-
-
-@pytest.fixture
-def host(library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """A program that draws the random numbers of Python, both without native kernels."""
-    monkeypatch.setenv("ONNXTRAIN_NATIVE", "0")
-    made = Host(library)
-    made.train("SetSeed", ctypes.c_int64(7))
-    set_seed(7)
-    return made
 
 
 @pytest.fixture

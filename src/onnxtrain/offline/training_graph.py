@@ -43,7 +43,7 @@ from onnxtrain.offline.optimizers.accumulation import accumulate
 from onnxtrain.offline.optimizers.finite_guard import (
     check_finite,
     early_check,
-    keep_unless,
+    guarded_updates,
     update_if,
 )
 from onnxtrain.offline.optimizers.in_place import after_readers
@@ -292,7 +292,7 @@ def training_graph(
     elif target == "cuda":
         passed = after_readers(op, graph, check.passed, list(own.updates))
         olds = [*buffers.values(), *own.updates]
-        made = keep_unless(op, passed, dict(zip(olds, write_all(), strict=True)))
+        made = guarded_updates(op, passed, dict(zip(olds, write_all(), strict=True)))
     elif early:
         statistics_passed = early_check(op, check)
         passed = after_readers(op, graph, statistics_passed, list(own.updates), [check.sums])

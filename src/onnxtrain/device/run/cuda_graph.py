@@ -98,9 +98,11 @@ class RecordedRun:
     def _record(self) -> None:
         """Let onnxruntime record a run. It runs the graph twice for that: undo both."""
         before = [variable.array.copy() for variable in self._changed]
-        self._session.run_with_iobinding(self._binding, self._options)
-        for variable, array in zip(self._changed, before, strict=True):
-            variable.assign(array)
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        finally:
+            for variable, array in zip(self._changed, before, strict=True):
+                variable.assign(array)
         self._is_recorded = True
 
 

@@ -203,7 +203,7 @@ def _are_finite(op: Ops, sums: ir.Value) -> ir.Value:
     return op.Equal(op.ReduceSum(op.Mul(sums, 0.0), keepdims=1), 0.0)
 
 
-def kept_unless(op: Ops, passed: ir.Value, formula: Formula) -> Formula:
+def guarded_formula(op: Ops, passed: ir.Value, formula: Formula) -> Formula:
     """Return a formula of updates that gives the old values where the check has not passed."""
 
     def update(parameter: ir.Value, gradient: ir.Value, *states: ir.Value) -> Sequence[ir.Value]:
@@ -214,7 +214,9 @@ def kept_unless(op: Ops, passed: ir.Value, formula: Formula) -> Formula:
     return update
 
 
-def keep_unless(op: Ops, passed: ir.Value, updates: Mapping[ir.Value, ir.Value]) -> list[ir.Value]:
+def guarded_updates(
+    op: Ops, passed: ir.Value, updates: Mapping[ir.Value, ir.Value]
+) -> list[ir.Value]:
     """Return each update if the check has passed, else the value that it is for, by selection.
 
     An If costs a GPU more: the processor waits for its condition.

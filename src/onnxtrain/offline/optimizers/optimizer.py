@@ -47,8 +47,8 @@ from onnxtrain.offline.optimizers.finite_guard import (
     check_finite,
     early_check,
     fast_sum_of_squares,
-    keep_unless,
-    kept_unless,
+    guarded_formula,
+    guarded_updates,
     plain_sum,
     update_if,
 )
@@ -248,7 +248,7 @@ class Optimizer(ForwardBlock):
         if dtype != working:
             formula = _with_remainder(op, formula)
         if numbers.passed is not None:
-            formula = kept_unless(op, numbers.passed, formula)
+            formula = guarded_formula(op, numbers.passed, formula)
         return [
             Update(slot, gradient, formula)
             for slot, gradient in zip(group.slots, gradients, strict=True)
@@ -376,7 +376,7 @@ def write_update(
     passed = after_readers(op, graph, known.passed, [*parameters, *new])
     if op.on_gpu:
         updated = write(replace(known, passed=passed))
-        return [*updated[: len(updated) - len(new)], *keep_unless(op, passed, new)]
+        return [*updated[: len(updated) - len(new)], *guarded_updates(op, passed, new)]
     return update_if(op, passed, [*values_of(slots), *new], write)
 
 
