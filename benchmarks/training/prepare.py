@@ -73,24 +73,24 @@ def _export(folder: Path, workload: Workload) -> None:
     torch.save(net.state_dict(), folder / "weights.pt")
     x = _example(workload)
     batch = workload.statistics == "batch"
-    _to_onnx(net.train(batch), (x,), folder / "forward.onnx", 17)
+    to_onnx(net.train(batch), (x,), folder / "forward.onnx", 17)
     # Its gradient of LayerNormalization needs outputs that no exporter writes; before opset 17
     # there is no such operator. BatchNormalization is exported in inference mode and not folded:
     # the package trains it on the statistics of the batch all the same, and fails on the other.
-    _to_onnx(net.eval(), (x,), folder / "forward-15.onnx", 15, fold_norms=not batch)
+    to_onnx(net.eval(), (x,), folder / "forward-15.onnx", 15, fold_norms=not batch)
     targets = torch.eye(workload.classes)[torch.zeros(workload.batch, dtype=torch.int64)]
-    _to_onnx(WithLoss(net).train(batch), (x, targets), folder / "with-loss.onnx", 17)
+    to_onnx(WithLoss(net).train(batch), (x, targets), folder / "with-loss.onnx", 17)
     for made in ("upstream", "upstream-embedded", "onnxsim"):
         shutil.rmtree(folder / made, ignore_errors=True)
 
 
-def network(workload: Workload) -> nets.Split:
+def network(workload: Workload, seed: int = 1) -> nets.Split:
     """Make the network, with normalizations that look used.
 
     Fresh ones have equal parameters, and the exporter stores equal tensors once: they would be
     trained as one.
     """
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     net = nets.build(workload.net, dict(workload.options))
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
@@ -109,7 +109,7 @@ def _example(workload: Workload) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int64) if workload.words else torch.zeros(shape)
 
 
-def _to_onnx(
+def to_onnx(
     net: nn.Module, inputs: tuple[Any, ...], path: Path, opset: int, *, fold_norms: bool = True
 ) -> None:
     mode = torch.onnx.TrainingMode

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from native.harness import assert_near, run, run_both
+from onnxtrain.offline.passes.native_kernels import fit_to_kernels
 from onnxtrain.offline.writer.functions import write_functions
 
 Array = np.ndarray[Any, Any]
@@ -142,7 +143,8 @@ def test_products_are_calls_where_they_round(precision: Any) -> None:
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     read = ir.from_proto(model)
-    functions = write_functions(read, True, precision)
+    fit_to_kernels(read.graph, precision)
+    functions = write_functions(read)
     made = ir.to_proto(read)
     made.functions.extend(functions)
     assert len(functions) == (2 if precision == "bf16" else 0)  # the last one is too narrow

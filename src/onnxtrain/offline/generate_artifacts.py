@@ -15,11 +15,11 @@ from onnxtrain.offline.blocks.block import Block
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.limits import Limits
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice
+from onnxtrain.offline.passes.native_kernels import Precision
 from onnxtrain.offline.passes.remat.budget import MemoryBudget
 from onnxtrain.offline.prepare import prepare
 from onnxtrain.offline.selection import list_of_names
 from onnxtrain.offline.training_graph import Target
-from onnxtrain.offline.writer.functions import Precision
 
 
 class LossType(Enum):

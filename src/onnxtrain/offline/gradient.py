@@ -24,6 +24,7 @@ from onnxtrain.offline.graph.sweep import sweep
 from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
 from onnxtrain.offline.passes.formulas import join_formulas
+from onnxtrain.offline.passes.native_kernels import fit_to_kernels
 from onnxtrain.offline.selection import output_named, some_of
 from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.opset_stamp import stamp
@@ -131,6 +132,8 @@ def write_gradient(
     graph.outputs.extend(results.values())
     sweep(graph)
     stamp(prepared)  # before nodes disappear in functions
+    if native:
+        fit_to_kernels(graph)
     functions = write_functions(prepared, native)
     proto = _to_proto(prepared)
     proto.functions.extend(functions)

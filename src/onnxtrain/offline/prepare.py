@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss
 from onnxtrain.offline.artifacts import Artifacts
@@ -22,6 +24,7 @@ from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.named import make_optimizer, require_choice
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice
+from onnxtrain.offline.passes.native_kernels import Precision, fit_to_kernels
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.quantize import Quantize, as_quantize
@@ -35,9 +38,14 @@ from onnxtrain.offline.training_graph import (
     step_graph,
     training_graph,
 )  # fmt: skip
-from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
+from onnxtrain.offline.writer.files import (
+    Parameters,
+    find_library,
+    store_tensors,
+    write_files,
+    write_ort,
+)  # fmt: skip
 from onnxtrain.offline.writer.folder import Folder
-from onnxtrain.offline.writer.functions import Precision
 from onnxtrain.offline.writer.opset_stamp import stamp
 from onnxtrain.offline.writer.verify import verify as verify_graphs
 
@@ -174,10 +182,15 @@ def prepare(
         )
     on_cpu = warn_of_uncovered(models) if target == "webgpu" else {}
     with Folder(output, prefix) as folder:
-        graph = write_files(
-            folder, models, parameters, names, nominal_checkpoint, memory=memory, target=target,
-            native=native, precision=precision, on_cpu=on_cpu, properties=properties,
-            ort_format=ort_format, adapted=forward.adapted, described=source.described,
+        stored = store_tensors(folder, models, parameters, forward.adapted, ort_format=ort_format)
+        graph = ir.to_proto(models[source.described])  # estimates are of plain nodes
+        # What is exported for inference comes from the evaluation graph, which stays plain.
+        called = models.keys() - {"eval_model"} if native and target == "cpu" else set()
+        for name in called:
+            fit_to_kernels(models[name].graph, precision)
+        write_files(
+            folder, models, stored, names, nominal_checkpoint, called=called, memory=memory,
+            target=target, on_cpu=on_cpu, properties=properties,
         )  # fmt: skip
         notes = (*notes, *(verify_graphs(folder, models, library) if verify else ()))
         if ort_format:

@@ -111,6 +111,20 @@ def mark_copy(copy: ir.Node, node: ir.Node, twins: dict[KernelGroup, KernelGroup
         copy.meta[_KEY] = twins.setdefault(group, replace(group)), place
 
 
+def add_kernel_attributes(
+    nodes: Iterable[ir.Node], kinds: Collection[str], **attributes: Attribute
+) -> None:
+    """Give the groups of some kinds more attributes."""
+    changed: dict[KernelGroup, KernelGroup] = {}
+    for node in nodes:
+        if (marked := place_of(node)) is None or marked[0].kind not in kinds:
+            continue
+        group, place = marked
+        if group not in changed:
+            changed[group] = replace(group, attributes={**group.attributes, **attributes})
+        node.meta[_KEY] = changed[group], place
+
+
 def rename_kernel_inputs(nodes: Iterable[ir.Node], renamed: Mapping[str, str | None]) -> None:
     """Let kernels read other values where no node of their group does, by their names.
 

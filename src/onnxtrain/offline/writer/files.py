@@ -44,7 +44,7 @@ from onnxtrain.offline.patterns import STORED_ONCE
 from onnxtrain.offline.training_graph import FOLDED, LossGradients, Target
 from onnxtrain.offline.writer.base_data import BaseData
 from onnxtrain.offline.writer.folder import Folder
-from onnxtrain.offline.writer.functions import Precision, write_functions
+from onnxtrain.offline.writer.functions import write_functions
 from onnxtrain.offline.writer.shorten_names import names_in, shorten_names
 
 _ORDER = ["training_model", "eval_model", "optimizer_model", "step_model"]
@@ -74,70 +74,95 @@ class Parameters:
         return {kind: {n: t.size for n, t in own.items()} for kind, own in vars(self).items()}
 
 
-def write_files(
+@dataclass(frozen=True)
+class StoredTensors:
+    """Where the tensors of the graphs will be: in the checkpoint, or in the file of the base."""
+
+    parameters: Parameters
+    content: CheckpointContent
+    planned: WrittenCheckpoint
+    generation: Generation  # without digests
+    adapted: Adapted | None
+    base: BaseData | None
+
+    @property
+    def frozen(self) -> Tensors:
+        """What is frozen and in the checkpoint."""
+        return self.parameters.frozen if self.base is None else {}
+
+    def nominal(self) -> CheckpointContent:
+        """Return the content of a checkpoint without data."""
+        others = {**self.frozen, **self.parameters.statistics}
+        return content_of(self.parameters.trainable, others, nominal=True)
+
+
+def store_tensors(
     folder: Folder,
     models: Mapping[str, ir.Model],
     parameters: Parameters,
-    outputs: Sequence[str],
-    nominal: bool,
+    adapted: Adapted | None,
     *,
-    memory: StepMemory | None = None,
-    target: Target = "cpu",
-    on_cpu: Mapping[str, Sequence[Uncovered]] | None = None,
-    properties: Mapping[str, str] | None = None,
     ort_format: bool = False,
-    native: bool = True,
-    precision: Precision = "float32",
-    adapted: Adapted | None = None,
-    described: str = "training_model",
-) -> onnx.ModelProto:
-    """Write the graphs and the checkpoint, into which they point for what is frozen.
+) -> StoredTensors:
+    """Plan the checkpoint, and let the graphs point into it for what is frozen.
 
     Where low-rank factors train (`adapted`), what is frozen is in a file of its own instead, which
-    the model for inference with slots for these factors shares.
-
-    `on_cpu` lists the nodes of each graph that its target has no kernel for. `properties` are the
-    metadata of the model, which the evaluation graph keeps for what is exported from it. With
-    `ort_format` the checkpoint leaves room for what `write_ort` adds. With `native`, what native
-    kernels can stand in for becomes calls of functions; `precision` is what they multiply in.
-    Returns the graph that is `described` as it was before the file lost names and shapes that no
-    runtime needs.
+    the model for inference with slots for these factors shares. With `ort_format` the checkpoint
+    leaves room for what `write_ort` adds.
     """
-    models = {name: models[name] for name in sorted(models, key=_ORDER.index)}
+    models = _in_order(models)
     base = None if adapted is None else BaseData(folder.file(BASE_DATA))
     kept = parameters.frozen if base is None else {}
-    stored = parameters.trainable, {**kept, **parameters.statistics}
-    content = content_of(*stored)
+    content = content_of(parameters.trainable, {**kept, **parameters.statistics})
     # The graphs have offsets into the checkpoint, which has digests of the graphs.
     ends = (".onnx", ".ort") if ort_format else (".onnx",)
     others = () if base is None else (BASE_DATA,)
     empty = Generation.placeholder((*(f"{n}{end}" for end in ends for n in models), *others))
     content.properties = empty.property()
     planned = plan_checkpoint(folder.file("checkpoint"), content)
+    for model in models.values():
+        if base is not None:
+            base.move_out(model, _large(model, parameters.frozen))
+        _point_to_checkpoint(model, planned)
+    return StoredTensors(parameters, content, planned, empty, adapted, base)
+
+
+def write_files(
+    folder: Folder,
+    models: Mapping[str, ir.Model],
+    stored: StoredTensors,
+    outputs: Sequence[str],
+    nominal: bool,
+    *,
+    called: Collection[str] = (),
+    memory: StepMemory | None = None,
+    target: Target = "cpu",
+    on_cpu: Mapping[str, Sequence[Uncovered]] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> None:
+    """Write the graphs and the checkpoint, into which they point for what is frozen.
+
+    In the graphs named by `called`, groups of nodes become calls of functions. `on_cpu` lists the
+    nodes of each graph that its target has no kernel for. `properties` are the metadata of the
+    model, which the evaluation graph keeps for what is exported from it.
+    """
+    models, parameters, base = _in_order(models), stored.parameters, stored.base
+    content, planned, empty = stored.content, stored.planned, stored.generation
     metadata = GraphMetadata(
         checkpoint=planned.path.name,
         loss=outputs[0],
         outputs=tuple(outputs[1:]),
         trainable=tuple(parameters.trainable),
-        frozen=tuple(kept),
+        frozen=tuple(stored.frozen),
         statistics=tuple(parameters.statistics),
         target=target,
         memory=None if memory is None else memory.notes(),
         base="" if base is None else base.path.name,
     )
     forward = names_in(models["eval_model"].graph)
-    whole = onnx.ModelProto()
     protos: dict[str, onnx.ModelProto] = {}
     for name, model in models.items():
-        if base is not None:
-            base.move_out(model, _large(model, parameters.frozen))
-        _point_to_checkpoint(model, planned)
-        if name == described:
-            whole.CopyFrom(ir.to_proto(model))
-        # What is exported for inference comes from the evaluation graph, which stays plain.
-        functions = write_functions(
-            model, native and target == "cpu" and name != "eval_model", precision
-        )
+        functions = write_functions(model, name in called)
         proto = protos[name] = ir.to_proto(model)
         proto.functions.extend(functions)
         gradients = _named_gradients(proto) if name == "training_model" else ()
@@ -155,10 +180,10 @@ def write_files(
             for key, value in (properties or {}).items():
                 if key != METADATA_KEY:
                     proto.metadata_props.add(key=key, value=value)
-    if base is not None and adapted is not None:
-        more = parameters.trainable.keys() - set(adapted.factors)
+    if base is not None and stored.adapted is not None:
+        more = parameters.trainable.keys() - set(stored.adapted.factors)
         file = folder.file(f"{INFERENCE_MODEL}.onnx")
-        adapted.slots.write(file, base, properties or {}, more)
+        stored.adapted.slots.write(file, base, properties or {}, more)
         empty = replace(empty, files={**empty.files, BASE_DATA: base.digest})
     generation = _write_graphs(folder, protos, replace(empty, identifier=_digest(protos, content)))
     content.properties = generation.property()
@@ -166,10 +191,13 @@ def write_files(
     if planned.data_path is not None:
         folder.file("checkpoint.data")
     if nominal:
-        content = content_of(*stored, nominal=True)
+        content = stored.nominal()
         content.properties = generation.property()
         write_checkpoint(folder.file("nominal_checkpoint"), content, sort=False)
-    return whole
+
+
+def _in_order(models: Mapping[str, ir.Model]) -> dict[str, ir.Model]:
+    return {name: models[name] for name in sorted(models, key=_ORDER.index)}
 
 
 def _large(model: ir.Model, frozen: Collection[str]) -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import onnx
 import onnx_ir as ir
@@ -27,35 +26,20 @@ from onnxtrain.offline.graph.kernels import (
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.subgraphs import captured_values, release, subgraphs_of, values_of
 from onnxtrain.offline.graph.sweep import sweep
-from onnxtrain.offline.passes.kernel_fusion import join_kernels
-from onnxtrain.offline.passes.linear_layers import mark_products, mark_quantized_products
-
-Precision = Literal["float32", "bf16"]
 
 DOMAIN = "ai.onnxtrain"
-_PRODUCTS = frozenset(  # kernels with bf16
-    {"Conv", "ConvGradInput", "ConvGradWeight", "BatchNormConvGradWeight", "MatMul"}
-    | {"Attention", "AttentionOrZero", "AttentionGrad"}
-)
 _LEAST_IR_VERSION = 8  # has functions
 _SMALL = 4096  # bytes of a constant that a body has itself; larger ones are inputs
 
 
-def write_functions(
-    model: ir.Model, native: bool = True, precision: Precision = "float32"
-) -> list[onnx.FunctionProto]:
+def write_functions(model: ir.Model, native: bool = True) -> list[onnx.FunctionProto]:
     """Replace the groups of a model by calls, in place; return the functions.
 
-    Without `native`, all nodes stay as they are; what only kernels would read is removed. With the
-    precision "bf16", kernels round what they multiply to bfloat16 where the processor has
-    instructions for it; the bodies of functions do not.
+    Without `native`, all nodes stay as they are; what only kernels would read is removed.
+    `passes/native_kernels.py` has the passes that go before.
     """
-    functions = _Functions(model.opset_imports, precision)
+    functions = _Functions(model.opset_imports)
     if native:
-        if precision == "bf16":
-            mark_products(model.graph)
-        mark_quantized_products(model.graph)
-        join_kernels(model.graph)
         _replace_groups(model.graph, functions, Names.of(model.graph), {})
     forget_kernel(model.graph.all_nodes())
     sweep(model.graph)
@@ -274,16 +258,12 @@ class _Functions:
     """The functions that were written, each body once."""
 
     opsets: Mapping[str, int]
-    precision: Precision
     made: list[onnx.FunctionProto] = field(default_factory=list)
     _names: dict[bytes, str] = field(default_factory=dict)
     _replaced: dict[ir.Value, ir.Value] = field(default_factory=dict)  # outputs of groups, by calls
 
     def call(self, call: _Call, names: Names) -> ir.Node:
         """Return a node that calls the function of a group, and lets its readers read it."""
-        if self.precision == "bf16" and call.group.kind in _PRODUCTS:
-            attributes = {**call.group.attributes, "bf16": 1}
-            call = replace(call, group=replace(call.group, attributes=attributes))
         call = replace(call, inputs=[self._replaced.get(v, v) for v in call.inputs])
         group, body = call.group, _Body(call)
         function = onnx.FunctionProto(
