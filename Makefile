@@ -30,7 +30,7 @@ INSTALL_TORCH = $(if $(TORCH_LOCK),,$(1)/bin/python -m pip install --quiet $(TOR
 INSTALL_HERE := -m pip install --quiet --no-deps --no-build-isolation
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: finetune bench-finetune libonnxtrain libonnxtrain-sanitize libonnxtrain-valgrind libonnxtrain-aarch64 bench-c native native-headers native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory bench-quantize bench-cuda bench-threads clean help
+.PHONY: finetune bench-finetune libonnxtrain libonnxtrain-sanitize libonnxtrain-valgrind libonnxtrain-aarch64 bench-c native native-headers native-wheel native-build native-cases native-sanitize native-aarch64 demo federated crash soak fuzz lock web check test test-python test-matrix test-wheel test-transformers test-packages site dist test-js test-flower bench-federated lint types docs bench bench-quick bench-differentiate bench-artifacts bench-less-work bench-finetune-text bench-finetune-audio bench-finetune-images test-lm bench-memory bench-bf16-losses bench-quantize bench-cuda bench-threads clean help
 
 help:
 	@echo "make demo                 the whole story on handwritten digits, in a minute"
@@ -73,6 +73,7 @@ help:
 	@echo "make bench-finetune-audio fine-tune an int8 audio model, against float training in torch"
 	@echo "make bench-finetune-images  what trains in MobileNetV2: accuracy against memory"
 	@echo "make bench-memory         measure a step with and without a memory budget"
+	@echo "make bench-bf16-losses    losses with products in bfloat16, against float32 and torch's autocast"
 	@echo "make bench-cuda           time steps on an NVIDIA GPU, against torch"
 	@echo "make bench-threads        time steps with one thread to sixteen, against torch"
 	@echo "make bench-quantize       train for int8 and int4, against rounding afterwards and torch"
@@ -390,6 +391,9 @@ bench-finetune-images: $(VENV)/dev
 
 bench-memory: $(VENV)/dev
 	$(BIN)/python benchmarks/memory_budget.py
+
+bench-bf16-losses: $(VENV)/dev libonnxtrain
+	ONNXTRAIN_NATIVE=$(abspath build/native/libonnxtrain_native.so) $(BIN)/python benchmarks/bf16_losses.py
 
 # In an environment of your own, with onnxruntime-gpu and a torch for CUDA: make bench-cuda BIN=path/to/bin
 bench-cuda bench-threads: $(if $(filter file,$(origin BIN)),$(VENV)/dev)

@@ -3,6 +3,11 @@
 //
 // The instruction multiplies pairs along the depth and adds both products. So panels hold pairs: of
 // the left side [row][pair], of the right side [pair][column].
+//
+// The product of product.h multiplies bfloat16 too, but packs floats and rounds them in place, and cuts the work into
+// more pieces, each of which packs again. On two threads it took 1.8 and 1.9 times as long for the two smallest of
+// eleven products of linear layers, 1.06 times for their sum; on one, with long depths cut into parts, as long (1.01),
+// and without that 1.2 times. So linear layers have this one.
 #include "matmul.h"
 
 #include <algorithm>

@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import onnx_ir as ir
-
 from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss
 from onnxtrain.offline.artifacts import Artifacts
@@ -24,7 +22,7 @@ from onnxtrain.offline.graph.limits import Limits, limited
 from onnxtrain.offline.named import make_optimizer, require_choice
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice
-from onnxtrain.offline.passes.native_kernels import Precision, fit_to_kernels
+from onnxtrain.offline.passes.native_kernels import Precision, fit_graphs
 from onnxtrain.offline.passes.remat.budget import MemoryBudget, Models, fit_into
 from onnxtrain.offline.passes.webgpu import warn_of_uncovered
 from onnxtrain.offline.quantize import Quantize, as_quantize
@@ -38,13 +36,7 @@ from onnxtrain.offline.training_graph import (
     step_graph,
     training_graph,
 )  # fmt: skip
-from onnxtrain.offline.writer.files import (
-    Parameters,
-    find_library,
-    store_tensors,
-    write_files,
-    write_ort,
-)  # fmt: skip
+from onnxtrain.offline.writer.files import Parameters, find_library, write_files, write_ort
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.opset_stamp import stamp
 from onnxtrain.offline.writer.verify import verify as verify_graphs
@@ -124,8 +116,7 @@ def prepare(
         nominal_checkpoint: write a checkpoint without data too.
         ort_format: write each graph in the ORT format too.
         custom_op_library: the library of the model's own operators.
-        quantize: "int8", "int4-weights" or an `onnxtrain.Quantize`: train for these integers, which
-            the exported model has.
+        quantize: "int8", "int4-weights" or an `onnxtrain.Quantize`: integers to train and export.
         calibration: batches as training has them, or arrays of samples, for ranges of integers.
         verify: load each graph in onnxruntime before the folder appears; a refusal is an error.
         limits: how much the model may ask for, where the defaults of `Limits` are too low.
@@ -182,12 +173,8 @@ def prepare(
         )
     on_cpu = warn_of_uncovered(models) if target == "webgpu" else {}
     with Folder(output, prefix) as folder:
-        stored = store_tensors(folder, models, parameters, forward.adapted, ort_format=ort_format)
-        graph = ir.to_proto(models[source.described])  # estimates are of plain nodes
-        # What is exported for inference comes from the evaluation graph, which stays plain.
-        called = models.keys() - {"eval_model"} if native and target == "cpu" else set()
-        for name in called:
-            fit_to_kernels(models[name].graph, precision)
+        stored = parameters.store(folder, models, source.described, forward.adapted, ort_format)
+        called = fit_graphs(models, precision) if native and target == "cpu" else ()
         write_files(
             folder, models, stored, names, nominal_checkpoint, called=called, memory=memory,
             target=target, on_cpu=on_cpu, properties=properties,
@@ -208,6 +195,6 @@ def prepare(
         memory=memory,
         on_cpu=tuple(item for items in on_cpu.values() for item in items),
         notes=notes,
-        _graph=graph,
+        _graph=stored.described,
         _inputs=forward.inputs,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import onnx_ir as ir
@@ -16,6 +17,17 @@ _PRODUCTS = frozenset(  # kernels with bf16
     {"Conv", "ConvGradInput", "ConvGradWeight", "BatchNormConvGradWeight", "MatMul"}
     | {"Attention", "AttentionOrZero", "AttentionGrad"}
 )
+
+
+def fit_graphs(models: Mapping[str, ir.Model], precision: Precision) -> list[str]:
+    """Fit the graphs of a folder to kernels; return the names of those that call them.
+
+    What is exported for inference comes from the evaluation graph, which stays plain.
+    """
+    called = [name for name in models if name != "eval_model"]
+    for name in called:
+        fit_to_kernels(models[name].graph, precision)
+    return called
 
 
 def fit_to_kernels(graph: ir.Graph, precision: Precision = "float32") -> None:

@@ -73,6 +73,38 @@ class Parameters:
         """Return the number of elements of each tensor of each kind."""
         return {kind: {n: t.size for n, t in own.items()} for kind, own in vars(self).items()}
 
+    def store(
+        self,
+        folder: Folder,
+        models: Mapping[str, ir.Model],
+        described: str,
+        adapted: Adapted | None,
+        ort_format: bool,
+    ) -> StoredTensors:
+        """Plan the checkpoint, and let the graphs point into it for what is frozen.
+
+        Where low-rank factors train (`adapted`), what is frozen is in a file of its own instead,
+        which the model for inference with slots for these factors shares. With `ort_format` the
+        checkpoint leaves room for what `write_ort` adds. The graph that is `described` is kept as
+        it is now, before kernels and the file change it.
+        """
+        models = _in_order(models)
+        base = None if adapted is None else BaseData(folder.file(BASE_DATA))
+        kept = self.frozen if base is None else {}
+        content = content_of(self.trainable, {**kept, **self.statistics})
+        # The graphs have offsets into the checkpoint, which has digests of the graphs.
+        ends = (".onnx", ".ort") if ort_format else (".onnx",)
+        others = () if base is None else (BASE_DATA,)
+        empty = Generation.placeholder((*(f"{n}{end}" for end in ends for n in models), *others))
+        content.properties = empty.property()
+        planned = plan_checkpoint(folder.file("checkpoint"), content)
+        for model in models.values():
+            if base is not None:
+                base.move_out(model, _large(model, self.frozen))
+            _point_to_checkpoint(model, planned)
+        whole = ir.to_proto(models[described])
+        return StoredTensors(self, content, planned, empty, adapted, base, whole)
+
 
 @dataclass(frozen=True)
 class StoredTensors:
@@ -84,6 +116,7 @@ class StoredTensors:
     generation: Generation  # without digests
     adapted: Adapted | None
     base: BaseData | None
+    described: onnx.ModelProto
 
     @property
     def frozen(self) -> Tensors:
@@ -94,37 +127,6 @@ class StoredTensors:
         """Return the content of a checkpoint without data."""
         others = {**self.frozen, **self.parameters.statistics}
         return content_of(self.parameters.trainable, others, nominal=True)
-
-
-def store_tensors(
-    folder: Folder,
-    models: Mapping[str, ir.Model],
-    parameters: Parameters,
-    adapted: Adapted | None,
-    *,
-    ort_format: bool = False,
-) -> StoredTensors:
-    """Plan the checkpoint, and let the graphs point into it for what is frozen.
-
-    Where low-rank factors train (`adapted`), what is frozen is in a file of its own instead, which
-    the model for inference with slots for these factors shares. With `ort_format` the checkpoint
-    leaves room for what `write_ort` adds.
-    """
-    models = _in_order(models)
-    base = None if adapted is None else BaseData(folder.file(BASE_DATA))
-    kept = parameters.frozen if base is None else {}
-    content = content_of(parameters.trainable, {**kept, **parameters.statistics})
-    # The graphs have offsets into the checkpoint, which has digests of the graphs.
-    ends = (".onnx", ".ort") if ort_format else (".onnx",)
-    others = () if base is None else (BASE_DATA,)
-    empty = Generation.placeholder((*(f"{n}{end}" for end in ends for n in models), *others))
-    content.properties = empty.property()
-    planned = plan_checkpoint(folder.file("checkpoint"), content)
-    for model in models.values():
-        if base is not None:
-            base.move_out(model, _large(model, parameters.frozen))
-        _point_to_checkpoint(model, planned)
-    return StoredTensors(parameters, content, planned, empty, adapted, base)
 
 
 def write_files(
