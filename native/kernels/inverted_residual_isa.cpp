@@ -12,6 +12,12 @@
 namespace onnxtrain::ONNXTRAIN_ISA {
 namespace {
 
+// Whether channels are one vector and at most half of another. Networks have multiples of eight: half a vector
+// of AVX-512, and whole ones elsewhere.
+constexpr bool is_half_more(int64_t channels) {
+  return kLanes == 16 && channels > kLanes && channels <= kLanes + kLanes / 2;
+}
+
 // Weights and biases in the order in which tiles read them.
 class PackedBlock {
  public:
@@ -49,6 +55,10 @@ class PackedBlock {
     for (int64_t j = 0; j < columns; j += kColumns) {
       const int64_t count = std::min<int64_t>(kColumns, columns - j);
       packer(to + j * depth, j, count, rounded_up(count, kLanes), 0, depth);
+      if (is_half_more(count))
+        for (int64_t k = 0; k < depth; ++k)
+          std::copy_n(to + j * depth + k * 2 * kLanes + kLanes, kLanes / 2,
+                      to + j * depth + k * 2 * kLanes + kLanes + kLanes / 2);
     }
   }
 
@@ -61,6 +71,13 @@ class PackedBlock {
   Floats floats_;
   float *expansion_, *expansion_bias_, *depthwise_, *depthwise_bias_, *projection_;
 };
+
+TileFunction product_tile(int64_t height, int64_t width) {
+  if (width == kVectors) return tile_of<kVectors>(height);
+  if constexpr (kVectors > 2)
+    if (width == 2) return tile_of<2>(height);
+  return tile_of<1>(height);
+}
 
 // A band of one image: rows of the output from top to bottom.
 class Band {
@@ -189,8 +206,7 @@ class Band {
     const EvenCut cut(wide_.out[2], stride <= 2 ? kRows : 1);
     for (int64_t p = 0; p < cut.pieces; ++p) {
       const int64_t pixel = cut.begin(p), count = cut.length(p);
-      const ConvolveChannels tile = stride == 2 ? channel_tile<2>(count) : channel_tile<1>(count);
-      tile(taps, pixel * stride, bias, of_.bounds[1], to + pixel * kLanes);
+      channel_tile(count, stride, wide_.kernel[2])(taps, pixel * stride, bias, of_.bounds[1], to + pixel * kLanes);
     }
   }
 
@@ -199,12 +215,13 @@ class Band {
     const int64_t count = std::min<int64_t>(kColumns, of_.out_channels - channel), vectors = pieces_of(count, kLanes);
     const EvenCut cut(pixels, kRows);
     for (int64_t p = 0; p < cut.pieces; ++p) {
-      TileFunction tile = tile_of<1>(cut.length(p));
-      if (vectors == kVectors) tile = tile_of<kVectors>(cut.length(p));
-      if constexpr (kVectors > 2)
-        if (vectors == 2) tile = tile_of<2>(cut.length(p));
-      tile(channels_, narrow_.get() + cut.begin(p) * kLanes, pixels_ * kLanes, packed_.projection(channel),
-           made_.get() + cut.begin(p) * kColumns, kColumns, true);
+      const int64_t height = cut.length(p);
+      const float *from = narrow_.get() + cut.begin(p) * kLanes, *weights = packed_.projection(channel);
+      float* const to = made_.get() + cut.begin(p) * kColumns;
+      if (is_half_more(count) && height % 2 == 0)
+        pair_tile(height / 2)(channels_, from, pixels_ * kLanes, weights, to);
+      else
+        product_tile(height, vectors)(channels_, from, pixels_ * kLanes, weights, to, kColumns, true);
     }
     for (int64_t c = 0; c < count; c += kLanes)
       for (int64_t pixel = 0; pixel < pixels; pixel += kLanes)

@@ -27,6 +27,7 @@ from onnxtrain.offline.graph.kernels import (
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.subgraphs import captured_values, release, subgraphs_of, values_of
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.passes.frozen_blocks import mark_frozen_blocks
 from onnxtrain.offline.passes.kernel_fusion import join_kernels
 from onnxtrain.offline.passes.linear_layers import mark_products, mark_quantized_products
 
@@ -55,6 +56,7 @@ def write_functions(
         if precision == "bf16":
             mark_products(model.graph)
         mark_quantized_products(model.graph)
+        mark_frozen_blocks(model.graph)
         join_kernels(model.graph)
         _replace_groups(model.graph, functions, Names.of(model.graph), {})
     forget_kernel(model.graph.all_nodes())
