@@ -269,7 +269,8 @@ void forward(const BlockShape& of, const BlockData& data, const Parallel& parall
   const int64_t least = std::max<int64_t>(1, pieces_of(8 * again, wide.stride[1]));
   const int64_t bands = std::max<int64_t>(1, std::min(wide.out[1] / least, kTasks / wide.batch));
   const EvenCut cut(wide.out[1], pieces_of(wide.out[1], bands));
-  const int64_t rows_at_once = std::max<int64_t>(1, kPixelsAtOnce / wide.out[2]);
+  // Narrow rows go together, so that they are worth another round of the weights.
+  const int64_t rows_at_once = std::max<int64_t>(1, std::min(kPixelsAtOnce / wide.out[2], wide.out[1]));
   parallel(wide.batch * cut.pieces, [&](int64_t task) {
     const int64_t band = task % cut.pieces;
     Band(of, data, packed, task / cut.pieces, rows_at_once).run(cut.begin(band), cut.begin(band) + cut.length(band));
