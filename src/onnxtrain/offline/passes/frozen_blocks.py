@@ -18,11 +18,12 @@ from onnxtrain.offline.graph.kernels import Attribute, mark_kernel, place_of
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, integers, same_dims, static_dims
 
 # Bytes of the wide image of one sample from which on the kernel pays; batches come in all sizes. Of
-# MobileNetV2's blocks with 4 images of 224 × 224 pixels, it takes 0.65 to 0.75 of onnxruntime's time
-# for 1.7 MB and more, 0.9 for 300 to 600 KB (less with more images), and 1.02 for 188 KB.
+# MobileNetV2's blocks with 4 images of 224 × 224 pixels, it takes 0.65 to 0.75 of the time of
+# onnxruntime's convolutions for 1.8 MB and more, 0.87 for the first one of 1.6 MB, 0.9 to 1.0 for
+# 300 to 600 KB, less with more images, and 1.02 for 188 KB.
 _LEAST_BYTES = 256 << 10
-# The most elements that a window in front reads, if it has several taps: the first layer of a network
-# has few channels. Others are products like any other, which onnxruntime computes as fast.
+# The most elements that a window of several taps in front reads: the first layer of a network has
+# few channels. Deeper ones were not measured and stay outside.
 _MOST_TAPS = 64
 
 
