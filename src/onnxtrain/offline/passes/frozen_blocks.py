@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.offline.graph.kernels import Attribute, mark_kernel, place_of
+from onnxtrain.offline.graph.kernels import mark_kernel, place_of
 from onnxtrain.offline.graph.shapes import constant_array, dims_of, integers, same_dims, static_dims
 
 # Bytes of the wide image of one sample from which on the kernel pays; batches come in all sizes. Of
@@ -98,10 +99,10 @@ def _mark_around(depthwise: _Convolution) -> None:
         )  # fmt: skip
 
 
-def _attributes(layers: Sequence[_Convolution]) -> dict[str, Attribute]:
+def _attributes(layers: Sequence[_Convolution]) -> dict[str, Any]:
     *first, depthwise, _ = layers
     missing = [0] * (1 - len(first))
-    found: dict[str, Attribute] = {
+    found: dict[str, Any] = {
         "expands": len(first),
         "biases": missing + [int(layer.has_bias) for layer in layers],
         "norms": missing + [int(layer.norm is not None) for layer in layers],
