@@ -13,6 +13,7 @@ const std::vector<KernelKind>& kernel_kinds() {
              convolution_kernels,
              embedding_kernels,
              gradient_kernels,
+             inverted_residual_kernels,
              loss_kernels,
              matmul_kernels,
              norm_kernels,

@@ -11,6 +11,7 @@ std::vector<KernelKind> batch_norm_kernels();
 std::vector<KernelKind> convolution_kernels();
 std::vector<KernelKind> embedding_kernels();
 std::vector<KernelKind> gradient_kernels();
+std::vector<KernelKind> inverted_residual_kernels();
 std::vector<KernelKind> loss_kernels();
 std::vector<KernelKind> matmul_kernels();
 std::vector<KernelKind> norm_kernels();

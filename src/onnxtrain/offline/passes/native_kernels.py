@@ -8,6 +8,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.kernels import add_kernel_attributes
+from onnxtrain.offline.passes.frozen_blocks import mark_frozen_blocks
 from onnxtrain.offline.passes.kernel_fusion import join_kernels
 from onnxtrain.offline.passes.linear_layers import mark_products, mark_quantized_products
 
@@ -39,6 +40,7 @@ def fit_to_kernels(graph: ir.Graph, precision: Precision = "float32") -> None:
     if precision == "bf16":
         mark_products(graph)
     mark_quantized_products(graph)
+    mark_frozen_blocks(graph)
     join_kernels(graph)
     if precision == "bf16":
         add_kernel_attributes(graph.all_nodes(), _PRODUCTS, bf16=1)
