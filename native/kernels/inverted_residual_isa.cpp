@@ -127,9 +127,7 @@ class Band {
   }
 
   // Pixels of a row of one phase that windows of the expansion read.
-  static int64_t phase_length(const Convolution& conv) {
-    return conv.out[2] + (conv.kernel[2] - 1) / conv.stride[2];
-  }
+  static int64_t phase_length(const Convolution& conv) { return conv.out[2] + (conv.kernel[2] - 1) / conv.stride[2]; }
 
   static int64_t patch_floats(const BlockShape& of) {
     const Convolution& conv = of.expansion;
@@ -164,8 +162,8 @@ class Band {
       else
         for (int64_t c = 0; c < channels_; c += kLanes)
           transpose_lines(x_ + c * wide_.in_size() + row * wide_.in[2], wide_.in_size(),
-                          std::min<int64_t>(channels_ - c, kLanes), wide_.in[2],
-                          ring(c, row) + wide_.pad[2] * kLanes, kLanes);
+                          std::min<int64_t>(channels_ - c, kLanes), wide_.in[2], ring(c, row) + wide_.pad[2] * kLanes,
+                          kLanes);
     }
   }
 

@@ -14,6 +14,7 @@ constexpr uint32_t kOrtVersion = 19;
 struct OrtCustomOp;
 struct OrtStatus;
 struct OrtValue;
+struct OrtAllocator;
 struct OrtKernelInfo;
 struct OrtKernelContext;
 struct OrtSessionOptions;
@@ -67,6 +68,8 @@ ONNXTRAIN_ENTRY(60, GetTensorElementType, OrtStatus*, const OrtTensorTypeAndShap
 ONNXTRAIN_ENTRY(61, GetDimensionsCount, OrtStatus*, const OrtTensorTypeAndShapeInfo*, size_t*)
 ONNXTRAIN_ENTRY(62, GetDimensions, OrtStatus*, const OrtTensorTypeAndShapeInfo*, int64_t*, size_t)
 ONNXTRAIN_ENTRY(65, GetTensorTypeAndShape, OrtStatus*, const OrtValue*, OrtTensorTypeAndShapeInfo**)
+ONNXTRAIN_ENTRY(75, AllocatorAlloc, OrtStatus*, OrtAllocator*, size_t, void**)
+ONNXTRAIN_ENTRY(76, AllocatorFree, OrtStatus*, OrtAllocator*, void*)
 ONNXTRAIN_ENTRY(85, KernelInfoGetAttribute_float, OrtStatus*, const OrtKernelInfo*, const char*, float*)
 ONNXTRAIN_ENTRY(86, KernelInfoGetAttribute_int64, OrtStatus*, const OrtKernelInfo*, const char*, int64_t*)
 ONNXTRAIN_ENTRY(87, KernelInfoGetAttribute_string, OrtStatus*, const OrtKernelInfo*, const char*, char*, size_t*)
@@ -76,10 +79,12 @@ ONNXTRAIN_ENTRY(90, KernelContext_GetInput, OrtStatus*, const OrtKernelContext*,
 ONNXTRAIN_ENTRY(91, KernelContext_GetOutput, OrtStatus*, OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**)
 ONNXTRAIN_ENTRY(93, ReleaseStatus, void, OrtStatus*)
 ONNXTRAIN_ENTRY(99, ReleaseTensorTypeAndShapeInfo, void, OrtTensorTypeAndShapeInfo*)
+ONNXTRAIN_ENTRY(132, ReleaseAllocator, void, OrtAllocator*)
 ONNXTRAIN_ENTRY(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo*, const char*, int64_t*,
                 size_t*)
 ONNXTRAIN_ENTRY(274, KernelContext_ParallelFor, OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t), size_t,
                 size_t, void*)
+ONNXTRAIN_ENTRY(278, KernelInfoGetAllocator, OrtStatus*, const OrtKernelInfo*, int, OrtAllocator**)
 #undef ONNXTRAIN_ENTRY
 
 #define ONNXTRAIN_CALL(api, name) (::onnxtrain::entry<::onnxtrain::name##Function>(api, ::onnxtrain::k##name))

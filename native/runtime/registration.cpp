@@ -11,6 +11,7 @@
 #include "isa.h"
 #include "kernel.h"
 #include "recorder.h"
+#include "scratch.h"
 
 namespace onnxtrain {
 namespace {
@@ -62,11 +63,45 @@ struct Operator : OrtCustomOp {
   Operator(const KernelKind& kernel, std::string full_name);
 };
 
+// The memory of a session, for large blocks of its kernels; none where the runtime has no such thing.
+class SessionMemory {
+ public:
+  SessionMemory(const OrtApi* api, const OrtKernelInfo* info) : api_(api) {
+    constexpr int kDefaultMemory = 0;
+    if (api->entries[kKernelInfoGetAllocator] == nullptr) return;
+    found(api, ONNXTRAIN_CALL(api, KernelInfoGetAllocator)(info, kDefaultMemory, &allocator_));
+  }
+  SessionMemory(const SessionMemory&) = delete;
+  SessionMemory& operator=(const SessionMemory&) = delete;
+  ~SessionMemory() {
+    if (allocator_ != nullptr) ONNXTRAIN_CALL(api_, ReleaseAllocator)(allocator_);
+  }
+  bool exists() const { return allocator_ != nullptr; }
+  Lender lender() {
+    const auto take = [](void* self, size_t bytes) {
+      const SessionMemory& own = *static_cast<SessionMemory*>(self);
+      void* memory = nullptr;
+      const bool taken = found(own.api_, ONNXTRAIN_CALL(own.api_, AllocatorAlloc)(own.allocator_, bytes, &memory));
+      return taken ? memory : nullptr;
+    };
+    const auto give_back = [](void* self, void* memory) {
+      const SessionMemory& own = *static_cast<SessionMemory*>(self);
+      found(own.api_, ONNXTRAIN_CALL(own.api_, AllocatorFree)(own.allocator_, memory));
+    };
+    return {take, give_back, this};
+  }
+
+ private:
+  const OrtApi* api_;
+  OrtAllocator* allocator_ = nullptr;
+};
+
 struct Instance {
   const OrtApi* api;
   const char* name;
   std::unique_ptr<Kernel> kernel;
   SeenAttributes attributes;
+  SessionMemory memory;
 };
 
 const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
@@ -76,14 +111,16 @@ OrtStatus* create(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo*
   return guarded(api, own.kind->name, [&] {
     const OrtApi* used = observed(api);
     std::unique_ptr<Kernel> kernel = own.kind->make(Attributes(used, info));
-    *made = new Instance{used, own.kind->name, std::move(kernel), take_attributes()};
+    *made = new Instance{used, own.kind->name, std::move(kernel), take_attributes(), {used, info}};
   });
 }
 
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {
-  const Instance& own = *static_cast<const Instance*>(kernel);
+  Instance& own = *static_cast<Instance*>(kernel);
   return recorded(own.api, own.name, own.attributes, context, [&] {
     return guarded(own.api, own.name, [&] {
+      const Lender lender = own.memory.lender();
+      const Borrowing borrowing(own.memory.exists() ? &lender : nullptr);
       Run run(own.api, context);
       own.kernel->run(run);
     });
@@ -295,12 +332,14 @@ void Run::parallel(int64_t count, const std::function<void(int64_t)>& work) cons
   }
   struct Shared {
     const std::function<void(int64_t)>& work;
+    const Lender* lender;
     std::mutex guard;
     std::exception_ptr failure;
-  } shared{work, {}, nullptr};
+  } shared{work, present_lender(), {}, nullptr};
   const auto call = [](void* given, size_t index) {
     Shared& own = *static_cast<Shared*>(given);
     try {
+      const Borrowing borrowing(own.lender);
       own.work(static_cast<int64_t>(index));
     } catch (...) {
       const std::lock_guard<std::mutex> lock(own.guard);

@@ -1,8 +1,13 @@
 #include "scratch.h"
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#define ONNXTRAIN_HAS_PAGES 1
+#endif
+
 #include <algorithm>
-#include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace onnxtrain {
@@ -12,12 +17,42 @@ constexpr std::align_val_t kAlignment{64};
 // What a thread keeps for its next kernel, at most. More than that is rare, and goes back at once.
 constexpr size_t kMostKept = size_t{16} << 20;
 
-struct Deleter {
-  void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
-};
-using Memory = std::unique_ptr<std::byte, Deleter>;
+// Blocks from this size on are borrowed, if there is a lender.
+constexpr size_t kLeastBorrowed = size_t{1} << 19;
 
-Memory new_memory(size_t bytes) { return Memory(static_cast<std::byte*>(::operator new(bytes, kAlignment))); }
+// A stack grows in the first step, while onnxruntime allocates beside it: on the heap, what it
+// outgrew would stay there as gaps. Pages of its own go back to the system.
+#if defined(ONNXTRAIN_HAS_PAGES)
+std::byte* new_pages(size_t bytes) {
+  void* const made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<std::byte*>(made);
+}
+void free_pages(std::byte* memory, size_t bytes) noexcept { munmap(memory, bytes); }
+#else
+std::byte* new_pages(size_t bytes) { return static_cast<std::byte*>(::operator new(bytes, kAlignment)); }
+void free_pages(std::byte* memory, size_t) noexcept { ::operator delete(memory, kAlignment); }
+#endif
+
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : memory_(new_pages(bytes)), bytes_(bytes) {}
+  Pages(Pages&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_) {}
+  Pages& operator=(Pages&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Pages() {
+    if (memory_ != nullptr) free_pages(memory_, bytes_);
+  }
+  std::byte* get() const { return memory_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  std::byte* memory_;
+  size_t bytes_;
+};
 
 // Nothing takes a place too, so that each block that was taken is counted.
 size_t aligned(size_t bytes) { return (std::max<size_t>(bytes, 1) + 63) / 64 * 64; }
@@ -27,12 +62,11 @@ size_t aligned(size_t bytes) { return (std::max<size_t>(bytes, 1) + 63) / 64 * 6
 class Stack {
  public:
   void* take(size_t bytes) {
-    if (pieces_.empty() || pieces_.back().size - pieces_.back().used < bytes) {
-      Memory made = new_memory(bytes);
-      pieces_.push_back({std::move(made), bytes, 0});
+    if (pieces_.empty() || pieces_.back().pages.size() - pieces_.back().used < bytes) {
+      pieces_.push_back({Pages(bytes), 0});
     }
     Piece& last = pieces_.back();
-    void* const taken = last.memory.get() + last.used;
+    void* const taken = last.pages.get() + last.used;
     last.used += bytes;
     used_ += bytes;
     most_ = std::min(std::max(most_, used_), kMostKept);
@@ -44,17 +78,17 @@ class Stack {
     used_ -= bytes;
     if (pieces_.back().used > 0) return;
     if (pieces_.size() > 1) pieces_.pop_back();
-    if (used_ == 0 && pieces_.back().size < most_) pieces_.clear();
+    if (used_ == 0 && pieces_.back().pages.size() < most_) pieces_.clear();
     if (used_ == 0 && pieces_.empty()) reserve();
   }
 
  private:
   struct Piece {
-    Memory memory;
-    size_t size, used;
+    Pages pages;
+    size_t used;
   };
 
-  void reserve() noexcept try { pieces_.push_back({new_memory(most_), most_, 0}); } catch (const std::bad_alloc&) {
+  void reserve() noexcept try { pieces_.push_back({Pages(most_), 0}); } catch (const std::bad_alloc&) {
     most_ = 0;  // the next kernel tries again
   }
 
@@ -81,17 +115,35 @@ constexpr bool kKeeps = false;
 constexpr bool kKeeps = true;
 #endif
 
-bool keeps(size_t bytes) { return kKeeps && bytes <= kMostKept; }
+thread_local const Lender* own_lender = nullptr;
+
+bool is_borrowed(size_t bytes) { return kKeeps && bytes >= kLeastBorrowed && own_lender != nullptr; }
+bool is_kept(size_t bytes) { return kKeeps && bytes <= kMostKept; }
 
 }  // namespace
 
+Borrowing::Borrowing(const Lender* lender) : before_(std::exchange(own_lender, lender)) {}
+Borrowing::~Borrowing() { own_lender = before_; }
+
+const Lender* present_lender() { return own_lender; }
+
 void* take_scratch(size_t bytes) {
-  return keeps(bytes) ? own_stack().take(aligned(bytes)) : new_memory(bytes).release();
+  if (is_borrowed(bytes)) {
+    void* const lent = own_lender->take(own_lender->self, bytes);
+    if (lent == nullptr) throw std::bad_alloc();
+    return lent;
+  }
+  if (is_kept(bytes)) return own_stack().take(aligned(bytes));
+  return kKeeps ? new_pages(bytes) : ::operator new(bytes, kAlignment);
 }
 
 void give_back_scratch(void* memory, size_t bytes) noexcept {
-  if (keeps(bytes))
+  if (is_borrowed(bytes))
+    own_lender->give_back(own_lender->self, memory);
+  else if (is_kept(bytes))
     own_stack().give_back(aligned(bytes));
+  else if (kKeeps)
+    free_pages(static_cast<std::byte*>(memory), bytes);
   else
     ::operator delete(memory, kAlignment);
 }

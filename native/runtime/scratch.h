@@ -13,6 +13,28 @@ namespace onnxtrain {
 void* take_scratch(size_t bytes);
 void give_back_scratch(void* memory, size_t bytes) noexcept;
 
+// Who lends large blocks to the thread that runs a kernel: onnxruntime has room for them between the
+// tensors of a step, where a stack that is as large as the largest block would come on top.
+struct Lender {
+  void* (*take)(void* self, size_t bytes);  // null if there is no memory
+  void (*give_back)(void* self, void* memory);
+  void* self;
+};
+
+// Lets this thread borrow for a scope; from nobody if there is no lender.
+class Borrowing {
+ public:
+  explicit Borrowing(const Lender* lender);
+  Borrowing(const Borrowing&) = delete;
+  Borrowing& operator=(const Borrowing&) = delete;
+  ~Borrowing();
+
+ private:
+  const Lender* before_;
+};
+
+const Lender* present_lender();
+
 // Floats of a scope.
 class Floats {
  public:

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from native.harness import assert_near, kinds_of, run, run_both
 from native.kernel_calls import call
 from onnxtrain.offline.passes import frozen_blocks
+from onnxtrain.offline.passes.native_kernels import fit_to_kernels
 from onnxtrain.offline.writer.functions import write_functions
 
 Array = np.ndarray[Any, Any]
@@ -117,6 +118,7 @@ class _Written:
 def written(block: Block) -> onnx.ModelProto:
     """The block as a call of a function."""
     model = ir.from_proto(block.model())
+    fit_to_kernels(model.graph)
     functions = write_functions(model)
     proto = ir.to_proto(model)
     proto.functions.extend(functions)

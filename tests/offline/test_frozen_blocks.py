@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphs import model, value
+from onnxtrain.offline.passes.native_kernels import fit_to_kernels
 from onnxtrain.offline.writer.functions import write_functions
 
 WIDE, SIDE = 32, 48  # an image of 288 KB
@@ -48,6 +49,8 @@ def block(
 
 def written(given: onnx.ModelProto, *, native: bool = True) -> onnx.ModelProto:
     made = ir.from_proto(onnx.shape_inference.infer_shapes(given, strict_mode=True))
+    if native:
+        fit_to_kernels(made.graph)
     functions = write_functions(made, native)
     proto = ir.to_proto(made)
     proto.functions.extend(functions)

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +33,9 @@ SCRATCH, OWNER = ".onnxtrain-", "owner"
 _SCRATCH_NAME = re.compile(rf"{re.escape(SCRATCH)}([0-9a-f]{{16}}|[0-9a-z_]{{8}})")
 
 if sys.platform == "win32":
+    import hashlib
     import msvcrt
+    import tempfile
 
     def _open(folder: Path) -> int:
         name = hashlib.sha256(os.path.normcase(os.path.realpath(folder)).encode()).hexdigest()

@@ -352,6 +352,8 @@ class _Output:
         self._dims = value.dims
         self._dtype = None if element is None else element.dtype
         self._declared_right = value.dims == ()
+        # Most outputs, such as the loss, have the same shape in each run.
+        self._fixed = self._shape({})
 
     def _shape(self, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
         sizes = [symbols.get(d, -1) if isinstance(d, str) else d for d in self._dims or ()]
@@ -361,7 +363,9 @@ class _Output:
 
     def bind(self, binding: Any, symbols: Mapping[str, int]) -> Array | None:
         """Bind memory for the next run, and return it if it is ours."""
-        shape = self._shape(symbols) if self._declared_right else None
+        shape = None
+        if self._declared_right:
+            shape = self._shape(symbols) if self._fixed is None else self._fixed
         if self.kept is not None and self.kept.shape == shape:
             return self.kept
         if shape is None or self._dtype is None:

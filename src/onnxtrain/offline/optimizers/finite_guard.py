@@ -111,8 +111,9 @@ def check_finite(
         return found
 
     # Written in the order of the gradients: onnxruntime begins with what is last in the file.
-    if len(gradients) > _MANY and not early:
-        groups = list(_groups(gradients))
+    are_given = all(g.is_graph_input() for g in gradients.values())
+    if (are_given or len(gradients) > _MANY) and not early:
+        groups = [list(order)] if are_given else list(_groups(gradients))
         vectors = [_sums(op, [gradients[p] for p in own], sum_of, kind, squares) for own in groups]
         places = {p: place for place, p in enumerate(p for own in groups for p in own)}
         kernel, in_order = "FiniteSums", [places[p] for p in order]

@@ -9,14 +9,15 @@ a few rows of them in the cache. The plain nodes stay as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.kernels import mark_kernel, place_of
-from onnxtrain.offline.graph.shapes import constant_array, dims_of, integers, same_dims, static_dims
+from onnxtrain.offline.graph.shapes import dims_of, integers, static_dims
+from onnxtrain.offline.passes.next_nodes import bounds_of, only_reader, other_summand
 
 # Bytes of the wide image of one sample from which on the kernel pays; batches come in all sizes. Of
 # MobileNetV2's blocks with 4 images of 224 × 224 pixels, it takes 0.65 to 0.75 of the time of
@@ -80,16 +81,17 @@ class _Convolution:
 
 def _mark_around(depthwise: _Convolution) -> None:
     """Mark the block of a depthwise convolution, if a 1×1 convolution alone reads it."""
-    reader = _only_reader(depthwise.y)
+    reader = only_reader(depthwise.y)
     last = None if reader is None else _convolution(reader)
     if last is None or not last.is_pointwise or last.x is not depthwise.y:
         return
     layers = [*_expansion_of(depthwise), depthwise, last]
     nodes = [node for layer in layers for node in layer.nodes]
     y, residual = last.y, list[ir.Value]()
-    for add, other in _sum_behind(y):
-        y, nodes = add.outputs[0], [*nodes, add]
-        residual.append(other)
+    add = only_reader(y)
+    other = None if add is None else other_summand(add, y)
+    if add is not None and other is not None:
+        y, nodes, residual = add.outputs[0], [*nodes, add], [other]
     constants = [v for layer in layers for v in layer.constants]
     inputs = [layers[0].x, *constants, *residual]
     if all(v.dtype == ir.DataType.FLOAT for v in (*inputs, y)):
@@ -122,25 +124,13 @@ def _attributes(layers: Sequence[_Convolution]) -> dict[str, Any]:
 def _expansion_of(depthwise: _Convolution) -> list[_Convolution]:
     """Return the convolution in front, if nobody else reads it and the kernel is good at it."""
     before = depthwise.x.producer()
-    while before is not None and (_bounds(before) is not None or _is_norm(before)):
+    while before is not None and (bounds_of(before) is not None or _is_norm(before)):
         before = None if before.inputs[0] is None else before.inputs[0].producer()
     found = None if before is None else _convolution(before)
-    if found is None or found.y is not depthwise.x or _only_reader(found.y) is not depthwise.node:
+    if found is None or found.y is not depthwise.x or only_reader(found.y) is not depthwise.node:
         return []
     small = found.is_pointwise or math.prod(found.weights[1:]) <= _MOST_TAPS
     return [found] if found.group == 1 and small else []
-
-
-def _sum_behind(y: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Yield the node that adds something of the same shape to a value, and what it adds."""
-    node = _only_reader(y)
-    if node is None or node.op_type != "Add" or node.domain != "":
-        return
-    a, b = node.inputs
-    other = b if a is y else a
-    dims = None if other is None else dims_of(other)
-    if other is not None and other is not y and dims is not None and same_dims(dims, dims_of(y)):
-        yield node, other
 
 
 def _convolution(node: ir.Node) -> _Convolution | None:
@@ -158,11 +148,11 @@ def _convolution(node: ir.Node) -> _Convolution | None:
     pads = tuple(read.get_ints("pads", ()) or [0, 0, 0, 0])
     if any(pad >= size for pad, size in zip(pads, weights[2:] * 2, strict=True)):
         return None
-    reader = _only_reader(node.outputs[0])
+    reader = only_reader(node.outputs[0])
     norm = reader if reader is not None and _is_norm(reader) else None
     if norm is not None:
-        reader = _only_reader(norm.outputs[0])
-    bounds = None if reader is None else _bounds(reader)
+        reader = only_reader(norm.outputs[0])
+    bounds = None if reader is None else bounds_of(reader)
     return _Convolution(
         node, norm, None if bounds is None else reader, bounds or (-math.inf, math.inf), x, weights,
         read.get_int("group", 1), tuple(read.get_ints("strides", ()) or [1, 1]), pads,
@@ -188,31 +178,3 @@ def _is_large(wide: ir.Value) -> bool:
     dims = dims_of(wide)
     sizes = None if dims is None else integers(dims[1:])
     return sizes is not None and 4 * math.prod(sizes) >= _LEAST_BYTES
-
-
-def _only_reader(value: ir.Value) -> ir.Node | None:
-    """Return the node of the same graph that reads a value, if there is one alone, in no group."""
-    readers = {node for node, _ in value.uses()}
-    if len(readers) != 1 or value.is_graph_output():
-        return None
-    (reader,) = readers
-    producer = value.producer()
-    beside = producer is not None and reader.graph is producer.graph
-    return reader if beside and place_of(reader) is None else None
-
-
-def _bounds(node: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of a node that keeps values between two numbers."""
-    if node.domain != "" or node.op_type not in ("Relu", "Clip"):
-        return None
-    if node.op_type == "Relu":
-        return 0.0, math.inf
-    limits = [-math.inf, math.inf]
-    for place, value in enumerate(node.inputs[1:]):
-        if value is None:
-            continue
-        known = constant_array(value)
-        if known is None or known.size != 1:
-            return None
-        limits[place] = float(known.reshape(()))
-    return limits[0], limits[1]

@@ -20,12 +20,12 @@ from onnxtrain.offline.graph.kernels import (
     place_of,
 )
 from onnxtrain.offline.graph.names import Names
-from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
+from onnxtrain.offline.graph.shapes import dims_of, same_dims
 from onnxtrain.offline.graph.subgraphs import values_of
 from onnxtrain.offline.passes.compute_again import compute_again, copied_behind
+from onnxtrain.offline.passes.next_nodes import Bounds, bounds_of, only_reader, other_summand
 
 _Nodes = Mapping[int, ir.Node]
-_Bounds = tuple[float, float]
 _RELU, _RELU6 = (0.0, float("inf")), (0.0, 6.0)
 _ACTIVATION_GRADIENTS = {"ReluGrad": _RELU, "ClipInsideGrad": _RELU6}
 _SETTINGS = frozenset({"epsilon", "clipped", "low", "high"})  # of BatchNorm, for its output
@@ -59,14 +59,14 @@ def _join_what_follows(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir
     if inputs is None or y is None:
         return
     attributes, together = dict(group.attributes), _in_order(nodes)
-    node = _only_reader(y)
-    residual = None if node is None else _residual(node, y)
+    node = only_reader(y)
+    residual = None if node is None else other_summand(node, y)
     if node is not None and residual is not None:
         together.append(node)
         inputs.append(residual)
         attributes["has_residual"] = 1
         y = node.outputs[0]
-        node = _only_reader(y)
+        node = only_reader(y)
     bounds = None if node is None else _bounds(node)
     if node is not None and bounds is not None:
         together.append(node)
@@ -74,28 +74,6 @@ def _join_what_follows(group: KernelGroup, nodes: _Nodes, named: Mapping[str, ir
         y = node.outputs[0]
     saved = [v for i, v in enumerate(others, 1) if i in group.saved_outputs and v is not None]
     mark_kernel(together, group.kind, inputs, [y, *others], saved=saved, **attributes)
-
-
-def _only_reader(value: ir.Value) -> ir.Node | None:
-    """Return the node that reads a value if there is one alone, and it is in no group."""
-    readers = {node for node, _ in value.uses()}
-    if len(readers) != 1 or value.is_graph_output():
-        return None
-    (reader,) = readers
-    producer = value.producer()
-    beside = producer is not None and reader.graph is producer.graph
-    return reader if beside and place_of(reader) is None else None
-
-
-def _residual(node: ir.Node, y: ir.Value) -> ir.Value | None:
-    """Return the other operand of a sum if it has the same shape."""
-    if node.op_type != "Add" or node.domain != "":
-        return None
-    other = node.inputs[1] if node.inputs[0] is y else node.inputs[0]
-    dims, own = None if other is None else dims_of(other), dims_of(y)
-    if other is y or dims is None or own is None or not same_dims(dims, own):
-        return None
-    return other
 
 
 def _join_activation_gradient(
@@ -232,20 +210,13 @@ def _gradient_of_activation(
     return marked[0] if alone and output_values(marked[0], groups[marked[0]])[0] is dy else None
 
 
-def _bounds(node: ir.Node) -> _Bounds | None:
+def _bounds(node: ir.Node) -> Bounds | None:
     """Return the bounds of a node that is a ReLU or ReLU6."""
-    if node.domain == "" and node.op_type == "Relu":
-        return _RELU
-    if node.domain != "" or node.op_type != "Clip" or len(node.inputs) != 3:
-        return None
-    known = [constant_array(v) for v in node.inputs[1:]]
-    if any(a is None or a.size != 1 for a in known):
-        return None
-    found = tuple(float(a.reshape(())) for a in known if a is not None)
-    return _RELU6 if found == _RELU6 else None
+    found = bounds_of(node)
+    return found if found in (_RELU, _RELU6) else None
 
 
-def _clipped(bounds: _Bounds) -> dict[str, int | float]:
+def _clipped(bounds: Bounds) -> dict[str, int | float]:
     low, high = bounds
     return {"clipped": 1, "low": low, "high": high}
 
