@@ -17,8 +17,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ sys.path[:0] = [str(HERE / "training"), str(HERE.parent / "src")]
 
 from plan import BETAS, EPSILON, WEIGHT_DECAY, Workload, resnet  # noqa: E402
 
-STEPS, LAST, BATCH, LENGTH = 200, 50, 16, 32
+STEPS, LAST, BATCH, SHORT, LONG = 200, 50, 16, 32, 128
 
 
 class Way(NamedTuple):
@@ -76,22 +77,23 @@ class Task:
         return x.reshape(STEPS, BATCH, *x.shape[1:]), labels.reshape(STEPS, BATCH)
 
 
-def digits(rng: np.random.Generator) -> Samples:
-    """Scans of handwritten digits, 8 × 8, in three equal channels."""
+def digits(rng: np.random.Generator, scale: int = 1) -> Samples:
+    """Scans of handwritten digits, 8 × 8 or larger, in three equal channels."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     epochs = -(-STEPS * BATCH // len(images))
     order = np.concatenate([rng.permutation(len(images)) for _ in range(epochs)])[: STEPS * BATCH]
     scans = images[order].reshape(-1, 1, 8, 8) / 8.0 - 1.0
+    scans = scans.repeat(scale, axis=2).repeat(scale, axis=3)
     return scans.repeat(3, axis=1).astype(np.float32), labels[order]
 
 
-def majority(rng: np.random.Generator) -> Samples:
+def majority(rng: np.random.Generator, length: int = SHORT) -> Samples:
     """Texts of words of two kinds: which kind has more?"""
     labels = rng.integers(0, 2, STEPS * BATCH)
     share = np.where(labels, 0.7, 0.3)[:, None]
-    kinds = rng.random((len(labels), LENGTH)) < share
+    kinds = rng.random((len(labels), length)) < share
     return 2 * rng.integers(0, _WORDS // 2, kinds.shape) + kinds, labels
 
 
@@ -99,27 +101,42 @@ def next_character(rng: np.random.Generator) -> Samples:
     """Pieces of Python's manual, the last character first, and the character behind them."""
     text = "".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
     codes = np.minimum(np.frombuffer(text.encode("ascii", "replace"), np.uint8), _CHARACTERS - 1)
-    starts = rng.integers(0, len(codes) - LENGTH, STEPS * BATCH)
-    windows = codes[starts[:, None] + np.arange(LENGTH, -1, -1)].astype(np.int64)
+    starts = rng.integers(0, len(codes) - SHORT, STEPS * BATCH)
+    windows = codes[starts[:, None] + np.arange(SHORT, -1, -1)].astype(np.int64)
     return windows[:, 1:], windows[:, 0]
 
 
 _WORDS, _CHARACTERS = 1000, 128
 
 
-def _bert(words: int, classes: int) -> Workload:
-    options = {"words": words, "length": LENGTH, "classes": classes, "layers": 2}
-    return Workload("bert", "", "Bert", options, (LENGTH,), BATCH, classes, words=words)
+def _bert(words: int, classes: int, length: int = SHORT, layers: int = 2) -> Workload:
+    options = {"words": words, "length": length, "classes": classes, "layers": layers}
+    return Workload("bert", "", "Bert", options, (length,), BATCH, classes, words=words)
 
 
 _RESNET = replace(resnet(BATCH), shape=(3, 8, 8))
 _TWO, _MANY = _bert(_WORDS, 2), _bert(_CHARACTERS, _CHARACTERS)
+_LARGE = _bert(_WORDS, 2, LONG, layers=4)
 TASKS = {
     "digits": Task("ResNet-18, digits", _RESNET, digits, 1e-4, seeds=4),
     "noisy-digits": Task("ResNet-18, digits, 20 % noise", _RESNET, digits, 1e-4, 0.2, seeds=4),
     "words": Task("BERT-like, words", _TWO, majority, 1e-3),
     "noisy-words": Task("BERT-like, words, 20 % noise", _TWO, majority, 1e-3, 0.2, seeds=4),
     "characters": Task("BERT-like, characters", _MANY, next_character, 1e-3, seeds=4),
+    # The sizes of the benchmark of step times.
+    "large-digits": Task(
+        "ResNet-18 32×32, digits, 20 % noise", resnet(BATCH), partial(digits, scale=4), 1e-4, 0.2
+    ),
+    "long-words": Task(
+        "BERT-like, 4 layers, T 128, words", _LARGE, partial(majority, length=LONG), 3e-4
+    ),
+    "noisy-long-words": Task(
+        "BERT-like, 4 layers, T 128, words, 20 % noise",
+        _LARGE,
+        partial(majority, length=LONG),
+        3e-4,
+        0.2,
+    ),
 }
 
 
@@ -204,10 +221,10 @@ def open_torch(way: Way, rate: float, folder: Path) -> Step:
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def compare(task: Task, seeds: int) -> None:
+def compare(task: Task, seeds: Sequence[int]) -> None:
     """Print the lines of a task: the loss in each way, and its ratio to that in float32."""
     found: dict[str, list[float]] = {way.name: [] for way in WAYS}
-    for seed in range(seeds):
+    for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             for name, losses in losses_of(task, seed, Path(folder)).items():
                 found[name].append(statistics.fmean(losses[-LAST:]))
@@ -229,6 +246,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, help="as each task says by default")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--child", nargs=3)
     options = parser.parse_args()
     if options.child:
@@ -238,7 +256,8 @@ def main() -> None:
     print("| task | | loss | ratio ± standard error | of each seed |")
     print("|---|---|---|---|---|")
     for name in options.tasks.split(","):
-        compare(TASKS[name], options.seeds or TASKS[name].seeds)
+        first, count = options.first_seed, options.seeds or TASKS[name].seeds
+        compare(TASKS[name], range(first, first + count))
 
 
 if __name__ == "__main__":
