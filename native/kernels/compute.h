@@ -8,7 +8,7 @@
 
 namespace onnxtrain {
 
-// C = A · B, or C += A · B. Strides are in elements.
+// C = A · B + bias. Strides are in elements.
 struct Product {
   int64_t rows, columns, depth;
   const float* a;
@@ -17,8 +17,8 @@ struct Product {
   int64_t b_depth, b_column;
   float* c;
   int64_t c_row;
-  bool add;
-  bool bf16 = false;  // round A and B to bfloat16 where the processor multiplies these faster
+  const float* bias = nullptr;  // a row that is added to all rows
+  bool bf16 = false;            // round A and B to bfloat16 where the processor multiplies these faster
 };
 
 constexpr int kMostAxes = 3;

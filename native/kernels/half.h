@@ -9,9 +9,6 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 #if defined(__AVX512F__)
 #define ONNXTRAIN_BF16 __attribute__((target("avx512bf16,avx512f,avx512vl,avx512bw,avx512dq,fma")))
 
-typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
-typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-
 inline bool has_bf16() {
   static const bool found = __builtin_cpu_supports("avx512bf16");
   return found;
@@ -24,18 +21,30 @@ ONNXTRAIN_BF16 inline void round_neighbours(float* panel, int64_t count) {
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(panel + i)));
 }
 
+// Two vectors as pairs: each lane of the first has that of the second beside it.
+ONNXTRAIN_BF16 inline Vector pairs_across(Vector first, Vector second) {
+  typedef int16_t Halves __attribute__((vector_size(64)));
+  constexpr auto n = kLanes;
+  const Halves both = (Halves)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  return (Vector)__builtin_shufflevector(both, both, 0, n, 1, n + 1, 2, n + 2, 3, n + 3, 4, n + 4, 5, n + 5, 6, n + 6,
+                                         7, n + 7, 8, n + 8, 9, n + 9, 10, n + 10, 11, n + 11, 12, n + 12, 13, n + 13,
+                                         14, n + 14, 15, n + 15);
+}
+
+// Two vectors that follow each other in memory as pairs of neighbours.
+ONNXTRAIN_BF16 inline Vector pairs_along(Vector first, Vector second) {
+  return (Vector)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+}
+
 // Rounds rows of floats into another matrix: each shares its places with the next. What lies behind
 // `width` is not touched.
 ONNXTRAIN_BF16 inline void round_pairs(const float* from, int64_t stride, int64_t rows, int64_t width, float* to) {
   for (int64_t r = 0; r < rows; r += 2)
     for (int64_t j = 0; j < width; j += kLanes) {
-      const __mmask16 inside = width - j >= kLanes ? 0xffff : (1u << (width - j)) - 1;
-      const __m512 upper = _mm512_maskz_loadu_ps(inside, from + r * stride + j);
-      const __m512 lower =
-          r + 1 < rows ? _mm512_maskz_loadu_ps(inside, from + (r + 1) * stride + j) : _mm512_setzero_ps();
-      const Words low = __builtin_convertvector((Halves)_mm512_cvtneps_pbh(upper), Words);
-      const Words high = __builtin_convertvector((Halves)_mm512_cvtneps_pbh(lower), Words);
-      _mm512_mask_storeu_ps(to + r / 2 * width + j, inside, (__m512)(low | high << 16));
+      const int64_t inside = width - j;
+      const Vector upper = load_first(from + r * stride + j, inside);
+      const Vector lower = r + 1 < rows ? load_first(from + (r + 1) * stride + j, inside) : Vector{};
+      store_first(to + r / 2 * width + j, pairs_across(upper, lower), inside);
     }
 }
 
@@ -81,28 +90,32 @@ ONNXTRAIN_BF16 inline void add_rounded_tile(int64_t depth, const float* a, int64
     }
 }
 
-template <int kWidth, size_t... kHeight>
+template <int kWidth, bool kLines, size_t... kHeight>
 constexpr std::array<TileFunction, kRows> rounded_tiles_of(std::index_sequence<kHeight...>) {
-  return {add_rounded_tile<int(kHeight) + 1, kWidth, kLanes / 2, 1>...};
+  return {add_rounded_tile<int(kHeight) + 1, kWidth, kLines ? 1 : kLanes / 2, kLines ? kLinesOfPanel : 1>...};
 }
 
-template <int kWidth>
+template <int kWidth, bool kLines = false>
 inline TileFunction rounded_tile_of(int64_t height) {
-  static constexpr std::array<TileFunction, kRows> all = rounded_tiles_of<kWidth>(std::make_index_sequence<kRows>());
+  static constexpr std::array<TileFunction, kRows> all =
+      rounded_tiles_of<kWidth, kLines>(std::make_index_sequence<kRows>());
   return all[static_cast<size_t>(height - 1)];
 }
 #else
 // Other instruction sets compute with floats.
+#define ONNXTRAIN_BF16
 constexpr bool has_bf16() { return false; }
 inline void round_neighbours(float*, int64_t) {}
 inline void round_rows(float*, int64_t, int64_t) {}
 inline void round_pairs_of(Vector, float*) {}
+inline Vector pairs_across(Vector first, Vector) { return first; }
+inline Vector pairs_along(Vector first, Vector) { return first; }
 inline void round_pairs(const float*, int64_t, int64_t, int64_t, float*) {}
 template <int kHeight, int kWidth, int kRowStep, int kDepthStep>
 void add_rounded_tile(int64_t, const float*, int64_t, const float*, float*, int64_t, bool) {}
-template <int kWidth>
+template <int kWidth, bool kLines = false>
 TileFunction rounded_tile_of(int64_t height) {
-  return tile_of<kWidth>(height);
+  return tile_of<kWidth, kLines>(height);
 }
 #endif
 

@@ -1,33 +1,21 @@
 // Products of matrices: linear layers and their gradients.
-#include <algorithm>
-
+#include "compute.h"
 #include "families.h"
-#include "matmul.h"
 
 namespace onnxtrain {
-
-bool multiplies_bfloat16() {
-#if defined(__x86_64__)
-  static const bool does = rounded_product().exists && __builtin_cpu_supports("avx512bf16") != 0;
-  return does;
-#else
-  return false;
-#endif
-}
-
 namespace {
 
 // (a, b) or, with has_bias, (a, b, bias) → a' · b' + bias, where ' transposes if transA or transB says so.
 // The bias is one row; `a` may have axes before its rows, and then the result has them too. With bf16, factors are
 // rounded to bfloat16 where the processor multiplies such.
 struct MatMul : Kernel {
-  bool trans_a, trans_b, has_bias, rounds;
+  bool trans_a, trans_b, has_bias, bf16;
 
   explicit MatMul(const Attributes& of)
       : trans_a(of.integer("transA", 0) != 0),
         trans_b(of.integer("transB", 0) != 0),
         has_bias(of.integer("has_bias", 0) != 0),
-        rounds(of.integer("bf16", 0) != 0 && multiplies_bfloat16()) {}
+        bf16(of.integer("bf16", 0) != 0) {}
 
   void run(Run& run) const override {
     const Tensor a = run.input(0), b = run.input(1), bias = has_bias ? run.input(2) : Tensor{};
@@ -42,7 +30,6 @@ struct MatMul : Kernel {
     require(!has_bias || (bias.shape.size() == 1 && bias.elements == columns), "the bias does not fit the product");
     Tensor c = run.output(0, shape);
     if (c.elements == 0) return;
-    if (has_bias) repeat(bias.floats(), rows, columns, c.floats(), run);
     const Product product{rows,
                           columns,
                           depth,
@@ -54,16 +41,9 @@ struct MatMul : Kernel {
                           trans_b ? depth : 1,
                           c.floats(),
                           columns,
-                          has_bias};
-    (rounds ? rounded_product().multiply : compute().product)(product, run.in_parallel());
-  }
-
-  static void repeat(const float* row, int64_t rows, int64_t columns, float* to, const Run& run) {
-    constexpr int64_t kRows = 64;
-    run.parallel((rows + kRows - 1) / kRows, [&](int64_t task) {
-      for (int64_t i = task * kRows; i < std::min(rows, (task + 1) * kRows); ++i)
-        std::copy_n(row, columns, to + i * columns);
-    });
+                          has_bias ? bias.floats() : nullptr,
+                          bf16};
+    compute().product(product, run.in_parallel());
   }
 };
 

@@ -2,12 +2,14 @@
 //
 // A panel of the left side holds `count` rows in blocks of kLanes along the depth: [block][row][kLanes].
 // A panel of the right side holds columns, `width` of them with zeros behind the last: [depth][width].
+// Panels of bfloat16 hold pairs along the depth in the place of floats. Packers of matrices write them by
+// `pairs`; what others have written is rounded in place.
 #pragma once
 
 #include <vector>
 
 #include "compute.h"
-#include "vector.h"
+#include "half.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
@@ -27,8 +29,20 @@ struct MatrixRows {
           transposed(from + i, std::min<int64_t>(count - i, kLanes), left, panel + i * kLanes);
       } else {
         for (int64_t i = 0; i < count; ++i)
-          for (int64_t x = 0; x < left; ++x) panel[i * kLanes + x] = from[i * line + x * step];
+          for (int64_t x = 0; x < kLanes; ++x) panel[i * kLanes + x] = x < left ? from[i * line + x * step] : 0;
       }
+    }
+  }
+
+  ONNXTRAIN_BF16 void pairs(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
+    if (step != 1) {
+      (*this)(panel, first, count, k, depth);
+      return round_neighbours(panel, count * ((depth + kLanes - 1) / kLanes) * kLanes);
+    }
+    for (int64_t done = 0; done < depth; done += kLanes, panel += count * kLanes / 2) {
+      const float* from = data + first * line + k + done;
+      for (int64_t i = 0; i < count; ++i)
+        round_pairs_of(load_first(from + i * line, depth - done), panel + i * kLanes / 2);
     }
   }
 
@@ -44,6 +58,27 @@ struct MatrixRows {
     }
     transpose(square);
     for (int i = 0; i < rows; ++i) store(panel + i * kLanes, square[i]);
+  }
+};
+
+// Rows that lie side by side, for a left side whose panels are [depth][kLinesOfPanel]: nothing is transposed.
+struct MatrixLines {
+  const float* data;
+  int64_t step;  // along the depth
+
+  void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
+    const float* from = data + first + k * step;
+    for (int64_t x = 0; x < depth; ++x, from += step, panel += kLinesOfPanel)
+      for (int64_t i = 0; i < kLinesOfPanel; i += kLanes) store(panel + i, load_first(from + i, count - i));
+  }
+
+  ONNXTRAIN_BF16 void pairs(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
+    const float* from = data + first + k * step;
+    for (int64_t x = 0; x < depth; x += 2, from += 2 * step, panel += kLinesOfPanel)
+      for (int64_t i = 0; i < kLinesOfPanel; i += kLanes) {
+        const Vector next = x + 1 < depth ? load_first(from + step + i, count - i) : Vector{};
+        store(panel + i, pairs_across(load_first(from + i, count - i), next));
+      }
   }
 };
 
@@ -67,6 +102,38 @@ struct MatrixColumns {
       for (int64_t x = 0; x < depth; ++x, panel += width)
         for (int64_t j = 0; j < width; ++j) panel[j] = j < count ? from[j * line + x * step] : 0;
     }
+  }
+
+  ONNXTRAIN_BF16 void pairs(float* panel, int64_t first, int64_t count, int64_t width, int64_t k,
+                            int64_t depth) const {
+    const float* from = data + first * line + k * step;
+    if (line == 1) {
+      for (int64_t x = 0; x < depth; x += 2, from += 2 * step, panel += width)
+        for (int64_t j = 0; j < width; j += kLanes) {
+          const Vector next = x + 1 < depth ? load_first(from + step + j, count - j) : Vector{};
+          store(panel + j, pairs_across(load_first(from + j, count - j), next));
+        }
+    } else if (step == 1) {
+      for (int64_t j = 0; j < width; j += kLanes)
+        for (int64_t x = 0; x < depth; x += 2 * kLanes)
+          transposed(from + j * line + x, std::min<int64_t>(count - j, kLanes), depth - x, panel + x / 2 * width + j,
+                     width);
+    } else {
+      (*this)(panel, first, count, width, k, depth);
+      round_rows(panel, depth, width);
+    }
+  }
+
+ private:
+  // Pairs of at most kLanes columns that lie along the depth, 2 · kLanes deep.
+  ONNXTRAIN_BF16 void transposed(const float* from, int64_t columns, int64_t depth, float* panel, int64_t width) const {
+    Vector square[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i, from += line)
+      square[i] = i < columns ? pairs_along(load_first(from, depth), load_first(from + kLanes, depth - kLanes))
+                              : Vector{};
+    transpose(square);
+    const int64_t rows = std::min<int64_t>(kLanes, (depth + 1) / 2);
+    for (int64_t i = 0; i < rows; ++i) store(panel + i * width, square[i]);
   }
 };
 
@@ -264,13 +331,21 @@ inline void put_row(const float* from, int64_t count, float* to, bool fresh) {
   }
 }
 
-// A matrix as the place of results.
+// A matrix as the place of results; its rows may begin as copies of one.
 struct MatrixStore {
   float* data;
   int64_t row;
+  const float* bias = nullptr;
 
   float* run(int64_t i, int64_t j, int64_t) const { return data + i * row + j; }  // always whole
   int64_t stride() const { return row; }
+
+  // Writes what a part begins with; whether there is something.
+  bool begin(int64_t i, int64_t rows, int64_t j, int64_t columns) const {
+    if (bias == nullptr) return false;
+    for (int64_t r = 0; r < rows; ++r) copy_floats(bias + j, columns, data + (i + r) * row + j);
+    return true;
+  }
 
   // Puts rows of a tile, kColumns apart, where they belong.
   void put(const float* tile, int64_t i, int64_t rows, int64_t j, int64_t columns, bool fresh) const {

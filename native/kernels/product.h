@@ -27,17 +27,18 @@ inline int64_t pieces_of(int64_t size, int64_t piece) { return (size + piece - 1
 
 inline int64_t rounded_up(int64_t size, int64_t unit) { return pieces_of(size, unit) * unit; }
 
-// A tile of any height and width; `rounded` panels are of bfloat16.
-inline void add_panels(int64_t depth, const float* a, int64_t height, const float* b, int64_t width, float* c,
-                       int64_t stride, bool fresh, bool rounded = false) {
-  const int64_t block = height * (rounded ? kLanes / 2 : kLanes);
+// A tile of any height and width; `rounded` panels are of bfloat16, those of `kLines` of rows side by side.
+template <bool kLines = false>
+void add_panels(int64_t depth, const float* a, int64_t height, const float* b, int64_t width, float* c,
+                int64_t stride, bool fresh, bool rounded = false) {
+  const int64_t block = (kLines ? kLinesOfPanel : height) * (rounded ? kLanes / 2 : kLanes);
   TileFunction tile = nullptr;
   if (width == kColumns)
-    tile = rounded ? rounded_tile_of<kVectors>(height) : tile_of<kVectors>(height);
+    tile = rounded ? rounded_tile_of<kVectors, kLines>(height) : tile_of<kVectors, kLines>(height);
   else if (width == kLanes)
-    tile = rounded ? rounded_tile_of<1>(height) : tile_of<1>(height);
+    tile = rounded ? rounded_tile_of<1, kLines>(height) : tile_of<1, kLines>(height);
   else if constexpr (kVectors > 2)
-    tile = rounded ? rounded_tile_of<2>(height) : tile_of<2>(height);
+    tile = rounded ? rounded_tile_of<2, kLines>(height) : tile_of<2, kLines>(height);
   tile(depth, a, block, b, c, stride, fresh);
 }
 
@@ -56,6 +57,34 @@ struct PackedColumns {
   }
 };
 
+// Packers that write panels of bfloat16 themselves.
+template <class Pack>
+constexpr bool kPacksPairs =
+    std::is_same_v<Pack, MatrixRows> || std::is_same_v<Pack, MatrixLines> || std::is_same_v<Pack, MatrixColumns>;
+
+template <class PackA>
+void pack_rows(const PackA& pack, float* panel, int64_t row, int64_t rows, int64_t k, int64_t depth, bool rounded) {
+  if constexpr (kPacksPairs<PackA>) {
+    if (rounded) return pack.pairs(panel, row, rows, k, depth);
+  }
+  const int64_t padded = rounded_up(depth, kLanes);
+  if (rounded && depth < padded)  // the last of an odd number has a neighbour
+    std::fill_n(panel + rows * (padded - kLanes), rows * kLanes, 0.0f);
+  pack(panel, row, rows, k, depth);
+  if (rounded) round_neighbours(panel, rows * padded);
+}
+
+template <class PackB>
+void pack_columns(const PackB& pack, float* panel, int64_t column, int64_t columns, int64_t k, int64_t depth,
+                  bool rounded) {
+  const int64_t width = rounded_up(columns, kLanes);
+  if constexpr (kPacksPairs<PackB>) {
+    if (rounded) return pack.pairs(panel, column, columns, width, k, depth);
+  }
+  pack(panel, column, columns, width, k, depth);
+  if (rounded) round_rows(panel, depth, width);
+}
+
 // Computes a block of C.
 //
 // `pack_a(panel, row, rows, k, depth)` writes rows of A, `pack_b(panel, column, columns, width, k, depth)`
@@ -63,42 +92,40 @@ struct PackedColumns {
 template <class PackA, class PackB, class Store>
 void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store, const Block& block, bool add,
                     bool rounded = false) {
-  const Floats panels((kBlockRows + kBlockColumns) * kDepth);
+  constexpr bool kLines = std::is_same_v<PackA, MatrixLines>, kPacked = std::is_same_v<PackB, PackedColumns>;
+  constexpr int64_t kPanelRows = kLines ? kBlockRows / kRows * kLinesOfPanel : kBlockRows;
+  const Floats panels((kPanelRows + (kPacked ? 0 : kBlockColumns)) * kDepth);
   float* const packed_a = panels.get();
-  float* const packed_b = packed_a + kBlockRows * kDepth;
+  float* const packed_b = packed_a + kPanelRows * kDepth;
   alignas(64) float tile[kRows * kColumns + kLanes];  // pieces of a row are read as whole vectors
   for (int64_t jc = block.column; jc < block.column_end; jc += kBlockColumns) {
     const int64_t j_end = std::min(jc + kBlockColumns, block.column_end);
     for (int64_t kc = block.k; kc < block.k_end; kc += kDepth) {
       const int64_t depth = std::min(kDepth, block.k_end - kc), padded = rounded_up(depth, kLanes);
-      const bool fresh = !add && kc == block.k;
-      if constexpr (!std::is_same_v<PackB, PackedColumns>)
-        for (int64_t j = jc; j < j_end; j += kColumns) {
-          const int64_t columns = std::min<int64_t>(kColumns, j_end - j);
-          pack_b(packed_b + (j - jc) * depth, j, columns, rounded_up(columns, kLanes), kc, depth);
-          if (rounded) round_rows(packed_b + (j - jc) * depth, depth, rounded_up(columns, kLanes));
-        }
+      if constexpr (!kPacked)
+        for (int64_t j = jc; j < j_end; j += kColumns)
+          pack_columns(pack_b, packed_b + (j - jc) * depth, j, std::min<int64_t>(kColumns, j_end - j), kc, depth,
+                       rounded);
       for (int64_t ic = block.row; ic < block.row_end; ic += kBlockRows) {
         const EvenCut cut(std::min(kBlockRows, block.row_end - ic), kRows);
-        for (int64_t p = 0; p < cut.pieces; ++p) {
-          if (rounded && depth < padded)  // the last of an odd number has a neighbour
-            std::fill_n(packed_a + cut.begin(p) * padded + cut.length(p) * (padded - kLanes), cut.length(p) * kLanes,
-                        0.0f);
-          pack_a(packed_a + cut.begin(p) * padded, ic + cut.begin(p), cut.length(p), kc, depth);
-          if (rounded) round_neighbours(packed_a + cut.begin(p) * padded, cut.length(p) * padded);
-        }
+        const auto panel = [&](int64_t p) {
+          return packed_a + (kLines ? p * kLinesOfPanel : cut.begin(p)) * padded;
+        };
+        for (int64_t p = 0; p < cut.pieces; ++p)
+          pack_rows(pack_a, panel(p), ic + cut.begin(p), cut.length(p), kc, depth, rounded);
         for (int64_t j = jc; j < j_end; j += kColumns) {
           const int64_t columns = std::min<int64_t>(kColumns, j_end - j), width = rounded_up(columns, kLanes);
           const float* b = packed_b + (j - jc) * depth;
-          if constexpr (std::is_same_v<PackB, PackedColumns>) b = pack_b.at(j, rounded ? kc / 2 : kc);
+          if constexpr (kPacked) b = pack_b.at(j, rounded ? kc / 2 : kc);
           for (int64_t p = 0; p < cut.pieces; ++p) {
             const int64_t i = ic + cut.begin(p), rows = cut.length(p);
-            const float* a = packed_a + cut.begin(p) * padded;
+            bool fresh = !add && kc == block.k;
+            if constexpr (std::is_same_v<Store, MatrixStore>) fresh = fresh && !store.begin(i, rows, j, columns);
             float* to = columns == width ? store.run(i, j, columns) : nullptr;
             if (to != nullptr) {
-              add_panels(depth, a, rows, b, width, to, store.stride(), fresh, rounded);
+              add_panels<kLines>(depth, panel(p), rows, b, width, to, store.stride(), fresh, rounded);
             } else {
-              add_panels(depth, a, rows, b, width, tile, kColumns, true, rounded);
+              add_panels<kLines>(depth, panel(p), rows, b, width, tile, kColumns, true, rounded);
               store.put(tile, i, rows, j, columns, fresh);
             }
           }
@@ -108,10 +135,13 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
   }
 }
 
-// Sets all of C to zero.
+// Sets all of C to what an empty sum is.
 template <class Store>
 void clear(const Store& store, int64_t rows, int64_t columns) {
   const float zeros[kColumns + kLanes] = {};
+  if constexpr (std::is_same_v<Store, MatrixStore>) {
+    if (store.begin(0, rows, 0, columns)) return;
+  }
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; j += kColumns)
       store.put(zeros, i, 1, j, std::min<int64_t>(kColumns, columns - j), true);
@@ -137,6 +167,24 @@ void multiply(const PackA& pack_a, const PackB& pack_b, const Store& store, int6
     const double packed = double(rows) * double(pieces_of(tasks, cuts)) + double(columns) * double(cuts);
     if (cuts == 1 || (packed < least && rows >= 2 * kRows * cuts)) least = packed, row_cuts = cuts;
   }
+  // Where that cuts rows only, B is packed once for all of them, if it is small enough to stay in a cache.
+  constexpr int64_t kMostShared = int64_t{1} << 18;
+  const int64_t wide_enough = rounded_up(columns, kLanes);
+  if constexpr (std::is_same_v<PackB, MatrixColumns>) {
+    if (row_cuts == tasks && tasks > 1 && wide_enough * depth <= kMostShared) {
+      const Floats shared(wide_enough * depth);
+      const PackedColumns packed{shared.get(), wide_enough, depth};
+      parallel(pieces_of(columns, kColumns), [&](int64_t panel) {
+        const int64_t j = panel * kColumns;
+        pack_columns(pack_b, shared.get() + j * depth, j, std::min<int64_t>(kColumns, columns - j), 0, depth, rounded);
+      });
+      const EvenCut down(rows, pieces_of(rows, row_cuts));
+      return parallel(down.pieces, [&](int64_t piece) {
+        const int64_t row = down.begin(piece);
+        multiply_block(pack_a, packed, store, {row, row + down.length(piece), 0, columns, 0, depth}, add, rounded);
+      });
+    }
+  }
   const int64_t column_cuts = pieces_of(tasks, row_cuts);
   const int64_t wide = rounded_up(pieces_of(columns, column_cuts), kColumns);
   const EvenCut down(rows, pieces_of(rows, row_cuts));
@@ -152,7 +200,7 @@ void multiply(const PackA& pack_a, const PackB& pack_b, const Store& store, int6
 template <class PackA, class PackB>
 void multiply_deep(const PackA& pack_a, const PackB& pack_b, float* c, int64_t rows, int64_t columns, int64_t depth,
                    const Parallel& parallel, bool rounded = false) {
-  constexpr int64_t kParts = 16, kLeastDepth = 4 * kDepth, kMostFloats = int64_t{1} << 21;
+  constexpr int64_t kParts = 16, kLeastDepth = 2 * kDepth, kMostFloats = int64_t{1} << 21;
   const int64_t size = rows * columns;
   const int64_t parts = std::min({kParts, depth / kLeastDepth, kMostFloats / std::max<int64_t>(1, size)});
   if (parts < 2)

@@ -43,17 +43,21 @@ inline void add_tile(int64_t depth, const float* a, int64_t a_block, const float
     }
 }
 
+// Rows of a panel whose rows lie side by side: whole vectors.
+constexpr int kLinesOfPanel = (kRows + kLanes - 1) / kLanes * kLanes;
+
 using TileFunction = void (*)(int64_t, const float*, int64_t, const float*, float*, int64_t, bool);
 
-template <int kWidth, size_t... kHeight>
+template <int kWidth, bool kLines, size_t... kHeight>
 constexpr std::array<TileFunction, kRows> tiles_of(std::index_sequence<kHeight...>) {
-  return {add_tile<int(kHeight) + 1, kWidth, kLanes, 1>...};
+  return {add_tile<int(kHeight) + 1, kWidth, kLines ? 1 : kLanes, kLines ? kLinesOfPanel : 1>...};
 }
 
-// The tile of a height and a width in vectors whose rows of A are blocks [height][kLanes].
-template <int kWidth>
+// The tile of a height and a width in vectors whose rows of A are blocks [height][kLanes], or, with kLines,
+// lie side by side as [depth][kLinesOfPanel].
+template <int kWidth, bool kLines = false>
 inline TileFunction tile_of(int64_t height) {
-  static constexpr std::array<TileFunction, kRows> all = tiles_of<kWidth>(std::make_index_sequence<kRows>());
+  static constexpr std::array<TileFunction, kRows> all = tiles_of<kWidth, kLines>(std::make_index_sequence<kRows>());
   return all[static_cast<size_t>(height - 1)];
 }
 
