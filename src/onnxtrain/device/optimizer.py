@@ -245,17 +245,31 @@ class Optimizer:
         """Make the moments: those of the checkpoint, or zeros."""
         if self._memory.moments or self._state.nominal:
             return
-        group = self._state.groups.get(GROUP)
-        made, wanted = {}, momentums_of(self._graph.model)
-        for name in self._names:
-            shape = self._state.type_of(name)[0]
-            types = [(shape, self._moment_type(value)) for value in wanted.get(name, ())]
-            made[name] = [
-                Variable.zeros(*kind, self._state.device)
+        group, wanted = self._state.groups.get(GROUP), momentums_of(self._graph.model)
+        types = {
+            name: [
+                (self._state.type_of(name)[0], self._moment_type(value))
+                for value in wanted.get(name, ())
+            ]
+            for name in self._names
+        }
+        saved = {name: _saved_moments(group, name, types[name]) for name in self._names}
+        missing = [
+            kind
+            for name in self._names
+            for kind, array in zip(types[name], saved[name], strict=True)
+            if array is None
+        ]
+        zeros = iter(Variable.many_zeros(missing, self._state.device))
+        made = {
+            name: [
+                next(zeros)
                 if array is None
                 else Variable(array, self._state.device, take=self._state.owns_memory)
-                for kind, array in zip(types, _saved_moments(group, name, types), strict=True)
+                for array in arrays
             ]
+            for name, arrays in saved.items()
+        }
         self._memory.moments.update(made)
         # They are in memory that changes now; those of the file are out of date.
         self._state.groups.pop(GROUP, None)
