@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.api import TrainingSession
-from onnxtrain.device.run.graph import Graph
+from onnxtrain.device.run.graph import Graph, default_options
 from onnxtrain.format.model.file import ModelFile
 
 Array = np.ndarray[Any, Any]
@@ -159,3 +161,49 @@ def test_names_in_the_metadata_that_do_not_fit(folder: Path) -> None:
     graph = Graph.__new__(Graph)
     graph.model = ModelFile.read(changed)
     assert set(graph.gradients) == {"w_grad", "a_grad", "b_grad"}
+
+
+def convolutions(layers: int = 4) -> onnx.ModelProto:
+    """Convolutions whose weight gradients end with nodes that onnxruntime writes anew."""
+    weights, nodes, at = {}, [], "x"
+    for i in range(layers):
+        weights[f"w{i}"] = RNG.standard_normal((64, 64, 3, 3)) * 0.1
+        nodes += [
+            helper.make_node("Conv", [at, f"w{i}"], [f"c{i}"], f"conv{i}", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"),
+        ]
+        at = f"r{i}"
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("GlobalAveragePool", [at], ["y"])], "convolutions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 64, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [16, 64, 1, 1])],
+        [numpy_helper.from_array(v.astype(np.float32), n) for n, v in weights.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def ran_in_order(folder: Path) -> list[str]:
+    """The names of the nodes of a step, as stock onnxruntime runs them."""
+
+    def options() -> Any:
+        made = default_options()
+        made.enable_profiling, made.profile_file_prefix = True, str(folder / "profile")
+        return made
+
+    with TrainingSession(folder, session_options=options, native=False) as session:
+        x = RNG.standard_normal((16, 64, 16, 16)).astype(np.float32)
+        session.step(x, np.zeros((16, 64, 1, 1), np.float32))
+    gc.collect()  # the profile is written when the session is gone
+    (profile,) = folder.glob("profile*")
+    events = json.loads(profile.read_text())
+    return [e["name"] for e in events if e["name"].endswith("_kernel_time")]
+
+
+def test_the_backward_pass_begins_with_the_last_layer(tmp_path: Path) -> None:
+    """Else what the first layers need for their gradients is in memory all the time."""
+    onnxtrain.prepare(convolutions(), tmp_path, loss="mse", optimizer="adamw", native=False)
+    names = ran_in_order(tmp_path)
+    sums = [i for i, name in enumerate(names) if name.startswith("finite_check/ReduceSumSquare")]
+    of_first = [i for i, name in enumerate(names) if name.startswith(("conv0_grad", "relu0_grad"))]
+    assert len(sums) == 4
+    assert all(of_first[0] > i for i in sums[:3]), "the gradients of all other layers are there"

@@ -49,6 +49,8 @@ RANDOM = _ops(
 VIEWS = _ops("Flatten Identity Reshape Squeeze Unsqueeze")
 # The output only rearranges the input, so a runtime may fuse it into what reads it.
 REARRANGES = VIEWS | _ops("Cast Expand Gather Slice Transpose")
+# onnxruntime may put nodes of its own in their place.
+WRITTEN_ANEW = _ops("MatMul Reshape Transpose")
 # The output has the elements of the input, in another order or several times.
 REORDERS = VIEWS | _ops("Cast CastLike Expand Pad Tile Transpose")
 TAKES_PARTS = _ops("Gather Slice Split")  # the output has some of the elements

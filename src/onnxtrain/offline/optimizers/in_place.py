@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.control_dependencies import flag_of
-from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS
+from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS, WRITTEN_ANEW
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.graph.shapes import static_dims
 from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of
 
 
@@ -62,6 +63,22 @@ def written_behind(op: Ops, node: ir.Node) -> Iterator[list[ir.Node]]:
         written.append(graph[-1])
         graph.remove(graph[-1])
     node.append(reversed(written))
+
+
+def steady_row(op: Ops, gradient: ir.Value) -> ir.Value:
+    """Return a gradient for an If to read: as a row, where onnxruntime may write its node anew.
+
+    It computes the inputs of an If from the newest node to the oldest, and nodes that it writes
+    itself, in the place of a Transpose, a MatMul or several Reshapes, are the newest. With such a
+    gradient, the backward pass would begin with the first layers: masks and copies for the
+    gradients of all others would stay in memory. A Flatten, which copies nothing, stays the node
+    that it is.
+    """
+    node = gradient.producer()
+    if node is None or node.op_type not in WRITTEN_ANEW or static_dims(gradient) is None:
+        return gradient
+    with written_behind(op, node):
+        return op.Flatten(gradient, axis=0)
 
 
 def _ends(readers: Iterable[ir.Node], owners: Mapping[ir.Node, ir.Node]) -> list[ir.Node]:

@@ -26,10 +26,10 @@ from onnxtrain.offline.optimizers.directions import Directions, Distribution, nu
 from onnxtrain.offline.optimizers.finite_guard import check_finite, update_if
 from onnxtrain.offline.optimizers.in_place import after_readers
 from onnxtrain.offline.optimizers.native_update import StepInputs
-from onnxtrain.offline.optimizers.optimizer import state_inputs, values_of
+from onnxtrain.offline.optimizers.optimizer import state_inputs
 from onnxtrain.offline.optimizers.rules import SGD
 from onnxtrain.offline.optimizers.update_context import ParameterGroup
-from onnxtrain.offline.optimizers.update_writer import Slot, Update, graph_input, reserve
+from onnxtrain.offline.optimizers.update_writer import Slot, Update, graph_input, reserve, values_of
 
 if TYPE_CHECKING:
     from onnxtrain.offline.optimizers.optimizer import Optimizer

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ from onnxtrain.offline.optimizers.finite_guard import (
     plain_sum,
     update_if,
 )
-from onnxtrain.offline.optimizers.in_place import after_readers
+from onnxtrain.offline.optimizers.in_place import after_readers, steady_row
 from onnxtrain.offline.optimizers.native_update import (
     SlotGroup,
     StepInputs,
@@ -74,6 +74,7 @@ from onnxtrain.offline.optimizers.update_writer import (
     UpdateWriter,
     graph_input,
     reserve,
+    values_of,
 )
 
 
@@ -153,7 +154,7 @@ class Optimizer(ForwardBlock):
 
         Args:
             op: the writer of the graph.
-            slots: what to update; the shapes of parameters are static.
+            slots: what to update; the shapes of parameters are static. Gradients may be rows.
             learning_rate: FLOAT[1].
             step: INT64[1], the number of the step that is being taken; 1 is the first.
             chunked: update large tensors chunk by chunk, while a chunk is in the cache. Their
@@ -167,6 +168,7 @@ class Optimizer(ForwardBlock):
         made: dict[ir.Value, Updated] = {}
         try:
             with op.arithmetic():
+                slots = [slot.shaped(op) for slot in slots]
                 groups = self._groups(slots)
                 shared = self._numbers(op, slots, given) if len(groups) > 1 else None
                 for group in groups:
@@ -377,6 +379,7 @@ def write_update(
     if op.on_gpu:
         updated = write(replace(known, passed=passed))
         return [*updated[: len(updated) - len(new)], *guarded_updates(op, passed, new)]
+    slots = [replace(slot, gradient=steady_row(op, slot.gradient)) for slot in slots]
     return update_if(op, passed, [*values_of(slots), *new], write)
 
 
@@ -415,11 +418,6 @@ def _early_updates(
             made[slot.parameter] = update_if(op, passed, values_of([slot]), write)
     op.scope = scope
     return made
-
-
-def values_of(slots: Iterable[Slot | Updated]) -> list[ir.Value]:
-    """Return the parameters and the states behind each."""
-    return [value for slot in slots for value in (slot.parameter, *slot.states)]
 
 
 def state_inputs(op: Ops, optimizer: Optimizer, parameter: ir.Value) -> tuple[ir.Value, ...]:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -37,6 +37,13 @@ class Slot:
     gradient: ir.Value
     states: tuple[ir.Value, ...] = ()
 
+    def shaped(self, op: Ops) -> Slot:
+        """Return the slot with a gradient that has the shape of the parameter."""
+        dims = static_dims(self.parameter)
+        if dims is None or static_dims(self.gradient) in (None, dims):
+            return self
+        return replace(self, gradient=op.reshape(self.gradient, dims))
+
 
 @dataclass(frozen=True)
 class Updated:
@@ -49,6 +56,11 @@ class Updated:
     def values(self) -> tuple[ir.Value, ...]:
         """The parameter and then the states."""
         return (self.parameter, *self.states)
+
+
+def values_of(slots: Iterable[Slot | Updated]) -> list[ir.Value]:
+    """Return the parameters and the states behind each."""
+    return [value for slot in slots for value in (slot.parameter, *slot.states)]
 
 
 @dataclass(frozen=True)
