@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper
 
 from onnxtrain.cli import main
+from onnxtrain.device.export.layout import without_functions
 from onnxtrain.device.run import native
 from onnxtrain.device.run.graph import Frozen, Graph, Settings
 from onnxtrain.errors import ArgumentError, TrainingWarning
@@ -97,6 +99,16 @@ def test_unknown_functions_and_functions_that_were_not_told_run_their_bodies() -
     assert graph_of("Conv_0", "Newest_1").kernels == ("Conv_0",)
     assert not runs_kernels(graph_of("Newest_1"))
     assert not runs_kernels(graph_of("Conv_0", told=()))
+
+
+def test_bodies_that_do_not_run_are_not_loaded() -> None:
+    graph = graph_of("Conv_0", "Unknown_1")
+    whole, loaded = map(onnx.load_from_string, (bytes(graph.model.data), graph._source({})))
+    assert [function.name for function in loaded.functions] == ["Unknown_1"]
+    del whole.functions[0]
+    assert loaded == whole, "nothing else changes"
+    of_others = model_of("Conv_0").data.tobytes().replace(b"ai.onnxtrain", b"my.own.names")
+    assert without_functions(of_others, ["Conv_0"], "model") == of_others
 
 
 def test_partners_are_served_together_or_not_at_all() -> None:

@@ -16,3 +16,6 @@ SAMPLE_WEIGHT = "sample_weight"
 # Running statistics of a model that trains for integers: the ranges of all activations, [n, 2], and
 # how fast they follow, [1], which is 0 once they are frozen.
 RANGES, RANGE_MOMENTUM = "quantization.ranges", "quantization.momentum"
+
+# The domain of functions that native kernels stand in for.
+FUNCTION_DOMAIN = "ai.onnxtrain"

@@ -17,7 +17,14 @@ from onnxtrain.format.checkpoint.content import (
     tensor_dims,
 )
 from onnxtrain.format.element_types import ELEMENT_TYPES, STRING, data_size
-from onnxtrain.format.model.file import GraphField, ModelField, ModelFile, ValueType, graph_of
+from onnxtrain.format.model.file import (
+    GraphField,
+    ModelField,
+    ModelFile,
+    ValueType,
+    graph_of,
+    read_name,
+)
 from onnxtrain.format.model.tensor import (
     EXTERNAL,
     ExternalTensor,
@@ -27,6 +34,7 @@ from onnxtrain.format.model.tensor import (
     read_tensor_type,
 )
 from onnxtrain.format.model.wire import Reader, bytes_field, header, number_field, text_field
+from onnxtrain.format.names import FUNCTION_DOMAIN
 
 Buffer = bytes | memoryview
 Dims = tuple[int | str | None, ...]
@@ -290,6 +298,21 @@ def with_outputs(model: bytes, outputs: Iterable[ValueType]) -> bytes:
         bytes_field(GraphField.OUTPUT, value_info(v.name, v.element_type, v.dims)) for v in outputs
     )
     return model + bytes_field(ModelField.GRAPH, added)
+
+
+def without_functions(model: bytes, names: Sequence[str], source_name: str) -> bytes:
+    """Return a model without the bodies of some of our functions, which kernels stand in for."""
+    if not names:
+        return model
+    reader, replaced = Reader(source_name), frozenset(names)
+    chunks, data = Chunks(), memoryview(model)
+    for part in reader.fields(data, "model"):
+        if part.number == ModelField.FUNCTIONS:
+            name, domain = (read_name(reader, part.data, number, "function") for number in (1, 10))
+            if domain == FUNCTION_DOMAIN and name in replaced:
+                continue
+        chunks.add(data[part.start : part.end])
+    return chunks.join()
 
 
 def _graph(reader: Reader, graph: memoryview, values: Mapping[str, Tensor]) -> Chunks:

@@ -8,7 +8,6 @@ bound once, as input and, in place, as output.
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +17,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.device.export.layout import stored_data, with_initializers, with_outputs
+from onnxtrain.device.export.layout import (
+    stored_data,
+    with_initializers,
+    with_outputs,
+    without_functions,
+)
 from onnxtrain.device.run.base_file import (
     FINDS_FILES,
     FOLDER_OF_DATA,
@@ -26,6 +30,7 @@ from onnxtrain.device.run.base_file import (
     read_base,
 )
 from onnxtrain.device.run.cuda_graph import are_fixed, asks_to_record, without_recording
+from onnxtrain.device.run.lean_arena import has_lean_arena
 from onnxtrain.device.run.native import Library, native_status
 from onnxtrain.device.run.needless_optimizers import needless_optimizers
 from onnxtrain.errors import (
@@ -126,28 +131,6 @@ def default_options() -> Any:
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
     return options
-
-
-# A free piece of memory is cut unless less than this would be lost. By default onnxruntime loses
-# up to 128 MB, or half of each piece: a third of what a lean step takes.
-_LOSS = 1 << 18
-_arena_lock = threading.Lock()
-_arena_made: list[bool] = []
-
-
-def _has_lean_arena() -> bool:
-    """Register an allocator that wastes little, once; graphs with a memory budget share it."""
-    with _arena_lock:
-        if not _arena_made:
-            try:
-                kind = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
-                info = ort.OrtMemoryInfo("Cpu", kind, 0, ort.OrtMemType.DEFAULT)
-                settings = ort.OrtArenaCfg({"max_dead_bytes_per_chunk": _LOSS})
-                ort.create_and_register_allocator(info, settings)
-                _arena_made.append(True)
-            except Exception:  # the program has registered its own, or this build has none
-                _arena_made.append(False)
-        return _arena_made[0]
 
 
 @dataclass
@@ -333,7 +316,7 @@ class Graph:
             # of 2 s stays one, and 12,000 nodes load in 1.3 s instead of 6. An evaluation takes the
             # same time, too, and its 2,200 nodes load with 13 MB less.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if self.model.metadata.memory is not None and _has_lean_arena():
+        if self.model.metadata.memory is not None and has_lean_arena():
             options.add_session_config_entry("session.use_env_allocators", "1")
         if any(value.name.endswith(GRADIENT) for value in self.model.inputs):
             # The training and the optimizer graph take turns. Threads of one that spin, in case
@@ -401,7 +384,11 @@ class Graph:
     def _source(self, changes: Mapping[str, Tensor]) -> str | bytes:
         model = self.model
         source = with_initializers(model, changes) if changes else model.content.loadable()
-        if not self.gradients or isinstance(source, str):
+        if isinstance(source, str):
+            return source
+        # onnxruntime would check the bodies that it does not run, a third of the time it loads.
+        source = without_functions(source, self.kernels, self.name)
+        if not self.gradients:
             return source
         types = {value.name: value for value in model.inputs}
         buffers = [types[f"{name.removesuffix(GRADIENT)}{BUFFER}"] for name in self.gradients]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.format.names import FUNCTION_DOMAIN
 from onnxtrain.offline.blocks.values import all_graphs, defined_names, rename
 from onnxtrain.offline.graph.kernels import (
     KernelGroup,
@@ -27,7 +28,6 @@ from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.subgraphs import captured_values, release, subgraphs_of, values_of
 from onnxtrain.offline.graph.sweep import sweep
 
-DOMAIN = "ai.onnxtrain"
 _LEAST_IR_VERSION = 8  # has functions
 _SMALL = 4096  # bytes of a constant that a body has itself; larger ones are inputs
 
@@ -44,7 +44,7 @@ def write_functions(model: ir.Model, native: bool = True) -> list[onnx.FunctionP
     forget_kernel(model.graph.all_nodes())
     sweep(model.graph)
     if functions.made:
-        model.opset_imports[DOMAIN] = 1
+        model.opset_imports[FUNCTION_DOMAIN] = 1
         model.ir_version = max(model.ir_version or 0, _LEAST_IR_VERSION)
     return functions.made
 
@@ -267,7 +267,7 @@ class _Functions:
         call = replace(call, inputs=[self._replaced.get(v, v) for v in call.inputs])
         group, body = call.group, _Body(call)
         function = onnx.FunctionProto(
-            domain=DOMAIN,
+            domain=FUNCTION_DOMAIN,
             input=body.inputs,
             output=body.outputs,
             attribute=sorted(group.attributes),
@@ -291,7 +291,7 @@ class _Functions:
 def _call_node(call: _Call, name: str, body: _Body, names: Names) -> ir.Node:
     kept = {k: v for k, v in call.group.attributes.items() if v is not None}
     node = ir.Node(
-        DOMAIN, name, [*call.inputs, *body.more],
+        FUNCTION_DOMAIN, name, [*call.inputs, *body.more],
         [ir.convenience.convert_attribute(k, v) for k, v in kept.items()],
         num_outputs=len(body.outputs), name=names.fresh(call.nodes[-1].name or name),
     )  # fmt: skip

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.format.names import FUNCTION_DOMAIN
 from onnxtrain.offline.blocks.values import all_graphs, defined_names, rename
 from onnxtrain.offline.graph.subgraphs import values_of
-from onnxtrain.offline.writer.functions import DOMAIN
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -39,7 +39,9 @@ def shorten_names(model: onnx.ModelProto, forward: Collection[str]) -> None:
     fresh = (name for name in _short_names() if name not in taken)
     shorter: dict[str, str] = {"": ""}
     for graph in list(all_graphs(model.graph)):
-        calls = {name for node in graph.node if node.domain == DOMAIN for name in node.output}
+        calls = {
+            name for node in graph.node if node.domain == FUNCTION_DOMAIN for name in node.output
+        }
         stated = [value for value in graph.value_info if value.name in kept or value.name in calls]
         del graph.value_info[:]
         graph.value_info.extend(stated)
