@@ -103,7 +103,7 @@ _LEAST_SIZE = 32  # of a product's sides: smaller ones gain nothing
 def mark_products(graph: ir.Graph) -> None:
     """Mark the products of matrices that no other group has, for a kernel that rounds to bfloat16.
 
-    In float32 they stay as they are: onnxruntime's own product is the faster one.
+    In float32 they stay as they are: onnxruntime's own product is as fast.
     """
     for node in graph:
         if node.op_type in ("Gemm", "MatMul") and node.domain == "" and place_of(node) is None:
