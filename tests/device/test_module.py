@@ -323,3 +323,18 @@ def test_parameters_of_two_modules_on_one_state_are_the_same() -> None:
     Optimizer(GOLDEN / "mlp" / "optimizer_model.onnx", module)
     module.state.parameters["fc1.weight"].data[:] = 0
     assert module(*samples())[0] == other(*samples())[0]
+
+
+def test_what_calls_returned_stays_as_it_was() -> None:
+    module = open_module("head")
+    optimizer = Optimizer(GOLDEN / "head" / "optimizer_model.onnx", module)
+    results, copies = [], []
+    for _ in range(4):
+        results.append(module(*samples()))
+        copies.append([value.copy() for value in results[-1]])
+        optimizer.step()
+        module.lazy_reset_grad()
+    losses = [float(loss) for loss, *_ in copies]
+    assert losses == sorted(losses, reverse=True) and len(set(losses)) == 4
+    for made, copied in zip(results, copies, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(made, copied, strict=True))

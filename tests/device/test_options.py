@@ -27,6 +27,23 @@ def test_one_options_object_serves_all_sessions(model) -> None:
     assert np.isfinite(loss) and loss != plain
 
 
+def test_only_threads_of_the_optimizer_stop_at_once() -> None:
+    module = open_module("mlp")
+    optimizer = Optimizer(GOLDEN / "mlp" / "optimizer_model.onnx", module)
+    module(*samples())
+    optimizer.step()
+
+    def stops(graph):
+        options = graph.session.get_session_options()
+        try:
+            return options.get_session_config_entry("session.force_spinning_stop") == "1"
+        except Exception:  # an entry that was not set
+            return False
+
+    assert not stops(module.training_executor.graph)
+    assert stops(optimizer._graph)
+
+
 def test_a_function_makes_options_for_each_session() -> None:
     made = []
 

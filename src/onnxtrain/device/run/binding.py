@@ -18,6 +18,7 @@ from onnxtrain.format.element_types import ELEMENT_TYPES, STRING
 from onnxtrain.format.model.file import ValueType
 
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector registers
+_SMALL = 4096  # bytes
 
 
 class Device(NamedTuple):
@@ -185,7 +186,10 @@ class Binding:
         self._state, self._results = dict(state), dict(results)
         self._inputs = list(inputs)
         self._outputs = [_Output(value) for value in outputs]
-        self._outputs += [_Output(value, keeps_memory=True) for value in check]
+        self._outputs += [_Output(value, is_check=True) for value in check]
+        self._has_symbols = any(
+            isinstance(d, str) for value in (*outputs, *check) for d in value.dims or ()
+        )
         self._has_strings = any(value.element_type == STRING for value in (*self._inputs, *outputs))
         self._session: Any = None
         self._binding: Any = None
@@ -206,19 +210,22 @@ class Binding:
             binding.bind_ortvalue_input(name, variable.value)
         for declared, value in zip(self._inputs, values, strict=True):
             binding.bind_ortvalue_input(declared.name, value)
-        symbols = self._symbols(values)
-        made = [output.bind(binding, symbols) for output in self._outputs]
+        symbols = self._symbols(values) if self._has_symbols else {}
+        are_ours = [output.bind(binding, symbols) for output in self._outputs]
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime has many kinds of errors and no common one
             self._session = None
             raise self._failed(error) from None
-        if any(array is None for array in made):
+        if all(are_ours):
+            made = [output.take() for output in self._outputs]
+        else:
             # Take what onnxruntime has allocated, and learn whether that was as declared.
-            found = binding.get_outputs()[len(self._results) :]
-            for index, (output, value) in enumerate(zip(self._outputs, found, strict=True)):
-                if made[index] is None:
-                    made[index] = value
+            made = binding.get_outputs()[len(self._results) :]
+            for index, (output, value) in enumerate(zip(self._outputs, made, strict=True)):
+                if are_ours[index]:
+                    made[index] = output.take()
+                else:
                     output.learn(tuple(value.shape()), symbols)
         made = self._without_check(made)
         if self._copied:
@@ -231,7 +238,7 @@ class Binding:
             return made
         count = len(made) - self._checks
         flag, *sums = map(as_array, made[count:])
-        self.passed = bool(flag.all())
+        self.passed = all(flag.ravel().tolist())  # a tenth of the time of numpy's, for one flag
         self.sums = sums[0] if sums else None
         return made[:count]
 
@@ -279,7 +286,7 @@ class Binding:
             return
         self._binding = self._session.io_binding()
         for output in self._outputs:
-            output.kept = None
+            output.forget()
         for name, variable in self._state.items():
             self._binding.bind_ortvalue_input(name, variable.value)
         self._fed = _copied_when_bound(self._session, self._state)
@@ -339,13 +346,14 @@ class _Output:
     """An output that each run returns.
 
     Asking onnxruntime for its outputs takes time for every parameter. So once an output has had
-    the shape that the graph declares, memory of that shape is bound to it before the run. With
-    `keeps_memory`, it stays bound, and the next run writes over it.
+    the shape that the graph declares, memory of that shape is bound to it before the run. That of
+    the check, and of small outputs such as the loss, stays bound: to copy a few numbers takes less
+    time than to bind other memory.
     """
 
-    def __init__(self, value: ValueType, keeps_memory: bool = False) -> None:
-        self.kept: Array | None = None  # what is bound already
-        self._keeps_memory = keeps_memory
+    def __init__(self, value: ValueType, is_check: bool = False) -> None:
+        self._memory: Array | None = None  # what is bound already
+        self._is_check = is_check
         element = ELEMENT_TYPES.get(value.element_type)
         self.declared = value
         self.name = value.name
@@ -361,20 +369,35 @@ class _Output:
             return None
         return tuple(size for size in sizes if size is not None)
 
-    def bind(self, binding: Any, symbols: Mapping[str, int]) -> Array | None:
-        """Bind memory for the next run, and return it if it is ours."""
+    def bind(self, binding: Any, symbols: Mapping[str, int]) -> bool:
+        """Bind memory for the next run; return whether it is ours."""
         shape = None
         if self._declared_right:
             shape = self._shape(symbols) if self._fixed is None else self._fixed
-        if self.kept is not None and self.kept.shape == shape:
-            return self.kept
         if shape is None or self._dtype is None:
+            self._memory = None
             binding.bind_output(self.name)
-            return None
-        array = np.empty(shape, self._dtype)
-        binding.bind_ortvalue_output(self.name, ort.OrtValue.ortvalue_from_numpy(array))
-        self.kept = array if self._keeps_memory else None
-        return array
+            return False
+        if self._memory is None or self._memory.shape != shape:
+            self._memory = np.empty(shape, self._dtype)
+            value = ort.OrtValue.ortvalue_from_numpy(self._memory)
+            binding.bind_ortvalue_output(self.name, value)
+        return True
+
+    def take(self) -> Array:
+        """Return what the run has written; the next run writes over that of a check only."""
+        memory = self._memory
+        assert memory is not None
+        if self._is_check:
+            return memory
+        if memory.nbytes <= _SMALL:
+            return memory.copy()
+        self._memory = None
+        return memory
+
+    def forget(self) -> None:
+        """Take other memory in the next run, which has another binding."""
+        self._memory = None
 
     def learn(self, shape: tuple[int, ...], symbols: Mapping[str, int]) -> None:
         """Remember whether the declared shape is the one that the output has had."""

@@ -318,9 +318,11 @@ class Graph:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self.model.metadata.memory is not None and has_lean_arena():
             options.add_session_config_entry("session.use_env_allocators", "1")
-        if any(value.name.endswith(GRADIENT) for value in self.model.inputs):
-            # The training and the optimizer graph take turns. Threads of one that spin, in case
-            # more work comes, keep those of the other from theirs: a step took twice as long.
+        inputs = {value.name for value in self.model.inputs}
+        if any(f"{name}{GRADIENT}" in inputs for name in inputs):
+            # The training and the optimizer graph take turns. Threads of the optimizer that spin,
+            # in case more work comes, keep those of the other from theirs: a step took twice as
+            # long. Those of the training graph spin on, as it has the first work of the next step.
             options.add_session_config_entry("session.force_spinning_stop", "1")
 
     def _new_session(self, batch: int | None) -> Any:

@@ -77,10 +77,10 @@ def prepared(inputs: Sequence[ValueType], given: Sequence[Any]) -> list[Any]:
             held = _held(value, data)
             _check_shape(value, tuple(held.shape()), symbols)
             result.append(held)
-        # The mean loss of no samples is not a number.
-        size, name = symbols.get(batch_symbol(inputs) or "", (1, ""))
-        if size == 0:
-            raise InputError(f"the input {name!r} has no samples")
+        empty = [dim for dim, (size, _) in symbols.items() if size == 0]
+        batch = batch_symbol(inputs) if empty else None
+        if batch in empty:  # the mean loss of no samples is not a number
+            raise InputError(f"the input {symbols[batch][1]!r} has no samples")
     except InputError as error:
         raise InputError(f"{error}. {_expected(inputs)}. Given: {_given(given)}") from None
     return result
