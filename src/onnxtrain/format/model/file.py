@@ -16,7 +16,7 @@ from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.tensor import ExternalTensor as ExternalTensor
 from onnxtrain.format.model.tensor import read_entry, read_initializer
-from onnxtrain.format.model.wire import MAX_PARSED, MAX_RANK, Reader
+from onnxtrain.format.model.wire import MAX_PARSED, MAX_RANK, Field, Reader
 
 _ORT_IDENTIFIER = b"ORTM"
 
@@ -234,17 +234,21 @@ def read_name(reader: Reader, message: memoryview, number: int, where: str) -> s
 
 def _only(reader: Reader, message: memoryview, number: int, where: str) -> memoryview | None:
     """Return the message in a field, or None. Two are an error; protobuf would merge them."""
-    found = reader.pick(message, where, number)[number]
+    return _single(reader, reader.pick(message, where, number)[number], where)
+
+
+def _single(reader: Reader, found: list[Field], where: str) -> memoryview | None:
     if len(found) > 1:
-        reader.fail(f"field {number} is there twice", where, found[1].start)
+        reader.fail(f"field {found[1].number} is there twice", where, found[1].start)
     return reader.message(found[0], where) if found else None
 
 
 def read_value_type(reader: Reader, message: memoryview, where: str) -> ValueType:
     """Read a ValueInfoProto. A graph has many values of a few types: each is read once."""
-    name = read_name(reader, message, 1, where)
+    found = reader.pick(message, where, 1, 2)
+    name = reader.last_text(found[1], f"{where}.name")
     where = f"{where} {name!r}"
-    declared = _only(reader, message, 2, where)
+    declared = _single(reader, found[2], where)
     if declared is None:
         return ValueType(name, 0, None)
     known = bytes(declared)
