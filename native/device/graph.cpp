@@ -9,7 +9,6 @@
 #include "session_types.h"
 #include "signature.h"
 #include "text.h"
-#include "wire.h"
 
 namespace onnxtrain::device {
 
@@ -17,7 +16,9 @@ namespace {
 
 constexpr size_t kManyNodes = 3000;
 constexpr int kErrorsOnly = 3, kNoOptimization = 0;
-constexpr int kModelGraph = 7, kGraphInitializer = 5, kGraphOutput = 12;
+constexpr int kModelGraph = 7, kModelFunction = 25, kGraphInitializer = 5, kGraphOutput = 12;
+constexpr int kFunctionName = 1, kFunctionDomain = 10;
+constexpr const char* kFunctions = "ai.onnxtrain";  // the domain of functions that kernels stand in for
 
 // The message of an initializer with other elements, of the same type and shape.
 std::string with_elements(WireReader& reader, std::string_view message, const Tensor& tensor) {
@@ -89,15 +90,15 @@ Held<OrtSessionOptions> Graph::training_options() const {
   runtime->check(ONNXTRAIN_CALL(api, SetSessionLogSeverityLevel)(made, kErrorsOnly));
   // A plan of the memory made beforehand takes up to twice as much.
   runtime->check(ONNXTRAIN_CALL(api, DisableMemPattern)(made));
-  const bool has_kernels = settings_->native && serves_kernels(model_.metadata.kernels);
+  const bool has_kernels = settings_->native && !served_functions(model_.metadata.kernels).empty();
   if (model_.node_count > kManyNodes && has_kernels) {
     // Each pass of the optimiser walks all nodes, and kernels stand where it would fuse.
     runtime->check(ONNXTRAIN_CALL(api, SetSessionGraphOptimizationLevel)(made, kNoOptimization));
   }
   for (const ValueType& value : model_.inputs) {
-    if (!ends_with(value.name, kGradient)) continue;
-    // The training and the optimizer graph take turns. Threads of one that spin, in case more work
-    // comes, keep those of the other from theirs.
+    if (model_.input(value.name + kGradient) == nullptr) continue;
+    // The training and the optimizer graph take turns. Threads of the optimizer that spin, in case more
+    // work comes, keep those of the other from theirs.
     runtime->check(ONNXTRAIN_CALL(api, AddSessionConfigEntry)(made, "session.force_spinning_stop", "1"));
     break;
   }
@@ -133,37 +134,50 @@ void Graph::take_interface() {
   }
 }
 
-std::string Graph::source() const {
+// The graph with the values that constants have now.
+std::string Graph::graph_with_constants(WireReader& reader, std::string_view graph,
+                                        const std::set<std::string>& changed) const {
   std::string made;
+  reader.each(graph, "graph", [&](const WireField& field) {
+    std::string name;
+    if (field.number == kGraphInitializer) {
+      name = reader.last_text(reader.pick(field.data, "initializer", {8}), 8, "initializer.name");
+    }
+    if (changed.count(name) > 0) {
+      made += bytes_field(kGraphInitializer, with_elements(reader, field.data, *state_->frozen.find(name)));
+    } else {
+      made += graph.substr(field.start, field.end - field.start);
+    }
+  });
+  return made;
+}
+
+// What onnxruntime is given. It would check the bodies of functions that kernels stand in for, a third of the
+// time that it loads, so they are left out.
+std::string Graph::source(bool with_kernels) const {
   std::set<std::string> changed;
   for (const std::string& name : state_->changed_constants) {
     if (model_.initializers.find(name) != nullptr && model_.external.find(name) == nullptr) changed.insert(name);
   }
-  WireReader reader(model_.name);
   const std::string_view data = model_.data.view();
-  if (changed.empty() || model_.is_ort) {
-    made = std::string(data);
-  } else {
-    reader.each(data, "model", [&](const WireField& part) {
-      if (part.number != kModelGraph) {
-        made += data.substr(part.start, part.end - part.start);
-        return;
-      }
-      std::string graph;
-      reader.each(part.data, "graph", [&](const WireField& field) {
-        std::string name;
-        if (field.number == kGraphInitializer) {
-          name = reader.last_text(reader.pick(field.data, "initializer", {8}), 8, "initializer.name");
-        }
-        if (changed.count(name) > 0) {
-          graph += bytes_field(kGraphInitializer, with_elements(reader, field.data, *state_->frozen.find(name)));
-        } else {
-          graph += part.data.substr(field.start, field.end - field.start);
-        }
-      });
-      made += bytes_field(kModelGraph, graph);
-    });
-  }
+  if (model_.is_ort) return std::string(data);
+  const std::set<std::string> served =
+      with_kernels ? served_functions(model_.metadata.kernels) : std::set<std::string>();
+  WireReader reader(model_.name);
+  const auto is_served = [&](std::string_view function) {
+    const WireFields named = reader.pick(function, "function", {kFunctionName, kFunctionDomain});
+    return reader.last_text(named, kFunctionDomain, "function.domain") == kFunctions &&
+           served.count(reader.last_text(named, kFunctionName, "function.name")) > 0;
+  };
+  std::string made;
+  reader.each(data, "model", [&](const WireField& part) {
+    if (part.number == kModelFunction && !served.empty() && is_served(part.data)) return;
+    if (part.number == kModelGraph && !changed.empty()) {
+      made += bytes_field(kModelGraph, graph_with_constants(reader, part.data, changed));
+    } else {
+      made += data.substr(part.start, part.end - part.start);
+    }
+  });
   // A message that occurs twice is one with the entries of both, by the rules of protobuf.
   std::string outputs;
   for (const std::string& name : gradients_) {
@@ -203,7 +217,7 @@ Held<OrtSession> Graph::new_session(bool with_kernels) {
       runtime->check(add(options.get(), names.data(), values.data(), names.size()));
     }
     if (with_kernels) register_kernels(runtime, options.get(), model_.metadata.kernels);
-    const std::string bytes = source();
+    const std::string bytes = source(with_kernels);
     OrtSession* made = nullptr;
     const auto create = ONNXTRAIN_CALL(runtime->api, CreateSessionFromArray);
     runtime->check(create(settings_->env, bytes.data(), bytes.size(), options.get(), &made));

@@ -5,12 +5,15 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model_file.h"
 #include "ort.h"
 #include "state.h"
+#include "wire.h"
 
 namespace onnxtrain::device {
 
@@ -40,7 +43,8 @@ class Graph {
   Held<OrtSession> new_session(bool with_kernels);
   Held<OrtSessionOptions> new_options() const;
   Held<OrtSessionOptions> training_options() const;
-  std::string source() const;
+  std::string source(bool with_kernels) const;
+  std::string graph_with_constants(WireReader& reader, std::string_view graph, const std::set<std::string>& changed) const;
   Bytes base_data(const ExternalTensor& tensor);
   void take_interface();
 

@@ -3,10 +3,12 @@
 #ifdef ONNXTRAIN_WITH_KERNELS
 
 #include <mutex>
+#include <sstream>
 
 #include "text.h"
 
 extern "C" int onnxtrain_expect(const char* names);
+extern "C" const char* onnxtrain_accepted();
 extern "C" onnxtrain::OrtStatus* RegisterCustomOps(onnxtrain::OrtSessionOptions* options,
                                                    const onnxtrain::OrtApiBase* base);
 
@@ -20,9 +22,13 @@ const OrtApi* present_api = nullptr;
 
 }  // namespace
 
-bool serves_kernels(const std::vector<std::string>& functions) {
+std::set<std::string> served_functions(const std::vector<std::string>& functions) {
   const std::lock_guard<std::mutex> lock(guard);
-  return !functions.empty() && onnxtrain_expect(joined(functions, "\n").c_str()) > 0;
+  std::set<std::string> served;
+  if (functions.empty() || onnxtrain_expect(joined(functions, "\n").c_str()) == 0) return served;
+  std::istringstream names(onnxtrain_accepted());
+  for (std::string name; std::getline(names, name);) served.insert(name);
+  return served;
 }
 
 void register_kernels(const RuntimePointer& runtime, OrtSessionOptions* options,
@@ -39,7 +45,7 @@ void register_kernels(const RuntimePointer& runtime, OrtSessionOptions* options,
 
 namespace onnxtrain::device {
 
-bool serves_kernels(const std::vector<std::string>&) { return false; }
+std::set<std::string> served_functions(const std::vector<std::string>&) { return {}; }
 void register_kernels(const RuntimePointer&, OrtSessionOptions*, const std::vector<std::string>&) {}
 
 }  // namespace onnxtrain::device

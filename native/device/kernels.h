@@ -1,6 +1,7 @@
 // The native kernels, which this library may contain.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -8,8 +9,8 @@
 
 namespace onnxtrain::device {
 
-// Whether kernels stand in for any of the functions of a graph.
-bool serves_kernels(const std::vector<std::string>& functions);
+// The functions of a graph that kernels can stand in for.
+std::set<std::string> served_functions(const std::vector<std::string>& functions);
 
 // Lets them, in the session that is made with these options.
 void register_kernels(const RuntimePointer& runtime, OrtSessionOptions* options,

@@ -19,14 +19,22 @@ struct BlockShape {
   Bounds bounds[3];  // behind each convolution
 };
 
+struct BlockWeights {
+  const float *weights[3], *biases[3];  // no bias is zero; without an expansion, the first are not there
+};
+
 struct BlockData {
   const float* x;
-  const float *weights[3], *biases[3];  // no bias is zero; without an expansion, the first are not there
-  const float* residual;                // which is added to the output, or nothing
+  const float* packed;    // the weights
+  const float* residual;  // which is added to the output, or nothing
   float* y;
 };
 
 struct InvertedResiduals {
+  // Weights in the order in which the computation reads them: how many floats that takes, whatever the size of
+  // images is, and these.
+  int64_t (*packed_size)(const BlockShape&);
+  void (*pack)(const BlockShape&, const BlockWeights&, float* to);
   void (*forward)(const BlockShape&, const BlockData&, const Parallel&);
 };
 

@@ -18,39 +18,44 @@ constexpr bool is_half_more(int64_t channels) {
   return kLanes == 16 && channels > kLanes && channels <= kLanes + kLanes / 2;
 }
 
-// Weights and biases in the order in which tiles read them.
+// Weights and biases in the order in which tiles read them, in one piece of memory.
 class PackedBlock {
  public:
-  PackedBlock(const BlockShape& of, const BlockData& data)
-      : channels_(of.depthwise.groups),
+  PackedBlock(const BlockShape& of, const float* memory)
+      : memory_(memory),
+        channels_(of.depthwise.groups),
+        out_channels_(of.out_channels),
         depth_(of.expands ? of.expansion.in_channels * of.expansion.taps() : 0),
         taps_(of.depthwise.taps()),
         padded_(rounded_up(channels_, kLanes)),
-        floats_(padded_ * (depth_ + 2 + taps_) + rounded_up(of.out_channels, kLanes) * channels_) {
-    float* to = floats_.get();
-    expansion_ = to, to += padded_ * depth_;
-    expansion_bias_ = to, to += padded_;
-    depthwise_ = to, to += padded_ * taps_;
-    depthwise_bias_ = to, to += padded_;
-    projection_ = to;
-    if (of.expands) pack(data.weights[0], channels_, depth_, expansion_);
-    pack(data.weights[2], of.out_channels, channels_, projection_);
+        expansion_bias_(padded_ * depth_),
+        depthwise_(expansion_bias_ + padded_),
+        depthwise_bias_(depthwise_ + padded_ * taps_),
+        projection_(depthwise_bias_ + padded_),
+        projection_bias_(projection_ + rounded_up(out_channels_, kLanes) * channels_) {}
+
+  int64_t size() const { return projection_bias_ + out_channels_; }
+  int64_t depth() const { return depth_; }
+  const float* expansion(int64_t channel) const { return memory_ + channel * depth_; }
+  const float* expansion_bias(int64_t channel) const { return memory_ + expansion_bias_ + channel; }
+  const float* depthwise(int64_t channel) const { return memory_ + depthwise_ + channel * taps_; }
+  const float* depthwise_bias(int64_t channel) const { return memory_ + depthwise_bias_ + channel; }
+  const float* projection(int64_t channel) const { return memory_ + projection_ + channel * channels_; }
+  const float* projection_bias(int64_t channel) const { return memory_ + projection_bias_ + channel; }
+
+  void pack(const BlockWeights& given, float* memory) const {
+    if (depth_ > 0) pack_panels(given.weights[0], channels_, depth_, memory);
+    pack_panels(given.weights[2], out_channels_, channels_, memory + projection_);
     for (int64_t c = 0; c < channels_; c += kLanes)
-      transpose_lines(data.weights[1] + c * taps_, taps_, std::min<int64_t>(channels_ - c, kLanes), taps_,
-                      depthwise_ + c * taps_, kLanes);
-    pad_bias(data.biases[0], expansion_bias_);
-    pad_bias(data.biases[1], depthwise_bias_);
+      transpose_lines(given.weights[1] + c * taps_, taps_, std::min<int64_t>(channels_ - c, kLanes), taps_,
+                      memory + depthwise_ + c * taps_, kLanes);
+    pad_bias(given.biases[0], channels_, padded_, memory + expansion_bias_);
+    pad_bias(given.biases[1], channels_, padded_, memory + depthwise_bias_);
+    pad_bias(given.biases[2], out_channels_, out_channels_, memory + projection_bias_);
   }
 
-  int64_t depth() const { return depth_; }
-  const float* expansion(int64_t channel) const { return expansion_ + channel * depth_; }
-  const float* expansion_bias(int64_t channel) const { return expansion_bias_ + channel; }
-  const float* depthwise(int64_t channel) const { return depthwise_ + channel * taps_; }
-  const float* depthwise_bias(int64_t channel) const { return depthwise_bias_ + channel; }
-  const float* projection(int64_t channel) const { return projection_ + channel * channels_; }
-
  private:
-  static void pack(const float* weights, int64_t columns, int64_t depth, float* to) {
+  static void pack_panels(const float* weights, int64_t columns, int64_t depth, float* to) {
     const MatrixColumns packer{weights, depth, 1};
     for (int64_t j = 0; j < columns; j += kColumns) {
       const int64_t count = std::min<int64_t>(kColumns, columns - j);
@@ -62,14 +67,14 @@ class PackedBlock {
     }
   }
 
-  void pad_bias(const float* from, float* to) const {
-    std::fill_n(to, padded_, 0.0f);
-    if (from != nullptr) std::copy_n(from, channels_, to);
+  static void pad_bias(const float* from, int64_t count, int64_t padded, float* to) {
+    std::fill_n(to, padded, 0.0f);
+    if (from != nullptr) std::copy_n(from, count, to);
   }
 
-  int64_t channels_, depth_, taps_, padded_;
-  Floats floats_;
-  float *expansion_, *expansion_bias_, *depthwise_, *depthwise_bias_, *projection_;
+  const float* memory_;
+  int64_t channels_, out_channels_, depth_, taps_, padded_;
+  int64_t expansion_bias_, depthwise_, depthwise_bias_, projection_, projection_bias_;  // where each begins
 };
 
 TileFunction product_tile(int64_t height, int64_t width) {
@@ -86,7 +91,6 @@ class Band {
       : of_(of),
         wide_(of.depthwise),
         packed_(packed),
-        bias_(data.biases[2]),
         channels_(wide_.groups),
         rows_at_once_(rows_at_once),
         slots_((rows_at_once - 1) * wide_.stride[1] + wide_.kernel[1]),
@@ -101,8 +105,7 @@ class Band {
     const int64_t out = image * of.out_channels * wide_.out_size();
     y_ = data.y + out;
     residual_ = data.residual == nullptr ? nullptr : data.residual + out;
-    // Padding is never written again.
-    std::fill_n(ring_.get(), rounded_up(channels_, kLanes) * slots_ * row_ / kLanes, 0.0f);
+    clear_padding();
     if (of.expands) find_offsets();
   }
 
@@ -122,6 +125,16 @@ class Band {
   }
 
  private:
+  // Beside the rows in the ring, where nothing else is written.
+  void clear_padding() const {
+    const int64_t begin = wide_.pad[2] * kLanes, end = begin + wide_.in[2] * kLanes;
+    float* const last = ring_.get() + rounded_up(channels_, kLanes) * slots_ * row_ / kLanes;
+    for (float* row = ring_.get(); row != last; row += row_) {
+      std::fill(row, row + begin, 0.0f);
+      std::fill(row + end, row + row_, 0.0f);
+    }
+  }
+
   static bool is_pointwise(const Convolution& conv) {
     return conv.taps() == 1 && conv.stride[1] == 1 && conv.stride[2] == 1 && conv.pad[1] == 0 && conv.pad[2] == 0;
   }
@@ -235,8 +248,7 @@ class Band {
     transpose(square);
     for (int64_t i = 0; i < channels; ++i) {
       const int64_t at = (channel + i) * wide_.out_size() + pixel;
-      Vector value = square[i];
-      if (bias_ != nullptr) value += broadcast(bias_[channel + i]);
+      Vector value = square[i] + broadcast(*packed_.projection_bias(channel + i));
       value = clip(value, of_.bounds[2].low, of_.bounds[2].high);
       if (residual_ != nullptr) value += load_first(residual_ + at, pixels);
       store_first(y_ + at, value, pixels);
@@ -246,7 +258,7 @@ class Band {
   const BlockShape& of_;
   const Convolution& wide_;
   const PackedBlock& packed_;
-  const float *x_, *bias_, *residual_;
+  const float *x_, *residual_;
   float* y_;
   int64_t channels_, rows_at_once_, slots_, row_, pixels_;
   int64_t next_ = 0;  // the first row that is not in the ring
@@ -261,7 +273,7 @@ class Band {
 void forward(const BlockShape& of, const BlockData& data, const Parallel& parallel) {
   constexpr int64_t kTasks = 16, kPixelsAtOnce = 56;
   const Convolution& wide = of.depthwise;
-  const PackedBlock packed(of, data);
+  const PackedBlock packed(of, data.packed);
   // A band computes rows again that belong to the one above: few beside its own.
   const int64_t again = std::max<int64_t>(0, wide.kernel[1] - wide.stride[1]);
   const int64_t least = std::max<int64_t>(1, pieces_of(8 * again, wide.stride[1]));
@@ -275,8 +287,12 @@ void forward(const BlockShape& of, const BlockData& data, const Parallel& parall
   });
 }
 
+int64_t packed_size(const BlockShape& of) { return PackedBlock(of, nullptr).size(); }
+
+void pack(const BlockShape& of, const BlockWeights& given, float* to) { PackedBlock(of, to).pack(given, to); }
+
 }  // namespace
 
-const InvertedResiduals kInvertedResiduals = {forward};
+const InvertedResiduals kInvertedResiduals = {packed_size, pack, forward};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

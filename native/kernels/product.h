@@ -169,11 +169,11 @@ void multiply(const PackA& pack_a, const PackB& pack_b, const Store& store, int6
   }
   // Where that cuts rows only, B is packed once for all of them, if it is small enough to stay in a cache.
   constexpr int64_t kMostShared = int64_t{1} << 18;
-  const int64_t wide_enough = rounded_up(columns, kLanes);
+  const int64_t padded_columns = rounded_up(columns, kLanes);
   if constexpr (std::is_same_v<PackB, MatrixColumns>) {
-    if (row_cuts == tasks && tasks > 1 && wide_enough * depth <= kMostShared) {
-      const Floats shared(wide_enough * depth);
-      const PackedColumns packed{shared.get(), wide_enough, depth};
+    if (row_cuts == tasks && tasks > 1 && padded_columns * depth <= kMostShared) {
+      const Floats shared(padded_columns * depth);
+      const PackedColumns packed{shared.get(), padded_columns, depth};
       parallel(pieces_of(columns, kColumns), [&](int64_t panel) {
         const int64_t j = panel * kColumns;
         pack_columns(pack_b, shared.get() + j * depth, j, std::min<int64_t>(kColumns, columns - j), 0, depth, rounded);

@@ -44,13 +44,15 @@ struct Tensor {
 // The tensor that a value of onnxruntime holds; one that does not exist for none.
 Tensor tensor_of(const OrtApi* api, OrtValue* value);
 
-// The attributes of a node.
+// The attributes of a node, and what else is known of it before it runs.
 class Attributes {
  public:
   Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
   int64_t integer(const char* name, int64_t otherwise) const;
   float number(const char* name, float otherwise) const;
   std::vector<int64_t> integers(const char* name) const;
+  // Whether an input is a constant of the graph, which is the same in every run.
+  bool is_constant(size_t input) const;
 
  private:
   const OrtApi* api_;

@@ -82,6 +82,8 @@ ONNXTRAIN_ENTRY(99, ReleaseTensorTypeAndShapeInfo, void, OrtTensorTypeAndShapeIn
 ONNXTRAIN_ENTRY(132, ReleaseAllocator, void, OrtAllocator*)
 ONNXTRAIN_ENTRY(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo*, const char*, int64_t*,
                 size_t*)
+ONNXTRAIN_ENTRY(249, KernelInfoGetConstantInput_tensor, OrtStatus*, const OrtKernelInfo*, size_t, int*,
+                const OrtValue**)
 ONNXTRAIN_ENTRY(274, KernelContext_ParallelFor, OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t), size_t,
                 size_t, void*)
 ONNXTRAIN_ENTRY(278, KernelInfoGetAllocator, OrtStatus*, const OrtKernelInfo*, int, OrtAllocator**)

@@ -291,6 +291,14 @@ float Attributes::number(const char* name, float otherwise) const {
   return found(api_, ONNXTRAIN_CALL(api_, KernelInfoGetAttribute_float)(info_, name, &value)) ? value : otherwise;
 }
 
+bool Attributes::is_constant(size_t input) const {
+  if (api_->entries[kKernelInfoGetConstantInput_tensor] == nullptr) return false;
+  int constant = 0;
+  const OrtValue* value = nullptr;
+  return found(api_, ONNXTRAIN_CALL(api_, KernelInfoGetConstantInput_tensor)(info_, input, &constant, &value)) &&
+         constant != 0;
+}
+
 std::vector<int64_t> Attributes::integers(const char* name) const {
   size_t count = 0;
   const auto read = ONNXTRAIN_CALL(api_, KernelInfoGetAttributeArray_int64);

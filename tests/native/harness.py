@@ -42,7 +42,8 @@ def kinds_of(model: onnx.ModelProto) -> set[str]:
     return {function.name.partition("_")[0] for function in model.functions}
 
 
-def run(model: onnx.ModelProto, feeds: Feeds, *, native: bool, threads: int = 1) -> list[Any]:
+def session_of(model: onnx.ModelProto, *, native: bool, threads: int = 1) -> Any:
+    """A session of the model, with kernels for all of its functions or with none."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
@@ -53,8 +54,11 @@ def run(model: onnx.ModelProto, feeds: Feeds, *, native: bool, threads: int = 1)
         assert known == len(names), f"there is no kernel for some of {names}"
         options.register_custom_ops_library(str(library()))
     providers = ["CPUExecutionProvider"]
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=providers)
-    return list(session.run(None, dict(feeds)))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+
+
+def run(model: onnx.ModelProto, feeds: Feeds, *, native: bool, threads: int = 1) -> list[Any]:
+    return list(session_of(model, native=native, threads=threads).run(None, dict(feeds)))
 
 
 def run_both(model: onnx.ModelProto, feeds: Feeds) -> tuple[list[Any], list[Any]]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from native.harness import assert_near, kinds_of, run, run_both
+from native.harness import assert_near, kinds_of, run, run_both, session_of
 from native.kernel_calls import call
 from onnxtrain.offline.passes import frozen_blocks
 from onnxtrain.offline.passes.native_kernels import fit_to_kernels
@@ -175,6 +175,45 @@ def test_like_the_function(name: str) -> None:
     assert kinds_of(model) == {"InvertedResidual"}
     assert len(model.graph.node) == 2  # the other one is Identity
     assert_near(*run_both(model, block.feeds()))
+
+
+def with_any_size(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model for images of any number and size."""
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    for place, name in ((0, "batch"), (2, "rows"), (3, "columns")):
+        dims[place].dim_param = name
+    return model
+
+
+def with_weights_as_inputs(model: onnx.ModelProto) -> dict[str, Array]:
+    """Let the weights of a model be inputs; return what they were."""
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for name, value in values.items():
+        info = helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape)
+        model.graph.input.append(info)
+    del model.graph.initializer[:]
+    return values
+
+
+@pytest.mark.parametrize("name", ["norms", "stem", "norm_no_expansion"])
+def test_packed_weights_serve_images_of_all_sizes(name: str) -> None:
+    block = CASES[name]
+    model = with_any_size(written(block))
+    plain, native = (session_of(model, native=flag) for flag in (False, True))
+    for batch, space in ((1, (9, 12)), (3, (31, 20)), (0, (8, 9)), (2, (16, 16)), (1, (9, 12))):
+        feeds = replace(block, batch=batch, space=space).feeds()
+        assert_near(plain.run(None, feeds), native.run(None, feeds))
+
+
+@pytest.mark.parametrize("name", ["norms", "one_bias", "no_expansion"])
+def test_weights_that_are_no_constants_may_change(name: str) -> None:
+    model = written(CASES[name])
+    weights = with_weights_as_inputs(model)
+    plain, native = (session_of(model, native=flag) for flag in (False, True))
+    for factor in (1, -0.5, 2):
+        changed = {n: w * np.float32(factor) if w.ndim == 4 else w for n, w in weights.items()}
+        feeds = CASES[name].feeds() | changed
+        assert_near(plain.run(None, feeds), native.run(None, feeds))
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2"])

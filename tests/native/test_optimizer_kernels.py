@@ -104,6 +104,18 @@ def test_one_tensor() -> None:
     assert_near(*run_both(model, feeds_of(model)))
 
 
+def test_denormal_means_become_zero_in_kernels_alone() -> None:
+    model = model_of(AdamW.torch(), [(40_000,)])
+    feeds = feeds_of(model)
+    feeds["p0_grad"][:] = 0
+    feeds["p0.momentum0"][:] = tiny = np.float32(1e-41)
+    place = [value.name for value in model.graph.output].index("p0.momentum0.updated")
+    plain, native = run_both(model, feeds)
+    assert (plain[place] > 0).all() and not native[place].any()
+    assert_near(plain, native)
+    assert (np.full(64, tiny) * np.float32(0.9) > 0).all()  # on the thread that ran the kernel
+
+
 def test_groups_are_calls_of_their_own() -> None:
     groups = [ParameterGroup("p[13]", weight_decay=0.0), ParameterGroup("p2", lr_scale=0.1)]
     optimizer = AdamW.torch(groups=groups, clip_grad=NORM)
