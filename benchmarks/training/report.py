@@ -112,7 +112,8 @@ def _on_steps(run: Data, ratios: Sequence[Ratio]) -> str:
     if not steps:
         return ""
     if not far:
-        return "**Long runs?** A step takes at most 1.1 times as long as with the fastest other."
+        span = _span(list(steps.values()), "{:.2f}")
+        return f"**Long runs?** A step takes {span} of the time that the fastest other takes."
     return (
         "**Long runs?** "
         + (f"A step takes at most 1.1 times the fastest other's time for {near}. " if near else "")
