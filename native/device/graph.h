@@ -44,7 +44,8 @@ class Graph {
   Held<OrtSessionOptions> new_options() const;
   Held<OrtSessionOptions> training_options() const;
   std::string source(bool with_kernels) const;
-  std::string graph_with_constants(WireReader& reader, std::string_view graph, const std::set<std::string>& changed) const;
+  std::string graph_with_constants(WireReader& reader, std::string_view graph,
+                                   const std::set<std::string>& changed) const;
   Bytes base_data(const ExternalTensor& tensor);
   void take_interface();
 

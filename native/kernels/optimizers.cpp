@@ -42,7 +42,7 @@ struct StepNumbers {
 
 // Lets numbers below the smallest normal float count as zero on this thread, until it goes. The mean of gradients
 // of a word that does not occur any more, or of a dead unit, shrinks to such a number in some hundred steps and
-// stays there; processors take up to a hundred times as long for them.
+// stays there; AdamW then took 1.5 times as long on a Zen 4.
 class DenormalsAsZero {
  public:
   DenormalsAsZero() : before_(mode()) { set_mode(before_ | kAsZero); }
