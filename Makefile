@@ -143,7 +143,7 @@ native-build: native-headers
 	@$(call NEEDS,cmake,cmake) \
 	$(call NEEDS,c++,g++) \
 	set -x; cmake -S native -B build/native-record -DONNXTRAIN_RECORD=ON && \
-	cmake --build build/native-record -j $(JOBS) --target onnxtrain_native replay && \
+	cmake --build build/native-record -j $(JOBS) --target onnxtrain_native replay onnxtrain && \
 	cmake -S native -B build/native-device -DONNXTRAIN_KERNELS=OFF && \
 	cmake --build build/native-device -j $(JOBS) --target device_calls onnxtrain onnxtrain_static
 
