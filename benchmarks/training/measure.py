@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from plan import EAGER, Effort, Peer, Setting, Workload, folder_of, settings
 from processes import Child, PeerFailed, Site
 
+T = TypeVar("T")
 Say = Callable[[str], None]
 # How much slower in the trial a setting may be and still take part: a trial is short.
 _NEAR = 1.1
@@ -153,9 +154,7 @@ def take_turns(site: Site, children: Sequence[Child], effort: Effort) -> dict[Ch
     """
     times: dict[Child, list[float]] = {child: [] for child in children}
     for number in range(effort.repeats):
-        running = list(times)
-        shift = number % max(len(running), 1)
-        for child in [*running[shift:], *running[:shift]]:
+        for child in _rotated(list(times), number):
             try:
                 steps = _burst(site, child, effort.burst_seconds, effort.least_steps)
                 times[child].append(statistics.median(steps))
@@ -163,6 +162,12 @@ def take_turns(site: Site, children: Sequence[Child], effort: Effort) -> dict[Ch
                 child.failure = str(failure)
                 del times[child]
     return times
+
+
+def _rotated(entries: Sequence[T], number: int) -> list[T]:
+    """Return the order of a round, which begins with another entry than the round before."""
+    shift = number % max(len(entries), 1)
+    return [*entries[shift:], *entries[:shift]]
 
 
 def _burst(site: Site, child: Child, seconds: float, least: int) -> list[float]:
@@ -180,9 +185,13 @@ def _starts(
     results: dict[str, Result],
     say: Say,
 ) -> None:
-    """Fill in the time to the end of the first step, and the peak after more of them."""
+    """Fill in the time to the end of the first step, and the peak after more of them.
+
+    Memory that the host of a virtual machine has not lent yet costs the process that touches it
+    first; with rounds that begin with another peer each, that is not always the same one.
+    """
     for number in range(effort.starts):
-        for peer, setting in chosen:
+        for peer, setting in _rotated(chosen, number):
             result = results[peer.name]
             site.cores.wait()
             try:
