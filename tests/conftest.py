@@ -1,7 +1,8 @@
-"""`--quick`: what `make check` runs, without torch, other environments, or slow tests.
+"""Random numbers that do not depend on the order of tests, and `--quick`.
 
-A test that touches torch is skipped, wherever it does: in a helper, a fixture, or when its file is
-imported. Tests need no mark for that, and those beside them run.
+`--quick` is what `make check` runs, without torch, other environments, or slow tests. A test that
+touches torch is skipped, wherever it does: in a helper, a fixture, or when its file is imported.
+Tests need no mark for that, and those beside them run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 TESTS = str(Path(__file__).parent)
@@ -36,6 +38,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
 
+
+# ---- random numbers ------------------------------------------------------------------------------
+
+_initial: dict[np.random.Generator, Any] = {}
+
+
+def pytest_collection_finish() -> None:
+    """Remember the generators of all files, as they are when the files have been imported."""
+    ours = [m for m in sys.modules.values() if str(getattr(m, "__file__", "")).startswith(TESTS)]
+    found = [v for m in ours for v in vars(m).values() if isinstance(v, np.random.Generator)]
+    _initial.update((generator, generator.bit_generator.state) for generator in found)
+
+
+def pytest_runtest_setup() -> None:
+    """Let each test draw the same numbers, whichever tests of its file this process ran before."""
+    for generator, state in _initial.items():
+        generator.bit_generator.state = state
+
+
+# ---- quick tests ---------------------------------------------------------------------------------
 
 # Files whose many short tests take long together.
 _LONG = {

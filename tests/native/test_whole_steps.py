@@ -12,16 +12,22 @@ import pytest
 import onnxtrain
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.cli.demo.network import network
+from onnxtrain.offline.optimizers import late_gradients
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(16, 1, 8, 8)).astype(np.float32)
 LABELS = RNG.integers(0, 10, 16)
 
 
-@pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["usual", "late"])
+def artifacts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts as they are, and with all gradients that can be computed in the If of updates."""
     folder = tmp_path_factory.mktemp("steps") / "artifacts"
-    onnxtrain.prepare(network(), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "late":
+            patch.setattr(late_gradients, "_pays", lambda size, kept: True)
+            patch.setattr(late_gradients, "_LARGE", 100)
+        onnxtrain.prepare(network(), folder)
     return folder
 
 

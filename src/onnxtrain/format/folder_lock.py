@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxtrain.errors import ModelError
-from onnxtrain.format.committed_folder import finish_moves, is_unfinished
+from onnxtrain.format.committed_folder import finish_moves, is_unfinished, remove_tree
 
 # Locks are held for a few renames. A process that holds one for longer is stopped, or its disk is.
 WAIT_SECONDS = 30.0
@@ -144,7 +143,7 @@ def remove_scratch(folder: Path, has_locks: bool) -> None:
             if is_abandoned(owner) if has_locks else is_old(path):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(owner)  # Windows refuses this while it is open
-                shutil.rmtree(path)
+                remove_tree(path)
 
 
 def _scratch_folders(folder: Path) -> list[str]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
-from onnxtrain.format.committed_folder import sync_folder
+from onnxtrain.format.committed_folder import remove_tree, sync_folder
 from onnxtrain.format.folder_lock import (
     OWNER,
     SCRATCH,
@@ -150,7 +149,7 @@ class ScratchFolder:
     def __exit__(self, *error: object) -> None:
         if self._owner is not None:
             self._owner.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path, ignore_errors=True)
 
 
 def _remove_abandoned(entry: os.DirEntry[str], has_locks: bool) -> None:

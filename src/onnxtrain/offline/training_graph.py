@@ -47,6 +47,7 @@ from onnxtrain.offline.optimizers.finite_guard import (
     update_if,
 )
 from onnxtrain.offline.optimizers.in_place import after_readers
+from onnxtrain.offline.optimizers.late_gradients import late_gradients
 from onnxtrain.offline.optimizers.mezo import MeZO
 from onnxtrain.offline.passes.attention import join_attention
 from onnxtrain.offline.passes.batch_norm import (
@@ -354,9 +355,14 @@ def step_graph(
     if proximal:
         gradients = add_proximal(op, gradients)
     parameters, statistics = list(own.gradients), list(own.updates.values())
-    check = optimizer.check(op, gradients, parameters, graph.outputs[0], statistics, early=early)
+    late = None
+    if target == "cpu" and not early and optimizer.reads_one_gradient:
+        late = late_gradients(graph, gradients, [*parameters, *own.updates])
+    check = optimizer.check(
+        op, gradients, parameters, graph.outputs[0], statistics, early=early, late=late
+    )
     updated = write_update(
-        op, graph, optimizer, parameters, gradients,
+        op, graph, optimizer, parameters, gradients, late=late,
         check=check, statistics=own.updates, chunked=target == "cpu", in_place=target != "webgpu",
         early=early,
     )  # fmt: skip

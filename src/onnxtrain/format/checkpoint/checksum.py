@@ -11,7 +11,6 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
@@ -177,6 +176,8 @@ def read_blocks(
     if workers < 2:
         work()
     else:
+        from concurrent.futures import ThreadPoolExecutor  # 0.7 MB, with `logging`
+
         with ThreadPoolExecutor(workers) as threads:
             for future in [threads.submit(work) for _ in range(workers)]:
                 future.result()

@@ -7,12 +7,8 @@ computes the gradients. A new one is a subclass of `Optimizer` with a `formula`:
 from onnxtrain.offline.optimizers.clip import ClipGradNorm, ClipGradValue, GradientClip
 from onnxtrain.offline.optimizers.in_place import late_readers
 from onnxtrain.offline.optimizers.mezo import MeZO, needs_gradient
-from onnxtrain.offline.optimizers.optimizer import (
-    Optimizer,
-    State,
-    write_optimizer,
-    write_update,
-)
+from onnxtrain.offline.optimizers.optimizer import Optimizer, State
+from onnxtrain.offline.optimizers.optimizer_graphs import write_optimizer, write_update
 from onnxtrain.offline.optimizers.proximal import add_proximal
 from onnxtrain.offline.optimizers.rules import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 from onnxtrain.offline.optimizers.update_context import ParameterGroup

@@ -21,7 +21,7 @@ the elements are summed, which overflow where they are about to become infinite 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -31,12 +31,14 @@ from onnxtrain.offline.graph.kernels import Attribute
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.runs import in_runs
 from onnxtrain.offline.graph.shapes import static_dims, working_type
+from onnxtrain.offline.optimizers.late_gradients import Factors
 from onnxtrain.offline.optimizers.multi_tensor import flattened
 from onnxtrain.offline.optimizers.update_writer import Formula, reserve
 
 Sum = Callable[[Ops, ir.Value], ir.Value]  # of a tensor, as a vector of length one
 _MANY = 64  # gradients; fewer have a node each
 _MOST_IN_GROUP, _LARGEST_GROUP = 16, 262_144  # gradients, and elements
+_GROWTH = 64.0  # of intermediate results over the bound of a product: Winograd's transforms add up
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def check_finite(
     *,
     sum_of: Sum = plain_sum,
     early: bool = False,
+    factors: Mapping[ir.Value, Factors] | None = None,
 ) -> FiniteCheck:
     """Write the check of all gradients, the loss and the new running statistics.
 
@@ -94,6 +97,7 @@ def check_finite(
         early: let each update wait for no more than the gradients before it. Then there is one
             value for all gradients so far: a sum for each would stay in memory until the end, in
             the midst of what is freed. It needs a loss.
+        factors: by parameter, what is checked in the place of its gradient, which is their product.
 
     """
     scope, op.scope = op.scope, "finite_check"
@@ -112,14 +116,24 @@ def check_finite(
 
     # Written in the order of the gradients: onnxruntime begins with what is last in the file.
     are_given = all(g.is_graph_input() for g in gradients.values())
+    products = factors or {}
+    bound = _Bounds(op, kind, squares)
     if (are_given or len(gradients) > _MANY) and not early:
-        groups = [list(order)] if are_given else list(_groups(gradients))
-        vectors = [_sums(op, [gradients[p] for p in own], sum_of, kind, squares) for own in groups]
+        groups = [list(order)] if are_given else list(_groups(gradients, products))
+        vectors = [
+            bound(products[own[0]])
+            if own[0] in products
+            else _sums(op, [gradients[p] for p in own], sum_of, kind, squares)
+            for own in groups
+        ]
         places = {p: place for place, p in enumerate(p for own in groups for p in own)}
         kernel, in_order = "FiniteSums", [places[p] for p in order]
         attributes: dict[str, Attribute] = {"vectors": len(vectors), "order": in_order}
     else:
-        made = {p: _summed(op, g, sum_of, kind, squares) for p, g in gradients.items()}
+        made = {
+            p: bound(products[p]) if p in products else _summed(op, g, sum_of, kind, squares)
+            for p, g in gradients.items()
+        }
         vectors, kernel, in_order = [made[p] for p in order], "FiniteCheck", []
         attributes = {"sums": len(order)}
 
@@ -161,7 +175,34 @@ def _summed(op: Ops, gradient: ir.Value, sum_of: Sum, dtype: ir.DataType, square
     return made
 
 
-def _groups(gradients: Mapping[ir.Value, ir.Value]) -> Iterator[list[ir.Value]]:
+class _Bounds:
+    """Writes what tells whether the product of two tensors is finite, without computing it.
+
+    That is the square of the product of their norms, which no square of an element is above, or
+    that product itself, times what an element may grow to on the way to it.
+    """
+
+    def __init__(self, op: Ops, dtype: ir.DataType, squares: int) -> None:
+        self._op, self._dtype, self._squares = op, dtype, squares
+        self._sums: dict[ir.Value, ir.Value] = {}
+
+    def __call__(self, factors: Factors) -> ir.Value:
+        op = self._op
+        sums = [self._sum(factor) for factor in factors]
+        if self._squares:
+            return op.Mul(*sums)
+        return op.Mul(op.Mul(*map(op.Sqrt, sums)), _GROWTH)
+
+    def _sum(self, factor: ir.Value) -> ir.Value:
+        if factor not in self._sums:
+            made = _summed(self._op, factor, fast_sum_of_squares, self._dtype, 1)
+            self._sums[factor] = made
+        return self._sums[factor]
+
+
+def _groups(
+    gradients: Mapping[ir.Value, ir.Value], alone: Collection[ir.Value]
+) -> Iterator[list[ir.Value]]:
     """Yield parameters whose gradients are summed by one kernel, in the order of the gradients.
 
     A layer has several, which are small where there are many.
@@ -169,7 +210,7 @@ def _groups(gradients: Mapping[ir.Value, ir.Value]) -> Iterator[list[ir.Value]]:
 
     def size_of(parameter: ir.Value) -> int:
         dims = static_dims(gradients[parameter])
-        return _LARGEST_GROUP if dims is None else math.prod(dims)
+        return _LARGEST_GROUP if dims is None or parameter in alone else math.prod(dims)
 
     return in_runs(gradients, size_of, _LARGEST_GROUP, _MOST_IN_GROUP)
 

@@ -26,7 +26,7 @@ from onnxtrain.offline.optimizers.directions import Directions, Distribution, nu
 from onnxtrain.offline.optimizers.finite_guard import check_finite, update_if
 from onnxtrain.offline.optimizers.in_place import after_readers
 from onnxtrain.offline.optimizers.native_update import StepInputs
-from onnxtrain.offline.optimizers.optimizer import state_inputs
+from onnxtrain.offline.optimizers.optimizer_graphs import state_inputs
 from onnxtrain.offline.optimizers.rules import SGD
 from onnxtrain.offline.optimizers.update_context import ParameterGroup
 from onnxtrain.offline.optimizers.update_writer import Slot, Update, graph_input, reserve, values_of
@@ -111,11 +111,11 @@ class MeZO(SGD):
         self, op: Ops, directions: Directions, slots: Sequence[Slot], given: StepInputs
     ) -> list[ir.Value]:
         """Write the updates of all slots, one after the other."""
-        numbers = self._numbers(op, slots, given)
+        numbers = self.step_numbers(op, slots, given)
         updates: dict[ir.Value, Update] = {
             update.slot.parameter: update
-            for group in self._groups(slots)
-            for update in self._updates(op, group, numbers)
+            for group in self.grouped(slots)
+            for update in self.updates(op, group, numbers)
         }
         made: list[ir.Value] = []
         for slot in slots:

@@ -1,39 +1,25 @@
-"""Optimizer: what all optimizers have in common, and how their updates get into a graph.
+"""Optimizer: what all optimizers have in common, and how their updates are written.
 
-All updates are in the branch of one If: where the loss or a gradient is not finite, nothing changes
-(`finite_guard.py`).
-
-Updates are in place. A runtime may bind the output `<x>.updated` to the memory of the input `<x>`,
-for parameters and states alike, so that nothing is allocated or copied. This is safe because
-
-1. the If depends on every other node that reads `<x>` (`late_readers` lists exceptions; there are
-   none), and so does the node that writes `<x>.updated` in its branch;
-2. where that node reads `<x>` itself, it is element-wise on equal shapes: it reads each element
-   before it writes it. A Scan over chunks does so chunk by chunk, a native kernel too.
-
-A formula therefore reads a state once, and continues with the updated one.
+`optimizer_graphs.py` puts them into graphs.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import BlockError
-from onnxtrain.format.names import GRADIENT, LEARNING_RATE, STEP
 from onnxtrain.offline.blocks.accessor import current
 from onnxtrain.offline.blocks.append_graph import append, writer
 from onnxtrain.offline.blocks.block import ForwardBlock
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import FLOATS, Dim, dims_of, working_type
-from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.graph.shapes import FLOATS, working_type
 from onnxtrain.offline.graph.versions import FLOOR_OPSET
 from onnxtrain.offline.optimizers.clip import (
     ClipGradNorm,
@@ -45,21 +31,18 @@ from onnxtrain.offline.optimizers.finite_guard import (
     FiniteCheck,
     Sum,
     check_finite,
-    early_check,
     fast_sum_of_squares,
     guarded_formula,
-    guarded_updates,
     plain_sum,
-    update_if,
 )
-from onnxtrain.offline.optimizers.in_place import after_readers, steady_row
+from onnxtrain.offline.optimizers.late_gradients import LateGradient
 from onnxtrain.offline.optimizers.native_update import (
     SlotGroup,
     StepInputs,
     StepNumbers,
     as_kernel,
 )
-from onnxtrain.offline.optimizers.proximal import add_proximal
+from onnxtrain.offline.optimizers.optimizer_graphs import write_optimizer
 from onnxtrain.offline.optimizers.update_context import (
     ParameterGroup,
     UpdateContext,
@@ -72,9 +55,6 @@ from onnxtrain.offline.optimizers.update_writer import (
     Update,
     Updated,
     UpdateWriter,
-    graph_input,
-    reserve,
-    values_of,
 )
 
 
@@ -149,6 +129,7 @@ class Optimizer(ForwardBlock):
         *,
         chunked: bool = False,
         check: FiniteCheck | None = None,
+        alone: Collection[ir.Value] = (),
     ) -> list[Updated]:
         """Write the update of all parameters into a graph.
 
@@ -161,6 +142,7 @@ class Optimizer(ForwardBlock):
                 results have the shape [chunks, elements of a chunk], with the elements in the same
                 order: bind them by address.
             check: the check of the gradients, whose sums clipping uses.
+            alone: the parameters that one kernel does not update together with others.
 
         """
         scope, op.scope = op.scope, "optimizer"
@@ -169,13 +151,13 @@ class Optimizer(ForwardBlock):
         try:
             with op.arithmetic():
                 slots = [slot.shaped(op) for slot in slots]
-                groups = self._groups(slots)
-                shared = self._numbers(op, slots, given) if len(groups) > 1 else None
+                groups = self.grouped(slots, alone)
+                shared = self.step_numbers(op, slots, given) if len(groups) > 1 else None
                 for group in groups:
 
                     def write(group: SlotGroup = group) -> list[Updated]:
-                        numbers = shared or self._numbers(op, slots, given)
-                        return UpdateWriter(op, chunked).write(self._updates(op, group, numbers))
+                        numbers = shared or self.step_numbers(op, slots, given)
+                        return UpdateWriter(op, chunked).write(self.updates(op, group, numbers))
 
                     updated = as_kernel(op, self, group, given, chunked, write)
                     parameters = (slot.parameter for slot in group.slots)
@@ -193,6 +175,7 @@ class Optimizer(ForwardBlock):
         statistics: Sequence[ir.Value] = (),
         *,
         early: bool = False,
+        late: Mapping[ir.Value, LateGradient] | None = None,
     ) -> FiniteCheck:
         """Write the check whether a step is finite; see `check_finite`."""
         sum_of: Sum = plain_sum
@@ -200,8 +183,16 @@ class Optimizer(ForwardBlock):
             sum_of = sum_of_squares
         elif self.squares and self.clip_grad is None:
             sum_of = fast_sum_of_squares
-        early = early and sum_of is not sum_of_squares
-        return check_finite(op, gradients, order, loss, statistics, sum_of=sum_of, early=early)
+        return check_finite(
+            op, gradients, order, loss, statistics,
+            sum_of=sum_of, early=early and sum_of is not sum_of_squares,
+            factors={p: found.factors for p, found in (late or {}).items()},
+        )  # fmt: skip
+
+    @property
+    def reads_one_gradient(self) -> bool:
+        """Whether the update of a parameter reads no gradient but its own."""
+        return self.clip_grad is None or type(self.clip_grad) is ClipGradValue
 
     def kernel(self, weight_decay: float) -> dict[str, int | float] | None:
         """Return the settings that the native kernel of this class has as attributes.
@@ -210,16 +201,18 @@ class Optimizer(ForwardBlock):
         """
         return None
 
-    def _groups(self, slots: Sequence[Slot]) -> list[SlotGroup]:
+    def grouped(self, slots: Sequence[Slot], alone: Collection[ir.Value] = ()) -> list[SlotGroup]:
         """Return the parameters by their settings and types: each group has one formula."""
         names = [str(slot.parameter.name) for slot in slots]
-        found: dict[tuple[float, float, ir.DataType | None], list[Slot]] = {}
+        found: dict[tuple[float, float, ir.DataType | ir.Value | None], list[Slot]] = {}
         settings = settings_of(self.groups, self.weight_decay, names)
         for slot, (decay, scale) in zip(slots, settings, strict=True):
-            found.setdefault((decay, scale, slot.parameter.dtype), []).append(slot)
+            parameter = slot.parameter
+            key = parameter if parameter in alone else parameter.dtype
+            found.setdefault((decay, scale, key), []).append(slot)
         return [SlotGroup(own, decay, scale) for (decay, scale, _), own in found.items()]
 
-    def _numbers(self, op: Ops, slots: Sequence[Slot], given: StepInputs) -> StepNumbers:
+    def step_numbers(self, op: Ops, slots: Sequence[Slot], given: StepInputs) -> StepNumbers:
         """Write what all groups have in common."""
         rate, number = (
             op.squeeze(op.cast(v, ir.DataType.DOUBLE), [0]) for v in (given.rate, given.step)
@@ -233,7 +226,7 @@ class Optimizer(ForwardBlock):
         passed = given.check.passed if op.on_gpu and given.check is not None else None
         return StepNumbers(rate, number, clip, by_parameter, passed)
 
-    def _updates(self, op: Ops, group: SlotGroup, numbers: StepNumbers) -> list[Update]:
+    def updates(self, op: Ops, group: SlotGroup, numbers: StepNumbers) -> list[Update]:
         """Return the update of each parameter of a group, with the formula of all of them."""
         gradients = [numbers.gradients[slot.parameter] for slot in group.slots]
         if type(self.clip_grad) is ClipGradValue:
@@ -289,144 +282,6 @@ class Optimizer(ForwardBlock):
         current().inferred(check=True, shape_arithmetic=False)
         self._model = copy.deepcopy(current().model)
         return flag_name
-
-
-def write_optimizer(
-    op: Ops,
-    optimizer: Optimizer,
-    parameters: Sequence[tuple[str, ir.DataType, Sequence[Dim]]],
-    flag_name: str,
-    *,
-    chunked: bool = False,
-    proximal: bool = False,
-    in_place: bool = True,
-) -> None:
-    """Write an optimizer as a graph of its own.
-
-    Inputs: learning_rate, step, then for each parameter `<p>`, `<p>_grad`, `<p>.momentum<k>`;
-    behind them, if `proximal`, proximal_mu and `<p>.reference` for each.
-    Outputs: the flag, then for each `<p>.updated`, `<p>.momentum<k>.updated`. The flag is true if
-    they are updates, and false if a gradient is not finite: then they are the inputs.
-    """
-    graph = op.target
-    learning_rate = graph_input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
-    step = graph_input(op, STEP, ir.DataType.INT64, [1])
-    slots = []
-    for name, dtype, dims in parameters:
-        parameter = graph_input(op, name, dtype, dims)
-        gradient = graph_input(op, f"{name}{GRADIENT}", dtype, dims)
-        slots.append(Slot(parameter, gradient, state_inputs(op, optimizer, parameter)))
-    if proximal:
-        pulled = add_proximal(op, {slot.parameter: slot.gradient for slot in slots})
-        slots = [replace(slot, gradient=pulled[slot.parameter]) for slot in slots]
-    gradients = {slot.parameter: slot.gradient for slot in slots}
-    check = optimizer.check(op, gradients, list(gradients))
-    check.passed.name = reserve(op, flag_name)
-    graph.outputs.append(check.passed)
-
-    def write() -> list[ir.Value]:
-        made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=check)
-        return values_of(made)
-
-    branches = in_place and not op.on_gpu
-    made = update_if(op, check.passed, values_of(slots), write) if branches else write()
-    graph.outputs.extend(made)
-    sweep(graph)
-
-
-def write_update(
-    op: Ops,
-    graph: ir.Graph,
-    optimizer: Optimizer,
-    parameters: Sequence[ir.Value],
-    gradients: Mapping[ir.Value, ir.Value],
-    *,
-    check: FiniteCheck | None = None,
-    statistics: Mapping[ir.Value, ir.Value] | None = None,
-    chunked: bool = False,
-    in_place: bool = True,
-    early: bool = False,
-) -> list[ir.Value]:
-    """Write the updates behind the gradients that they use, into the same graph.
-
-    Adds the inputs `<p>.momentum<k>`, learning_rate and step. Returns the new outputs of the graph:
-    for each parameter `<p>.updated` and `<p>.momentum<k>.updated`, then the new running statistics.
-    With `in_place` they are the old values where the check has not passed, and they may be written
-    over the values that they replace, in whatever order nodes run. Without a check, the gradients
-    are checked. An `early` update does not wait for later gradients, which takes less memory: it is
-    made if the loss and the gradients so far are finite.
-    """
-    slots = [Slot(p, gradients[p], state_inputs(op, optimizer, p)) for p in parameters]
-    learning_rate = graph_input(op, LEARNING_RATE, ir.DataType.FLOAT, [1])
-    step = graph_input(op, STEP, ir.DataType.INT64, [1])
-    known = optimizer.check(op, gradients, parameters) if check is None else check
-    new = statistics or {}
-
-    def write(check: FiniteCheck = known) -> list[ir.Value]:
-        made = optimizer.write(op, slots, learning_rate, step, chunked=chunked, check=check)
-        return [*values_of(made), *new.values()]
-
-    if not in_place:
-        return write()
-    if early and not isinstance(optimizer.clip_grad, ClipGradNorm):
-        places = {p: place for place, p in enumerate(gradients)}
-        slots.sort(key=lambda slot: places[slot.parameter])
-        kept = after_readers(op, graph, early_check(op, known), list(new), [known.sums])
-        later = update_if(op, kept, list(new), lambda: list(new.values())) if new else []
-        made = _early_updates(op, graph, optimizer, slots, learning_rate, step, chunked, known)
-        return [*(value for p in parameters for value in made[p]), *later]
-    passed = after_readers(op, graph, known.passed, [*parameters, *new])
-    if op.on_gpu:
-        updated = write(replace(known, passed=passed))
-        return [*updated[: len(updated) - len(new)], *guarded_updates(op, passed, new)]
-    slots = [replace(slot, gradient=steady_row(op, slot.gradient)) for slot in slots]
-    return update_if(op, passed, [*values_of(slots), *new], write)
-
-
-def _early_updates(
-    op: Ops,
-    graph: ir.Graph,
-    optimizer: Optimizer,
-    slots: Sequence[Slot],
-    learning_rate: ir.Value,
-    step: ir.Value,
-    chunked: bool,
-    check: FiniteCheck,
-) -> dict[ir.Value, list[ir.Value]]:
-    """Write each update in an If of its own; return the new values by parameter."""
-    scope, op.scope = op.scope, "optimizer"
-    given = StepInputs(learning_rate, step, check)
-    made = {}
-    with op.arithmetic():
-        numbers = optimizer._numbers(op, slots, given)
-        groups = {s.parameter: group for group in optimizer._groups(slots) for s in group.slots}
-        updates = {
-            update.slot.parameter: update
-            for group in dict.fromkeys(groups.values())
-            for update in optimizer._updates(op, group, numbers)
-        }
-        for slot in slots:
-            passed = early_check(op, check, slot.parameter)
-            passed = after_readers(op, graph, passed, [slot.parameter], [check.sums])
-            alone = replace(groups[slot.parameter], slots=[slot])
-
-            def write(group: SlotGroup = alone) -> list[ir.Value]:
-                update = updates[group.slots[0].parameter]
-                plain = partial(UpdateWriter(op, chunked).write, [update])
-                return values_of(as_kernel(op, optimizer, group, given, chunked, plain))
-
-            made[slot.parameter] = update_if(op, passed, values_of([slot]), write)
-    op.scope = scope
-    return made
-
-
-def state_inputs(op: Ops, optimizer: Optimizer, parameter: ir.Value) -> tuple[ir.Value, ...]:
-    """Add an input to the graph for each state that an optimizer keeps for a parameter."""
-    assert parameter.dtype is not None
-    return tuple(
-        graph_input(op, f"{parameter.name}.{state.name}", state.dtype, dims_of(parameter) or ())
-        for state in optimizer.states(parameter.dtype)
-    )
 
 
 def _working(dtype: ir.DataType) -> ir.DataType:

@@ -1,6 +1,6 @@
 """How updates are written into a graph: many tensors at once, one at a time, or in chunks.
 
-`<x>.updated` may be bound to the memory of `<x>`; `optimizer.py` says why that is safe.
+`<x>.updated` may be bound to the memory of `<x>`; `optimizer_graphs.py` says why that is safe.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def mark_products(graph: ir.Graph) -> None:
 
     In float32 they stay as they are: onnxruntime's own product is as fast.
     """
-    for node in graph:
+    for node in graph.all_nodes():
         if node.op_type in ("Gemm", "MatMul") and node.domain == "" and place_of(node) is None:
             _mark_product(node)
 
