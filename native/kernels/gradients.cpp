@@ -57,6 +57,26 @@ struct GradientSum : Kernel {
   }
 };
 
+// ProductBound(a, b): a bound of the elements of a product of both, as a vector of one: 64 times the product of
+// their norms, or the square of that product where `squares` is 1. See late_gradients.py.
+struct ProductBound : Kernel {
+  static constexpr double kGrowth = 64;
+  bool squares;
+
+  explicit ProductBound(const Attributes& of) : squares(of.integer("squares", 0) != 0) {}
+
+  void run(Run& run) const override {
+    require(run.input_count() >= 2, "there are fewer than two factors");
+    Floats factors;
+    for (const int index : {0, 1}) factors.add(run.input(index));
+    const std::vector<double> sums = sums_of(factors, true, run);
+    // Each sum has to be a float, as where plain operators compute it.
+    const double a = static_cast<float>(sums[0]), b = static_cast<float>(sums[1]);
+    Tensor made = run.output(0, {1});
+    *made.floats() = static_cast<float>(squares ? a * b : kGrowth * std::sqrt(a) * std::sqrt(b));
+  }
+};
+
 // SumsOfGradients(gradients, so many as the attribute `gradients` says): the same of several, as a vector.
 struct SumsOfGradients : Kernel {
   int64_t gradients;
@@ -188,6 +208,7 @@ struct AccumulateGradients : Kernel {
 std::vector<KernelKind> gradient_kernels() {
   return {
       kind_of<GradientSum>("GradientSum", {kFloat}),
+      kind_of<ProductBound>("ProductBound", {kFloat}),
       kind_of<SumsOfGradients>("SumsOfGradients", {kFloat}),
       kind_of<FiniteCheck>("FiniteCheck", {kFloat, kBool, kFloat}),
       kind_of<FiniteSums>("FiniteSums", {kFloat, kBool, kFloat}),

@@ -334,6 +334,28 @@ def test_sums_tell_what_is_not_finite(bad: float, place: int) -> None:
     assert not np.isfinite(made[0])
 
 
+@pytest.mark.parametrize("squares", [0, 1])
+@pytest.mark.parametrize("sizes", [(0, 3), (1, 1), (15, 40_001), (3, 7)], ids=str)
+def test_bounds_of_products(sizes: tuple[int, int], squares: int) -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(size).astype(np.float32) for size in sizes)
+    (made,) = call("ProductBound", {"a": a, "b": b}, 1, squares=squares)
+    norms = np.prod([np.linalg.norm(x.astype(np.float64)) for x in (a, b)])
+    np.testing.assert_allclose(made, [norms**2 if squares else 64 * norms], rtol=1e-6)
+
+
+@pytest.mark.parametrize("squares", [0, 1])
+@pytest.mark.parametrize(
+    ("x", "y"), [(np.nan, 1.0), (1.0, np.inf), (0.0, np.nan), (1e19, 1e19), (1e20, 1e-20)]
+)
+def test_bounds_tell_what_is_not_finite(x: float, y: float, squares: int) -> None:
+    a, b = (np.array([0.5, number, 0.5], np.float32) for number in (x, y))
+    (made,) = call("ProductBound", {"a": a, "b": b}, 1, squares=squares)
+    assert not np.isfinite(made[0])
+    with pytest.raises(Exception, match=r"ProductBound: .*fewer than two factors"):
+        call("ProductBound", {"a": a}, 1)
+
+
 def test_the_check_has_all_sums() -> None:
     feeds = {
         "a": np.array([1.5], np.float32),

@@ -46,7 +46,7 @@ from onnxtrain.offline.optimizers.finite_guard import (
     guarded_updates,
     update_if,
 )
-from onnxtrain.offline.optimizers.in_place import after_readers
+from onnxtrain.offline.optimizers.in_place import after_readers, steady_row
 from onnxtrain.offline.optimizers.late_gradients import late_gradients
 from onnxtrain.offline.optimizers.mezo import MeZO
 from onnxtrain.offline.passes.attention import join_attention
@@ -277,9 +277,11 @@ def training_graph(
     order = own.in_order()
     check = check_finite(op, order, list(own.gradients), loss, statistics, early=early)
 
+    gradients = dict(own.gradients)
+
     def write(*parameters: ir.Value) -> list[ir.Value]:
-        pairs = {v: (buffers[v], own.gradients[v]) for v in parameters}
-        made = accumulate(op, reset, list(pairs.values()), branches=target == "cpu" and not early)
+        pairs = [(buffers[v], op.reshape_like(gradients[v], v)) for v in parameters]
+        made = accumulate(op, reset, pairs, branches=target == "cpu" and not early)
         for v, total in zip(parameters, made, strict=True):
             total.name = f"{v.name}{ACCUMULATED}"
             op.type_as(total, v)
@@ -305,6 +307,7 @@ def training_graph(
         made = [*(totals[v] for v in own.gradients), *kept]
     else:
         passed = after_readers(op, graph, check.passed, list(own.updates))
+        gradients = {v: steady_row(op, gradient) for v, gradient in gradients.items()}
         made = update_if(op, passed, [*buffers.values(), *own.updates], write_all)
     graph.outputs.extend([*made, *check.outputs(op)])
     return _complete(own.model, target)

@@ -117,11 +117,10 @@ def check_finite(
     # Written in the order of the gradients: onnxruntime begins with what is last in the file.
     are_given = all(g.is_graph_input() for g in gradients.values())
     products = factors or {}
-    bound = _Bounds(op, kind, squares)
     if (are_given or len(gradients) > _MANY) and not early:
         groups = [list(order)] if are_given else list(_groups(gradients, products))
         vectors = [
-            bound(products[own[0]])
+            _bound(op, products[own[0]], kind, squares)
             if own[0] in products
             else _sums(op, [gradients[p] for p in own], sum_of, kind, squares)
             for own in groups
@@ -131,7 +130,9 @@ def check_finite(
         attributes: dict[str, Attribute] = {"vectors": len(vectors), "order": in_order}
     else:
         made = {
-            p: bound(products[p]) if p in products else _summed(op, g, sum_of, kind, squares)
+            p: _bound(op, products[p], kind, squares)
+            if p in products
+            else _summed(op, g, sum_of, kind, squares)
             for p, g in gradients.items()
         }
         vectors, kernel, in_order = [made[p] for p in order], "FiniteCheck", []
@@ -175,29 +176,21 @@ def _summed(op: Ops, gradient: ir.Value, sum_of: Sum, dtype: ir.DataType, square
     return made
 
 
-class _Bounds:
-    """Writes what tells whether the product of two tensors is finite, without computing it.
+def _bound(op: Ops, factors: Factors, dtype: ir.DataType, squares: int) -> ir.Value:
+    """Return what tells whether the product of two tensors is finite, without computing it.
 
     That is the square of the product of their norms, which no square of an element is above, or
-    that product itself, times what an element may grow to on the way to it.
+    that product, times what intermediate results may grow to.
     """
 
-    def __init__(self, op: Ops, dtype: ir.DataType, squares: int) -> None:
-        self._op, self._dtype, self._squares = op, dtype, squares
-        self._sums: dict[ir.Value, ir.Value] = {}
+    def write() -> list[ir.Value]:
+        sums = [op.cast(fast_sum_of_squares(op, factor), dtype) for factor in factors]
+        if squares:
+            return [op.Mul(*sums)]
+        return [op.Mul(op.Mul(*map(op.Sqrt, sums)), _GROWTH)]
 
-    def __call__(self, factors: Factors) -> ir.Value:
-        op = self._op
-        sums = [self._sum(factor) for factor in factors]
-        if self._squares:
-            return op.Mul(*sums)
-        return op.Mul(op.Mul(*map(op.Sqrt, sums)), _GROWTH)
-
-    def _sum(self, factor: ir.Value) -> ir.Value:
-        if factor not in self._sums:
-            made = _summed(self._op, factor, fast_sum_of_squares, self._dtype, 1)
-            self._sums[factor] = made
-        return self._sums[factor]
+    (made,) = op.kernel("ProductBound", list(factors), write, squares=squares)
+    return made
 
 
 def _groups(
