@@ -25,7 +25,14 @@ from onnxtrain.errors import (
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile, ValueType
-from onnxtrain.format.names import LEARNING_RATE, PROXIMAL_MU, REFERENCE, STEP, UPDATED
+from onnxtrain.format.names import (
+    GRADIENTS_CHECKED,
+    LEARNING_RATE,
+    PROXIMAL_MU,
+    REFERENCE,
+    STEP,
+    UPDATED,
+)
 
 DEFAULT_LEARNING_RATE = 0.001
 # ONNX Runtime's SGD needs a state that it never reads; it saves zeros for each parameter.
@@ -48,6 +55,7 @@ class Optimizer:
             self._graph = module.graph(optimizer_uri)
             self._names = check_updates(self._graph.model, self._state)
             self._binding: Binding | None = None
+            self._checked = Variable(np.array([False]))
             # Another optimizer of the same parameters has the same memory.
             earlier = self._state.optimizer
             self._memory = OptimizerMemory() if earlier is None else earlier
@@ -126,6 +134,8 @@ class Optimizer:
             if self._binding is None:
                 self._binding = self._bind()
             self.numbers.begin()
+            generation = self._graph.model.metadata.generation
+            self._checked.array[0] = self._state.has_checked(generation)
             self._binding.run(())
             self.numbers.finish(taken=self._binding.passed)
 
@@ -139,6 +149,8 @@ class Optimizer:
                 f"{self._graph.name} is the graph of a whole step, which takes no gradients: pass "
                 "optimizer_model.onnx, or call TrainingSession.step"
             )
+        if self._graph.may_be_checked:
+            state[GRADIENTS_CHECKED] = self._checked
         flags = [v for v in self._graph.model.outputs if v.name not in results]
         return Binding(self._graph, state, results, (), (), flags)
 

@@ -177,6 +177,9 @@ class TrainingState:
         self.skipped_batches = 0  # whose loss or gradients were not finite
         self.not_finite: tuple[str, ...] = ()  # the gradients because of which the last one was
         self.has_stale_gradients = False  # all batches since the last reset were skipped
+        # The generation of the training graph that has computed and checked all gradients, if
+        # nothing was added to them since; and whether somebody else may write into their memory.
+        self.checked_by, self._shares_gradients = "", False
         self.private: dict[str, Any] = saved.get("private", {})
         self.saved_learning_rate: float | None = saved.get("learning_rate")
         self.saved_scheduler: dict[str, Any] | None = saved.get("scheduler")
@@ -290,7 +293,14 @@ class TrainingState:
     def gradient_of(self, name: str) -> Array | None:
         """Return the live gradient of a parameter, if it has one."""
         gradient = self._gradients.get(name)
-        return None if gradient is None else gradient.array
+        if gradient is None:
+            return None
+        self._shares_gradients = True
+        return gradient.array
+
+    def has_checked(self, generation: str) -> bool:
+        """Whether a training graph of this generation has found the gradients finite."""
+        return bool(generation) and self.checked_by == generation and not self._shares_gradients
 
     def set_gradient(self, name: str, value: Any) -> None:
         """Set the accumulated gradient of a parameter."""
@@ -299,7 +309,7 @@ class TrainingState:
             if gradient is None:
                 raise StateError(f"the parameter {name!r} has no gradient, or there is no Module")
             gradient.assign(checked(f"{name}_grad", value, gradient.shape, gradient.dtype))
-            self.has_stale_gradients = False
+            self.has_stale_gradients, self.checked_by = False, ""
 
     # ---- what Module and Optimizer ask ---------------------------------------------------------
 

@@ -12,6 +12,7 @@ BUFFER, ACCUMULATED = "_grad.accumulation.buffer", "_grad.accumulation.out"
 UPDATED, MOMENTUM = ".updated", ".momentum"
 PROXIMAL_MU, REFERENCE = "proximal_mu", ".reference"
 UPDATED_FLAG, FINITE_CHECK = "updated_flag", "finite_check"
+GRADIENTS_CHECKED = "gradients_checked"
 SAMPLE_WEIGHT = "sample_weight"
 # Running statistics of a model that trains for integers: the ranges of all activations, [n, 2], and
 # how fast they follow, [1], which is 0 once they are frozen.

@@ -41,9 +41,11 @@ from onnxtrain.offline.loss_model import (
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
 from onnxtrain.offline.optimizers.accumulation import accumulate
 from onnxtrain.offline.optimizers.finite_guard import (
+    Sum,
     check_finite,
     early_check,
     guarded_updates,
+    plain_sum,
     update_if,
 )
 from onnxtrain.offline.optimizers.in_place import after_readers, steady_row
@@ -254,11 +256,16 @@ class _Copy:
 
 
 def training_graph(
-    source: LossGradients, target: Target = "cpu", *, early: bool = False
+    source: LossGradients,
+    target: Target = "cpu",
+    *,
+    optimizer: Optimizer | None = None,
+    early: bool = False,
 ) -> ir.Model:
     """Return the graph that adds the gradients to buffers, or overwrites them on lazy reset.
 
-    Nothing changes if the loss or a gradient is not finite. With `early`, gradients do not wait for
+    Nothing changes if the loss or a gradient is not finite: by the check of the optimizer that is
+    given, which need not check the same gradients again. With `early`, gradients do not wait for
     each other: one is added if the loss and the gradients so far are finite.
     """
     own = _Copy.of(source, on_gpu=target == "cuda")
@@ -275,7 +282,11 @@ def training_graph(
     graph.inputs.extend([*buffers.values(), reset])
     loss, statistics = graph.outputs[0], list(own.updates.values())
     order = own.in_order()
-    check = check_finite(op, order, list(own.gradients), loss, statistics, early=early)
+    sum_of: Sum = plain_sum
+    if optimizer is not None and not optimizer.reads_sums and target == "cpu":
+        sum_of = optimizer.sum_of
+    parameters = list(own.gradients)
+    check = check_finite(op, order, parameters, loss, statistics, sum_of=sum_of, early=early)
 
     gradients = dict(own.gradients)
 
@@ -419,6 +430,7 @@ def optimizer_graph(
         chunked=target == "cpu",
         proximal=proximal,
         in_place=target != "webgpu",
+        may_be_checked=True,
     )
     model = ir.Model(graph, ir_version=training.ir_version, producer_name="onnxtrain")
     if target != "cpu":

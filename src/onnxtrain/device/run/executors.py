@@ -138,6 +138,7 @@ class TrainExecutor(Executor):
             self._bindings[self.reset] = self._bind()
         self._binding = self._bindings[self.reset]
         extra = [self._input_buffer(name, values) for name in self._differentiated_inputs]
+        self.state.checked_by = ""
         made = super().__call__([*values, *extra])
         count = len(self.signature.outputs)
         if not self.passed:
@@ -146,6 +147,8 @@ class TrainExecutor(Executor):
             if self.reset:
                 self._clear(self._direct)
             return made[:count]
+        if self.reset and self.signature.check:
+            self.state.checked_by = self.graph.model.metadata.generation
         self.reset = self.state.has_stale_gradients = False
         for name, value in zip(self._differentiated_inputs, made[count:], strict=True):
             self.input_gradients[name] = as_array(value)

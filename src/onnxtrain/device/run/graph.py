@@ -20,7 +20,7 @@ import onnxruntime as ort
 from onnxtrain.device.export.layout import (
     stored_data,
     with_initializers,
-    with_outputs,
+    with_interface,
     without_functions,
 )
 from onnxtrain.device.run.base_file import (
@@ -41,15 +41,16 @@ from onnxtrain.errors import (
     TrainingWarning,
 )
 from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
-from onnxtrain.format.element_types import ELEMENT_TYPES
+from onnxtrain.format.element_types import BOOL, ELEMENT_TYPES
 from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
 from onnxtrain.format.model.source import ModelBytes
 from onnxtrain.format.model.wire import Reader
-from onnxtrain.format.names import BUFFER, GRADIENT
+from onnxtrain.format.names import BUFFER, GRADIENT, GRADIENTS_CHECKED
 
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
 _MANY_NODES, _MANY_BESIDE_QUANTIZED = 3000, 1000
+_CHECKED = ValueType(GRADIENTS_CHECKED, BOOL, (1,))
 _NBITS = re.compile(b"MatMulNBits")
 
 
@@ -224,6 +225,17 @@ class Graph:
             if name not in taken and f"{name.removesuffix(GRADIENT)}{BUFFER}" in inputs
         )
 
+    @property
+    def may_be_checked(self) -> bool:
+        """Whether the session of an optimizer graph can be told that gradients were checked.
+
+        What the file has as a constant is an input of the session then, and onnxruntime warns of
+        such inputs where the options are the user's.
+        """
+        model = self.model
+        can_change = self.settings.options is None and not model.is_ort and model.content.is_kept
+        return can_change and GRADIENTS_CHECKED in model.initializer_names
+
     def note_constants(self) -> None:
         """Remember which frozen parameters cannot change, as they are inside of the graph."""
         if self.model.is_ort:
@@ -390,13 +402,10 @@ class Graph:
             return source
         # onnxruntime would check the bodies that it does not run, a third of the time it loads.
         source = without_functions(source, self.kernels, self.name)
-        if not self.gradients:
-            return source
         types = {value.name: value for value in model.inputs}
         buffers = [types[f"{name.removesuffix(GRADIENT)}{BUFFER}"] for name in self.gradients]
-        return with_outputs(
-            source, (replace(v, name=n) for n, v in zip(self.gradients, buffers, strict=True))
-        )
+        gradients = (replace(v, name=n) for n, v in zip(self.gradients, buffers, strict=True))
+        return with_interface(source, [_CHECKED] if self.may_be_checked else [], gradients)
 
 
 def batch_symbol(inputs: Sequence[ValueType]) -> str | None:

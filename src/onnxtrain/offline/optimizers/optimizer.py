@@ -178,16 +178,23 @@ class Optimizer(ForwardBlock):
         late: Mapping[ir.Value, LateGradient] | None = None,
     ) -> FiniteCheck:
         """Write the check whether a step is finite; see `check_finite`."""
-        sum_of: Sum = plain_sum
-        if isinstance(self.clip_grad, ClipGradNorm):
-            sum_of = sum_of_squares
-        elif self.squares and self.clip_grad is None:
-            sum_of = fast_sum_of_squares
         return check_finite(
             op, gradients, order, loss, statistics,
-            sum_of=sum_of, early=early and sum_of is not sum_of_squares,
+            sum_of=self.sum_of, early=early and not self.reads_sums,
             factors={p: found.factors for p, found in (late or {}).items()},
         )  # fmt: skip
+
+    @property
+    def sum_of(self) -> Sum:
+        """What tells whether a gradient is finite, and what the update keeps of it."""
+        if self.reads_sums:
+            return sum_of_squares
+        return fast_sum_of_squares if self.squares and self.clip_grad is None else plain_sum
+
+    @property
+    def reads_sums(self) -> bool:
+        """Whether an update reads the sums of the check: the norm of all gradients."""
+        return isinstance(self.clip_grad, ClipGradNorm)
 
     @property
     def reads_one_gradient(self) -> bool:

@@ -32,7 +32,7 @@ from onnxtrain.format.committed_folder import BASE_DATA, INFERENCE_MODEL
 from onnxtrain.format.element_types import STRING
 from onnxtrain.format.generation import PROPERTY, Generation, digest_of
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
-from onnxtrain.format.names import BUFFER, GRADIENT
+from onnxtrain.format.names import BUFFER, GRADIENT, GRADIENTS_CHECKED
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.graph.shapes import FLOATS
@@ -169,7 +169,7 @@ def write_files(
         proto.functions.extend(functions)
         gradients = _named_gradients(proto) if name == "training_model" else ()
         if name != "eval_model":
-            shorten_names(proto, forward.union(gradients))
+            shorten_names(proto, forward.union(gradients, [GRADIENTS_CHECKED]))
         del proto.metadata_props[:]
         left = [str(node) for node in (on_cpu or {}).get(name, ())[:8]]
         kernels = tuple(function.name for function in functions)
