@@ -119,7 +119,7 @@ struct SoftmaxCrossEntropy : CrossEntropy {
       saved = run.output(1, {2, of.count});
     else
       own.resize(2 * of.count);
-    float* largest = own.empty() && saved.exists() ? saved.floats() : own.data();
+    float* largest = saved.exists() ? saved.floats() : own.data();
     if (has_total) require(run.output_count() > 2, "the output of the total is missing");
     Tensor total = has_total ? run.output(2, labels.shape) : Tensor();
     if (reduction == kNone) {

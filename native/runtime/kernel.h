@@ -66,7 +66,7 @@ class Run {
   size_t input_count() const;
   size_t output_count() const;
   Tensor input(size_t index) const;  // one that does not exist if it was left out
-  // The output, which may be the memory of an input.
+  // The output, which may be the memory of an input; an error if the node leaves it out.
   Tensor output(size_t index, const Shape& shape);
   // Calls work(0) … work(count - 1) on onnxruntime's threads; errors come back to the caller.
   void parallel(int64_t count, const std::function<void(int64_t)>& work) const;

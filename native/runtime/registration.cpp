@@ -330,6 +330,7 @@ Tensor Run::output(size_t index, const Shape& shape) {
   elements_of(shape);
   OrtValue* value = nullptr;
   check(api_, ONNXTRAIN_CALL(api_, KernelContext_GetOutput)(context_, index, shape.data(), shape.size(), &value));
+  require(value != nullptr, "an output is left out, and the kernel computes it");
   return tensor_of(api_, value);
 }
 

@@ -8,10 +8,16 @@ from contextlib import contextmanager
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.control_dependencies import flag_of
+from onnxtrain.offline.graph.kernels import (
+    input_values,
+    kernel_groups,
+    output_values,
+    read_by_kernel_alone,
+)
 from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS, WRITTEN_ANEW
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import static_dims
-from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of
+from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of, values_of
 
 
 def after_readers(
@@ -36,6 +42,7 @@ def after_readers(
     readers = dict.fromkeys(
         node for v in overwritten for node in _ends((n for n, _ in v.uses()), owners)
     )
+    readers.update(dict.fromkeys(_ends_of_kernels(graph, overwritten, owners)))
     late = {n for n in readers if n in live and n not in before}
     if not late:
         return passed
@@ -95,6 +102,26 @@ def _ends(readers: Iterable[ir.Node], owners: Mapping[ir.Node, ir.Node]) -> list
     return list(found)
 
 
+def _ends_of_kernels(
+    graph: ir.Graph, read: Iterable[ir.Value], owners: Mapping[ir.Node, ir.Node]
+) -> Iterator[ir.Node]:
+    """Yield the nodes that compute the results of kernels which read some values.
+
+    The kernel may stand in for them. It reads a weight itself, where they read a copy of it that
+    was made before.
+    """
+    values = {view for value in read for view in _views(value)}
+    names = {str(value.name) for value in values}
+    named = {str(value.name): value for value in values_of(graph)}
+    for group, nodes in kernel_groups(graph).items():
+        if not values.isdisjoint(input_values(group, nodes, named) or ()):
+            made = (v.producer() for v in output_values(group, nodes) if v is not None)
+            yield from (node for node in made if node is not None)
+    for inner, node in owners.items():
+        if not names.isdisjoint(read_by_kernel_alone(inner)):
+            yield node
+
+
 def late_readers(value: ir.Value, updated: ir.Value) -> list[ir.Node]:
     """Return the nodes that may read a value when `updated` has been written over it.
 
@@ -119,7 +146,13 @@ def _owners(graph: Iterable[ir.Node]) -> dict[ir.Node, ir.Node]:
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
+    for view in _views(value):
+        yield from (node for node, _ in view.uses())
+
+
+def _views(value: ir.Value) -> Iterator[ir.Value]:
+    """Yield a value, and all that may share its memory."""
+    yield value
     for node, _ in value.uses():
-        yield node
         if node.op_type in VIEWS and node.domain == "":
-            yield from _readers(node.outputs[0])
+            yield from _views(node.outputs[0])
