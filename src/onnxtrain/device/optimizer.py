@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.device.checks import float32, not_negative
+from onnxtrain.device.checks import float32
 from onnxtrain.device.module import Model, Module
-from onnxtrain.device.parameters import checked
+from onnxtrain.device.proximal import Proximal
 from onnxtrain.device.run.binding import Binding, Variable
 from onnxtrain.device.run.executors import require_values
 from onnxtrain.device.run.graph_signature import check_updates, momentums_of, proximal_of
-from onnxtrain.device.state import GROUP, TrainingState
+from onnxtrain.device.state import GROUP
 from onnxtrain.errors import (
     ArgumentTypeError,
     CheckpointError,
     ModelError,
     StateError,
-    UnknownNameError,
 )
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
@@ -28,8 +27,6 @@ from onnxtrain.format.model.file import ModelFile, ValueType
 from onnxtrain.format.names import (
     GRADIENTS_CHECKED,
     LEARNING_RATE,
-    PROXIMAL_MU,
-    REFERENCE,
     STEP,
     UPDATED,
 )
@@ -422,39 +419,3 @@ def _require_count(name: str, wanted: int, held: int) -> None:
             "without its optimizer state (save it with include_optimizer_state=False), or use "
             "that optimizer"
         )
-
-
-class Proximal:
-    """What graphs with the proximal term read beside gradients: µ and a copy of each parameter."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
-        self._mu = Variable(np.zeros(1, np.float32))
-        self._references: dict[str, Variable] = {}
-
-    def bound(self, state: TrainingState) -> dict[str, Variable]:
-        """Return the memory of the inputs by their names."""
-        return {PROXIMAL_MU: self._mu} | {
-            f"{name}{REFERENCE}": variable for name, variable in self._allocated(state).items()
-        }
-
-    def _allocated(self, state: TrainingState) -> dict[str, Variable]:
-        for name in self._names if not self._references else ():
-            self._references[name] = Variable.zeros(*state.type_of(name), state.device)
-        return self._references
-
-    def set(self, state: TrainingState, mu: float, reference: Mapping[str, Array] | None) -> None:
-        """Set the strength, and what to pull to: the present values, or those given."""
-        require_values(state)
-        what = "the strength of the proximal term"
-        strength = not_negative(what, float32(what, mu))
-        if reference is None:
-            values = {name: state.value_of(name) for name in self._names}
-        else:
-            missing = [name for name in self._names if name not in reference]
-            if missing:
-                raise UnknownNameError(f"the reference has no values for {missing[0]!r}")
-            values = {n: checked(n, reference[n], *state.type_of(n)) for n in self._names}
-        for name, variable in self._allocated(state).items():
-            variable.assign(values[name])
-        self._mu.array[0] = strength

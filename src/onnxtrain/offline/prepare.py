@@ -150,8 +150,7 @@ def prepare(
         return loss_gradients(canonical, names, trains, frozen, updates, bn=chosen.bn, **how)
 
     def build(source: LossGradients, early: bool = False, last: bool = False) -> Models:
-        training = training_graph(source, target, optimizer=updates, early=early)
-        made = {"training_model": training}
+        made = {"training_model": training_graph(source, target, updates, early=early)}
         if updates is not None:
             how = {"proximal": proximal, "early": early, "last": last}
             made["step_model"] = step_graph(source, updates, target, **how)

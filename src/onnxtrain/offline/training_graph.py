@@ -41,7 +41,6 @@ from onnxtrain.offline.loss_model import (
 from onnxtrain.offline.optimizers import Optimizer, add_proximal, write_optimizer, write_update
 from onnxtrain.offline.optimizers.accumulation import accumulate
 from onnxtrain.offline.optimizers.finite_guard import (
-    Sum,
     check_finite,
     early_check,
     guarded_updates,
@@ -258,15 +257,15 @@ class _Copy:
 def training_graph(
     source: LossGradients,
     target: Target = "cpu",
-    *,
     optimizer: Optimizer | None = None,
+    *,
     early: bool = False,
 ) -> ir.Model:
     """Return the graph that adds the gradients to buffers, or overwrites them on lazy reset.
 
-    Nothing changes if the loss or a gradient is not finite: by the check of the optimizer that is
-    given, which need not check the same gradients again. With `early`, gradients do not wait for
-    each other: one is added if the loss and the gradients so far are finite.
+    Nothing changes if the loss or a gradient is not finite, by the check of the optimizer, which
+    need not repeat it. With `early`, gradients do not wait for each other: one is added if the loss
+    and the gradients so far are finite.
     """
     own = _Copy.of(source, on_gpu=target == "cuda")
     early &= target == "cpu"
@@ -281,13 +280,9 @@ def training_graph(
     reset.dtype, reset.shape = ir.DataType.BOOL, ir.Shape([1])
     graph.inputs.extend([*buffers.values(), reset])
     loss, statistics = graph.outputs[0], list(own.updates.values())
-    order = own.in_order()
-    sum_of: Sum = plain_sum
-    if optimizer is not None and not optimizer.reads_sums and target == "cpu":
-        sum_of = optimizer.sum_of
-    parameters = list(own.gradients)
-    check = check_finite(op, order, parameters, loss, statistics, sum_of=sum_of, early=early)
-
+    order, targets = own.in_order(), list(own.gradients)
+    sum_of = plain_sum if optimizer is None or optimizer.reads_sums else optimizer.sum_of
+    check = check_finite(op, order, targets, loss, statistics, sum_of=sum_of, early=early)
     gradients = dict(own.gradients)
 
     def write(*parameters: ir.Value) -> list[ir.Value]:
