@@ -27,6 +27,23 @@ class Convolutional(nn.Module):
         return self.fc(self.act(self.bn2(self.conv2(x))).mean((2, 3)))
 
 
+class Preactivated(nn.Module):
+    """A fresh residual network: its scales and running variances are all ones, and merged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv1, self.norm2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.last = nn.Conv2d(8, 8, 3, padding=1), nn.LayerNorm(8)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        h = self.conv1(F.relu(self.norm1(x)))
+        x = x + self.conv2(F.relu(self.norm2(F.relu(h))))
+        return self.fc(self.last(x.mean((2, 3))))
+
+
 class Normalized(nn.Module):
     """Every normalization of torch, and a weight norm."""
 
@@ -214,6 +231,7 @@ def _sequences() -> torch.Tensor:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "convolutional": (Convolutional, _images(8)),
+    "preactivated": (Preactivated, _images(8)),
     "normalized": (Normalized, _images(6)),
     "text": (Text, lambda: torch.randint(1, 50, (2, 7))),
     "vision": (Vision, _images(16)),

@@ -15,7 +15,7 @@ from selection_networks import NETWORKS
 FORMS = (*EXPORTERS, "torchscript-folded")  # which renames matrices as well
 # Parameters that are only added to data look like the table of a positional encoding.
 ADDED = {("vision", form): {"positions"} for form in FORMS if form.startswith("torchscript")}
-HAS_MODES = ("convolutional", "normalized")
+HAS_MODES = ("convolutional", "normalized", "preactivated")
 CASES = [
     (name, form, training)
     for name in NETWORKS

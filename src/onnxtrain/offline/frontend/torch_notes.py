@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -67,6 +67,11 @@ def folded_from(value: ir.Value) -> list[str]:
     return _listed(value.metadata_props.get(_FOLDED))
 
 
+def states_called(node: ir.Node) -> list[str]:
+    """Return the parameters and buffers that the call reads, in order, with _ for dots."""
+    return [name for _, name in _STATE.findall(node.metadata_props.get(_CALL, ""))]
+
+
 def parameters_called(node: ir.Node) -> set[str]:
     """Return the parameters that the call reads which a node was made for, with _ for dots."""
     calls = node.metadata_props.get(_CALL, "")
@@ -92,6 +97,19 @@ def noted_module(node: ir.Node) -> str:
     """Return the module that the dynamo exporter noted, or ""."""
     scopes = _listed(node.metadata_props.get(_SCOPES))  # parents, the module, the operator
     return scopes[-2] if len(scopes) > 1 else ""
+
+
+def dotted(name: str, modules: Iterable[str], merged_with: str) -> str:
+    """Return what torch calls a parameter that calls name with _ for dots.
+
+    The longest module that fits tells where its own name begins. A module that all nodes leave out
+    (`self_attn.out_proj`) may be known from the parameter that it was merged with.
+    """
+    fitting = [m for m in modules if m and name.startswith(f"{mangled(m)}_")]
+    module = f"{max(fitting, key=len)}." if fitting else ""
+    own = name[len(module) :]
+    alike = merged_with[-len(own) :]
+    return module + (alike if mangled(alike) == own else own)
 
 
 def mangled(name: str) -> str:
