@@ -144,12 +144,7 @@ def test_steps_are_the_same(
     for folder, fused in ((folders[0], True), (folders[1], True), (folders[0], False)):
         session = onnxtrain.TrainingSession(folder, native=False)
         for _ in range(3):
-            if fused:
-                session.step(*data)
-            else:
-                session.train_step(*data)
-                session.optimizer_step()
-                session.lazy_reset_grad()
+            take_step(session, data, fused)
         assert session.skipped_steps == 0
         arrays = [parameter.data for _, parameter in session.state.parameters]
         ends.append(np.concatenate([array.ravel() for array in arrays]))
@@ -167,14 +162,26 @@ def batch_for(net: onnx.ModelProto, batch: int) -> tuple[Array, ...]:
     return tuple(rng.standard_normal(shape).astype(np.float32) for shape in shapes)
 
 
-def steps_and_state(folder: Path, data: Sequence[Array]) -> tuple[int, bytes, bytes]:
+def take_step(session: onnxtrain.TrainingSession, data: Sequence[Array], fused: bool) -> None:
+    if fused:
+        session.step(*data)
+        return
+    session.train_step(*data)
+    session.optimizer_step()
+    session.lazy_reset_grad()
+
+
+def steps_and_state(
+    folder: Path, data: Sequence[Array], fused: bool = True
+) -> tuple[int, bytes, bytes]:
     session = onnxtrain.TrainingSession(folder)
     before = session.state.to_bytes(include_optimizer_state=True)
-    session.step(*data)
+    take_step(session, data, fused)
     after = session.state.to_bytes(include_optimizer_state=True, allow_nonfinite=True)
     return session.skipped_steps, before, after
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["step", "two-graphs"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize(
     ("spoil", "by"),
@@ -182,15 +189,32 @@ def steps_and_state(folder: Path, data: Sequence[Array]) -> tuple[int, bytes, by
     ids=["nan-input", "infinite-input", "nan-target", "infinite-target", "overflow"],
 )
 def test_factors_that_are_not_finite_change_nothing(
-    optimizer: str, spoil: int, by: float, tmp_path: Path
+    optimizer: str, spoil: int, by: float, fused: bool, tmp_path: Path
 ) -> None:
     folder = prepared(layers(8), tmp_path, optimizer=optimizer)
     assert late(folder) == 2
     data = batch_for(layers(8), 8)
     data[spoil][3, 1] = by
-    skipped, before, after = steps_and_state(folder, data)
+    skipped, before, after = steps_and_state(folder, data, fused)
     assert skipped == 1
     assert before == after
+
+
+def test_both_graphs_bound_a_product_alike(tmp_path: Path) -> None:
+    """The gradient is small, as the large row of x meets a zero; but the norms are not."""
+    net = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", [2, WIDE])],
+        [value("y", [2, WIDE])], {"w": weights(WIDE, WIDE)},
+    )  # fmt: skip
+    folder = prepared(net, tmp_path)
+    w = onnx.numpy_helper.to_array(net.graph.initializer[0])
+    for scale, is_skipped in ((1e15, 1), (1.0, 0)):
+        x, y = np.zeros((2, WIDE), np.float32), np.zeros((2, WIDE), np.float32)
+        x[0, 0], x[1], y[1] = scale, 1, 1e9
+        y[0] = x[0, 0] * w[0]
+        for fused in (True, False):
+            skipped, before, after = steps_and_state(folder, (x, y), fused)
+            assert (skipped, before == after) == (is_skipped, is_skipped)
 
 
 def test_the_parameter_is_named(tmp_path: Path) -> None:

@@ -270,6 +270,22 @@ def test_gradients_that_take_less_are_written_where_nothing_else_helps(tmp_path:
     np.testing.assert_allclose(losses[None], losses[0.5], rtol=1e-4)
 
 
+def test_every_process_finds_the_same_plan(tmp_path: Path) -> None:
+    """Sets of names have another order in each process."""
+    torch.manual_seed(0)
+    onnx.save(export(Wide(), torch.randn(4, 3, 32, 32), "torchscript"), tmp_path / "net.onnx")
+    program = "import onnxtrain; onnxtrain.prepare('net.onnx', 'made', memory_budget=%r, sizes=%r)"
+    found = []
+    for seed in "123":
+        subprocess.run(
+            [sys.executable, "-c", program % ("56%", {"batch": 16})], cwd=tmp_path, check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        made = onnx.load(tmp_path / "made" / "step_model.onnx").graph
+        found.append([(node.op_type, *node.input, *node.output) for node in made.node])
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_budget_out_of_reach_says_what_can_be_reached(tmp_path: Path) -> None:
     with pytest.raises(
         MemoryBudgetError, match=r"Give memory_budget=\d+ or more.*micro_batch"

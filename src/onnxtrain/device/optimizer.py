@@ -13,6 +13,7 @@ from onnxtrain.device.module import Model, Module
 from onnxtrain.device.proximal import Proximal
 from onnxtrain.device.run.binding import Binding, Variable
 from onnxtrain.device.run.executors import require_values
+from onnxtrain.device.run.graph import Graph
 from onnxtrain.device.run.graph_signature import check_updates, momentums_of, proximal_of
 from onnxtrain.device.state import GROUP
 from onnxtrain.errors import (
@@ -24,12 +25,7 @@ from onnxtrain.errors import (
 from onnxtrain.format.checkpoint.content import Array, OptimizerGroup, RawTensor, Tensor
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ModelFile, ValueType
-from onnxtrain.format.names import (
-    GRADIENTS_CHECKED,
-    LEARNING_RATE,
-    STEP,
-    UPDATED,
-)
+from onnxtrain.format.names import LEARNING_RATE, STEP, UPDATED
 
 DEFAULT_LEARNING_RATE = 0.001
 # ONNX Runtime's SGD needs a state that it never reads; it saves zeros for each parameter.
@@ -51,8 +47,9 @@ class Optimizer:
         with self._state.lock:
             self._graph = module.graph(optimizer_uri)
             self._names = check_updates(self._graph.model, self._state)
-            self._binding: Binding | None = None
-            self._checked = Variable(np.array([False]))
+            self._generation = self._graph.model.metadata.generation
+            self._checked_graph = self._graph.checked()
+            self._bindings: dict[Graph, Binding] = {}
             # Another optimizer of the same parameters has the same memory.
             earlier = self._state.optimizer
             self._memory = OptimizerMemory() if earlier is None else earlier
@@ -105,8 +102,10 @@ class Optimizer:
     def close(self) -> None:
         """Free the graph and its memory; what is kept from step to step stays with the state."""
         with self._state.lock:
-            self._binding = None
+            self._bindings.clear()
             self._graph.close()
+            if self._checked_graph is not None:
+                self._checked_graph.close()
 
     def __enter__(self) -> Optimizer:
         return self
@@ -128,28 +127,28 @@ class Optimizer:
             if self._state.has_stale_gradients:
                 self.numbers.finish(taken=False)
                 return
-            if self._binding is None:
-                self._binding = self._bind()
+            graph = self._graph
+            if self._checked_graph is not None and self._state.has_checked(self._generation):
+                graph = self._checked_graph
+            binding = self._bindings.get(graph)
+            if binding is None:
+                binding = self._bindings[graph] = self._bind(graph)
             self.numbers.begin()
-            generation = self._graph.model.metadata.generation
-            self._checked.array[0] = self._state.has_checked(generation)
-            self._binding.run(())
-            self.numbers.finish(taken=self._binding.passed)
+            binding.run(())
+            self.numbers.finish(taken=binding.passed)
 
-    def _bind(self) -> Binding:
+    def _bind(self, graph: Graph) -> Binding:
         gradients = self._state.make_gradients(self._names)
         state, results = self.bound()
         of_gradients = {f"{name}_grad": gradients[name] for name in self._names}
         state |= of_gradients
-        if not of_gradients.keys() <= {v.name for v in self._graph.model.inputs}:
+        if not of_gradients.keys() <= {v.name for v in graph.model.inputs}:
             raise StateError(
-                f"{self._graph.name} is the graph of a whole step, which takes no gradients: pass "
+                f"{graph.name} is the graph of a whole step, which takes no gradients: pass "
                 "optimizer_model.onnx, or call TrainingSession.step"
             )
-        if self._graph.may_be_checked:
-            state[GRADIENTS_CHECKED] = self._checked
-        flags = [v for v in self._graph.model.outputs if v.name not in results]
-        return Binding(self._graph, state, results, (), (), flags)
+        flags = [v for v in graph.model.outputs if v.name not in results]
+        return Binding(graph, state, results, (), (), flags)
 
     def bound(self) -> tuple[dict[str, Variable], dict[str, Variable]]:
         """Return the variables that an update reads, and those it writes, by names in the graph."""

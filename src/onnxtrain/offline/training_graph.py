@@ -271,6 +271,10 @@ def training_graph(
     early &= target == "cpu"
     op, graph = own.op, own.model.graph
     op.scope = "accumulation"
+    bounded = {}
+    if target == "cpu" and not early and (optimizer is None or optimizer.reads_one_gradient):
+        gradients, written = own.in_order(), [*own.gradients, *own.updates]
+        bounded = {p: g.factors for p, g in late_gradients(graph, gradients, written).items()}
     if target == "cpu":
         _name_gradients(own, source.fed)
     buffers = {
@@ -282,7 +286,10 @@ def training_graph(
     loss, statistics = graph.outputs[0], list(own.updates.values())
     order, targets = own.in_order(), list(own.gradients)
     sum_of = plain_sum if optimizer is None or optimizer.reads_sums else optimizer.sum_of
-    check = check_finite(op, order, targets, loss, statistics, sum_of=sum_of, early=early)
+    check = check_finite(
+        op, order, targets, loss, statistics,
+        sum_of=sum_of, early=early, factors=bounded, are_computed=True,
+    )  # fmt: skip
     gradients = dict(own.gradients)
 
     def write(*parameters: ir.Value) -> list[ir.Value]:

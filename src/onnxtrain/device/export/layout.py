@@ -289,17 +289,13 @@ def with_initializers(model: ModelFile, values: Mapping[str, Tensor]) -> bytes:
     return chunks.join()
 
 
-def with_interface(
-    model: bytes, inputs: Iterable[ValueType], outputs: Iterable[ValueType]
-) -> bytes:
-    """Return a model with more of its initializers as inputs, and of its values as outputs.
+def with_outputs(model: bytes, outputs: Iterable[ValueType]) -> bytes:
+    """Return a model with more of its values as outputs.
 
     A message that occurs twice is one with the entries of both, by the rules of protobuf.
     """
     added = b"".join(
-        bytes_field(kind, value_info(v.name, v.element_type, v.dims))
-        for kind, values in ((GraphField.INPUT, inputs), (GraphField.OUTPUT, outputs))
-        for v in values
+        bytes_field(GraphField.OUTPUT, value_info(v.name, v.element_type, v.dims)) for v in outputs
     )
     return model + bytes_field(ModelField.GRAPH, added) if added else model
 

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from onnxtrain.device.export.layout import (
     stored_data,
     with_initializers,
-    with_interface,
+    with_outputs,
     without_functions,
 )
 from onnxtrain.device.run.base_file import (
@@ -41,7 +41,7 @@ from onnxtrain.errors import (
     TrainingWarning,
 )
 from onnxtrain.format.checkpoint.content import Array, RawTensor, Tensor, tensor_bytes
-from onnxtrain.format.element_types import BOOL, ELEMENT_TYPES
+from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.metadata import METADATA_KEY
 from onnxtrain.format.model.file import ModelFile, ValueType, read_metadata
 from onnxtrain.format.model.source import ModelBytes
@@ -50,7 +50,6 @@ from onnxtrain.format.names import BUFFER, GRADIENT, GRADIENTS_CHECKED
 
 _LARGEST = 1_900_000_000  # protobuf reads 2 GB at most
 _MANY_NODES, _MANY_BESIDE_QUANTIZED = 3000, 1000
-_CHECKED = ValueType(GRADIENTS_CHECKED, BOOL, (1,))
 _NBITS = re.compile(b"MatMulNBits")
 
 
@@ -167,10 +166,16 @@ class Frozen:
 
 
 class Graph:
-    """One graph file of the artifacts."""
+    """One graph file of the artifacts.
 
-    def __init__(self, model: ModelFile, settings: Settings, frozen: Frozen) -> None:
+    With `is_checked`, that of an optimizer does not check gradients, as the training graph has.
+    """
+
+    def __init__(
+        self, model: ModelFile, settings: Settings, frozen: Frozen, *, is_checked: bool = False
+    ) -> None:
         self.model = model
+        self._is_checked = is_checked
         self.settings = settings
         self._frozen = frozen
         self._session: Any = None
@@ -225,16 +230,17 @@ class Graph:
             if name not in taken and f"{name.removesuffix(GRADIENT)}{BUFFER}" in inputs
         )
 
-    @property
-    def may_be_checked(self) -> bool:
-        """Whether the session of an optimizer graph can be told that gradients were checked.
+    def checked(self) -> Graph | None:
+        """Return this graph of an optimizer without its check of the gradients.
 
-        What the file has as a constant is an input of the session then, and onnxruntime warns of
-        such inputs where the options are the user's.
+        The check is behind a constant of the file: where that is true, onnxruntime folds away the
+        branches, and runs the updates alone. None where there is no such constant.
         """
         model = self.model
-        can_change = self.settings.options is None and not model.is_ort and model.content.is_kept
-        return can_change and GRADIENTS_CHECKED in model.initializer_names
+        can_change = not model.is_ort and model.content.is_kept
+        if not can_change or GRADIENTS_CHECKED not in model.initializer_names:
+            return None
+        return Graph(model, self.settings, self._frozen, is_checked=True)
 
     def note_constants(self) -> None:
         """Remember which frozen parameters cannot change, as they are inside of the graph."""
@@ -356,6 +362,8 @@ class Graph:
         # The small constants that are in the file itself, with a value that no longer holds.
         inside = stored_data(model, frozen.keys() & set(model.initializer_names))
         inline = {n: frozen[n] for n, data in inside.items() if not _same(frozen[n], data)}
+        if self._is_checked:
+            inline[GRADIENTS_CHECKED] = np.array([True])
         if in_base and FINDS_FILES:
             options.add_session_config_entry(FOLDER_OF_DATA, str(folder_of_base(model)))
         elif in_base:
@@ -405,7 +413,7 @@ class Graph:
         types = {value.name: value for value in model.inputs}
         buffers = [types[f"{name.removesuffix(GRADIENT)}{BUFFER}"] for name in self.gradients]
         gradients = (replace(v, name=n) for n, v in zip(self.gradients, buffers, strict=True))
-        return with_interface(source, [_CHECKED] if self.may_be_checked else [], gradients)
+        return with_outputs(source, gradients)
 
 
 def batch_symbol(inputs: Sequence[ValueType]) -> str | None:

@@ -84,6 +84,7 @@ def check_finite(
     sum_of: Sum = plain_sum,
     early: bool = False,
     factors: Mapping[ir.Value, Factors] | None = None,
+    are_computed: bool = False,
 ) -> FiniteCheck:
     """Write the check of all gradients, the loss and the new running statistics.
 
@@ -98,6 +99,8 @@ def check_finite(
             value for all gradients so far: a sum for each would stay in memory until the end, in
             the midst of what is freed. It needs a loss.
         factors: by parameter, what is checked in the place of its gradient, which is their product.
+        are_computed: such gradients are computed all the same. Their checks wait for them, so that
+            the factors are freed at once.
 
     """
     scope, op.scope = op.scope, "finite_check"
@@ -117,10 +120,14 @@ def check_finite(
     # Written in the order of the gradients: onnxruntime begins with what is last in the file.
     are_given = all(g.is_graph_input() for g in gradients.values())
     products = factors or {}
+
+    def bound(p: ir.Value) -> ir.Value:
+        return _bound(op, products[p], kind, squares, gradients[p] if are_computed else None)
+
     if (are_given or len(gradients) > _MANY) and not early:
         groups = [list(order)] if are_given else list(_groups(gradients, products))
         vectors = [
-            _bound(op, products[own[0]], kind, squares)
+            bound(own[0])
             if own[0] in products
             else _sums(op, [gradients[p] for p in own], sum_of, kind, squares)
             for own in groups
@@ -130,9 +137,7 @@ def check_finite(
         attributes: dict[str, Attribute] = {"vectors": len(vectors), "order": in_order}
     else:
         made = {
-            p: _bound(op, products[p], kind, squares)
-            if p in products
-            else _summed(op, g, sum_of, kind, squares)
+            p: bound(p) if p in products else _summed(op, g, sum_of, kind, squares)
             for p, g in gradients.items()
         }
         vectors, kernel, in_order = [made[p] for p in order], "FiniteCheck", []
@@ -176,18 +181,23 @@ def _summed(op: Ops, gradient: ir.Value, sum_of: Sum, dtype: ir.DataType, square
     return made
 
 
-def _bound(op: Ops, factors: Factors, dtype: ir.DataType, squares: int) -> ir.Value:
+def _bound(
+    op: Ops, factors: Factors, dtype: ir.DataType, squares: int, after: ir.Value | None
+) -> ir.Value:
     """Return what tells whether the product of two tensors is finite, without computing it.
 
     That is the square of the product of their norms, which no square of an element is above, or
-    that product, times what intermediate results may grow to.
+    that product, times what intermediate results may grow to. It reads one element of what it is
+    computed `after`.
     """
 
     def write() -> list[ir.Value]:
         sums = [op.cast(fast_sum_of_squares(op, factor), dtype) for factor in factors]
-        if squares:
-            return [op.Mul(*sums)]
-        return [op.Mul(op.Mul(*map(op.Sqrt, sums)), _GROWTH)]
+        made = op.Mul(*sums) if squares else op.Mul(op.Mul(*map(op.Sqrt, sums)), _GROWTH)
+        if after is None:
+            return [made]
+        first = op.with_dims(op.cast(op.Slice(flattened(op, after), [0], [1]), dtype), [1])
+        return [op.Add(made, op.Mul(first, 0.0))]
 
     (made,) = op.kernel("ProductBound", list(factors), write, squares=squares)
     return made

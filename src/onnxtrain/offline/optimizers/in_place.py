@@ -17,7 +17,7 @@ from onnxtrain.offline.graph.kernels import (
 from onnxtrain.offline.graph.op_facts import REARRANGES, VIEWS, WRITTEN_ANEW
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import static_dims
-from onnxtrain.offline.graph.subgraphs import ancestors, subgraphs_of, values_of
+from onnxtrain.offline.graph.subgraphs import ancestors, sources, subgraphs_of, values_of
 
 
 def after_readers(
@@ -46,6 +46,8 @@ def after_readers(
     late = {n for n in readers if n in live and n not in before}
     if not late:
         return passed
+    # One that another one needs has run before it. To ask it too would keep its result until then.
+    late -= ancestors([source for node in late for source in sources(node)])
     in_order = [node for node in graph if node in late]
     with written_behind(op, in_order[-1]):
         flags = [flag_of(op, node.outputs[0]) for node in in_order]

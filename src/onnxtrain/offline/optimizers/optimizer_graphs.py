@@ -65,7 +65,7 @@ def write_optimizer(
 
     Inputs: learning_rate, step, then for each parameter `<p>`, `<p>_grad`, `<p>.momentum<k>`;
     behind them, if `proximal`, proximal_mu and `<p>.reference` for each. With `may_be_checked`,
-    the initializer gradients_checked is false: a runtime may turn it into an input.
+    the initializer gradients_checked is false: a runtime may set it to true.
     Outputs: the flag, then for each `<p>.updated`, `<p>.momentum<k>.updated`. The flag is true if
     they are updates, and false if a gradient is not finite: then they are the inputs.
     """

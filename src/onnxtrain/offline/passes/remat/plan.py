@@ -94,7 +94,11 @@ class Planner:
 
     def _plan(self, now: _Trial) -> Plan:
         copied = self._layers.copied(now.kept)
-        return Plan(now.kept, now.peak, sum(self._seconds[i] for i in copied), len(copied))
+        return Plan(now.kept, now.peak, self._time(copied), len(copied))
+
+    def _time(self, places: Collection[int]) -> float:
+        """Return how long nodes take, rounded alike in whatever order they come."""
+        return math.fsum(self._seconds[i] for i in places)
 
     @cached_property
     def _blocks(self) -> Blocks:
@@ -155,7 +159,7 @@ class Planner:
 
         It takes memory at other times then, so others are dropped in its place.
         """
-        for name in sorted(now.again - now.kept, key=lambda name: -self._sizes[name]):
+        for name in sorted(now.again - now.kept, key=lambda name: (-self._sizes[name], name)):
             trial = self._drop_all(self._try(now.kept | {name}, budget), budget, held=name)
             if trial.over < now.over:
                 return trial
@@ -204,11 +208,11 @@ class Planner:
         }  # fmt: skip
 
     def _moves(self, now: _Trial) -> Iterator[_Move]:
-        """Yield what could lower the number of bytes at the peak."""
-        copied = self._layers.copied(now.kept)
-        for name in now.waiting:
+        """Yield what could lower the number of bytes at the peak, in the order of the file."""
+        copied, maker = self._layers.copied(now.kept), self._layers.maker
+        for name in sorted(now.waiting, key=maker.__getitem__):
             yield self._move(now, frozenset({name}), frozenset(), copied)
-        for name in self._layers.anchors - now.kept:
+        for name in sorted(self._layers.anchors - now.kept, key=maker.__getitem__):
             drop = frozenset(self._cheap_from(name, now))
             if drop:
                 move = self._move(now, drop, frozenset({name}), copied)
@@ -219,7 +223,7 @@ class Planner:
         self, now: _Trial, drop: frozenset[str], add: frozenset[str], copied: Collection[int]
     ) -> _Move:
         after = self._layers.copied((now.kept - drop) | add)
-        cost = sum(self._seconds[i] for i in after) - sum(self._seconds[i] for i in copied)
+        cost = self._time(after) - self._time(copied)
         gain = sum(self._sizes[n] for n in drop) - sum(self._sizes[n] for n in add)
         return _Move(drop, add, gain, gain / (max(cost, 0.0) + 1e-6))
 
