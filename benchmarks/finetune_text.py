@@ -131,7 +131,7 @@ def prepare(way: str) -> None:
 def train_ours(way: str, rate: float, epochs: int) -> dict[str, Any]:
     """Train from the artifacts, and return what was measured."""
     import onnxtrain
-    from onnxtrain.device.run.graph import default_options
+    from onnxtrain.device.run.session_settings import default_options
 
     train, test = load()
 

@@ -22,7 +22,7 @@ import onnxruntime as ort
 import onnxtrain
 from data import Array, Data
 from onnxtrain import Quantize, optim
-from onnxtrain.device.run.graph import default_options
+from onnxtrain.device.run.session_settings import default_options
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_a_batch_size_with_options_of_the_user() -> None:
 
 def test_passes_for_quantized_operators_run_where_there_are_any() -> None:
     """A model that is read from its file is not looked at, and keeps all of them."""
-    from onnxtrain.device.run.graph import needless_optimizers
+    from onnxtrain.device.run.session_settings import needless_optimizers
 
     assert needless_optimizers("step_model.onnx") is None
     for operator in (b"QuantizeLinear", b"DequantizeLinear", b"MatMulNBits", b"MatMulInteger"):

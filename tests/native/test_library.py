@@ -17,7 +17,8 @@ from onnx import helper
 from onnxtrain.cli import main
 from onnxtrain.device.export.layout import without_functions
 from onnxtrain.device.run import native
-from onnxtrain.device.run.graph import Frozen, Graph, Settings
+from onnxtrain.device.run.graph import Frozen, Graph
+from onnxtrain.device.run.session_settings import Settings
 from onnxtrain.errors import ArgumentError, TrainingWarning
 from onnxtrain.format.metadata import METADATA_KEY, GraphMetadata
 from onnxtrain.format.model.file import ModelFile

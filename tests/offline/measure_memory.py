@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.device.run.graph import default_options
+from onnxtrain.device.run.session_settings import default_options
 
 TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 

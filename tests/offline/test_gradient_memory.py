@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.api import TrainingSession
-from onnxtrain.device.run.graph import Graph, default_options
+from onnxtrain.device.run.graph import Graph
+from onnxtrain.device.run.session_settings import default_options
 from onnxtrain.format.model.file import ModelFile
 
 Array = np.ndarray[Any, Any]

@@ -43,7 +43,7 @@ def _options(threads: int):
     """None, the default, unless the machine has more cores than there are to be threads."""
     if os.cpu_count() == threads:
         return None
-    from onnxtrain.device.run.graph import default_options
+    from onnxtrain.device.run.session_settings import default_options
 
     def limited():
         made = default_options()

@@ -18,9 +18,10 @@ from onnxtrain.device.run.executors import (
     names_of,
     require_values,
 )
-from onnxtrain.device.run.graph import Graph, Settings, batch_symbol
+from onnxtrain.device.run.graph import Graph, batch_symbol
 from onnxtrain.device.run.graph_signature import check_base, check_generation
 from onnxtrain.device.run.inputs import arranged, is_ortvalue, prepared
+from onnxtrain.device.run.session_settings import Settings
 from onnxtrain.device.state import CheckpointState
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, InputError, ModelError, StateError
 from onnxtrain.format.checkpoint.content import Array

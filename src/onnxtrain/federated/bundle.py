@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.device.run.graph import default_options
+from onnxtrain.device.run.session_settings import default_options
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.device.state import CheckpointState, TrainingState
 from onnxtrain.errors import ArgumentError, ModelError, OnnxTrainError

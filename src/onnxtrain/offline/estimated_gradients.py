@@ -23,6 +23,7 @@ from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import static_dims, working_type
 from onnxtrain.offline.graph.subgraphs import captured_values
 from onnxtrain.offline.graph.sweep import sweep
+from onnxtrain.offline.loss_gradients import LossGradients, differentiate_loss
 from onnxtrain.offline.loss_model import loss_model
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.optimizers.directions import Directions, number_for
@@ -35,7 +36,6 @@ from onnxtrain.offline.passes.counter_rng import (
 )
 from onnxtrain.offline.passes.late_expansion import expand_late
 from onnxtrain.offline.passes.quantized_tables import look_up_integers
-from onnxtrain.offline.training_graph import LossGradients, differentiate_loss
 
 # A moved parameter of fewer elements is made whenever onnxruntime likes to.
 _LARGE = 1 << 14

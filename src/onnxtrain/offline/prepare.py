@@ -19,6 +19,7 @@ from onnxtrain.offline.forward_model import forward_model
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.frontend.load import ModelLike
 from onnxtrain.offline.graph.limits import Limits, limited
+from onnxtrain.offline.loss_gradients import LossGradients
 from onnxtrain.offline.named import make_optimizer, require_choice
 from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.batch_norm import BatchNormChoice
@@ -29,7 +30,6 @@ from onnxtrain.offline.quantize import Quantize, as_quantize
 from onnxtrain.offline.selection import Names
 from onnxtrain.offline.train_words import Train
 from onnxtrain.offline.training_graph import (
-    LossGradients,
     Target,
     evaluation_graph,
     optimizer_graph,

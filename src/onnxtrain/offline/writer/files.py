@@ -36,12 +36,13 @@ from onnxtrain.format.names import BUFFER, GRADIENT, GRADIENTS_CHECKED
 from onnxtrain.offline.blocks.accessor import current_library
 from onnxtrain.offline.blocks.checkpoint import content_of
 from onnxtrain.offline.graph.shapes import FLOATS
+from onnxtrain.offline.loss_gradients import LossGradients
 from onnxtrain.offline.loss_model import Tensors
 from onnxtrain.offline.passes.lora.add import Adapted
 from onnxtrain.offline.passes.remat.budget import StepMemory
 from onnxtrain.offline.passes.webgpu import Uncovered
 from onnxtrain.offline.patterns import STORED_ONCE
-from onnxtrain.offline.training_graph import FOLDED, LossGradients, Target
+from onnxtrain.offline.training_graph import FOLDED, Target
 from onnxtrain.offline.writer.base_data import BaseData
 from onnxtrain.offline.writer.folder import Folder
 from onnxtrain.offline.writer.functions import write_functions

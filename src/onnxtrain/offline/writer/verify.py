@@ -14,7 +14,8 @@ from typing import Any
 import onnx_ir as ir
 import onnxruntime as ort
 
-from onnxtrain.device.run.graph import Frozen, Graph, Settings, default_options
+from onnxtrain.device.run.graph import Frozen, Graph
+from onnxtrain.device.run.session_settings import Settings, default_options
 from onnxtrain.errors import ModelError, OnnxTrainError
 from onnxtrain.format.checkpoint.content import tensor_bytes
 from onnxtrain.format.checkpoint.file import read_checkpoint

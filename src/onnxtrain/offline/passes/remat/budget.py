@@ -19,7 +19,7 @@ from onnxtrain.offline.passes.remat.layers import Layers
 from onnxtrain.offline.passes.remat.plan import Plan, Planner
 
 if TYPE_CHECKING:
-    from onnxtrain.offline.training_graph import LossGradients
+    from onnxtrain.offline.loss_gradients import LossGradients
 
 MemoryBudget = int | float | str
 Models = dict[str, ir.Model]

@@ -12,9 +12,9 @@ import onnx_ir as ir
 from onnxtrain.errors import ArgumentError
 from onnxtrain.format.names import RANDOM_SEED
 from onnxtrain.offline.graph.ops import Ops
+from onnxtrain.offline.loss_gradients import LossGradients, differentiate_loss
 from onnxtrain.offline.loss_model import values_by_name
 from onnxtrain.offline.passes.sparse.layers import Array, SparseLayer
-from onnxtrain.offline.training_graph import LossGradients, differentiate_loss
 from onnxtrain.offline.writer.open_model import open_model
 
 Batch = Mapping[str, Array]
