@@ -93,7 +93,7 @@ Vector elu_grad(Vector dy, Vector x, Constants of) {
 
 // Alpha is one over the alpha of Celu.
 Vector celu_grad(Vector dy, Vector x, Constants of) {
-  return dy * (x > 0.0f ? broadcast(1.0f) : small_exp(clamped(x * of.alpha, -87.0f, 0.0f)));
+  return dy * (x > 0.0f ? broadcast(1.0f) : vexp(x * of.alpha));  // which grows where alpha is negative
 }
 
 // sigmoid(x), and sigmoid(-x), which is 1 - sigmoid(x) without the rounding.
@@ -102,8 +102,9 @@ struct Sigmoids {
 
   explicit Sigmoids(Vector x) {
     const Vector e = small_exp(clamped(-x, -87.0f, 85.0f));
-    s = 1.0f / (1.0f + e);
-    other = as_rounded(e * s);  // e times something else could be infinite
+    const Vector found = 1.0f / (1.0f + e);
+    s = x < -85.0f ? Vector{} : found;  // what is left beyond would be multiplied by x
+    other = x > 87.0f ? Vector{} : as_rounded(e * found);  // e times something else could be infinite
   }
 };
 
@@ -121,18 +122,18 @@ struct MishParts {
   Vector e, n, inverse;
 
   explicit MishParts(Vector x)
-      : e(small_exp(clamped(x, -87.0f, 20.0f))), n(e * (e + 2.0f)), inverse(1.0f / (n + 2.0f)) {}
+      : e(x < -87.0f ? Vector{} : small_exp(clamped(x, -87.0f, 20.0f))), n(e * (e + 2.0f)), inverse(1.0f / (n + 2.0f)) {}
 };
 
 Vector mish(Vector x, Constants) {
   const MishParts of(x);
-  return x * (of.n * of.inverse);
+  return x * as_rounded(of.n * of.inverse);  // x n could be infinite
 }
 
 Vector mish_grad(Vector dy, Vector x, Constants) {
   const MishParts of(x);
   const Vector slope = (of.e * (of.e + 1.0f) * of.inverse) * (4.0f * of.inverse);
-  return dy * (of.n * of.inverse + x * slope);
+  return dy * (of.n * of.inverse + (x > 20.0f ? Vector{} : x * slope));
 }
 
 // ---- Gelu ---------------------------------------------------------------------------------------
@@ -150,9 +151,10 @@ constexpr float kScale = 0.797884561f, kCube = 0.044715f;  // √(2/π), and the
 Vector gelu_tanh(Vector x, Constants) { return x * vsigmoid(x * (x * x * (2.0f * kScale * kCube) + 2.0f * kScale)); }
 
 Vector gelu_tanh_grad(Vector dy, Vector x, Constants) {
-  const Vector square = x * x;
-  const Sigmoids at(x * (square * (2.0f * kScale * kCube) + 2.0f * kScale));
-  const Vector slope = x * (square * (6.0f * kScale * kCube) + 2.0f * kScale);
+  const Vector near = clamped(x, -30.0f, 30.0f);  // beyond, the gradient is 0 or 1 to the last digit
+  const Vector square = near * near;
+  const Sigmoids at(near * (square * (2.0f * kScale * kCube) + 2.0f * kScale));
+  const Vector slope = near * (square * (6.0f * kScale * kCube) + 2.0f * kScale);
   return dy * (at.s * (slope * at.other + 1.0f));
 }
 

@@ -69,7 +69,7 @@ inline Vector power_of_two(Vector x) {
   p = p * rest + 0.693147182f;
   p = p * rest + 1.0f;
   const Vector found = from_bits(added(bits_of(p), as_exponent(bits_of(shifted))));
-  return x < lowest ? Vector{} : found;
+  return x < lowest ? Vector{} : x == x ? found : x;  // the bits of a NaN are not a number's
 }
 
 // The longest side of a matrix beside those of a block.

@@ -30,7 +30,8 @@ struct Window {
     const int64_t axes = static_cast<int64_t>(x.size()) - 2;
     require(axes >= 1 && axes <= kMostAxes && w.size() == x.size(),
             "a convolution needs one to three axes beside batch and channels, the same in image and weights");
-    require(groups >= 1 && w[0] % groups == 0 && w[1] <= x[1] && x[1] == w[1] * groups,
+    require(groups >= 1 && groups <= std::max<int64_t>(1, x[1]) && w[0] % groups == 0 && w[1] <= x[1] &&
+                x[1] == w[1] * groups,
             "the channels of image and weights do not fit the groups");
     Convolution made{x[0],      groups,    w[1],      w[0] / groups, {1, 1, 1}, {1, 1, 1},
                      {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0},     bf16};

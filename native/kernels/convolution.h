@@ -331,7 +331,13 @@ inline void Group::input_gradient_of_phase(const PhaseOf& phase, const float* dy
 
 inline void convolve(const Convolution& conv, const float* x, const float* w, const float* bias, float* y,
                      const Parallel& parallel) {
-  if (conv.batch == 0 || conv.out_size() == 0) return;
+  if (conv.batch == 0 || conv.out_channels == 0 || conv.out_size() == 0) return;
+  if (conv.in_channels == 0 || conv.in_size() == 0) {
+    for (int64_t plane = 0; plane < conv.batch * conv.groups * conv.out_channels; ++plane)
+      std::fill_n(y + plane * conv.out_size(), conv.out_size(),
+                  bias == nullptr ? 0.0f : bias[plane % (conv.groups * conv.out_channels)]);
+    return;
+  }
   const Group one{conv, parallel};
   for (int64_t g = 0; g < conv.groups; ++g)
     one.forward(x + g * conv.in_channels * conv.in_size(), w + g * conv.out_channels * one.columns(),
@@ -340,8 +346,9 @@ inline void convolve(const Convolution& conv, const float* x, const float* w, co
 
 inline void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
                                      const Parallel& parallel) {
+  if (conv.in_channels == 0 || conv.out_channels == 0) return;
   const Group one{conv, parallel};
-  if (conv.batch == 0 || conv.out_size() == 0) {
+  if (conv.batch == 0 || conv.in_size() == 0 || conv.out_size() == 0) {
     std::fill_n(dw, conv.groups * conv.out_channels * one.columns(), 0.0f);
     return;
   }
@@ -352,7 +359,7 @@ inline void convolve_weight_gradient(const Convolution& conv, const float* x, co
 
 inline void convolve_input_gradient(const Convolution& conv, const float* dy, const float* w, float* dx,
                                     const Parallel& parallel) {
-  if (conv.batch == 0 || conv.in_size() == 0) return;
+  if (conv.batch == 0 || conv.in_channels == 0 || conv.in_size() == 0) return;
   const Group one{conv, parallel};
   if (conv.out_size() == 0 || conv.out_channels == 0) {
     std::fill_n(dx, conv.batch * one.x_stride(), 0.0f);

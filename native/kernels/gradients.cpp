@@ -181,15 +181,16 @@ struct AccumulateGradients : Kernel {
     const bool overwrite = *static_cast<const uint8_t*>(reset.data) != 0;
     Floats before, added;
     std::vector<float*> totals;
+    Ranges ranges;
     for (int64_t index = 0; index < gradients; ++index) {
       const Tensor old = run.input(1 + 2 * index), gradient = run.input(2 + 2 * index);
       require(old.elements == gradient.elements, "a gradient has another size than what it is added to");
       before.add(old);
       added.add(gradient);
       totals.push_back(run.output(index, gradient.shape).floats());
-      for (const float* in : {old.floats(), gradient.floats()})
-        require(!overlap_in_part(totals.back(), in, old.elements), "an output overlaps a part of an input");
+      ranges.add({old.floats(), gradient.floats()}, {totals.back()}, old.elements);
     }
+    ranges.require_apart();
     run.parallel(added.list.pieces(), [&](int64_t piece) {
       added.list.in_piece(piece, [&](size_t tensor, int64_t begin, int64_t count) {
         const float* gradient = added.data[tensor] + begin;

@@ -96,12 +96,23 @@ void log_softmax_grad(const float* dy, const float* y, float* dx, int64_t classe
 
 // ---- along columns ------------------------------------------------------------------------------
 
+// Adds term(c) for all classes, some hundred at a time: what is added stays not much smaller than the sum.
+template <class Term>
+void in_parts(int64_t classes, Vector& total, const Term& term) {
+  constexpr int64_t kPart = 256;
+  for (int64_t first = 0; first < classes; first += kPart) {
+    Vector part{};
+    for (int64_t c = first; c < std::min(classes, first + kPart); ++c) part += term(c);
+    total += part;
+  }
+}
+
 void statistics(const Scores& of, const float* x, float* largest, float* sum) {
   if (of.columns == 1 && of.stride == 1) return row_statistics(x, of.classes, *largest, *sum);
   each_vector(of.columns, [&](int64_t i, int64_t count) {
     Vector most = broadcast(-kInfinity), total{};
     for (int64_t c = 0; c < of.classes; ++c) most = vmax(most, take(x + c * of.stride + i, count, 0.0f));
-    for (int64_t c = 0; c < of.classes; ++c) total += vexp(take(x + c * of.stride + i, count, 0.0f) - most);
+    in_parts(of.classes, total, [&](int64_t c) { return vexp(take(x + c * of.stride + i, count, 0.0f) - most); });
     put(largest + i, most, count);
     put(sum + i, total, count);
   });
@@ -115,7 +126,7 @@ void sums(const Scores& of, const float* x, const float* largest, float* sum) {
   each_vector(of.columns, [&](int64_t i, int64_t count) {
     const Vector shift = take(largest + i, count, 0.0f);
     Vector total{};
-    for (int64_t c = 0; c < of.classes; ++c) total += take(x + c * of.stride + i, count, 0.0f) - shift;
+    in_parts(of.classes, total, [&](int64_t c) { return take(x + c * of.stride + i, count, 0.0f) - shift; });
     put(sum + i, total, count);
   });
 }

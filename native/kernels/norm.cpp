@@ -10,6 +10,8 @@
 // All have the attribute epsilon. Outputs at the end may be left out.
 #include "norm.h"
 
+#include <algorithm>
+
 #include "families.h"
 
 namespace onnxtrain {
@@ -67,6 +69,7 @@ struct LayerNorm : RowNorm {
     if (has_mean) {
       of.mean = output_if_read(run, 1, rows.statistics);
       of.inverse = output_if_read(run, 2, rows.statistics);
+      if (of.mean == nullptr && x.elements == 0) return;
       if (of.mean == nullptr) unread.resize(rows.count), of.mean = unread.data();
     } else if (run.output_count() > 1) {
       run.output(1, {0});  // RMSNormGrad computes the deviation again
@@ -132,7 +135,8 @@ struct Groups : Kernel {
   GroupNormShape shape_of(const Tensor& x) const {
     require(x.shape.size() >= 2, "normalization over channels needs a batch and channels");
     const int64_t channels = x.shape[1], count = groups == 0 ? channels : groups;
-    require(count >= 0 && (count == 0 || channels % count == 0), "the groups do not divide the channels");
+    require(count >= 0 && count <= channels && (count == 0 || channels % count == 0),
+            "the groups do not divide the channels");
     int64_t plane = 1;
     for (size_t axis = 2; axis < x.shape.size(); ++axis) plane *= x.shape[axis];
     return {x.shape[0], count, count == 0 ? 0 : channels / count, plane, epsilon, per_channel};
@@ -166,7 +170,9 @@ struct GroupNormGrad : Groups {
     of.dx = run.output(0, x.shape).floats();
     of.dscale = output_if_read(run, 1, scale.shape);
     of.dbias = output_if_read(run, 2, scale.shape);
-    norm().group_backward(shape, of, run.in_parallel());
+    if (x.elements > 0) return norm().group_backward(shape, of, run.in_parallel());
+    for (float* sums : {of.dscale, of.dbias})
+      if (sums != nullptr) std::fill_n(sums, scale.elements, 0.0f);
   }
 };
 

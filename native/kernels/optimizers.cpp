@@ -92,10 +92,13 @@ class Update : public Kernel {
     require(run.output_count() >= chunks_.size() * (1 + states_), "there are fewer outputs than the tensors need");
     std::vector<Piece> tensors;
     TensorList list;
+    Ranges ranges;
     for (size_t index = 0; index < chunks_.size(); ++index) {
       tensors.push_back(tensor(run, index, first));
       list.add(tensors.back().count);
+      add_ranges(tensors.back(), ranges);
     }
+    ranges.require_apart();
     const auto formula = formula_of(StepNumbers(run, rate_scale_, max_norm_));
     run.parallel(list.pieces(), [&](int64_t piece) {
       const DenormalsAsZero on_this_thread;
@@ -130,7 +133,6 @@ class Update : public Kernel {
       made.states[k] = state.floats();
       made.new_states[k] = run.output(out + 1 + k, shape).floats();
     }
-    require_apart(made);
     return made;
   }
 
@@ -140,19 +142,11 @@ class Update : public Kernel {
     return {chunks, parameter.elements / chunks};
   }
 
-  // An output may be the input that it replaces, but not a part of another tensor.
-  void require_apart(const Piece& of) const {
-    std::array<const float*, kMostStates + 2> in{of.parameter, of.gradient};
-    std::array<const float*, kMostStates + 1> out{of.new_parameter};
-    std::copy(of.states, of.states + states_, in.begin() + 2);
-    std::copy(of.new_states, of.new_states + states_, out.begin() + 1);
-    for (int o = 0; o <= states_; ++o) {
-      for (int i = 0; i < states_ + 2; ++i)
-        require(!overlap_in_part(out[o], in[i], of.count), "an output overlaps a part of an input");
-      for (int other = 0; other < o; ++other)
-        require(of.count == 0 || (out[o] != out[other] && !overlap_in_part(out[o], out[other], of.count)),
-                "two outputs overlap");
-    }
+  void add_ranges(const Piece& of, Ranges& ranges) const {
+    std::vector<const float*> read{of.parameter, of.gradient}, written{of.new_parameter};
+    read.insert(read.end(), of.states, of.states + states_);
+    written.insert(written.end(), of.new_states, of.new_states + states_);
+    ranges.add(read, written, of.count);
   }
 
   Piece part(Piece of, int64_t begin, int64_t count) const {

@@ -51,7 +51,7 @@ struct Window {
                         made.pad[own]}) < kMost,
               "the image, its kernel, strides, dilations or padding are too large");
     }
-    require(double(made.kernel[0]) * double(made.kernel[1]) * double(made.kernel[2]) < kMost,
+    require(double(made.kernel[0]) * double(made.kernel[1]) * double(made.kernel[2]) <= kMostTaps,
             "the kernel is too large");
     return made;
   }
@@ -63,7 +63,7 @@ struct Window {
   }
 
  private:
-  static constexpr int64_t kMost = int64_t{1} << 30;
+  static constexpr int64_t kMost = int64_t{1} << 30, kMostTaps = int64_t{1} << 22;  // places are kept of all taps
 };
 
 // The shape of x: its axes as an attribute, or all of it as an input.
@@ -130,6 +130,7 @@ struct AveragePoolGrad : Kernel {
     else
       scale(planes, shares, gradients, scaled, run), gradients = scaled.data();
     if (equal && pool().average_two_by_two(planes, weight, gradients, dx.floats(), run.in_parallel())) return;
+    require(planes.taps() <= (int64_t{1} << 27) / planes.groups, "the kernel is too large for as many channels");
     const std::vector<float> weights(static_cast<size_t>(planes.groups * planes.taps()), weight);
     const auto gradient = depthwise().takes(planes) ? depthwise().input_gradient : compute().convolve_input_gradient;
     gradient(planes, gradients, weights.data(), dx.floats(), run.in_parallel());

@@ -234,8 +234,10 @@ template <class Own>
     split(x + 2 * at, a, b);
     split(x + width + 2 * at, c, d);
     const Row gradient = Own::read(dy + at), none{};
-    const auto first = (a >= b) & (a >= c) & (a >= d), second = ~first & (b >= c) & (b >= d);
-    const auto third = ~first & ~second & (c >= d), fourth = ~first & ~second & ~third & (d == d);
+    // The first of those that none is above; NaN is above nothing, and nothing is above NaN.
+    const auto first = (a == a) & ~(b > a) & ~(c > a) & ~(d > a);
+    const auto second = ~first & (b == b) & ~(c > b) & ~(d > b);
+    const auto third = ~first & ~second & (c == c) & ~(d > c), fourth = ~first & ~second & ~third & (d == d);
     write_joined<Own>(dx + 2 * at, first ? gradient : none, second ? gradient : none);
     write_joined<Own>(dx + width + 2 * at, third ? gradient : none, fourth ? gradient : none);
   });

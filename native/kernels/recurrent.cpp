@@ -37,7 +37,11 @@ class Recurrent : public Kernel {
         output_roles_(of.integers("output_roles")) {
     require(direction_ >= 0 && direction_ <= 2, "the direction is not one of 0, 1 and 2");
     for (const int64_t role : input_roles_) require(role >= 0 && role < kInputRoles, "a role of an input is unknown");
-    for (const int64_t role : output_roles_) require(role >= 0 && role < 8, "a role of an output is unknown");
+    for (size_t i = 0; i < output_roles_.size(); ++i) {
+      require(output_roles_[i] >= 0 && output_roles_[i] < 8, "a role of an output is unknown");
+      for (size_t other = 0; other < i; ++other)
+        require(output_roles_[other] != output_roles_[i], "two outputs have the same role");
+    }
   }
 
  protected:
@@ -90,13 +94,14 @@ class Recurrent : public Kernel {
             floats_or_null(in[kInitialC])};
   }
 
-  // The outputs that are asked for; `shape_of` gives their shapes by role.
-  template <class ShapeOf>
-  Outputs outputs(Run& run, size_t roles, const ShapeOf& shape_of) const {
+  // The outputs that are asked for; `shape_of` gives their shapes by role, and `of_lstm` tells which no other cell has.
+  template <class ShapeOf, class OfLstm>
+  Outputs outputs(Run& run, size_t roles, const OfLstm& of_lstm, const ShapeOf& shape_of) const {
     Outputs made;
     const size_t count = std::min(run.output_count(), output_roles_.size());
     for (size_t i = 0; i < count; ++i) {
       require(output_roles_[i] < static_cast<int64_t>(roles), "a role of an output is unknown");
+      require(cell_ == Cell::lstm || !of_lstm(output_roles_[i]), "only an LSTM has a cell state and peepholes");
       made[output_roles_[i]] = run.output(i, shape_of(output_roles_[i]));
     }
     return made;
@@ -136,7 +141,7 @@ struct Forward : Recurrent {
     const Inputs in = inputs(run);
     const Shapes shapes = this->shapes(in);
     const RecurrentLayer layer = this->layer(in, shapes);
-    Outputs out = outputs(run, kForwardResults, [&](int64_t role) {
+    Outputs out = outputs(run, kForwardResults, [](int64_t role) { return role == kResultC; }, [&](int64_t role) {
       return role == kResultY ? shapes.y : role == kResultSaved ? shapes.saved : shapes.state;
     });
     if (is_empty(layer, out)) return;
@@ -171,7 +176,7 @@ struct Backward : Recurrent {
     require_shape(in[kDyC], shapes.state, false, "the gradient of Y_c has another shape than Y_c");
     require_shape(in[kSaved], shapes.saved, saved_of(layer.cell) > 0,
                   "what the forward pass saved has another shape than X and R ask for");
-    Outputs out = outputs(run, kP + 1, [&](int64_t role) -> Shape {
+    Outputs out = outputs(run, kP + 1, [](int64_t role) { return role == kInitialC || role == kP; }, [&](int64_t role) -> Shape {
       switch (role) {
         case kX:
           return shapes.x;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "kernel.h"
@@ -35,9 +36,35 @@ class TensorList {
   std::vector<int64_t> ends_;
 };
 
-// Whether two ranges of as many floats share memory without being the same.
-inline bool overlap_in_part(const float* a, const float* b, int64_t elements) {
-  return a != b && a < b + elements && b < a + elements;
-}
+// The memory that a kernel reads and writes, tensor by tensor. What is written may be what was read for the same
+// element, and nothing else: tasks run in any order.
+class Ranges {
+ public:
+  void add(const std::vector<const float*>& read, const std::vector<const float*>& written, int64_t count) {
+    if (count == 0) return;
+    for (const float* each : written) found_.push_back({each, each + count, true});
+    for (const float* each : read)
+      if (std::find(written.begin(), written.end(), each) == written.end())
+        found_.push_back({each, each + count, false});
+  }
+
+  void require_apart() {
+    const std::less<const float*> before;
+    std::sort(found_.begin(), found_.end(), [&](const Range& a, const Range& b) { return before(a.begin, b.begin); });
+    const Range* last = nullptr;  // the one that ends last so far
+    for (const Range& each : found_) {
+      const bool overlaps = last != nullptr && before(each.begin, last->end);
+      require(!overlaps || !(each.written || last->written), "an output overlaps another output or a part of an input");
+      if (last == nullptr || before(last->end, each.end)) last = &each;
+    }
+  }
+
+ private:
+  struct Range {
+    const float *begin, *end;
+    bool written;
+  };
+  std::vector<Range> found_;
+};
 
 }  // namespace onnxtrain

@@ -101,8 +101,9 @@ inline Vector vexpm1(Vector x) {
   return small_expm1(of.rest) * power + as_rounded(power - 1.0f);
 }
 
-// At least 1e-37.
-inline Vector vsigmoid(Vector x) { return 1.0f / (1.0f + small_exp(clamped(-x, -87.0f, 85.0f))); }
+inline Vector vsigmoid(Vector x) {
+  return x < -85.0f ? Vector{} : 1.0f / (1.0f + small_exp(clamped(-x, -87.0f, 85.0f)));
+}
 
 inline Vector vtanh(Vector x) {
   // With e = exp(2x) - 1: tanh = e / (e + 2). From 9.1 on it is 1.
@@ -161,7 +162,8 @@ struct Normal {
 
 inline Normal vnormal(Vector x) {
   const Vector distance = vabs(x);
-  const Vector bell = small_exp(vmax(-0.5f * x * x, broadcast(-80.0f)));
+  const Vector exponent = -0.5f * x * x;
+  const Vector bell = exponent < -80.0f ? Vector{} : small_exp(vmax(exponent, broadcast(-80.0f)));
   // The tail beyond the distance is the bell times a smooth function, a polynomial of t.
   const Vector t = 1.0f / (0.3f * distance + 1.0f);
   Vector p = broadcast(0.0383782014f);

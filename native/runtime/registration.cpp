@@ -255,15 +255,17 @@ Tensor tensor_of(const OrtApi* api, OrtValue* value) {
 }
 
 int64_t elements_of(const Shape& shape) {
-  constexpr int64_t most = int64_t{1} << 48;
+  constexpr int64_t most = int64_t{1} << 48, most_beside_zero = int64_t{1} << 31;
   int64_t count = 1;
+  bool empty = false;
   for (const int64_t size : shape) {
     require(size >= 0, "a dimension is negative");
-    // Also beside a dimension of 0: kernels compute with dimensions before they look at the count.
-    require(size <= most && (size == 0 || count <= most / size), "a tensor has too many elements");
-    count *= size;
+    require(size == 0 || count <= most / size, "a tensor has too many elements");
+    size == 0 ? empty = true : count *= size;
   }
-  return count;
+  // Kernels compute with the others, and go along some of them, before they look at the count.
+  require(!empty || count <= most_beside_zero, "an empty tensor has other dimensions that are too large");
+  return empty ? 0 : count;
 }
 
 const float* Tensor::floats() const {
@@ -373,12 +375,16 @@ ONNXTRAIN_EXPORT int onnxtrain_interface() { return 1; }
 ONNXTRAIN_EXPORT const char* onnxtrain_isa() { return isa_name(isa()); }
 
 ONNXTRAIN_EXPORT const char* onnxtrain_kernels() {
-  static const std::string names = [] {
-    std::string made;
-    for (const KernelKind& kind : kernel_kinds()) made += (made.empty() ? "" : "\n") + std::string(kind.name);
-    return made;
-  }();
-  return names.c_str();
+  try {
+    static const std::string names = [] {
+      std::string made;
+      for (const KernelKind& kind : kernel_kinds()) made += (made.empty() ? "" : "\n") + std::string(kind.name);
+      return made;
+    }();
+    return names.c_str();
+  } catch (...) {
+    return "";
+  }
 }
 
 // Takes the names of the functions that the next session has, one a line, and returns how many of
@@ -402,13 +408,17 @@ ONNXTRAIN_EXPORT const char* onnxtrain_accepted() { return registry().accepted.c
 // For options that serve several sessions: a domain of their own, which grows before each session.
 // Options can be given a domain once only.
 ONNXTRAIN_EXPORT OrtCustomOpDomain* onnxtrain_last_domain() {
-  Registry& own = registry();
-  const std::lock_guard<std::mutex> lock(own.guard);
-  const auto found = own.domains.find(own.accepted);
-  if (found == own.domains.end()) return nullptr;
-  OrtCustomOpDomain* domain = found->second;
-  own.domains.erase(found);  // nobody else is given it
-  return domain;
+  try {
+    Registry& own = registry();
+    const std::lock_guard<std::mutex> lock(own.guard);
+    const auto found = own.domains.find(own.accepted);
+    if (found == own.domains.end()) return nullptr;
+    OrtCustomOpDomain* domain = found->second;
+    own.domains.erase(found);  // nobody else is given it
+    return domain;
+  } catch (...) {
+    return nullptr;
+  }
 }
 
 // Adds functions to the domain of such options. None of them is in it yet.

@@ -30,8 +30,7 @@ from onnxtrain.device.run.base_file import (
     read_base,
 )
 from onnxtrain.device.run.cuda_graph import are_fixed, asks_to_record, without_recording
-from onnxtrain.device.run.lean_arena import has_lean_arena
-from onnxtrain.device.run.session_settings import Settings, needless_optimizers
+from onnxtrain.device.run.session_settings import Settings, has_lean_arena, needless_optimizers
 from onnxtrain.errors import (
     ArgumentError,
     ModelError,
