@@ -83,7 +83,7 @@ struct PatchPixels {
   const std::vector<Tap>& taps;
 
   void operator()(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
-    int64_t image[kRows], z[kRows], y[kRows], x[kRows];
+    int64_t image[kMostRows], z[kMostRows], y[kMostRows], x[kMostRows];
     grid.pieces(first, count, [&](const Grid::Piece& piece) {
       for (int64_t i = 0; i < piece.length; ++i) {
         const int64_t row = piece.begin + i;
@@ -91,7 +91,7 @@ struct PatchPixels {
         x[row] = (piece.x + i) * step[2];
       }
     });
-    const float* lines[kRows];
+    const float* lines[kMostRows];
     const int64_t channels = pixels.of.padded();
     for (int64_t done = 0; done < depth;) {
       const Tap& tap = taps[static_cast<size_t>((k + done) / channels)];

@@ -19,7 +19,8 @@ void multiply_matrices(const PackA& a, const Product& of, const Parallel& parall
 }  // namespace
 
 void product(const Product& of, const Parallel& parallel) {
-  if (of.a_row == 1 && of.a_depth != 1)
+  const bool in_tiles = of.bf16 && has_amx();  // which hold rows
+  if (of.a_row == 1 && of.a_depth != 1 && !in_tiles)
     multiply_matrices(MatrixLines{of.a, of.a_depth}, of, parallel);
   else
     multiply_matrices(MatrixRows{of.a, of.a_row, of.a_depth}, of, parallel);

@@ -1,7 +1,8 @@
-// Products of bfloat16 with sums of float32, where the processor has instructions for them: panels are
-// packed as floats and rounded in place, two along the depth in the place of one.
+// Products of bfloat16 with sums of float32, where the processor has instructions for them: two along the
+// depth are in the place of one. Panels are packed so, or as floats that are rounded in place.
 #pragma once
 
+#include "amx.h"
 #include "tile.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
@@ -9,17 +10,7 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 #if defined(__AVX512F__)
 #define ONNXTRAIN_BF16 __attribute__((target("avx512bf16,avx512f,avx512vl,avx512bw,avx512dq,fma")))
 
-inline bool has_bf16() {
-  static const bool found = __builtin_cpu_supports("avx512bf16");
-  return found;
-}
-
-// Rounds `count` floats, a multiple of kLanes: neighbours share a place.
-ONNXTRAIN_BF16 inline void round_neighbours(float* panel, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + i / 2),
-                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(panel + i)));
-}
+inline bool has_bf16() { return multiplies_bf16(); }
 
 // Two vectors as pairs: each lane of the first has that of the second beside it.
 ONNXTRAIN_BF16 inline Vector pairs_across(Vector first, Vector second) {
@@ -34,6 +25,32 @@ ONNXTRAIN_BF16 inline Vector pairs_across(Vector first, Vector second) {
 // Two vectors that follow each other in memory as pairs of neighbours.
 ONNXTRAIN_BF16 inline Vector pairs_along(Vector first, Vector second) {
   return (Vector)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+}
+
+// Rounds a panel of the left side, [block][row][kLanes], in place: two blocks become one.
+ONNXTRAIN_BF16 inline void round_blocks(float* panel, int64_t blocks, int64_t rows) {
+  const float* from = panel;
+  for (int64_t b = 0; b < blocks; b += 2, from += 2 * rows * kLanes, panel += rows * kLanes)
+    for (int64_t i = 0; i < rows; ++i) {
+      const Vector next = b + 1 < blocks ? load(from + (rows + i) * kLanes) : Vector{};
+      store(panel + i * kLanes, pairs_along(load(from + i * kLanes), next));
+    }
+}
+
+// Rounds rows of kLanes floats, one for each step of the depth, in place, and makes them rows of a left side:
+// [block][lane][kLanes], zeros behind the depth.
+ONNXTRAIN_BF16 inline void round_lines(float* panel, int64_t depth) {
+  const float* from = panel;
+  for (; depth > 0; depth -= 2 * kLanes, from += 2 * kLanes * kLanes, panel += kLanes * kLanes) {
+    Vector square[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const Vector upper = 2 * i < depth ? load(from + 2 * i * kLanes) : Vector{};
+      const Vector lower = 2 * i + 1 < depth ? load(from + (2 * i + 1) * kLanes) : Vector{};
+      square[i] = pairs_across(upper, lower);
+    }
+    transpose(square);
+    for (int i = 0; i < kLanes; ++i) store(panel + i * kLanes, square[i]);
+  }
 }
 
 // Rounds rows of floats into another matrix: each shares its places with the next. What lies behind
@@ -60,15 +77,14 @@ ONNXTRAIN_BF16 inline void round_pairs_of(Vector given, float* to) {
 template <int kHeight, int kWidth, int kRowStep, int kDepthStep>
 ONNXTRAIN_BF16 inline void add_rounded_tile(int64_t depth, const float* a, int64_t a_block, const float* b, float* c,
                                             int64_t stride, bool fresh) {
-  constexpr int64_t kBlock = kLanes / 2;
   __m512 sum[kHeight][kWidth];
 #pragma GCC unroll 16
   for (int i = 0; i < kHeight; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < kWidth; ++j) sum[i][j] = _mm512_setzero_ps();
-  for (int64_t pairs = (depth + 1) / 2; pairs > 0; pairs -= kBlock, a += a_block) {
+  for (int64_t pairs = (depth + 1) / 2; pairs > 0; pairs -= kLanes, a += a_block) {
     const float* at = a;
-    const float* const end = a + std::min<int64_t>(pairs, kBlock) * kDepthStep;
+    const float* const end = a + std::min<int64_t>(pairs, kLanes) * kDepthStep;
     for (; at != end; at += kDepthStep, b += kWidth * kLanes) {
       __m512bh right[kWidth];
 #pragma GCC unroll 4
@@ -92,7 +108,7 @@ ONNXTRAIN_BF16 inline void add_rounded_tile(int64_t depth, const float* a, int64
 
 template <int kWidth, bool kLines, size_t... kHeight>
 constexpr std::array<TileFunction, kRows> rounded_tiles_of(std::index_sequence<kHeight...>) {
-  return {add_rounded_tile<int(kHeight) + 1, kWidth, kLines ? 1 : kLanes / 2, kLines ? kLinesOfPanel : 1>...};
+  return {add_rounded_tile<int(kHeight) + 1, kWidth, kLines ? 1 : kLanes, kLines ? kLinesOfPanel : 1>...};
 }
 
 template <int kWidth, bool kLines = false>
@@ -105,7 +121,8 @@ inline TileFunction rounded_tile_of(int64_t height) {
 // Other instruction sets compute with floats.
 #define ONNXTRAIN_BF16
 constexpr bool has_bf16() { return false; }
-inline void round_neighbours(float*, int64_t) {}
+inline void round_blocks(float*, int64_t, int64_t) {}
+inline void round_lines(float*, int64_t) {}
 inline void round_rows(float*, int64_t, int64_t) {}
 inline void round_pairs_of(Vector, float*) {}
 inline Vector pairs_across(Vector first, Vector) { return first; }
@@ -118,5 +135,29 @@ TileFunction rounded_tile_of(int64_t height) {
   return tile_of<kWidth, kLines>(height);
 }
 #endif
+
+// Most rows of a panel of the left side.
+#if defined(__AVX512F__)
+constexpr int64_t kMostRows = kTileRows;
+#else
+constexpr int64_t kMostRows = kRows;
+#endif
+
+// Rows cut into panels: as even as they can be, or whole tiles of the matrix unit and a rest.
+struct PanelCut {
+  int64_t size, pieces;
+
+  PanelCut(int64_t rows, bool in_tiles)
+      : size(rows), pieces(in_tiles ? (rows + kTileRows - 1) / kTileRows : EvenCut(rows, kRows).pieces), in_tiles_(in_tiles) {}
+  int64_t begin(int64_t piece) const { return in_tiles_ ? piece * kTileRows : even().begin(piece); }
+  int64_t length(int64_t piece) const {
+    return in_tiles_ ? std::min(kTileRows, size - piece * kTileRows) : even().length(piece);
+  }
+
+ private:
+  EvenCut even() const { return EvenCut(size, kRows); }
+
+  bool in_tiles_;
+};
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

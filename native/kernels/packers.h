@@ -2,8 +2,8 @@
 //
 // A panel of the left side holds `count` rows in blocks of kLanes along the depth: [block][row][kLanes].
 // A panel of the right side holds columns, `width` of them with zeros behind the last: [depth][width].
-// Panels of bfloat16 hold pairs along the depth in the place of floats. Packers of matrices write them by
-// `pairs`; what others have written is rounded in place.
+// Panels of bfloat16 hold pairs along the depth in the place of floats, zeros behind the depth. Packers of matrices
+// write them by `pairs`; what others have written is rounded in place.
 #pragma once
 
 #include <vector>
@@ -35,14 +35,19 @@ struct MatrixRows {
   }
 
   ONNXTRAIN_BF16 void pairs(float* panel, int64_t first, int64_t count, int64_t k, int64_t depth) const {
-    if (step != 1) {
+    if (step != 1 && line != 1) {
       (*this)(panel, first, count, k, depth);
-      return round_neighbours(panel, count * ((depth + kLanes - 1) / kLanes) * kLanes);
+      return round_blocks(panel, (depth + kLanes - 1) / kLanes, count);
     }
-    for (int64_t done = 0; done < depth; done += kLanes, panel += count * kLanes / 2) {
-      const float* from = data + first * line + k + done;
-      for (int64_t i = 0; i < count; ++i)
-        round_pairs_of(load_first(from + i * line, depth - done), panel + i * kLanes / 2);
+    for (int64_t done = 0; done < depth; done += 2 * kLanes, panel += count * kLanes) {
+      const float* from = data + first * line + (k + done) * step;
+      const int64_t left = depth - done;
+      if (step == 1)
+        for (int64_t i = 0; i < count; ++i, from += line)
+          store(panel + i * kLanes, pairs_along(load_first(from, left), load_first(from + kLanes, left - kLanes)));
+      else
+        for (int64_t i = 0; i < count; i += kLanes)
+          transposed_pairs(from + i, std::min<int64_t>(count - i, kLanes), left, panel + i * kLanes);
     }
   }
 
@@ -55,6 +60,17 @@ struct MatrixRows {
       for (int x = 0; x < kLanes; ++x) square[x] = load_first(from + x * step, rows);
     } else {
       for (int x = 0; x < kLanes; ++x) square[x] = x < depth ? load_first(from + x * step, rows) : Vector{};
+    }
+    transpose(square);
+    for (int i = 0; i < rows; ++i) store(panel + i * kLanes, square[i]);
+  }
+
+  // The same with pairs of bfloat16, 2 · kLanes deep.
+  ONNXTRAIN_BF16 void transposed_pairs(const float* from, int64_t rows, int64_t depth, float* panel) const {
+    Vector square[kLanes];
+    for (int64_t x = 0; x < kLanes; ++x, from += 2 * step) {
+      const Vector next = 2 * x + 1 < depth ? load_first(from + step, rows) : Vector{};
+      square[x] = 2 * x < depth ? pairs_across(load_first(from, rows), next) : Vector{};
     }
     transpose(square);
     for (int i = 0; i < rows; ++i) store(panel + i * kLanes, square[i]);

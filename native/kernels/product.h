@@ -19,7 +19,7 @@ namespace onnxtrain::ONNXTRAIN_ISA {
 // Depth of a packed panel: a panel of B (kDepth × kColumns floats) stays in the first cache.
 constexpr int64_t kDepth = 256;
 // Rows of A that are packed at once; they stay in the second cache.
-constexpr int64_t kBlockRows = kRows * (240 / kRows);
+constexpr int64_t kBlockRows = kRows * (240 / kRows), kBlockTileRows = kTileRows * (240 / kTileRows);
 // Columns of B that are packed at once.
 constexpr int64_t kBlockColumns = kColumns * (1024 / kColumns);
 
@@ -27,11 +27,18 @@ inline int64_t pieces_of(int64_t size, int64_t piece) { return (size + piece - 1
 
 inline int64_t rounded_up(int64_t size, int64_t unit) { return pieces_of(size, unit) * unit; }
 
-// A tile of any height and width; `rounded` panels are of bfloat16, those of `kLines` of rows side by side.
+// A tile of any height and width; `rounded` panels are of bfloat16, those of `kLines` of rows side by side. The
+// matrix unit multiplies what is rounded where there is one, and has to be ready.
 template <bool kLines = false>
 void add_panels(int64_t depth, const float* a, int64_t height, const float* b, int64_t width, float* c,
                 int64_t stride, bool fresh, bool rounded = false) {
-  const int64_t block = (kLines ? kLinesOfPanel : height) * (rounded ? kLanes / 2 : kLanes);
+  const int64_t block = (kLines ? kLinesOfPanel : height) * kLanes;
+  if constexpr (!kLines) {
+    if (rounded && has_amx()) {
+      const TileRows rows{a, kLanes, kTile * kLanes, block};
+      return add_tiles((depth + 1) / 2, rows, height, b, width, width, c, stride, fresh);
+    }
+  }
   TileFunction tile = nullptr;
   if (width == kColumns)
     tile = rounded ? rounded_tile_of<kVectors, kLines>(height) : tile_of<kVectors, kLines>(height);
@@ -67,11 +74,11 @@ void pack_rows(const PackA& pack, float* panel, int64_t row, int64_t rows, int64
   if constexpr (kPacksPairs<PackA>) {
     if (rounded) return pack.pairs(panel, row, rows, k, depth);
   }
-  const int64_t padded = rounded_up(depth, kLanes);
-  if (rounded && depth < padded)  // the last of an odd number has a neighbour
-    std::fill_n(panel + rows * (padded - kLanes), rows * kLanes, 0.0f);
+  const int64_t blocks = pieces_of(depth, kLanes);
+  if (rounded && depth < blocks * kLanes)  // what is behind the depth is multiplied, too
+    std::fill_n(panel + rows * (blocks - 1) * kLanes, rows * kLanes, 0.0f);
   pack(panel, row, rows, k, depth);
-  if (rounded) round_neighbours(panel, rows * padded);
+  if (rounded) round_blocks(panel, blocks, rows);
 }
 
 template <class PackB>
@@ -94,10 +101,13 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
                     bool rounded = false) {
   constexpr bool kLines = std::is_same_v<PackA, MatrixLines>, kPacked = std::is_same_v<PackB, PackedColumns>;
   constexpr int64_t kPanelRows = kLines ? kBlockRows / kRows * kLinesOfPanel : kBlockRows;
-  const Floats panels((kPanelRows + (kPacked ? 0 : kBlockColumns)) * kDepth);
+  const bool in_tiles = rounded && has_amx();
+  const int64_t block_rows = in_tiles ? kBlockTileRows : kBlockRows;
+  const MatrixUnit unit(in_tiles);
+  const Floats panels((kPanelRows + (kPacked ? kTile : kBlockColumns)) * kDepth);
   float* const packed_a = panels.get();
   float* const packed_b = packed_a + kPanelRows * kDepth;
-  alignas(64) float tile[kRows * kColumns + kLanes];  // pieces of a row are read as whole vectors
+  alignas(64) float tile[kMostRows * kColumns + kLanes];  // pieces of a row are read as whole vectors
   for (int64_t jc = block.column; jc < block.column_end; jc += kBlockColumns) {
     const int64_t j_end = std::min(jc + kBlockColumns, block.column_end);
     for (int64_t kc = block.k; kc < block.k_end; kc += kDepth) {
@@ -106,8 +116,8 @@ void multiply_block(const PackA& pack_a, const PackB& pack_b, const Store& store
         for (int64_t j = jc; j < j_end; j += kColumns)
           pack_columns(pack_b, packed_b + (j - jc) * depth, j, std::min<int64_t>(kColumns, j_end - j), kc, depth,
                        rounded);
-      for (int64_t ic = block.row; ic < block.row_end; ic += kBlockRows) {
-        const EvenCut cut(std::min(kBlockRows, block.row_end - ic), kRows);
+      for (int64_t ic = block.row; ic < block.row_end; ic += block_rows) {
+        const PanelCut cut(std::min(block_rows, block.row_end - ic), in_tiles);
         const auto panel = [&](int64_t p) {
           return packed_a + (kLines ? p * kLinesOfPanel : cut.begin(p)) * padded;
         };

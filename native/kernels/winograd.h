@@ -246,10 +246,12 @@ struct Forward {
 
   void run(const std::vector<Rectangle>& tiles, int64_t panel, int64_t panel_end) const {
     const int64_t count = tiles_in(tiles), blocks = pieces_of(weights.in, kLanes);
-    const EvenCut cut(count, kRows);
+    const bool in_tiles = rounded && has_amx();
+    const PanelCut cut(count, in_tiles);
+    const MatrixUnit unit(in_tiles);
     int64_t most = 0;
     for (const Rectangle& each : tiles) most = std::max(most, (2 * each.rows + 2) * (2 * each.columns + 2));
-    const Floats pixels(most * kLanes), points(kPoints * count * blocks * kLanes),
+    const Floats pixels(most * kLanes), points((kPoints * count * blocks + kTile) * kLanes),
         sums(kPoints * kTogether * count * kColumns), own(mapped != nullptr ? 0 : kTogether * panel_size());
     read(tiles, cut, pixels.get(), points.get());
     for (; panel < panel_end; panel += kTogether) {
@@ -265,7 +267,7 @@ struct Forward {
 
  private:
   // Maps all pixels to [point][panel of tiles][block of channels][tile][kLanes].
-  void read(const std::vector<Rectangle>& tiles, const EvenCut& cut, float* pixels, float* points) const {
+  void read(const std::vector<Rectangle>& tiles, const PanelCut& cut, float* pixels, float* points) const {
     const int64_t blocks = pieces_of(weights.in, kLanes), point = cut.size * blocks * kLanes;
     std::vector<std::pair<int64_t, int64_t>> places;  // of each tile, and from block to block of its channels
     for (int64_t p = 0; p < cut.pieces; ++p)
@@ -282,11 +284,11 @@ struct Forward {
     if (!rounded) return;
     for (int64_t p = 0; p < kPoints; ++p)
       for (int64_t i = 0; i < cut.pieces; ++i)
-        round_neighbours(points + p * point + cut.begin(i) * blocks * kLanes, cut.length(i) * blocks * kLanes);
+        round_blocks(points + p * point + cut.begin(i) * blocks * kLanes, blocks, cut.length(i));
   }
 
   // `mapped` are the weights from that panel on.
-  void multiply(const EvenCut& cut, int64_t panel, int64_t panel_end, const float* points, const float* mapped,
+  void multiply(const PanelCut& cut, int64_t panel, int64_t panel_end, const float* points, const float* mapped,
                 float* sums) const {
     const int64_t deep = rounded_up(weights.in, kLanes);
     for (int64_t p = 0; p < kPoints; ++p)
@@ -381,22 +383,30 @@ struct WeightGradient {
   // Sets sums[point][out][in] of its channels.
   void run(const Range& of, float* sums) const {
     const int64_t most = tiling.most_tiles(), panels = of.panel_end - of.panel, lanes = of.lane_end - of.lane;
-    const Floats pixels(tiling.most_pixels() * kLanes), left(kPoints * lanes * most * kLanes),
+    const bool in_tiles = rounded && has_amx();
+    const MatrixUnit unit(in_tiles);
+    const Floats pixels(tiling.most_pixels() * kLanes), left(kPoints * lanes * height_of(most) * kLanes),
         right(kPoints * panels * most * kColumns);
     for (int64_t block = of.block; block < of.block_end; ++block) {
       const std::vector<Rectangle> tiles = tiling.of(block);
-      const int64_t count = tiles_in(tiles);
+      const int64_t count = tiles_in(tiles), height = height_of(count);
       for (int64_t i = 0; i < lanes; ++i)
-        read_gradients(tiles, of.lane + i, pixels.get(), left.get() + i * count * kLanes, lanes * count * kLanes);
+        read_gradients(tiles, of.lane + i, pixels.get(), left.get() + i * height * kLanes, lanes * height * kLanes);
       for (int64_t i = 0; i < panels; ++i)
         read_pixels(tiles, of.panel + i, count, pixels.get(), right.get() + i * count * kColumns,
                     panels * count * kColumns);
       if (rounded) {
-        for (int64_t i = 0; i < kPoints * lanes; ++i) round_rows(left.get() + i * count * kLanes, count, kLanes);
+        for (int64_t i = 0; i < kPoints * lanes; ++i) {
+          float* const own = left.get() + i * height * kLanes;
+          if (in_tiles)
+            round_lines(own, count);
+          else
+            round_rows(own, count, kLanes);
+        }
         for (int64_t i = 0; i < kPoints * panels; ++i) round_rows(right.get() + i * count * kColumns, count, kColumns);
       }
       for (int64_t p = 0; p < kPoints; ++p)
-        multiply(of, count, left.get() + p * lanes * count * kLanes, right.get() + p * panels * count * kColumns,
+        multiply(of, count, left.get() + p * lanes * height * kLanes, right.get() + p * panels * count * kColumns,
                  sums + p * of.high() * of.wide(), block == of.block);
     }
   }
@@ -432,14 +442,25 @@ struct WeightGradient {
     }
   }
 
+  // Rows of the left side of a vector of channels; a tile of the matrix unit is whole.
+  static int64_t height_of(int64_t tiles) { return std::max(tiles, kTile); }
+
   void multiply(const Range& of, int64_t count, const float* left, const float* right, float* sums, bool fresh) const {
     for (int64_t panel = of.panel; panel < of.panel_end; ++panel, right += count * kColumns) {
       const float* a = left;
-      for (int64_t lane = of.lane; lane < of.lane_end; ++lane, a += count * kLanes)
+      if (rounded && has_amx()) {
+        const int64_t below = height_of(count) * kLanes;
+        for (int64_t lane = of.lane; lane < of.lane_end; lane += 2, a += 2 * below)
+          add_tiles((count + 1) / 2, {a, kLanes, below, kTile * kLanes}, std::min<int64_t>(of.lane_end - lane, 2) * kTile,
+                    right, kColumns, kColumns,
+                    sums + (lane - of.lane) * kLanes * of.wide() + (panel - of.panel) * kColumns, of.wide(), fresh);
+        continue;
+      }
+      for (int64_t lane = of.lane; lane < of.lane_end; ++lane, a += height_of(count) * kLanes)
         for (int64_t i = 0; i < kLanes; i += kGradientRows) {
           float* to = sums + ((lane - of.lane) * kLanes + i) * of.wide() + (panel - of.panel) * kColumns;
           if (rounded)
-            add_rounded_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes / 2, right, to,
+            add_rounded_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right, to,
                                                                  of.wide(), fresh);
           else
             add_tile<kGradientRows, kVectors, 1, kLanes>(count, a + i, kLanes * kLanes, right, to, of.wide(), fresh);

@@ -4,12 +4,16 @@
 
 namespace onnxtrain {
 
-enum class Isa { portable, avx2, avx512 };
+// `amx` is avx512 with a matrix unit for bfloat16.
+enum class Isa { portable, avx2, avx512, amx };
 
 // The widest that the processor has, or a narrower one that the environment variable ONNXTRAIN_ISA
-// names ("portable", "avx2").
+// names ("portable", "avx2", "avx512").
 Isa isa();
 const char* isa_name(Isa isa);
+
+// Whether this instruction set multiplies bfloat16 faster than floats.
+bool multiplies_bf16();
 
 }  // namespace onnxtrain
 
@@ -28,6 +32,7 @@ const char* isa_name(Isa isa);
   }                                        \
   inline const Type& name() {              \
     switch (isa()) {                       \
+      case Isa::amx:                       \
       case Isa::avx512:                    \
         return avx512::kName;              \
       case Isa::avx2:                      \
