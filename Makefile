@@ -215,12 +215,13 @@ bench-c: $(VENV)/dev native-headers libonnxtrain-valgrind
 native-cases: $(VENV)/dev native-build
 	$(BIN)/python -m pytest tests/native -n $(JOBS) --dist worksteal
 
-# valgrind knows no AVX-512. Each instruction set that the processor lacks runs as the next narrower one.
+# valgrind knows no AVX-512. An instruction set that the processor lacks runs as the next narrower one; AMX runs only
+# where it is there.
 native-sanitize: $(if $(RECORDED),,native-cases)
 	@$(call NEEDS,cmake,cmake) \
 	set -x; cmake -S native -B build/native-sanitize -DONNXTRAIN_SANITIZE=ON && \
 	cmake --build build/native-sanitize -j $(JOBS) --target replay && \
-	for isa in portable avx2 avx512; do \
+	for isa in portable avx2 avx512 $$(grep -qs amx_bf16 /proc/cpuinfo && echo amx); do \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ONNXTRAIN_ISA=$$isa build/native-sanitize/replay $(CASES) --hostile || exit 1; \
 	done
 	@$(call NEEDS,valgrind,valgrind) \

@@ -145,16 +145,18 @@ class Products {
   Products(bool rounded, int64_t longest, Memory& memory)
       : rounded_(rounded),
         left_(rounded ? memory.take(kBlock * tall(longest)) : nullptr),
-        right_(rounded ? memory.take(kBlock * wide(longest)) : nullptr) {}
+        right_(rounded ? memory.take(kBlock * wide(longest)) : nullptr),
+        unit_(rounded && has_amx()) {}
 
   // C = A · B, added to what C was before. Rows are whole tiles and columns whole vectors.
   template <Before kBefore, class A>
   void multiply(int64_t rows, int64_t columns, int64_t depth, A a, Matrix b, Matrix c,
                 const float* factors = nullptr) const {
     if (rounded_) {
-      const A left = rounded(a, rows, depth);
       const Matrix right{right_, columns};
       round_pairs(b.data, b.stride, depth, columns, right.data);
+      if (has_amx()) return multiply_tiles<kBefore>(rows, in_rows(a, rows, depth), depth, right, c, factors);
+      const A left = rounded(a, rows, depth);
       depth = (depth + 1) / 2;
       return for_tiles(rows, columns, [&](auto width, int64_t i, int64_t j) {
         add_rounded_tile<kBefore, width>(depth, left.from_row(i), right.data + j, right.stride, c.row(i) + j, c.stride,
@@ -177,6 +179,40 @@ class Products {
       for (int64_t i = 0; i < rows; i += kTall) tile(std::integral_constant<int, 1>(), i, j);
   }
 
+  // The same by the matrix unit.
+  template <Before kBefore>
+  static void multiply_tiles(int64_t rows, TileRows a, int64_t depth, Matrix b, Matrix c, const float* factors) {
+    const int64_t columns = b.stride;
+    if (kBefore == Before::scaled)
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) c.row(i)[j] *= factors[j];
+    for (int64_t i = 0; i < rows; i += kTileRows, a.data += kTileRows * a.row)
+      for (int64_t j = 0; j < columns; j += 2 * kTile)
+        add_tiles((depth + 1) / 2, a, std::min(kTileRows, rows - i), b.data + j, b.stride,
+                  std::min(2 * kTile, columns - j), c.row(i) + j, c.stride, kBefore == Before::cleared);
+  }
+
+  // Rows for the matrix unit.
+  ONNXTRAIN_BF16 TileRows in_rows(Left<false> a, int64_t rows, int64_t depth) const {
+    const int64_t stride = pieces_of(depth, 2 * kTile) * kTile;
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t k = 0; k < depth; k += 2 * kLanes) {
+        const float* from = a.data + i * a.stride + k;
+        store(left_ + i * stride + k / 2,
+              pairs_along(load_first(from, depth - k), load_first(from + kLanes, depth - k - kLanes)));
+      }
+    return {left_, stride, kTile * stride, kTile};
+  }
+
+  ONNXTRAIN_BF16 TileRows in_rows(Left<true> a, int64_t rows, int64_t depth) const {
+    const int64_t stride = pieces_of(depth, 2 * kTile) * kTile;
+    for (int64_t i = 0; i < rows; i += kLanes)
+      for (int64_t k = 0; k < depth; k += 2 * kLanes)
+        transpose_pairs(a.data + i + k * a.stride, a.stride, std::min<int64_t>(kLanes, rows - i), depth - k,
+                        left_ + i * stride + k / 2, stride);
+    return {left_, stride, kTile * stride, kTile};
+  }
+
   Left<false> rounded(Left<false> a, int64_t rows, int64_t depth) const {
     const int64_t stride = wide(depth) / 2;
     for (int64_t i = 0; i < rows; ++i) {
@@ -194,6 +230,7 @@ class Products {
 
   bool rounded_;
   float *left_, *right_;
+  MatrixUnit unit_;
 };
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -37,20 +37,25 @@ ONNXTRAIN_BF16 inline void round_blocks(float* panel, int64_t blocks, int64_t ro
     }
 }
 
-// Rounds rows of kLanes floats, one for each step of the depth, in place, and makes them rows of a left side:
-// [block][lane][kLanes], zeros behind the depth.
-ONNXTRAIN_BF16 inline void round_lines(float* panel, int64_t depth) {
-  const float* from = panel;
-  for (; depth > 0; depth -= 2 * kLanes, from += 2 * kLanes * kLanes, panel += kLanes * kLanes) {
-    Vector square[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) {
-      const Vector upper = 2 * i < depth ? load(from + 2 * i * kLanes) : Vector{};
-      const Vector lower = 2 * i + 1 < depth ? load(from + (2 * i + 1) * kLanes) : Vector{};
-      square[i] = pairs_across(upper, lower);
-    }
-    transpose(square);
-    for (int i = 0; i < kLanes; ++i) store(panel + i * kLanes, square[i]);
+// Rounds at most kLanes rows that lie side by side, `step` apart along the depth, and writes kLanes pairs of each,
+// with zeros behind the depth. All is read before it is written.
+ONNXTRAIN_BF16 inline void transpose_pairs(const float* from, int64_t step, int64_t rows, int64_t depth, float* to,
+                                           int64_t to_row) {
+  Vector square[kLanes];
+  for (int64_t x = 0; x < kLanes; ++x, from += 2 * step) {
+    const Vector next = 2 * x + 1 < depth ? load_first(from + step, rows) : Vector{};
+    square[x] = 2 * x < depth ? pairs_across(load_first(from, rows), next) : Vector{};
   }
+  transpose(square);
+  for (int i = 0; i < rows; ++i) store(to + i * to_row, square[i]);
+}
+
+// Rounds rows of kLanes floats, one for each step of the depth, in place, and makes them rows of a left side:
+// [block][lane][kLanes].
+inline void round_lines(float* panel, int64_t depth) {
+  const float* from = panel;
+  for (; depth > 0; depth -= 2 * kLanes, from += 2 * kLanes * kLanes, panel += kLanes * kLanes)
+    transpose_pairs(from, kLanes, kLanes, depth, panel, kLanes);
 }
 
 // Rounds rows of floats into another matrix: each shares its places with the next. What lies behind
@@ -122,6 +127,7 @@ inline TileFunction rounded_tile_of(int64_t height) {
 #define ONNXTRAIN_BF16
 constexpr bool has_bf16() { return false; }
 inline void round_blocks(float*, int64_t, int64_t) {}
+inline void transpose_pairs(const float*, int64_t, int64_t, int64_t, float*, int64_t) {}
 inline void round_lines(float*, int64_t) {}
 inline void round_rows(float*, int64_t, int64_t) {}
 inline void round_pairs_of(Vector, float*) {}

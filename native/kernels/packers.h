@@ -47,7 +47,7 @@ struct MatrixRows {
           store(panel + i * kLanes, pairs_along(load_first(from, left), load_first(from + kLanes, left - kLanes)));
       else
         for (int64_t i = 0; i < count; i += kLanes)
-          transposed_pairs(from + i, std::min<int64_t>(count - i, kLanes), left, panel + i * kLanes);
+          transpose_pairs(from + i, step, std::min<int64_t>(count - i, kLanes), left, panel + i * kLanes, kLanes);
     }
   }
 
@@ -60,17 +60,6 @@ struct MatrixRows {
       for (int x = 0; x < kLanes; ++x) square[x] = load_first(from + x * step, rows);
     } else {
       for (int x = 0; x < kLanes; ++x) square[x] = x < depth ? load_first(from + x * step, rows) : Vector{};
-    }
-    transpose(square);
-    for (int i = 0; i < rows; ++i) store(panel + i * kLanes, square[i]);
-  }
-
-  // The same with pairs of bfloat16, 2 · kLanes deep.
-  ONNXTRAIN_BF16 void transposed_pairs(const float* from, int64_t rows, int64_t depth, float* panel) const {
-    Vector square[kLanes];
-    for (int64_t x = 0; x < kLanes; ++x, from += 2 * step) {
-      const Vector next = 2 * x + 1 < depth ? load_first(from + step, rows) : Vector{};
-      square[x] = 2 * x < depth ? pairs_across(load_first(from, rows), next) : Vector{};
     }
     transpose(square);
     for (int i = 0; i < rows; ++i) store(panel + i * kLanes, square[i]);

@@ -286,6 +286,29 @@ def test_more_windows_than_the_image_has() -> None:
     assert dw[0, 0, 0, 0] == 1
 
 
+def test_bfloat16_with_sizes_of_all_kinds() -> None:
+    """Panels and tiles with a rest in each direction: results are near those of float32."""
+    random = np.random.default_rng(7)
+    for _ in range(24):
+        batch, channels, maps = random.integers((1, 1, 1), (4, 70, 70))
+        kernel, stride = random.choice([1, 3, 3, 5]), random.integers(1, 3)
+        height, width = random.integers(kernel, 17, 2)
+        x = random.standard_normal((batch, channels, height, width), np.float32)
+        w = random.standard_normal((maps, channels, kernel, kernel), np.float32)
+        more = {"strides": [stride] * 2, "pads": [kernel // 2] * 4}
+        (y,) = call("Conv", [x, w], **more)
+        dy = random.standard_normal(y.shape, np.float32)
+        for kind, inputs, of_kind in (
+            ("Conv", [x, w], {}),
+            ("ConvGradInput", [dy, w], {"sizes": [height, width]}),
+            ("ConvGradWeight", [x, dy], {"kernel_shape": [kernel, kernel]}),
+        ):
+            (exact,) = call(kind, inputs, **of_kind, **more)
+            (found,) = call(kind, inputs, bf16=1, **of_kind, **more)
+            scale = float(np.abs(exact).max())
+            np.testing.assert_allclose(found, exact, rtol=0, atol=scale * 2.0**-6)
+
+
 ROUNDED = ("three", "three_odd", "three_deep", "stride", "point", "point_stride", "few", "one_axis")
 
 
