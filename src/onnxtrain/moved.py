@@ -22,7 +22,7 @@ SHORT = {
 MOVED = {
     "onnxtrain.api.checkpoint": "onnxtrain.device.state",
     "onnxtrain.api.fit": "onnxtrain.device.loop",
-    "onnxtrain.api.graph": "onnxtrain.device.run.graph",
+    "onnxtrain.api.graph": "onnxtrain.device.run.session_settings",
     "onnxtrain.api.history": "onnxtrain.device.loop.history",
     "onnxtrain.api.metrics": "onnxtrain.device.loop.metrics",
     "onnxtrain.api.module": "onnxtrain.device.module",
