@@ -234,7 +234,8 @@ native-aarch64: $(if $(RECORDED),,native-cases)
 	set -x; cmake -S native -B build/native-aarch64 -DCMAKE_SYSTEM_NAME=Linux \
 	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ && \
 	cmake --build build/native-aarch64 -j $(JOBS) --target onnxtrain_native replay && \
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/native-aarch64/replay $(CASES) --hostile
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/native-aarch64/replay $(CASES) --hostile && \
+	ONNXTRAIN_ISA=neon qemu-aarch64 -L /usr/aarch64-linux-gnu build/native-aarch64/replay $(CASES) --rounded
 
 # Without a program the rest of a recipe is left out, with a message; with LOCKED=1 that is an error.
 NEEDS = command -v $(1) >/dev/null || { \

@@ -34,7 +34,8 @@ struct Left {
   const float* data;
   int64_t stride;
 
-  float at(int64_t i, int64_t k) const { return data[kRowsAdjacent ? i + k * stride : i * stride + k]; }
+  const float* place(int64_t i, int64_t k) const { return data + (kRowsAdjacent ? i + k * stride : i * stride + k); }
+  float at(int64_t i, int64_t k) const { return *place(i, k); }
   Left from_row(int64_t row) const { return {data + (kRowsAdjacent ? row : row * stride), stride}; }
 };
 
@@ -76,34 +77,34 @@ void add_tile(int64_t depth, A a, const float* b, int64_t b_stride, float* c, in
     for (int j = 0; j < kVectors; ++j) store(c + i * c_stride + j * kLanes, sum[i][j]);
 }
 
-#if defined(__AVX512F__)
+#if defined(ONNXTRAIN_HAS_BF16)
 // The same for words of two bfloat16 along the depth; `pairs` is half of that.
 template <Before kBefore, int kVectors, class A>
 ONNXTRAIN_BF16 void add_rounded_tile(int64_t pairs, A a, const float* b, int64_t b_stride, float* c, int64_t c_stride,
                                      const float* factors) {
-  __m512 sum[kTall][kVectors];
+  Vector sum[kTall][kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kTall; ++i)
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = kBefore == Before::cleared ? _mm512_setzero_ps() : _mm512_loadu_ps(c + i * c_stride + j * kLanes);
-      if (kBefore == Before::scaled) sum[i][j] = _mm512_mul_ps(sum[i][j], _mm512_loadu_ps(factors + j * kLanes));
+      sum[i][j] = kBefore == Before::cleared ? Vector{} : load(c + i * c_stride + j * kLanes);
+      if (kBefore == Before::scaled) sum[i][j] *= load(factors + j * kLanes);
     }
   for (int64_t k = 0; k < pairs; ++k, b += b_stride) {
-    __m512bh right[kVectors];
+    Vector right[kVectors];
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) right[j] = (__m512bh)_mm512_loadu_ps(b + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) right[j] = load(b + j * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < kTall; ++i) {
-      const __m512bh left = (__m512bh)_mm512_set1_ps(a.at(i, k));
+      const Vector left = broadcast_bits(a.place(i, k));
 #pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], left, right[j]);
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = add_pairs(sum[i][j], left, right[j]);
     }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kTall; ++i)
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(c + i * c_stride + j * kLanes, sum[i][j]);
+    for (int j = 0; j < kVectors; ++j) store(c + i * c_stride + j * kLanes, sum[i][j]);
 }
 #else
 template <Before kBefore, int kVectors, class A>

@@ -2,29 +2,67 @@
 // depth are in the place of one. Panels are packed so, or as floats that are rounded in place.
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "amx.h"
 #include "tile.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
+// What instruction sets differ in; a vector of pairs is held as one of floats.
 #if defined(__AVX512F__)
 #define ONNXTRAIN_BF16 __attribute__((target("avx512bf16,avx512f,avx512vl,avx512bw,avx512dq,fma")))
-
-inline bool has_bf16() { return multiplies_bf16(); }
-
-// Two vectors as pairs: each lane of the first has that of the second beside it.
-ONNXTRAIN_BF16 inline Vector pairs_across(Vector first, Vector second) {
-  typedef int16_t Halves __attribute__((vector_size(64)));
-  constexpr auto n = kLanes;
-  const Halves both = (Halves)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-  return (Vector)__builtin_shufflevector(both, both, 0, n, 1, n + 1, 2, n + 2, 3, n + 3, 4, n + 4, 5, n + 5, 6, n + 6,
-                                         7, n + 7, 8, n + 8, 9, n + 9, 10, n + 10, 11, n + 11, 12, n + 12, 13, n + 13,
-                                         14, n + 14, 15, n + 15);
-}
 
 // Two vectors that follow each other in memory as pairs of neighbours.
 ONNXTRAIN_BF16 inline Vector pairs_along(Vector first, Vector second) {
   return (Vector)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+}
+
+// Rounds a vector: neighbours share a place.
+ONNXTRAIN_BF16 inline void round_pairs_of(Vector given, float* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)given));
+}
+
+// Adds the product of both pairs of each lane.
+ONNXTRAIN_BF16 inline Vector add_pairs(Vector sum, Vector left, Vector right) {
+  return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+}
+#elif defined(__aarch64__) && defined(__linux__) && \
+    ((defined(__clang__) && __clang_major__ >= 16) || (!defined(__clang__) && __GNUC__ >= 10))
+#define ONNXTRAIN_BF16 __attribute__((target("arch=armv8.2-a+bf16")))
+
+ONNXTRAIN_BF16 inline Vector pairs_along(Vector first, Vector second) {
+  return (Vector)vreinterpretq_f32_bf16(
+      vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)first), (float32x4_t)second));
+}
+
+ONNXTRAIN_BF16 inline void round_pairs_of(Vector given, float* to) {
+  const bfloat16x4_t rounded = vcvt_bf16_f32((float32x4_t)given);
+  std::memcpy(to, &rounded, sizeof rounded);
+}
+
+ONNXTRAIN_BF16 inline Vector add_pairs(Vector sum, Vector left, Vector right) {
+  return (Vector)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_f32((float32x4_t)left),
+                             vreinterpretq_bf16_f32((float32x4_t)right));
+}
+#endif
+
+#if defined(ONNXTRAIN_BF16)
+#define ONNXTRAIN_HAS_BF16
+inline bool has_bf16() { return multiplies_bf16(); }
+
+// Two vectors as pairs: each lane of the first has that of the second beside it.
+template <size_t... kHalf>
+inline Vector halves_in_turns(Vector both, std::index_sequence<kHalf...>) {
+  typedef int16_t Halves __attribute__((vector_size(kLanes * sizeof(float))));
+  const Halves halves = (Halves)both;
+  return (Vector)__builtin_shufflevector(halves, halves, (int(kHalf) / 2 + int(kHalf) % 2 * kLanes)...);
+}
+
+ONNXTRAIN_BF16 inline Vector pairs_across(Vector first, Vector second) {
+  return halves_in_turns(pairs_along(first, second), std::make_index_sequence<2 * kLanes>());
 }
 
 // Rounds a panel of the left side, [block][row][kLanes], in place: two blocks become one.
@@ -73,32 +111,27 @@ ONNXTRAIN_BF16 inline void round_pairs(const float* from, int64_t stride, int64_
 // The same in place.
 inline void round_rows(float* panel, int64_t rows, int64_t width) { round_pairs(panel, width, rows, width, panel); }
 
-// Rounds a vector: neighbours share a place.
-ONNXTRAIN_BF16 inline void round_pairs_of(Vector given, float* to) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)given));
-}
-
 // As `add_tile`, with steps in pairs of bfloat16.
 template <int kHeight, int kWidth, int kRowStep, int kDepthStep>
 ONNXTRAIN_BF16 inline void add_rounded_tile(int64_t depth, const float* a, int64_t a_block, const float* b, float* c,
                                             int64_t stride, bool fresh) {
-  __m512 sum[kHeight][kWidth];
+  Vector sum[kHeight][kWidth];
 #pragma GCC unroll 16
   for (int i = 0; i < kHeight; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < kWidth; ++j) sum[i][j] = _mm512_setzero_ps();
+    for (int j = 0; j < kWidth; ++j) sum[i][j] = Vector{};
   for (int64_t pairs = (depth + 1) / 2; pairs > 0; pairs -= kLanes, a += a_block) {
     const float* at = a;
     const float* const end = a + std::min<int64_t>(pairs, kLanes) * kDepthStep;
     for (; at != end; at += kDepthStep, b += kWidth * kLanes) {
-      __m512bh right[kWidth];
+      Vector right[kWidth];
 #pragma GCC unroll 4
-      for (int j = 0; j < kWidth; ++j) right[j] = (__m512bh)_mm512_loadu_ps(b + j * kLanes);
+      for (int j = 0; j < kWidth; ++j) right[j] = load(b + j * kLanes);
 #pragma GCC unroll 16
       for (int i = 0; i < kHeight; ++i) {
-        const __m512bh left = (__m512bh)_mm512_set1_ps(at[i * kRowStep]);
+        const Vector left = broadcast_bits(at + i * kRowStep);
 #pragma GCC unroll 4
-        for (int j = 0; j < kWidth; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], left, right[j]);
+        for (int j = 0; j < kWidth; ++j) sum[i][j] = add_pairs(sum[i][j], left, right[j]);
       }
     }
   }
@@ -107,7 +140,7 @@ ONNXTRAIN_BF16 inline void add_rounded_tile(int64_t depth, const float* a, int64
 #pragma GCC unroll 4
     for (int j = 0; j < kWidth; ++j) {
       float* place = c + i * stride + j * kLanes;
-      _mm512_storeu_ps(place, fresh ? sum[i][j] : _mm512_add_ps(_mm512_loadu_ps(place), sum[i][j]));
+      store(place, fresh ? sum[i][j] : load(place) + sum[i][j]);
     }
 }
 

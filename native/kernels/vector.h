@@ -35,6 +35,14 @@ inline void store(float* to, Vector value) { *reinterpret_cast<InMemory*>(to) = 
 
 inline Vector broadcast(float value) { return value - Vector{}; }
 
+// The same for bits that need not be those of a number.
+inline Vector broadcast_bits(const float* from) {
+  typedef int32_t Bits __attribute__((vector_size(sizeof(Vector))));
+  int32_t bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return (Vector)(bits - Bits{});
+}
+
 // The first `count` lanes from memory, zeros behind them; nothing beyond is read. And the reverse.
 #if defined(__AVX512F__)
 inline __mmask16 first_lanes(int64_t count) {

@@ -10,9 +10,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace onnxtrain {
 namespace {
+
+#if defined(__aarch64__)
+constexpr char kPortable[] = "neon";
+#else
+constexpr char kPortable[] = "portable";
+#endif
 
 // Whether the processor has a matrix unit for bfloat16 and the system lets this process use it.
 bool has_matrix_unit() {
@@ -35,6 +44,9 @@ Isa widest() {
       __builtin_cpu_supports("avx512vl"))
     return has_matrix_unit() ? Isa::amx : Isa::avx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::avx2;
+#elif defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long kBf16 = 1ul << 14;  // of AT_HWCAP2
+  if ((getauxval(AT_HWCAP2) & kBf16) != 0) return Isa::neon_bf16;
 #endif
   return Isa::portable;
 }
@@ -68,7 +80,8 @@ Isa isa() {
 }
 
 bool multiplies_bf16() {
-  static const bool found = isa() == Isa::amx || (isa() == Isa::avx512 && pairs_pay());
+  static const bool found =
+      isa() == Isa::amx || isa() == Isa::neon_bf16 || (isa() == Isa::avx512 && pairs_pay());
   return found;
 }
 
@@ -80,8 +93,10 @@ const char* isa_name(Isa isa) {
       return "avx512";
     case Isa::avx2:
       return "avx2";
+    case Isa::neon_bf16:
+      return "neon+bf16";
     default:
-      return "portable";
+      return kPortable;
   }
 }
 

@@ -1,11 +1,12 @@
 // Calls kernels again from files that the tests in Python have recorded:
 //
-//   replay FOLDER [--hostile] [--most BYTES]
+//   replay FOLDER [--hostile] [--rounded] [--most BYTES]
 //
 // Each result is compared with the recorded one, once with tasks in order and once from the last one
 // to the first: these two are equal to the bit. With --hostile each case is also run with shapes,
 // types, values of int64 inputs and attributes that do not belong together; a kernel returns an
 // error then, or a result, and touches nothing outside, which AddressSanitizer and valgrind watch.
+// --rounded takes only cases with products of bfloat16, and --most only small ones.
 #include <signal.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include <limits>
 
 #include "fake_runtime.h"
+#include "isa.h"
 #include "ort_interface.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -272,7 +274,7 @@ Case read(const std::filesystem::path& path) {
   return one;
 }
 
-int replay(const std::filesystem::path& folder, bool hostile, size_t most) {
+int replay(const std::filesystem::path& folder, bool hostile, bool rounded, size_t most) {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     if (entry.path().extension() == ".case") paths.push_back(entry.path());
@@ -281,7 +283,7 @@ int replay(const std::filesystem::path& folder, bool hostile, size_t most) {
   std::map<std::string, int> counts;
   for (const auto& path : paths) {
     const Case one = read(path);
-    if (size_of(one) > most) continue;
+    if (size_of(one) > most || (rounded && !is_rounded(one))) continue;
     now = text_of(one);
     alarm(kMostSeconds);
     failed += !check(one);
@@ -289,7 +291,7 @@ int replay(const std::filesystem::path& folder, bool hostile, size_t most) {
     ++counts[one.kind];
   }
   for (const auto& [kind, count] : counts) std::printf("%-32s %4d\n", kind.c_str(), count);
-  std::printf("%d failed; %lld hostile calls\n", failed, static_cast<long long>(attempts));
+  std::printf("%s: %d failed; %lld hostile calls\n", isa_name(isa()), failed, static_cast<long long>(attempts));
   return failed > 0 || counts.empty();
 }
 
@@ -305,15 +307,16 @@ int main(int count, char** arguments) {
   signal(SIGSEGV, onnxtrain::at_end);
   signal(SIGFPE, onnxtrain::at_end);
 #endif
-  bool hostile = false;
+  bool hostile = false, rounded = false;
   size_t most = size_t{1} << 40;
   for (int i = 2; i < count; ++i) {
     if (std::strcmp(arguments[i], "--hostile") == 0) hostile = true;
+    if (std::strcmp(arguments[i], "--rounded") == 0) rounded = true;
     if (std::strcmp(arguments[i], "--most") == 0 && i + 1 < count) most = std::strtoull(arguments[++i], nullptr, 10);
   }
   if (count < 2) {
-    std::puts("replay FOLDER [--hostile] [--most BYTES]");
+    std::puts("replay FOLDER [--hostile] [--rounded] [--most BYTES]");
     return 2;
   }
-  return onnxtrain::replay(arguments[1], hostile, most);
+  return onnxtrain::replay(arguments[1], hostile, rounded, most);
 }
