@@ -170,7 +170,10 @@ def _core_ticks() -> tuple[int, int]:
 def _circumstances(site: Site, peers: Sequence[Peer], effort: Effort) -> dict[str, Any]:
     versions, sizes = {}, {}
     for peer in peers:
-        folder, versions[peer.place] = installed.ask(site.interpreters[peer.place])
+        folder, version = installed.ask(site.interpreters[peer.place])
+        if peer.place not in versions:
+            installed.evict(folder)
+        versions[peer.place] = version
         # torch does without numpy; it is there because the data are made with it.
         sizes[peer.name] = installed.size(folder, ("numpy",) if peer.place == "torch" else ())
     return {

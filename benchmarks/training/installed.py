@@ -1,8 +1,9 @@
-"""What an environment takes on the disk, and which versions are in it."""
+"""What an environment takes on the disk and in the system's cache, and which versions are in it."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -39,3 +40,19 @@ def size(site_packages: Path, without: tuple[str, ...] = ()) -> int:
             if file.is_file() and file.suffix != ".pyc" and not file.is_symlink()
         )
     return total
+
+
+def evict(site_packages: Path) -> None:
+    """Drop the files from the system's cache, so that all environments begin alike.
+
+    Files that were written a moment ago lie there in large pieces, and each piece counts as memory
+    of a process that reads a part of it: 12 MB more in a process that takes 82.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    os.sync()  # what is not on the disk yet cannot be dropped
+    for file in site_packages.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)

@@ -139,12 +139,15 @@ def channels_last(op: Ops, value: ir.Value) -> ir.Value:
     return op.Transpose(value, perm=[0, *range(2, op.rank(value)), 1])
 
 
-def _products(
-    op: Ops, pair: Pair, small: ir.Value, large: ir.Value, shape: Sequence[Size], first_axis: int
-) -> Iterator[ir.Value]:
-    """Yield, for each tap, the product of `small` and what it meets, in a shape."""
-    for tap in taps_of(op, pair, large, first_axis):
-        yield op.MatMul(small, reshape(op, tap, shape))
+def _flat_taps(
+    op: Ops, pair: Pair, large: ir.Value, shape: Sequence[Size], first_axis: int
+) -> list[ir.Value]:
+    """Return, for each tap, the elements that it meets, in a shape.
+
+    Formulations write all taps before they touch `small`: onnxruntime computes the inputs of a node
+    from the newest one on, and copies no tap before the gradients that `small` waits for are known.
+    """
+    return [reshape(op, tap, shape) for tap in taps_of(op, pair, large, first_axis)]
 
 
 # Concatenating along the innermost axis writes number by number, and needs a node more for each
@@ -215,10 +218,9 @@ def per_image(op: Ops, pair: Pair) -> ir.Value:
     """Channels last; one product per tap and image, summed over the batch."""
     batch, channels = sizes(op, pair.large)[:2]
     count = product(*spatial_sizes(op, pair.small))
+    taps = _flat_taps(op, pair, channels_last(op, pair.large), [batch, count, channels], 1)
     small = flat_channels(op, pair.small, 1)
-    large = channels_last(op, pair.large)
-    per_tap = _products(op, pair, small, large, [batch, count, channels], 1)
-    return _assemble(op, pair, [op.sum(p, [0]) for p in per_tap])
+    return _assemble(op, pair, [op.sum(op.MatMul(small, tap), [0]) for tap in taps])
 
 
 def halves(op: Ops, pair: Pair) -> ir.Value:
@@ -226,11 +228,10 @@ def halves(op: Ops, pair: Pair) -> ir.Value:
     batch, channels = sizes(op, pair.large)[:2]
     rows, *space = sizes(op, pair.small)[1:]
     half, count = divide(op, batch, 2), product(*space)
+    taps = _flat_taps(op, pair, channels_last(op, pair.large), [2, half * count, channels], 1)
     apart = reshape(op, pair.small, [2, half, rows, count])
     small = reshape(op, op.Transpose(apart, perm=[0, 2, 1, 3]), [2, rows, half * count])
-    large = channels_last(op, pair.large)
-    per_tap = _products(op, pair, small, large, [2, half * count, channels], 1)
-    return _assemble(op, pair, list(per_tap))
+    return _assemble(op, pair, [op.MatMul(small, tap) for tap in taps])
 
 
 def folded(op: Ops, pair: Pair) -> ir.Value:
@@ -240,16 +241,17 @@ def folded(op: Ops, pair: Pair) -> ir.Value:
     rows, *space = sizes(op, pair.small)[1:]
     count = batch * product(*space)
     if groups == 1:
+        taps = _flat_taps(op, pair, channels_last(op, pair.large), [count, channels], 1)
         small = op.Transpose(pair.small, perm=[1, 0, *range(2, rank + 2)])
         small = reshape(op, small, [rows, count])
-        large = channels_last(op, pair.large)
-        return _assemble(op, pair, list(_products(op, pair, small, large, [count, channels], 1)))
+        return _assemble(op, pair, [op.MatMul(small, tap) for tap in taps])
     rows_each, columns_each = divide(op, rows, groups), divide(op, channels, groups)
-    small = reshape(op, pair.small, [batch, groups, rows_each, product(*space)])
-    small = reshape(op, op.Transpose(small, perm=[1, 2, 0, 3]), [groups, rows_each, count])
     large = reshape(op, pair.large, [batch, groups, columns_each, *extents])
     large = op.Transpose(large, perm=[1, 0, *range(3, rank + 3), 2])
-    per_tap = _products(op, pair, small, large, [groups, count, columns_each], 2)
+    taps = _flat_taps(op, pair, large, [groups, count, columns_each], 2)
+    small = reshape(op, pair.small, [batch, groups, rows_each, product(*space)])
+    small = reshape(op, op.Transpose(small, perm=[1, 2, 0, 3]), [groups, rows_each, count])
+    per_tap = [op.MatMul(small, tap) for tap in taps]
     return _assemble(op, pair, [reshape(op, p, [rows, columns_each]) for p in per_tap])
 
 
@@ -259,11 +261,13 @@ def depthwise(op: Ops, pair: Pair) -> ir.Value:
     batch, rows, *space = sizes(op, pair.small)
     each = divide(op, rows, groups)
     count = batch * product(*space)
-    large, small = channels_last(op, pair.large), channels_last(op, pair.small)
-    taps = taps_of(op, pair, large, 1)
-    if not (isinstance(rows, int) and rows == groups):  # each input channel meets several
-        small = reshape(op, small, [count, groups, each])
-        taps = (reshape(op, tap, [count, groups, 1]) for tap in taps)
+    large = channels_last(op, pair.large)
+    if isinstance(rows, int) and rows == groups:
+        taps = list(taps_of(op, pair, large, 1))
+        small = channels_last(op, pair.small)
+    else:  # each input channel meets several
+        taps = _flat_taps(op, pair, large, [count, groups, 1], 1)
+        small = reshape(op, channels_last(op, pair.small), [count, groups, each])
     ones = op.Expand(op.const(1.0, small.dtype), op.dims_vector(1, count))
     summed = [op.MatMul(ones, reshape(op, op.Mul(tap, small), [count, rows])) for tap in taps]
     stacked = op.concat(summed, axis=0)
