@@ -6,7 +6,7 @@ namespace onnxtrain {
 
 // `amx` is avx512 with a matrix unit for bfloat16. On aarch64, `portable` is NEON, and `neon_bf16` has instructions
 // for bfloat16 too.
-enum class Isa { portable, avx2, avx512, amx, neon_bf16 };
+enum class Isa { portable, neon_bf16, avx2, avx512, amx };
 
 // The widest that the processor has, or a narrower one that the environment variable ONNXTRAIN_ISA
 // names ("portable", "avx2", "avx512"; "neon").
