@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plan import EAGER, Effort, Peer, Setting, Workload, folder_of, settings
-from processes import Child, PeerFailed, Site
+from processes import Child, PeerFailed, Site, borrow_memory
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -185,15 +185,12 @@ def _starts(
     results: dict[str, Result],
     say: Say,
 ) -> None:
-    """Fill in the time to the end of the first step, and the peak after more of them.
-
-    Memory that the host of a virtual machine has not lent yet costs the process that touches it
-    first; with rounds that begin with another peer each, that is not always the same one.
-    """
+    """Fill in the time to the end of the first step, and the peak after more of them."""
     for number in range(effort.starts):
         for peer, setting in _rotated(chosen, number):
             result = results[peer.name]
             site.cores.wait()
+            borrow_memory()
             try:
                 with contextlib.closing(Child(site, peer, setting, workload)) as child:
                     result.start_s.append(child.start_seconds)

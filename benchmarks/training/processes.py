@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import selectors
 import signal
@@ -147,6 +148,20 @@ def _how_it_ended(code: int) -> str:
     if code < 0:
         return f"the process was ended by {signal.Signals(-code).name}"
     return f"the process ended with code {code}"
+
+
+def borrow_memory(size: int = 1 << 30) -> None:
+    """Use memory and give it back, so that the next process finds some that the host has lent.
+
+    The host of a virtual machine takes free memory back after seconds. To get it again costs many
+    times what the system itself needs for a page, and nothing tells whom it will hit.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(-1, size, flags) as memory:
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # some processes ask for large pages, others do not
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        for place in range(0, size, mmap.PAGESIZE):
+            memory[place] = 1
 
 
 def bare_peak(interpreter: str) -> int:
