@@ -210,3 +210,14 @@ def test_the_backward_pass_begins_with_the_last_layer(tmp_path: Path, fused: boo
     of_first = [i for i, name in enumerate(names) if name.startswith(("conv0_grad", "relu0_grad"))]
     assert len(sums) == 4  # one more is that of the sums
     assert all(of_first[0] > i for i in sums[:3]), "the gradients of all other layers are there"
+
+
+@pytest.mark.parametrize("functions", [True, False], ids=["functions", "plain"])
+def test_no_tap_is_copied_before_the_cotangent_is_known(tmp_path: Path, functions: bool) -> None:
+    """Else the copy is in memory while all gradients behind this layer are computed."""
+    onnxtrain.prepare(convolutions(1), tmp_path, loss="mse", optimizer="adamw", native=functions)
+    names = ran_in_order(tmp_path, fused=True)
+    of_relu = [i for i, name in enumerate(names) if "ReluGrad" in name or "relu0_grad" in name]
+    slices = [i for i, name in enumerate(names) if "Slice" in name]
+    assert len(slices) == 9
+    assert slices[0] > of_relu[-1]
