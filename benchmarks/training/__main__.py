@@ -139,6 +139,8 @@ def _run(
     _prepare(site, [*rows, *compared], peers)
     _prepare(site, points, [p for p in CURVE_PEERS if p in peers])
     run = _circumstances(site, peers, effort)
+    for python in site.interpreters.values():
+        installed.evict(installed.ask(python)[0])
     run["load"] = [busy_cores(), 0.0]
     bare = {place: bare_peak(python) for place, python in site.interpreters.items()}
     run["rows"] = [_row(site, workload, peers, effort, bare) for workload in rows]
@@ -170,10 +172,7 @@ def _core_ticks() -> tuple[int, int]:
 def _circumstances(site: Site, peers: Sequence[Peer], effort: Effort) -> dict[str, Any]:
     versions, sizes = {}, {}
     for peer in peers:
-        folder, version = installed.ask(site.interpreters[peer.place])
-        if peer.place not in versions:
-            installed.evict(folder)
-        versions[peer.place] = version
+        folder, versions[peer.place] = installed.ask(site.interpreters[peer.place])
         # torch does without numpy; it is there because the data are made with it.
         sizes[peer.name] = installed.size(folder, ("numpy",) if peer.place == "torch" else ())
     return {
