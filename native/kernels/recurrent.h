@@ -19,8 +19,8 @@ enum class Cell { lstm, gru, gru_linear, rnn_tanh, rnn_relu };
 // Matrices of H rows each that W and R hold.
 inline int64_t gates_of(Cell cell) { return cell == Cell::lstm ? 4 : cell >= Cell::rnn_tanh ? 1 : 3; }
 
-// Vectors of H that a step saves for the backward pass: i o f g and the state c; z r n, and q = h·Rᵀ + Rb
-// of gru_linear. RNN needs no more than its output.
+// Vectors of H that a step saves for the backward pass: i o f g and c, the state before the step; z r n, and
+// q = h·Rᵀ + Rb of gru_linear. RNN needs no more than its output.
 inline int64_t saved_of(Cell cell) {
   return cell == Cell::lstm ? 5 : cell == Cell::gru_linear ? 4 : cell == Cell::gru ? 3 : 0;
 }

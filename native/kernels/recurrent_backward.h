@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "recurrent_weights.h"
+#include "scratch.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
 
@@ -123,8 +124,7 @@ class BackwardPass {
       for (int64_t b = rows_.first(tile); b < rows_.first(tile) + rows_.count(tile); ++b) {
         for (int64_t part = 0; part < saved_of(cell_); ++part)
           __builtin_prefetch(io_.saved + at_.saved_at(time, b, part, unit));
-        const bool lstm = cell_ == Cell::lstm;
-        __builtin_prefetch(lstm ? io_.saved + at_.saved_at(before, b, 4, unit) : io_.y + at_.y_row(before, b) + unit);
+        if (cell_ != Cell::lstm) __builtin_prefetch(io_.y + at_.y_row(before, b) + unit);
         if (io_.dy != nullptr) __builtin_prefetch(io_.dy + at_.y_row(time, b) + unit);
       }
   }
@@ -169,9 +169,9 @@ class BackwardPass {
     }
   }
 
-  // A vector that the forward pass saved.
-  Vector saved(const Row& row, const Place& place, int64_t part) const {
-    return load(io_.saved + at_.saved_at(row.time, row.b, part, place.unit));
+  // The vectors that the forward pass saved.
+  SavedVectors saved(const Row& row, const Place& place) const {
+    return {io_.saved + at_.saved_at(row.time, row.b, 0, place.unit)};
   }
 
   // The gradient of the state after a step.
@@ -200,10 +200,9 @@ class BackwardPass {
         for (int g = 0; g < 4; ++g) put_slot(row, place, g, Vector{}, values[g]);
         return put(row.dh, place, dh);
       }
-      const Vector in = saved(row, place, 0), shown = saved(row, place, 1);
-      const Vector forget = saved(row, place, 2), candidate = saved(row, place, 3);
-      const Vector c_before = at_.c_before(io_.saved, position, row.b, place);
-      const Vector bent = vtanh(saved(row, place, 4));
+      const SavedVectors of = saved(row, place);
+      const Vector in = of[0], shown = of[1], forget = of[2], candidate = of[3], c_before = of[4];
+      const Vector bent = vtanh(forget * c_before + in * candidate);
       const Vector d_shown = dh * bent * (shown - shown * shown);
       const Vector dc = get(row.dc, place) + dh * shown * (1.0f - bent * bent) + get(p_o, place) * d_shown;
       const Vector d_in = dc * candidate * (in - in * in);
@@ -228,8 +227,8 @@ class BackwardPass {
         for (int slot = 0; slot < 4; ++slot) put_slot(row, place, slot, Vector{}, values[slot]);
         return put(row.dh, place, dh);
       }
-      const Vector update = saved(row, place, 0), reset = saved(row, place, 1);
-      const Vector candidate = saved(row, place, 2), product = saved(row, place, 3);
+      const SavedVectors of = saved(row, place);
+      const Vector update = of[0], reset = of[1], candidate = of[2], product = of[3];
       const Vector h_before = get(at_.h_before(io_.y, position, row.b), place);
       const Vector d_candidate = dh * (1.0f - update) * (1.0f - candidate * candidate);
       put_slot(row, place, 0, d_candidate, values[0]);
@@ -249,7 +248,8 @@ class BackwardPass {
       const Vector dh = arriving(row, place, next);
       put(row.dh, place, dh);
       if (!row.valid) return put_slot(row, place, 2, Vector{}, value);
-      const Vector update = saved(row, place, 0), candidate = saved(row, place, 2);
+      const SavedVectors of = saved(row, place);
+      const Vector update = of[0], candidate = of[2];
       put_slot(row, place, 2, dh * (1.0f - update) * (1.0f - candidate * candidate), value);
     });
     pack_slot(value, position, tile, block, 2);
@@ -265,8 +265,8 @@ class BackwardPass {
         return;
       }
       const Vector dh = get(row.dh, place), kept = d_kept.get(row.i, place);
-      const Vector update = saved(row, place, 0), reset = saved(row, place, 1);
-      const Vector candidate = saved(row, place, 2);
+      const SavedVectors of = saved(row, place);
+      const Vector update = of[0], reset = of[1], candidate = of[2];
       const Vector h_before = get(at_.h_before(io_.y, position, row.b), place);
       put_slot(row, place, 0, dh * (h_before - candidate) * (update - update * update), values[0]);
       put_slot(row, place, 1, kept * h_before * (reset - reset * reset), values[1]);
@@ -347,12 +347,15 @@ class BackwardPass {
     const int64_t time = at_.time(position), row = row_of(position, b);
     const bool valid = at_.valid(time, b);
     const float* h = valid ? at_.h_before(io_.y, position, b) : nullptr;
-    const auto as_it_is = [](int64_t) { return 1.0f; };
-    const auto reset = [&](int64_t unit) { return io_.saved[at_.saved_at(time, b, 1, unit)]; };
     const float* x = valid ? layer.x + (time * layer.batch + b) * layer.inputs : nullptr;
-    if (input_sums_) input_sums_->put(row, x, as_it_is);
-    if (state_sums_) state_sums_->put(row, h, as_it_is);
-    if (kept_sums_) kept_sums_->put(row, h, reset);
+    if (input_sums_) input_sums_->put(row, x);
+    if (state_sums_) state_sums_->put(row, h);
+    if (!kept_sums_) return;
+    if (h == nullptr) return kept_sums_->put(row, nullptr);
+    const Floats kept(layer.hidden);
+    for (int64_t unit = 0; unit < layer.hidden; ++unit)
+      kept.get()[unit] = h[unit] * io_.saved[at_.saved_at(time, b, 1, unit)];
+    kept_sums_->put(row, kept.get());
   }
 
   void write_weights() const {
@@ -389,8 +392,8 @@ class BackwardPass {
           for (int64_t b = 0; b < rows_.batch; ++b) {
             const int64_t time = at_.time(position), row = row_of(position, b);
             if (!at_.valid(time, b)) continue;
-            const Vector before = at_.c_before(io_.saved, position, b, place);
-            const Vector after = load(io_.saved + at_.saved_at(time, b, 4, place.unit));
+            const SavedVectors of{io_.saved + at_.saved_at(time, b, 0, place.unit)};
+            const Vector before = of[4], after = of[2] * before + of[0] * of[3];
             sums[0] += load(dgates_.at(0, block, row) + place.lane) * before;
             sums[1] += load(dgates_.at(1, block, row) + place.lane) * after;
             sums[2] += load(dgates_.at(2, block, row) + place.lane) * before;

@@ -18,9 +18,12 @@ class ForwardPass {
         even_(rows_.packed_size(depth_)),
         odd_(rows_.packed_size(depth_)),
         kept_(layer.cell == Cell::gru ? rows_.packed_size(layer.hidden) : 0),
+        c_(layer.cell == Cell::lstm ? layer.batch * layer.hidden : 0),
         bias_(at_.gates() * layer.hidden) {
     pack_weights();
     add_biases();
+    if (layer.cell == Cell::lstm && layer.initial_c != nullptr)
+      std::copy_n(layer.initial_c + at_.state_row(0), layer.batch * layer.hidden, c_.data());
     for (int64_t tile = 0; tile < rows_.tiles; ++tile) pack_beginning(tile);
   }
 
@@ -127,9 +130,11 @@ class ForwardPass {
     return get(bias_.data() + index * at_.hidden(), place) + product.get(i, place);
   }
 
-  // Saves a part of what the backward pass will read.
-  void save(int64_t position, int64_t b, int64_t part, const Place& place, Vector value) const {
-    put(out_.saved + at_.saved_at(at_.time(position), b, part, place.unit) - place.unit, place, value);
+  // Saves what the backward pass will read, from a part on.
+  template <class... Parts>
+  void save(int64_t position, int64_t b, int64_t part, const Place& place, Parts... values) const {
+    float* to = out_.saved + at_.saved_at(at_.time(position), b, part, place.unit);
+    ((put(to - place.unit, place, values), to += kSavedUnits), ...);
   }
 
   // Writes a state to y, and keeps it for the next step.
@@ -147,18 +152,16 @@ class ForwardPass {
     for (int64_t g = 0; g < 4; ++g) multiply(position, tile, g, block, products[g]);
     const float *p_i = at_.peepholes(0), *p_o = at_.peepholes(1), *p_f = at_.peepholes(2);
     each(position, tile, block, h, [&](int64_t i, int64_t b, const Place& place) {
-      const Vector c_before = at_.c_before(out_.saved, position, b, place);
+      float* const state = c_.data() + b * at_.hidden();
+      const Vector c_before = get(state, place);
       Vector pre[4];
       for (int g = 0; g < 4; ++g) pre[g] = gate(g, products[g], i, place);
       const Vector in = vsigmoid(pre[0] + get(p_i, place) * c_before);
       const Vector forget = vsigmoid(pre[2] + get(p_f, place) * c_before), candidate = vtanh(pre[3]);
       const Vector c = forget * c_before + in * candidate;
       const Vector shown = vsigmoid(pre[1] + get(p_o, place) * c);
-      save(position, b, 0, place, in);
-      save(position, b, 1, place, shown);
-      save(position, b, 2, place, forget);
-      save(position, b, 3, place, candidate);
-      save(position, b, 4, place, c);
+      save(position, b, 0, place, in, shown, forget, candidate, c_before);
+      put(state, place, c);
       finish(position, b, i, place, shown * vtanh(c), h);
     });
     pack_state(position, tile, block, h);
@@ -177,10 +180,7 @@ class ForwardPass {
       const Vector reset = vsigmoid(gate(1, products[1], i, place));
       const Vector product = of_states.get(i, place) + get(recurrent_bias, place);
       const Vector candidate = vtanh(gate(2, of_inputs, i, place) + reset * product);
-      save(position, b, 0, place, update);
-      save(position, b, 1, place, reset);
-      save(position, b, 2, place, candidate);
-      save(position, b, 3, place, product);
+      save(position, b, 0, place, update, reset, candidate, product);
       finish(position, b, i, place, (1.0f - update) * candidate + update * h_before, h);
     });
     pack_state(position, tile, block, h);
@@ -191,8 +191,7 @@ class ForwardPass {
     for (int64_t g = 0; g < 2; ++g) multiply(position, tile, g, block, products[g]);
     each(position, tile, block, kept, [&](int64_t i, int64_t b, const Place& place) {
       const Vector reset = vsigmoid(gate(1, products[1], i, place));
-      save(position, b, 0, place, vsigmoid(gate(0, products[0], i, place)));
-      save(position, b, 1, place, reset);
+      save(position, b, 0, place, vsigmoid(gate(0, products[0], i, place)), reset);
       kept.put(i, place, reset * get(at_.h_before(out_.y, position, b), place));
     });
     rows_.pack(kept, tile, block, at_.hidden(), rows_.packed(kept_, tile, at_.hidden()));
@@ -231,7 +230,7 @@ class ForwardPass {
       for (int64_t unit = 0; unit < at_.hidden(); ++unit) {
         const int64_t place = at_.state_row(b) + unit;
         if (out_.y_h != nullptr) out_.y_h[place] = length == 0 ? 0 : out_.y[at_.y_row(last, b) + unit];
-        if (out_.y_c != nullptr) out_.y_c[place] = length == 0 ? 0 : out_.saved[at_.saved_at(last, b, 4, unit)];
+        if (out_.y_c != nullptr) out_.y_c[place] = length == 0 ? 0 : c_.data()[b * at_.hidden() + unit];
       }
     }
   }
@@ -243,7 +242,7 @@ class ForwardPass {
   const TileProduct product_;
   const int64_t depth_;  // I + H
   RightPanels weights_[4];
-  const Buffer even_, odd_, kept_;
+  const Buffer even_, odd_, kept_, c_;
   const Buffer bias_;
 };
 

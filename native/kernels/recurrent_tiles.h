@@ -60,9 +60,9 @@ inline void put(float* row, const Place& place, Vector value) {
     store_first(row + place.unit, value, place.count);
 }
 
-// A tile of values, in rows of kColumns.
+// A tile of values, in rows of kColumns, with room for whole squares.
 struct TileValues {
-  alignas(64) float data[kRows * kColumns];
+  alignas(64) float data[(kRows + kLanes - 1) / kLanes * kLanes * kColumns];
 
   Vector get(int64_t row, const Place& place) const { return load(data + row * kColumns + place.lane); }
   void put(int64_t row, const Place& place, Vector value) { store(data + row * kColumns + place.lane, value); }
@@ -156,8 +156,21 @@ struct RowTiles {
   // Writes a tile of values as packed rows; `to` is the place of the first unit.
   void pack(const TileValues& values, int64_t tile, int64_t block, int64_t hidden, float* to) const {
     const int64_t unit = block * kColumns, units = std::min<int64_t>(kColumns, hidden - unit), rows = count(tile);
-    for (int64_t k = 0; k < units; ++k)
-      for (int64_t i = 0; i < rows; ++i) to[(unit + k) * height + i] = values.data[i * kColumns + k];
+    for (int64_t first = 0; first < rows; first += kLanes)
+      for (int64_t k = 0; k < units; k += kLanes)
+        pack_square(values.data + first * kColumns + k, std::min<int64_t>(kLanes, rows - first),
+                    std::min<int64_t>(kLanes, units - k), to + (unit + k) * height + first);
+  }
+
+ private:
+  void pack_square(const float* from, int64_t rows, int64_t units, float* to) const {
+    Vector square[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) square[i] = i < rows ? load(from + i * kColumns) : Vector{};
+    transpose(square);
+#pragma GCC unroll 16
+    for (int k = 0; k < kLanes; ++k)
+      if (k < units) store_first(to + k * height, square[k], rows);
   }
 };
 
@@ -190,6 +203,12 @@ void run_steps(const RowTiles& rows, int64_t blocks, int64_t count, int stages, 
 }
 
 static_assert(kSavedUnits % kLanes == 0, "vectors lie within blocks");
+
+// What a step saved for some units: a vector of each part.
+struct SavedVectors {
+  const float* first;
+  Vector operator[](int64_t part) const { return load(first + part * kSavedUnits); }
+};
 
 // One direction of a layer. Positions count steps in the order of the direction, times are rows of x.
 struct Direction {
@@ -227,10 +246,6 @@ struct Direction {
   const float* h_before(const float* y, int64_t position, int64_t b) const {
     if (!is_first(position, b)) return y + y_row(time(position - 1), b);
     return layer.initial_h == nullptr ? nullptr : layer.initial_h + state_row(b);
-  }
-  Vector c_before(const float* saved, int64_t position, int64_t b, const Place& place) const {
-    if (!is_first(position, b)) return load(saved + saved_at(time(position - 1), b, 4, place.unit));
-    return layer.initial_c == nullptr ? Vector{} : get(layer.initial_c + state_row(b), place);
   }
 };
 

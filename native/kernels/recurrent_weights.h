@@ -39,23 +39,22 @@ class WeightSums {
         sums_(slots * blocks * tiles_ * height_ * kColumns),
         product_(tile_product_of(height_, std::make_integer_sequence<int, kRows>())) {}
 
-  // Takes one row of left, times the factor of each column; one that is null counts as zeros.
-  template <class Factor>
-  void put(int64_t row, const float* from, const Factor& factor) const {
+  // Takes one row of left; one that is null counts as zeros.
+  void put(int64_t row, const float* from) const {
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       float* to = left_.data() + (tile * rows_ + row) * height_;
-      const int64_t first = tile * height_, count = std::min(height_, width_ - first);
+      const int64_t first = tile * height_;
       if (from == nullptr)
         std::fill_n(to, height_, 0.0f);
       else
-        for (int64_t i = 0; i < count; ++i) to[i] = from[first + i] * factor(first + i);
+        copy_floats(from + first, std::min(height_, width_ - first), to);
     }
     if (with_one_) left_.data()[(width_ / height_ * rows_ + row) * height_ + width_ % height_] = 1;
   }
 
   // Adds the products of the first rows.
   void add(const GatePanels& gates, int64_t rows, const Parallel& parallel) const {
-    constexpr int64_t kDepth = 256;  // a panel of this depth stays in the first cache
+    constexpr int64_t kDepth = 512;  // a panel of this depth stays in the second cache
     parallel(slots_ * blocks_, [&](int64_t task) {
       const float* right = gates.at(first_slot_ + task / blocks_, task % blocks_, 0);
       TileValues values;
