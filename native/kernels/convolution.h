@@ -2,6 +2,7 @@
 #pragma once
 
 #include "channels_last.h"
+#include "patch_products.h"
 #include "winograd.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
@@ -54,8 +55,18 @@ inline winograd::Image output_image(const Convolution& conv) {
           2 - conv.pad[2]};
 }
 
-// Whether a copy of the image with channels last pays.
-inline bool suits_channels_last(int64_t channels, int64_t results) { return channels >= kLanes && results >= kLanes; }
+// Whether patches are read where they lie. Beside enough channels, a copy with channels last is better, or Winograd's
+// transform, and products in bfloat16. Windows that reach far behind the image, or leave most of it out, would be
+// copied with more padding than image.
+inline bool suits_patch_products(const Convolution& conv) {
+  for (int axis = 0; axis < kMostAxes; ++axis) {
+    const int64_t reach = (conv.kernel[axis] - 1) * conv.dilation[axis];
+    if (reach > conv.in[axis] + 16 || std::min(conv.stride[axis], reach + 1) > 2 * conv.kernel[axis]) return false;
+  }
+  const int64_t least = std::min(conv.in_channels, conv.out_channels), taps = conv.taps();
+  if (conv.bf16 && has_bf16()) return taps > 1 && least < kLanes;
+  return taps > 1 && least <= (taps > 16 ? 2 * kLanes : kLanes);
+}
 
 // The taps of one axis that reach the pixels of a phase, and the place that each reads in dy.
 struct PhaseTap {
@@ -118,7 +129,7 @@ struct Group {
       const winograd::Weights weights{w, of.in_channels, of.out_channels, 9, columns(), false};
       return winograd::convolve(input_image(of), output_image(of), weights, of.batch, x, bias, y, rounded, parallel);
     }
-    if (of.taps() > 1 && suits_channels_last(of.in_channels, of.out_channels)) return forward_by_pixels(x, w, bias, y);
+    if (of.taps() > 1) return forward_by_pixels(x, w, bias, y);
     const ImageStore store = dense_store(y, of.groups * of.out_channels, of.out);
     const MatrixRows weights{w, columns(), 1};
     const int64_t out = of.out_size(), positions = of.batch * out;
@@ -128,15 +139,10 @@ struct Group {
     if (is_pointwise(of))
       return multiply(weights, ChannelColumns{x, x_stride(), out}, store, of.out_channels, positions, columns(),
                       bias != nullptr, parallel, rounded);
-    const Patches patches = patches_of(of, x);
-    if (of.taps() == 1) {
-      const Floats met(of.batch * of.in_channels * out);
-      read_met(patches, met.get());
-      return multiply(weights, ChannelColumns{met.get(), of.in_channels * out, out}, store, of.out_channels, positions,
-                      columns(), bias != nullptr, parallel, rounded);
-    }
-    multiply(weights, PatchColumns{patches}, store, of.out_channels, positions, columns(), bias != nullptr, parallel,
-             rounded);
+    const Floats met(of.batch * of.in_channels * out);
+    read_met(patches_of(of, x), met.get());
+    multiply(weights, ChannelColumns{met.get(), of.in_channels * out, out}, store, of.out_channels, positions,
+             columns(), bias != nullptr, parallel, rounded);
   }
 
   void weight_gradient(const float* x, const float* dy, float* dw) const {
@@ -155,8 +161,6 @@ struct Group {
       return multiply_deep(gradients, ChannelLines{met.get(), of.in_channels * out, out}, dw, of.out_channels,
                            columns(), depth, parallel, rounded);
     }
-    if (!suits_channels_last(of.in_channels, of.out_channels))
-      return multiply_deep(gradients, PatchRows{patches}, dw, of.out_channels, columns(), depth, parallel, rounded);
     const channels_last::Planes planes{x, of.batch, x_stride(), of.in_channels, {of.in[0], of.in[1], of.in[2]}};
     const int64_t padded = planes.padded(), taps = of.taps();
     const Floats copy(of.batch * of.in_size() * padded), sums(of.out_channels * taps * padded);
@@ -186,9 +190,7 @@ struct Group {
                parallel, rounded);
       return write_met(met.get(), dx);
     }
-    if (suits_channels_last(of.out_channels, of.in_channels)) return input_gradient_by_pixels(dy, w, dx);
-    for_each_phase(of, 3,
-                   [&](int64_t pz, int64_t py, int64_t px) { input_gradient_of_phase({pz, py, px}, dy, w, dx); });
+    input_gradient_by_pixels(dy, w, dx);
   }
 
  private:
@@ -281,12 +283,6 @@ struct Group {
       }
     });
   }
-
-  struct PhaseOf {
-    int64_t at[kMostAxes];
-  };
-
-  void input_gradient_of_phase(const PhaseOf& phase, const float* dy, const float* w, float* dx) const;
 };
 
 // Rows of the left side for the gradient of the input: weights by input channel.
@@ -308,24 +304,54 @@ struct PhaseWeights {
   }
 };
 
-inline void Group::input_gradient_of_phase(const PhaseOf& phase, const float* dy, const float* w, float* dx) const {
-  const std::vector<channels_last::Tap> taps = phase_taps(of, phase.at);
-  Patches patches{dy, y_stride(), {of.out[0], of.out[1], of.out[2]}, {}, {1, 1, 1}, {}};
-  for (const channels_last::Tap& tap : taps) patches.taps.push_back({{tap.offset[0], tap.offset[1], tap.offset[2]}});
-  for (int axis = 0; axis < kMostAxes; ++axis) patches.grid.size[axis] = phase_size(of, axis, phase.at[axis]);
-  const bool dense = of.stride[0] == 1 && of.stride[1] == 1 && of.stride[2] == 1;
-  const ImageStore store{dx,
-                         x_stride(),
-                         of.in_size(),
-                         patches.grid,
-                         {of.in[0], of.in[1], of.in[2]},
-                         {phase.at[0], phase.at[1], phase.at[2]},
-                         {of.stride[0], of.stride[1], of.stride[2]},
-                         dense};
-  multiply(PhaseWeights{w, of.in_channels, of.taps(), taps}, PatchColumns{patches}, store, of.in_channels,
-           of.batch * patches.grid.positions(), of.out_channels * static_cast<int64_t>(taps.size()), false, parallel,
-           rounded);
-}
+// ---- all groups with few channels -----------------------------------------------------------------
+
+struct FewChannels {
+  const Convolution& of;
+  const Parallel& parallel;
+
+  int64_t y_stride() const { return of.groups * of.out_channels * of.out_size(); }
+  int64_t columns() const { return of.in_channels * of.taps(); }
+
+  void forward(const float* x, const float* w, const float* bias, float* y) const {
+    const Patches patches = patches_of(of, x);
+    PatchProduct(patches, of.batch, of.groups, of.in_channels, of.out_channels, parallel)
+        .multiply([&](int64_t g) { return MatrixRows{w + g * of.out_channels * columns(), columns(), 1}; },
+                  dense_store(y, of.groups * of.out_channels, of.out), bias);
+  }
+
+  void weight_gradient(const float* x, const float* dy, float* dw) const {
+    const Patches patches = patches_of(of, x);
+    PatchProduct(patches, of.batch, of.groups, of.in_channels, of.out_channels, parallel).sum(dy, y_stride(), dw);
+  }
+
+  void input_gradient(const float* dy, const float* w, float* dx) const {
+    for_each_phase(of, 3, [&](int64_t pz, int64_t py, int64_t px) { input_gradient_of({pz, py, px}, dy, w, dx); });
+  }
+
+ private:
+  struct Phase {
+    int64_t at[kMostAxes];
+  };
+
+  void input_gradient_of(const Phase& phase, const float* dy, const float* w, float* dx) const {
+    const std::vector<channels_last::Tap> taps = phase_taps(of, phase.at);
+    Patches patches{dy, y_stride(), {of.out[0], of.out[1], of.out[2]}, {}, {1, 1, 1}, {}};
+    for (const channels_last::Tap& tap : taps) patches.taps.push_back({{tap.offset[0], tap.offset[1], tap.offset[2]}});
+    for (int axis = 0; axis < kMostAxes; ++axis) patches.grid.size[axis] = phase_size(of, axis, phase.at[axis]);
+    ImageStore store = dense_store(dx, of.groups * of.in_channels, of.in);
+    store.grid = patches.grid;
+    std::copy_n(phase.at, kMostAxes, store.first);
+    std::copy_n(of.stride, kMostAxes, store.step);
+    store.dense = false;
+    if (taps.empty()) return clear(store, of.groups * of.in_channels, of.batch * patches.grid.positions());
+    const auto rows_of = [&](int64_t g) {
+      return PhaseWeights{w + g * of.out_channels * columns(), of.in_channels, of.taps(), taps};
+    };
+    PatchProduct(patches, of.batch, of.groups, of.out_channels, of.in_channels, parallel)
+        .multiply(rows_of, store, nullptr);
+  }
+};
 
 // ---- all groups -----------------------------------------------------------------------------------
 
@@ -338,6 +364,7 @@ inline void convolve(const Convolution& conv, const float* x, const float* w, co
                   bias == nullptr ? 0.0f : bias[plane % (conv.groups * conv.out_channels)]);
     return;
   }
+  if (suits_patch_products(conv)) return FewChannels{conv, parallel}.forward(x, w, bias, y);
   const Group one{conv, parallel};
   for (int64_t g = 0; g < conv.groups; ++g)
     one.forward(x + g * conv.in_channels * conv.in_size(), w + g * conv.out_channels * one.columns(),
@@ -352,6 +379,7 @@ inline void convolve_weight_gradient(const Convolution& conv, const float* x, co
     std::fill_n(dw, conv.groups * conv.out_channels * one.columns(), 0.0f);
     return;
   }
+  if (suits_patch_products(conv)) return FewChannels{conv, parallel}.weight_gradient(x, dy, dw);
   for (int64_t g = 0; g < conv.groups; ++g)
     one.weight_gradient(x + g * conv.in_channels * conv.in_size(), dy + g * conv.out_channels * conv.out_size(),
                         dw + g * conv.out_channels * one.columns());
@@ -365,6 +393,7 @@ inline void convolve_input_gradient(const Convolution& conv, const float* dy, co
     std::fill_n(dx, conv.batch * one.x_stride(), 0.0f);
     return;
   }
+  if (suits_patch_products(conv)) return FewChannels{conv, parallel}.input_gradient(dy, w, dx);
   for (int64_t g = 0; g < conv.groups; ++g)
     one.input_gradient(dy + g * conv.out_channels * conv.out_size(), w + g * conv.out_channels * one.columns(),
                        dx + g * conv.in_channels * conv.in_size());

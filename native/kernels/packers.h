@@ -224,44 +224,6 @@ struct Patches {
   }
 };
 
-// Patches as columns of the right side: depth runs over channels and taps.
-struct PatchColumns {
-  const Patches& patches;
-
-  void operator()(float* panel, int64_t first, int64_t count, int64_t width, int64_t k, int64_t depth) const {
-    const std::vector<Grid::Piece> pieces = patches.pieces(first, count);
-    const int64_t taps = patches.tap_count(), pixels = patches.pixels();
-    int64_t tap = k % taps;
-    const float* channel = patches.image + k / taps * pixels;
-    for (int64_t x = 0; x < depth; ++x, panel += width) {
-      for (const Grid::Piece& piece : pieces) patches.copy(piece, channel, patches.taps[tap], panel + piece.begin);
-      for (int64_t j = count; j < width; ++j) panel[j] = 0;
-      if (++tap == taps) tap = 0, channel += pixels;
-    }
-  }
-};
-
-// Patches as columns of the right side where depth runs over positions: for gradients of weights.
-struct PatchRows {
-  const Patches& patches;
-
-  void operator()(float* panel, int64_t first, int64_t count, int64_t width, int64_t k, int64_t depth) const {
-    const std::vector<Grid::Piece> pieces = patches.pieces(k, depth);
-    std::vector<float> lines(static_cast<size_t>(kLanes * depth));
-    const int64_t taps = patches.tap_count();
-    for (int64_t j = 0; j < width; j += kLanes) {
-      const int64_t own = std::min<int64_t>(count - j, kLanes);
-      for (int64_t i = 0; i < own; ++i) {
-        const int64_t at = first + j + i;
-        const float* channel = patches.image + at / taps * patches.pixels();
-        for (const Grid::Piece& piece : pieces)
-          patches.copy(piece, channel, patches.taps[at % taps], lines.data() + i * depth + piece.begin);
-      }
-      transpose_lines(lines.data(), depth, own, depth, panel + j, width);
-    }
-  }
-};
-
 // The planes of all images, one channel a line along the depth, for the right side.
 struct ChannelColumns {
   const float* data;
@@ -375,22 +337,25 @@ struct ImageStore {
   int64_t stride() const { return channel_stride; }
 
   void put(const float* tile, int64_t i, int64_t rows, int64_t j, int64_t columns, bool fresh) const {
-    grid.pieces(j, columns, [&](const Grid::Piece& piece) {
-      const int64_t z = first[0] + piece.z * step[0], y = first[1] + piece.y * step[1],
-                    x = first[2] + piece.x * step[2];
-      float* to = data + piece.image * batch_stride + i * channel_stride + (z * size[1] + y) * size[2] + x;
-      const float* from = tile + piece.begin;
-      for (int64_t r = 0; r < rows; ++r, to += channel_stride, from += kColumns) {
-        if (step[2] == 1) {
-          put_row(from, piece.length, to, fresh);
-          continue;
-        }
-        for (int64_t c = 0; c < piece.length; ++c) {
-          float& place = to[c * step[2]];
-          place = fresh ? from[c] : place + from[c];
-        }
+    grid.pieces(j, columns, [&](const Grid::Piece& piece) { put_piece(tile, kColumns, i, rows, piece, fresh); });
+  }
+
+  // Puts part of a tile, whose rows are `stride` apart, where a piece of the grid lies.
+  void put_piece(const float* tile, int64_t stride, int64_t i, int64_t rows, const Grid::Piece& piece,
+                 bool fresh) const {
+    const int64_t z = first[0] + piece.z * step[0], y = first[1] + piece.y * step[1], x = first[2] + piece.x * step[2];
+    float* to = data + piece.image * batch_stride + i * channel_stride + (z * size[1] + y) * size[2] + x;
+    const float* from = tile + piece.begin;
+    for (int64_t r = 0; r < rows; ++r, to += channel_stride, from += stride) {
+      if (step[2] == 1) {
+        put_row(from, piece.length, to, fresh);
+        continue;
       }
-    });
+      for (int64_t c = 0; c < piece.length; ++c) {
+        float& place = to[c * step[2]];
+        place = fresh ? from[c] : place + from[c];
+      }
+    }
   }
 };
 

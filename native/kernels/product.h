@@ -206,6 +206,18 @@ void multiply(const PackA& pack_a, const PackB& pack_b, const Store& store, int6
   });
 }
 
+// Adds parts of a sum, one behind the other, each of as many floats as the sum.
+inline void add_parts(const float* parts, int64_t count, int64_t size, float* sum, const Parallel& parallel) {
+  if (count == 0) return;
+  const EvenCut ranges(size, 8192);
+  parallel(ranges.pieces, [&](int64_t range) {
+    for (int64_t part = 0; part < count; ++part) {
+      const float* from = parts + part * size;
+      for (int64_t i = ranges.begin(range), end = i + ranges.length(range); i < end; ++i) sum[i] += from[i];
+    }
+  });
+}
+
 // A product whose depth is long beside its rows and columns: parts of the depth are summed apart.
 template <class PackA, class PackB>
 void multiply_deep(const PackA& pack_a, const PackB& pack_b, float* c, int64_t rows, int64_t columns, int64_t depth,
@@ -222,13 +234,7 @@ void multiply_deep(const PackA& pack_a, const PackB& pack_b, float* c, int64_t r
     multiply_block(pack_a, pack_b, store, {0, rows, 0, columns, cut.begin(part), cut.begin(part) + cut.length(part)},
                    false, rounded);
   });
-  const EvenCut ranges(size, 8192);
-  parallel(ranges.pieces, [&](int64_t range) {
-    for (int64_t part = 1; part < cut.pieces; ++part) {
-      const float* from = sums.get() + (part - 1) * size;
-      for (int64_t i = ranges.begin(range), end = i + ranges.length(range); i < end; ++i) c[i] += from[i];
-    }
-  });
+  add_parts(sums.get(), cut.pieces - 1, size, c, parallel);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

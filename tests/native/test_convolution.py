@@ -124,6 +124,18 @@ CASES = {
     "few_groups": Case((8, 9), (3, 3), 2, 3, groups=4, pads=SAME),
     "few_one_axis": Case((200,), (9,), 2, 3, stride=(3,), pads=(4, 1)),
     "few_three_axes": Case((4, 5, 6), (2, 3, 2), 2, 3, stride=(1, 2, 3), pads=(1, 0, 1, 0, 1, 1)),
+    "few_results": Case((20, 21), (3, 3), 200, 3, pads=SAME, bias=True),
+    "few_lines": Case((40, 300), (5, 3), 12, 6, stride=(2, 1), pads=(2, 1, 2, 1), batch=1),
+    "few_long": Case((9000,), (80,), 1, 32, stride=(4,), pads=(40, 40), bias=True),
+    "few_dilated_line": Case((3000,), (3,), 8, 8, dilation=(512,), pads=(1024, 0)),
+    "few_planes": Case((20, 19, 18), (3, 3, 3), 4, 15, pads=(1,) * 6, batch=1),
+    "few_patches": Case((64, 48), (16, 16), 3, 40, stride=(16, 16), batch=3),
+    "few_in_many_groups": Case((7, 7), (3, 3), 4, 4, groups=32, pads=SAME, stride=(2, 2), batch=9),
+    "multiplied_groups": Case((12, 12), (3, 3), 1, 3, groups=5, pads=SAME),
+    "few_and_one_pixel": Case((1, 1), (3, 3), 2, 5, pads=SAME),
+    "few_and_gaps": Case((17, 16), (2, 2), 3, 4, stride=(3, 5)),
+    "few_far": Case((6, 5), (3, 3), 2, 3, dilation=(90, 100), pads=(90, 100, 90, 100)),
+    "few_gaps_and_far": Case((60, 70), (2, 2), 2, 3, dilation=(30, 20), stride=(25, 17)),
     "many_images": Case((3, 3), (2, 2), 3, 4, batch=70),
     "no_batch": Case((6, 6), (3, 3), 16, 16, pads=SAME, batch=0),
     "no_batch_few": Case((6, 6), (2, 3), 3, 4, batch=0, bias=True),
@@ -178,7 +190,7 @@ def _with_torch(case: Case, given: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def test_same_numbers_with_any_number_of_threads() -> None:
     large = Case((33, 34), (3, 3), 64, 64, pads=SAME, batch=3)
-    cases = [large, *(CASES[n] for n in ("three_deep", "stride", "point_long", "few"))]
+    cases = [large, *(CASES[n] for n in ("three_deep", "stride", "point_long", "few", "few_lines", "few_planes"))]
     for case in cases:
         model, feeds = case.gradient(), case.feeds()
         first = run(model, feeds, native=True)
