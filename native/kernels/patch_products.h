@@ -25,7 +25,9 @@ struct Reach {
 
   explicit Reach(const std::vector<Patches::Tap>& taps) {
     for (int axis = 0; axis < kMostAxes; ++axis) {
-      const auto before = [axis](const Patches::Tap& a, const Patches::Tap& b) { return a.offset[axis] < b.offset[axis]; };
+      const auto before = [axis](const Patches::Tap& a, const Patches::Tap& b) {
+        return a.offset[axis] < b.offset[axis];
+      };
       const auto [least, most] = std::minmax_element(taps.begin(), taps.end(), before);
       first[axis] = least->offset[axis];
       length[axis] = most->offset[axis] - first[axis];
@@ -57,6 +59,12 @@ class Bands {
   Grid grid_;
   int axis_;
   EvenCut images_, lines_;
+};
+
+// A row of positions, as a piece of the grid.
+struct PlacedRow {
+  int64_t place;
+  Grid::Piece piece;
 };
 
 // What a band reads of each channel: [phase][image][plane]. A place is a position in the first phase.
@@ -104,15 +112,17 @@ class BandPlanes {
             read_phase(image, {{reach_.first[0] + z, reach_.first[1] + y, reach_.first[2] + x}}, to);
   }
 
-  // Calls use(place, piece) for each row of positions; the piece is one of the grid.
-  template <class Use>
-  void each_row(const Use& use) const {
+  // The rows of positions, in the order of their places.
+  std::vector<PlacedRow> rows() const {
+    std::vector<PlacedRow> made;
+    const int64_t *begin = band_.begin, *size = band_.size;
     for (int64_t image = 0; image < band_.images; ++image)
-      for (int64_t z = 0; z < band_.size[0]; ++z)
-        for (int64_t y = 0; y < band_.size[1]; ++y)
-          use(((image * rows_.size[0] + z) * rows_.size[1] + y) * rows_.size[2],
-              Grid::Piece{0, band_.size[2], band_.image + image, band_.begin[0] + z, band_.begin[1] + y,
-                          band_.begin[2]});
+      for (int64_t z = 0; z < size[0]; ++z)
+        for (int64_t y = 0; y < size[1]; ++y) {
+          const int64_t place = ((image * rows_.size[0] + z) * rows_.size[1] + y) * rows_.size[2];
+          made.push_back({place, {0, size[2], band_.image + image, begin[0] + z, begin[1] + y, begin[2]}});
+        }
+    return made;
   }
 
  private:
@@ -133,8 +143,8 @@ class BandPlanes {
   Grid rows_;  // of a plane
 };
 
-// Several rows of the left side times several rows of the right, along places: their elements' products in vectors.
-// What a tile of sums takes of the registers' 32 or 16.
+// The most rows of the left side and of the right in a tile of sums along places: 24 sums, 4 rows, 1 row of 32
+// registers, or 9 sums, 3 rows, 1 row of 16.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kSumRows = 4, kSumTaps = 6;
 #else
@@ -212,7 +222,7 @@ class PatchProduct {
     });
   }
 
-  // c[row][channel and tap] = Σ left[row][position] · what the position reads, for all groups_.
+  // c[row][channel and tap] = Σ left[row][position] · what the position reads, for all groups.
   void sum(const float* left, int64_t batch_stride, float* c) const {
     constexpr int64_t kParts = 16, kMostFloats = int64_t{1} << 21;
     const Bands bands = cut_into_bands(channels_ + rows_);
@@ -257,32 +267,39 @@ class PatchProduct {
     planes.read(image_of(group), channels_, copy.get());
     std::fill_n(copy.get() + size, kWideColumns, 0.0f);
     const std::vector<int64_t> offsets = planes.offsets(channels_);
-    std::vector<std::pair<int64_t, Grid::Piece>> found;
-    planes.each_row([&](int64_t place, const Grid::Piece& piece) { found.emplace_back(place, piece); });
-    alignas(64) float tile[kRows * kColumns + kLanes];
+    const std::vector<PlacedRow> positions = planes.rows();
+    alignas(64) float tile[kRows * kColumns + kLanes];  // pieces of a row are read as whole vectors
     for (int64_t p = 0; p < cut.pieces; ++p) {
       const int64_t row = cut.begin(p), height = cut.length(p), width = scattered_width(height);
-      const ScatteredTile multiply = scattered_tile_of(height);
+      const ScatteredTile add = scattered_tile_of(height);
       size_t next = 0;
       for (int64_t place = 0; place < places; place += width) {
         for (int64_t i = 0; i < height; ++i)
           std::fill_n(tile + i * width, width, bias == nullptr ? 0.0f : bias[row + i]);
-        multiply(depth_, packed + row * blocks, copy.get() + place, offsets.data(), tile);
-        for (; next < found.size() && found[next].first < place + width; ++next) {
-          auto [begin, piece] = found[next];
-          const int64_t skipped = std::max<int64_t>(0, place - begin);
-          const int64_t end = std::min(begin + piece.length, place + width);
-          if (begin + skipped < end) {
-            piece.begin = begin + skipped - place;
-            piece.x += skipped;
-            const bool more = begin + piece.length > place + width;
-            piece.length = end - begin - skipped;
-            store.put_piece(tile, width, row, height, piece, true);
-            if (more) break;
-          }
-        }
+        add(depth_, packed + row * blocks, copy.get() + place, offsets.data(), tile);
+        next = each_piece(positions, next, place, width, [&](const Grid::Piece& piece) {
+          store.put_piece(tile, width, row, height, piece, true);
+        });
       }
     }
+  }
+
+  // Calls use(piece) for what a tile at a place holds of rows from the next one on; the first that goes on behind it.
+  template <class Use>
+  static size_t each_piece(const std::vector<PlacedRow>& rows, size_t next, int64_t place, int64_t width,
+                           const Use& use) {
+    const int64_t end = place + width;
+    for (; next < rows.size() && rows[next].place < end; ++next) {
+      Grid::Piece piece = rows[next].piece;
+      const int64_t begin = rows[next].place, row_end = begin + piece.length;
+      const int64_t skipped = std::max<int64_t>(0, place - begin);
+      piece.begin = begin + skipped - place;
+      piece.x += skipped;
+      piece.length = std::min(row_end, end) - begin - skipped;
+      use(piece);
+      if (row_end > end) break;
+    }
+    return next;
   }
 
   void add_sums_of_band(const Band& band, int64_t group, const float* left, int64_t batch_stride, float* c) const {
@@ -293,12 +310,13 @@ class PatchProduct {
     planes.read(image_of(group), channels_, copy.get());
     std::fill_n(copy.get() + size, kLanes, 0.0f);
     std::fill_n(lines.get(), rows_ * line, 0.0f);
-    planes.each_row([&](int64_t place, const Grid::Piece& piece) {
+    for (const auto& [place, piece] : planes.rows()) {
       const Grid& grid = patches_.grid;
-      const float* from = left + piece.image * batch_stride + (piece.z * grid.size[1] + piece.y) * grid.size[2] + piece.x;
+      const float* from =
+          left + piece.image * batch_stride + (piece.z * grid.size[1] + piece.y) * grid.size[2] + piece.x;
       for (int64_t row = 0; row < rows_; ++row)
         copy_floats(from + row * grid.positions(), piece.length, lines.get() + row * line + place);
-    });
+    }
     const std::vector<int64_t> offsets = planes.offsets(channels_);
     const EvenCut cut(rows_, kSumRows);
     for (int64_t k = 0; k < depth_; k += kSumTaps)
