@@ -46,9 +46,11 @@ struct Problem {
   bool has_ignored;
   int64_t ignored;
 
+  bool ignores(int64_t label) const { return has_ignored && label == ignored; }
+
   // What a label counts; 0 if it is ignored.
   float counts(int64_t label) const {
-    if (has_ignored && label == ignored) return 0.0f;
+    if (ignores(label)) return 0.0f;
     require(label >= 0 && label < classes, "a label is not the number of a class");
     return weight == nullptr ? 1.0f : weight[label];
   }
@@ -146,7 +148,7 @@ struct SoftmaxCrossEntropy : CrossEntropy {
           const float sum = inverse[first + i];
           if (total != nullptr) total[first + i] -= static_cast<float>(of.classes) * std::log(sum);
           inverse[first + i] = 1.0f / sum;
-          const bool is_ignored = of.has_ignored && label[first + i] == of.ignored;
+          const bool is_ignored = of.ignores(label[first + i]);
           const float right = is_ignored ? 0.0f : of.x[from + label[first + i] * scores.stride + i];
           loss[first + i] = is_ignored ? 0.0f : counts * (largest[first + i] - right + std::log(sum));
         }
@@ -221,8 +223,9 @@ struct SoftmaxCrossEntropyGrad : CrossEntropy {
     for (int64_t i = 0; i < width; ++i)
       scale[i] = (factor[i] - offset[i] * static_cast<float>(part.classes)) * inverse[i];
     softmax().scaled(part, x, largest + first, scale, offset, dx);
+    // The factor of an ignored label is not zero but NaN where the gradient of the loss is not finite.
     for (int64_t i = 0; i < width; ++i)
-      if (factor[i] != 0.0f) dx[label[first + i] * part.stride + i] -= factor[i];
+      if (!of.ignores(label[first + i])) dx[label[first + i] * part.stride + i] -= factor[i];
   }
 };
 

@@ -132,6 +132,18 @@ def test_all_ignored() -> None:
     np.testing.assert_array_equal(dx, np.zeros((4, 5), np.float32))
 
 
+def test_an_ignored_label_is_no_place_in_a_row() -> None:
+    """Not even where the gradient of its term is not zero, but NaN."""
+    model = cross_entropy((3, 4), reduction="none", ignore_index=-1)
+    feeds = {**feeds_of((3, 4)), "labels": np.array([0, -1, 2])}
+    model, feeds = with_gradient(model, feeds)
+    for gradient in (np.nan, np.inf):
+        feeds["loss_grad"] = np.array([1, gradient, 2], np.float32)
+        plain, native = run_both(model, feeds)
+        assert_near([plain[0], plain[1][[0, 2]]], [native[0], native[1][[0, 2]]])
+        assert np.isnan(native[1][1]).all()
+
+
 def test_infinite_scores() -> None:
     feeds = feeds_of((3, 4))
     feeds["x"][0, 1] = -np.inf
