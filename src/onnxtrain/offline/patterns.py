@@ -19,6 +19,7 @@ from onnxtrain.errors import (
     UnknownNameWarning,
 )
 from onnxtrain.offline.autodiff.engine import operator_name
+from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.optimizers.mezo import SLOW
 from onnxtrain.offline.passes.tie_weights import Tied, with_tied
 from onnxtrain.offline.selection import Role, Survey, some_of, why_nothing_trains
@@ -86,6 +87,13 @@ def notes_on_blocked(found: Survey, trains: Sequence[str], asked: object) -> Ite
     """
     if not found.by_gradient:
         yield SLOW
+    if found.lost_detach is not None:
+        note = (
+            f"{label_of(found.lost_detach)!r} reads a value that torch detaches, but the exporter "
+            "has removed the mark, and a gradient may flow there: export with optimize=False."
+        )
+        warnings.warn(note, TrainingWarning, stacklevel=4)
+        yield note
     if asked is None and found.blocked and not found.blocked.intersection(trains):
         first, *more = found.without_gradient()
         note = (

@@ -27,6 +27,7 @@ from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.op_facts import READS_SHAPE
 from onnxtrain.offline.graph.shapes import is_float
 from onnxtrain.offline.graph.subgraphs import ancestors, captured_values, subgraphs_of
+from onnxtrain.offline.graph.torch_calls import lost_detach
 from onnxtrain.offline.tensor_uses import TRAIN_IT, TensorUses, Use, is_quantized
 
 Names = str | Iterable[str]
@@ -127,6 +128,12 @@ class Survey:
             f"{refusal(n.op_type, n.domain) or 'no gradient rule'}"
             for n in self._expanded[1]
         )
+
+    @cached_property
+    def lost_detach(self) -> ir.Node | None:
+        """A node on the path whose input torch detaches, where the model does not say so."""
+        path = self._expanded[0]
+        return lost_detach(path.edges, path.nodes) if self.by_gradient else None
 
     @cached_property
     def cut_by(self) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import dims_of, is_float, may_be_same
 from onnxtrain.offline.graph.subgraphs import captured_values, subgraphs_of
+from onnxtrain.offline.graph.torch_calls import is_detach
 
 
 def differentiate(
@@ -185,6 +186,8 @@ class ActivePath:
             found = None
         self._rules[node] = found
         if found is None and zero_reason(node.op_type, node.domain) is not None:
+            return
+        if is_detach(node):
             return
         stops = found.stops if found is not None else frozenset()
         for index, value in enumerate(node.inputs):

@@ -15,10 +15,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.offline.graph.torch_calls import call_of
+
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_CALL = "pkg.torch.onnx.fx_node"  # "linear(args = (%add, %p_head_weight, %b_mean))"
 _STATE = re.compile(r"%([pb])_(\w+)")
 _NUMBERED = re.compile(r"val_\d+")  # computed by what a torch operator was decomposed into
 _OPERATORS = frozenset(s.name for s in onnx.defs.get_all_schemas_with_history())
@@ -30,7 +31,7 @@ class TorchNotes:
     def __init__(self, model: ir.Model) -> None:
         self._kinds: dict[str, str] = {}  # of the names in calls, which have _ in place of dots
         for node in model.graph.all_nodes():
-            for kind, name in _STATE.findall(node.metadata_props.get(_CALL, "")):
+            for kind, name in _STATE.findall(call_of(node)):
                 self._kinds[name] = "PARAMETER" if kind == "p" else "BUFFER"
 
     def kind_of(self, value: ir.Value) -> str | None:
@@ -69,12 +70,12 @@ def folded_from(value: ir.Value) -> list[str]:
 
 def states_called(node: ir.Node) -> list[str]:
     """Return the parameters and buffers that the call reads, in order, with _ for dots."""
-    return [name for _, name in _STATE.findall(node.metadata_props.get(_CALL, ""))]
+    return [name for _, name in _STATE.findall(call_of(node))]
 
 
 def parameters_called(node: ir.Node) -> set[str]:
     """Return the parameters that the call reads which a node was made for, with _ for dots."""
-    calls = node.metadata_props.get(_CALL, "")
+    calls = call_of(node)
     return {name for kind, name in _STATE.findall(calls) if kind == "p"}
 
 

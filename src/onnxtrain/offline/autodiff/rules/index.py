@@ -30,6 +30,7 @@ from onnxtrain.offline.graph.shapes import (
     working_type,
 )
 from onnxtrain.offline.graph.sizes import arange, sizes, zeros_at_run_time
+from onnxtrain.offline.graph.torch_calls import padding_row
 from onnxtrain.offline.graph.writer import attributes_of
 
 # ---- by index ----------------------------------------------------------------------------------
@@ -40,6 +41,8 @@ def gather(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """The slices of the cotangent, added up where they were taken from."""
     x, indices = required(node, 2)
     axis = node.attributes.get_int("axis", 0) % op.rank(x)
+    if (row := padding_row(node)) is not None:
+        dy = op.Where(op.unsqueeze(op.Equal(indices, row), [-1]), 0.0, dy)
     places = _different_places(indices, op.dims(x)[axis])
     if axis or places is not None or _static_size(indices) == 1:
         return (_gathered(op, x, indices, axis, dy, places),)
