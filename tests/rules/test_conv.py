@@ -349,6 +349,13 @@ def test_unknown_kernel_is_refused() -> None:
         onnxtrain.gradient(model, ["x1"])
 
 
+def test_output_padding_of_a_stride_is_refused() -> None:
+    attrs = {"output_padding": [0, 1], "dilations": [1, 2]}
+    model = one_node("ConvTranspose", [(1, 2, 4, 4), (2, 2, 3, 3)], **attrs)
+    with pytest.raises(ModelError, match=r"output_padding=\[0, 1\] with strides=\[1, 1\]"):
+        onnxtrain.gradient(model, ["x0"])
+
+
 def test_disputed_output_padding_is_refused() -> None:
     attrs = {"auto_pad": "SAME_UPPER", "output_padding": [1], "strides": [2]}
     model = one_node("ConvTranspose", [(1, 2, 4), (2, 2, 3)], **attrs)
