@@ -190,7 +190,8 @@ def _with_torch(case: Case, given: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def test_same_numbers_with_any_number_of_threads() -> None:
     large = Case((33, 34), (3, 3), 64, 64, pads=SAME, batch=3)
-    cases = [large, *(CASES[n] for n in ("three_deep", "stride", "point_long", "few", "few_lines", "few_planes"))]
+    names = ("three_deep", "stride", "point_long", "few", "few_lines", "few_planes")
+    cases = [large, *(CASES[n] for n in names)]
     for case in cases:
         model, feeds = case.gradient(), case.feeds()
         first = run(model, feeds, native=True)

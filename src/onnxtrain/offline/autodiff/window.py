@@ -127,7 +127,7 @@ def conv_transpose_window(op: Ops, node: ir.Node, x: ir.Value, w: ir.Value, y: i
     if any(e >= s for e, s in zip(extra, plain.strides, strict=True)):
         raise ModelError(
             f"ConvTranspose {node.name!r} has output_padding={list(extra)} with strides="
-            f"{list(plain.strides)}: onnxruntime does not run it. Lower its pads instead, or append a Pad"
+            f"{list(plain.strides)}: onnxruntime does not run it. Lower its pads, or append a Pad"
         )
     if same and any(extra) and not node.attributes.get_ints("output_shape", ()):
         raise ModelError(
