@@ -154,6 +154,15 @@ def test_what_is_named_trains_whatever_it_is(tmp_path: Path) -> None:
     assert set(made.trainable) == {"mean", "std"}
 
 
+def test_what_is_in_doubt_is_told(tmp_path: Path) -> None:
+    nodes, tensors, _ = CASES["mean and deviation of inputs"]
+    given = network(nodes, tensors)
+    (note,) = onnxtrain.prepare(given, tmp_path / "doubt", loss="mse").notes
+    assert note.startswith("what may be learned or fixed does not train: 'mean', 'std'.")
+    named = onnxtrain.prepare(given, tmp_path / "named", loss="mse", train=["w", "mean"])
+    assert named.notes == ()
+
+
 def test_weights_in_constant_nodes() -> None:
     def constant(name: str, content: np.ndarray) -> onnx.NodeProto:
         return helper.make_node(

@@ -21,7 +21,7 @@ from onnxtrain.offline.passes.quantize.lift import Lifted
 from onnxtrain.offline.passes.quantize.prepare import quantize_model
 from onnxtrain.offline.passes.quantize.stages import make_ready
 from onnxtrain.offline.passes.tie_weights import Tied, find_tied, tie_trained
-from onnxtrain.offline.patterns import choose, notes_on_blocked, nothing_trains
+from onnxtrain.offline.patterns import choose, notes_on_left_out, nothing_trains
 from onnxtrain.offline.quantize import Quantize
 from onnxtrain.offline.selection import Names, Survey, listed, survey
 
@@ -66,8 +66,8 @@ def decide(
         raise nothing_trains(found, forward.train, freeze)
     weights, without_gradient = found.weight_forms(), found.without_gradient()
     mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
-    blocked, integers = notes_on_blocked(found, trains, forward.train), notes_on_integers(found)
-    notes, folded = (*blocked, *integers, *at_rest), tuple[str, ...]()
+    left_out = notes_on_left_out(found, trains, forward.train)
+    notes, folded = (*left_out, *notes_on_integers(found), *at_rest), tuple[str, ...]()
     trains, tied = tie_trained(canonical, trains, tied)
     if quantize is not None:
         outputs = [value.name for value in forward.proto.graph.output]

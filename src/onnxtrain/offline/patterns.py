@@ -19,10 +19,12 @@ from onnxtrain.errors import (
     UnknownNameWarning,
 )
 from onnxtrain.offline.autodiff.engine import operator_name
+from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.optimizers.mezo import SLOW
 from onnxtrain.offline.passes.tie_weights import Tied, with_tied
 from onnxtrain.offline.selection import Role, Survey, some_of, why_nothing_trains
+from onnxtrain.offline.tensor_uses import TRAIN_IT
 from onnxtrain.offline.train_words import names_by_word, near_word
 
 # Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
@@ -79,8 +81,8 @@ def nothing_trains(found: Survey, train: object, freeze: object) -> OnnxTrainErr
     return OnnxTrainError(f"there is an optimizer but nothing trains: {why}")
 
 
-def notes_on_blocked(found: Survey, trains: Sequence[str], asked: object) -> Iterator[str]:
-    """Say, with a warning too, which weights an operator without a gradient keeps from training.
+def notes_on_left_out(found: Survey, trains: Sequence[str], asked: object) -> Iterator[str]:
+    """Say what does not train though it may be meant to, and warn of weights without a gradient.
 
     Who asks for such weights by name gets an error instead. Where no gradient is needed, say that
     this is slow.
@@ -108,6 +110,22 @@ def notes_on_blocked(found: Survey, trains: Sequence[str], asked: object) -> Ite
             f"{len(found.unreached)} weights do not train, because {', '.join(found.cut_by)} ends "
             f"the gradient before them. The other {len(trains)} do."
         )
+    if asked is None and (doubts := [n for n in _in_doubt(found) if n not in trains]):
+        yield (
+            f"what may be learned or fixed does not train: {some_of(doubts, 3)}. If it is learned, "
+            "name it in train="
+        )
+
+
+def _in_doubt(found: Survey) -> list[str]:
+    """Return what a graph does not tell a weight from, but for numbers in the graph itself."""
+    values = found.model.graph.initializers
+    return [
+        name
+        for name, finding in found.findings.items()
+        if finding.advice == TRAIN_IT
+        and (finding.elements > 1 or FROM_CONSTANT not in values[name].meta)
+    ]
 
 
 def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:
