@@ -2,11 +2,13 @@
 // memory each. Attributes are those of the ONNX operators. GeluOnce and GeluTanhOnce leave an empty
 // tensor in place of a copy of y; with it, GeluGradAgain(dy, x, empty) -> dx, y and GeluTanhGradAgain
 // compute y once more. AddReluGrad(dy, more, y) is the gradient of a Relu whose result is read twice,
-// as at the end of a residual block.
+// as at the end of a residual block. PReluGrad(dy, x, slope) -> dx, dslope, where slopes lie along one axis at most;
+// dslope may be left out.
 #include "activation.h"
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "families.h"
 
@@ -101,6 +103,51 @@ struct AddReluGrad : Kernel {
   }
 };
 
+struct PReluGrad : Kernel {
+  explicit PReluGrad(const Attributes&) {}
+  void run(Run& run) const override {
+    require(run.input_count() >= 3, "an input is missing, three are needed");
+    const Tensor dy = run.input(0), x = run.input(1), slope = run.input(2);
+    require(dy.shape == x.shape, "the inputs have different shapes");
+    const int64_t behind = elements_behind(x, slope), slopes = slope.elements;
+    const float *first = dy.floats(), *second = x.floats(), *factors = slope.floats();
+    float* to = run.output(0, x.shape).floats();
+    float* dslope = run.output_count() > 1 ? run.output(1, slope.shape).floats() : nullptr;
+    // With a single slope, rows are chunks of the tensor, and the last one may be shorter.
+    const int64_t width = slopes == 1 ? std::min(kChunk, x.elements) : behind, stride = slopes * width;
+    const int64_t rows = stride == 0 ? 0 : (x.elements + stride - 1) / stride;
+    const int64_t parts = rows == 0 ? 0 : std::min(rows, (kTasks + slopes - 1) / slopes);
+    std::vector<double> sums(slopes * parts);
+    run.parallel(slopes * parts, [&](int64_t task) {
+      const int64_t own = task / parts, part = task % parts;
+      const int64_t begin = rows * part / parts * stride, end = std::min(x.elements, rows * (part + 1) / parts * stride);
+      for (int64_t at = begin + own * width; at < end; at += stride)
+        sums[task] += activations().prelu_grad(first + at, second + at, factors[own], std::min(width, end - at), to + at);
+    });
+    for (int64_t own = 0; dslope != nullptr && own < slopes; ++own)
+      dslope[own] = static_cast<float>(std::accumulate(&sums[own * parts], &sums[own * parts] + parts, 0.0));
+  }
+
+ private:
+  static constexpr int64_t kTasks = 16;
+
+  // How many elements of x lie behind the axis that has a slope for each place; all where there is one slope.
+  static int64_t elements_behind(const Tensor& x, const Tensor& slope) {
+    require(slope.shape.size() <= x.shape.size(), "the slope has more axes than the input");
+    int64_t behind = 1, found = -1;
+    for (size_t from_last = 1; from_last <= slope.shape.size(); ++from_last) {
+      const int64_t size = slope.shape[slope.shape.size() - from_last], own = x.shape[x.shape.size() - from_last];
+      if (size != 1) {
+        require(found < 0, "slopes lie along more than one axis");
+        require(size == own, "the slope does not fit the input");
+        found = behind;
+      }
+      behind *= own;
+    }
+    return found < 0 ? x.elements : found;
+  }
+};
+
 template <Pass Activations::* pass, Read read = nothing>
 KernelKind of_one(const char* name) {
   return kind_of<OfOne<pass, read>>(name, {kFloat}, true);
@@ -117,6 +164,7 @@ std::vector<KernelKind> activation_kernels() {
   using A = Activations;
   return {
       kind_of<AddReluGrad>("AddReluGrad", {kFloat}, true),
+      kind_of<PReluGrad>("PReluGrad", {kFloat}, true),
       of_one<&A::elu, elu>("Elu"),
       of_one<&A::gelu>("Gelu"),
       of_one<&A::gelu>("GeluOnce"),

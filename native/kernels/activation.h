@@ -18,6 +18,9 @@ using Pass = void (*)(const float* first, const float* second, float* y, int64_t
 // Writes dx from two parts of dy and y.
 using SumPass = void (*)(const float* dy, const float* more, const float* y, float* dx, int64_t count);
 
+// Writes dx of a PRelu where one slope holds, and returns what that adds to the gradient of the slope.
+using SlopePass = double (*)(const float* dy, const float* x, float slope, int64_t count, float* dx);
+
 // Forward passes read x; gradients read dy, and then x or y.
 struct Activations {
   Pass elu, gelu, gelu_tanh, hard_swish, mish, softplus, swish;
@@ -25,6 +28,7 @@ struct Activations {
       mish_grad, softplus_grad, swish_grad;
   Pass hard_sigmoid_grad, relu_grad, sigmoid_grad, tanh_grad;  // these read y
   SumPass add_relu_grad;
+  SlopePass prelu_grad;
 };
 
 ONNXTRAIN_TABLE(Activations, kActivations, activations)

@@ -1,6 +1,7 @@
 // Compiled once for each instruction set: ONNXTRAIN_ISA names it.
 #include "activation.h"
 
+#include "sums.h"
 #include "vector_math.h"
 
 namespace onnxtrain::ONNXTRAIN_ISA {
@@ -49,6 +50,16 @@ Vector relu_grad(Vector dy, Vector y, Constants) { return y > 0.0f ? dy : Vector
 
 void add_relu_grad(const float* dy, const float* more, const float* y, float* dx, int64_t count) {
   for (int64_t i = 0; i < count; ++i) dx[i] = y[i] > 0.0f ? dy[i] + more[i] : 0.0f;
+}
+
+double prelu_grad(const float* dy, const float* x, float slope, int64_t count, float* dx) {
+  Sums<1> sums;
+  sums.add(count, [&](auto way, int64_t i, auto* terms) {
+    const auto given = way.get(dy + i), at = way.get(x + i);
+    way.put(dx + i, at > 0.0f ? given : given * slope);
+    terms[0] = at > 0.0f ? decltype(given * at){} : given * at;
+  });
+  return sums.total(0);
 }
 
 Vector leaky_relu_grad(Vector dy, Vector x, Constants of) { return x > 0.0f ? dy : dy * of.alpha; }
@@ -165,7 +176,7 @@ const Activations kActivations = {
     pass<softplus>,     pass<swish>,         pass<celu_grad>,      pass<clip_grad>,         pass<clip_inside_grad>,
     pass<elu_grad>,     pass<gelu_grad>,     pass<gelu_tanh_grad>, pass<hard_swish_grad>,   pass<leaky_relu_grad>,
     pass<mish_grad>,    pass<softplus_grad>, pass<swish_grad>,     pass<hard_sigmoid_grad>, pass<relu_grad>,
-    pass<sigmoid_grad>, pass<tanh_grad>,     add_relu_grad,
+    pass<sigmoid_grad>, pass<tanh_grad>,     add_relu_grad,       prelu_grad,
 };
 
 }  // namespace onnxtrain::ONNXTRAIN_ISA

@@ -401,7 +401,8 @@ class Backward {
       const Vector masked = mask_.exists() ? mask_.apply(load(score), j, query) : load(score);
       Vector probability = power_of_two(masked - largest) * factor;
       if (of_.blind_are_zero) probability = factor > 0.0f ? probability : Vector{};
-      const Vector found = probability * (load(gradient) - delta);
+      // A single key has the probability 1, whatever its score is: no rounding is left of that gradient.
+      const Vector found = probability * (load(gradient) - (of_.keys == 1 ? load(gradient) : delta));
       store(score, probability);
       store(gradient, mask_.exists() ? mask_.pass(found, j, query) : found);
     }

@@ -56,10 +56,7 @@ void add_tile(int64_t depth, A a, const float* b, int64_t b_stride, float* c, in
 #pragma GCC unroll 8
   for (int i = 0; i < kTall; ++i)
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = kBefore == Before::cleared ? Vector{} : load(c + i * c_stride + j * kLanes);
-      if (kBefore == Before::scaled) sum[i][j] *= load(factors + j * kLanes);
-    }
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector{};
   for (int64_t k = 0; k < depth; ++k, b += b_stride) {
     Vector right[kVectors];
 #pragma GCC unroll 2
@@ -74,7 +71,13 @@ void add_tile(int64_t depth, A a, const float* b, int64_t b_stride, float* c, in
 #pragma GCC unroll 8
   for (int i = 0; i < kTall; ++i)
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) store(c + i * c_stride + j * kLanes, sum[i][j]);
+    for (int j = 0; j < kVectors; ++j) {
+      // What was there before is added last: a sum over many blocks keeps its digits.
+      float* const place = c + i * c_stride + j * kLanes;
+      if (kBefore == Before::kept) sum[i][j] += load(place);
+      if (kBefore == Before::scaled) sum[i][j] += load(place) * load(factors + j * kLanes);
+      store(place, sum[i][j]);
+    }
 }
 
 #if defined(ONNXTRAIN_HAS_BF16)
@@ -86,10 +89,7 @@ ONNXTRAIN_BF16 void add_rounded_tile(int64_t pairs, A a, const float* b, int64_t
 #pragma GCC unroll 8
   for (int i = 0; i < kTall; ++i)
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = kBefore == Before::cleared ? Vector{} : load(c + i * c_stride + j * kLanes);
-      if (kBefore == Before::scaled) sum[i][j] *= load(factors + j * kLanes);
-    }
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector{};
   for (int64_t k = 0; k < pairs; ++k, b += b_stride) {
     Vector right[kVectors];
 #pragma GCC unroll 2
@@ -104,7 +104,13 @@ ONNXTRAIN_BF16 void add_rounded_tile(int64_t pairs, A a, const float* b, int64_t
 #pragma GCC unroll 8
   for (int i = 0; i < kTall; ++i)
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) store(c + i * c_stride + j * kLanes, sum[i][j]);
+    for (int j = 0; j < kVectors; ++j) {
+      // What was there before is added last: a sum over many blocks keeps its digits.
+      float* const place = c + i * c_stride + j * kLanes;
+      if (kBefore == Before::kept) sum[i][j] += load(place);
+      if (kBefore == Before::scaled) sum[i][j] += load(place) * load(factors + j * kLanes);
+      store(place, sum[i][j]);
+    }
 }
 #else
 template <Before kBefore, int kVectors, class A>

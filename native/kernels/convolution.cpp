@@ -11,6 +11,7 @@
 // With bf16, products round what they multiply to bfloat16 where the processor has instructions for it;
 // sums stay float32. How many windows there are is the size of dy where it is given.
 #include <algorithm>
+#include <cmath>
 
 #include "batch_norm_inputs.h"
 #include "conv_window.h"
@@ -35,7 +36,13 @@ void convolve_input_gradient(const Convolution& conv, const float* dy, const flo
 
 void convolve_weight_gradient(const Convolution& conv, const float* x, const float* dy, float* dw,
                               const Parallel& parallel) {
-  (by_planes(conv) ? depthwise().weight_gradient : compute().convolve_weight_gradient)(conv, x, dy, dw, parallel);
+  if (by_planes(conv)) {
+    depthwise().weight_gradient(conv, x, dy, dw, parallel);
+    const int64_t count = conv.groups * conv.out_channels * conv.taps();
+    // Zeros beside the rows of a tile meet pixels that a tap does not read: they may be NaN or infinite.
+    if (std::all_of(dw, dw + count, [](float each) { return std::isfinite(each); })) return;
+  }
+  compute().convolve_weight_gradient(conv, x, dy, dw, parallel);
 }
 
 struct Conv : Kernel {

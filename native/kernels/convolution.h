@@ -1,6 +1,8 @@
 // Convolutions as products: panels are packed from the image, no matrix of columns is written.
 #pragma once
 
+#include <cmath>
+
 #include "channels_last.h"
 #include "patch_products.h"
 #include "winograd.h"
@@ -28,6 +30,10 @@ inline ImageStore dense_store(float* data, int64_t channels, const int64_t* size
   const int64_t pixels = size[0] * size[1] * size[2];
   return {data,      channels * pixels, pixels, {{size[0], size[1], size[2]}}, {size[0], size[1], size[2]},
           {0, 0, 0}, {1, 1, 1},         true};
+}
+
+inline bool all_finite(const float* data, int64_t count) {
+  return std::all_of(data, data + count, [](float each) { return std::isfinite(each); });
 }
 
 // Whether each output reads the one pixel at its place.
@@ -146,9 +152,11 @@ struct Group {
   }
 
   void weight_gradient(const float* x, const float* dy, float* dw) const {
-    if (suits_winograd(of))
-      return winograd::convolve_weight_gradient(input_image(of), output_image(of), of.batch, of.in_channels,
-                                                of.out_channels, x, dy, dw, rounded, parallel);
+    if (suits_winograd(of)) {
+      winograd::convolve_weight_gradient(input_image(of), output_image(of), of.batch, of.in_channels, of.out_channels,
+                                         x, dy, dw, rounded, parallel);
+      if (all_finite(dw, of.out_channels * columns())) return;  // or a tap may have what is another one's
+    }
     const int64_t out = of.out_size(), depth = of.batch * out;
     const ChannelRows gradients{dy, y_stride(), out};
     if (is_pointwise(of))
@@ -379,7 +387,11 @@ inline void convolve_weight_gradient(const Convolution& conv, const float* x, co
     std::fill_n(dw, conv.groups * conv.out_channels * one.columns(), 0.0f);
     return;
   }
-  if (suits_patch_products(conv)) return FewChannels{conv, parallel}.weight_gradient(x, dy, dw);
+  if (suits_patch_products(conv)) {
+    FewChannels{conv, parallel}.weight_gradient(x, dy, dw);
+    // Zeros between the rows of a band meet pixels that a tap does not read: they may be NaN or infinite.
+    if (all_finite(dw, conv.groups * conv.out_channels * one.columns())) return;
+  }
   for (int64_t g = 0; g < conv.groups; ++g)
     one.weight_gradient(x + g * conv.in_channels * conv.in_size(), dy + g * conv.out_channels * conv.out_size(),
                         dw + g * conv.out_channels * one.columns());

@@ -172,6 +172,7 @@ struct AccumulateGradients : Kernel {
 
   explicit AccumulateGradients(const Attributes& of) : gradients(of.integer("gradients", 0)) {}
 
+  bool checks_sharing() const override { return true; }
   void run(Run& run) const override {
     const int64_t inputs = static_cast<int64_t>(run.input_count()), outputs = static_cast<int64_t>(run.output_count());
     require(gradients >= 0 && gradients <= inputs / 2 && 1 + 2 * gradients <= inputs && gradients <= outputs,

@@ -229,10 +229,12 @@ class Band {
       const int64_t height = cut.length(p);
       const float *from = narrow_.get() + cut.begin(p) * kLanes, *weights = packed_.projection(channel);
       float* const to = made_.get() + cut.begin(p) * kColumns;
-      if (is_half_more(count) && height % 2 == 0)
+      if (is_half_more(count) && height % 2 == 0 && channels_ <= kDepth)
         pair_tile(height / 2)(channels_, from, pixels_ * kLanes, weights, to);
       else
-        product_tile(height, vectors)(channels_, from, pixels_ * kLanes, weights, to, kColumns, true);
+        for (int64_t k = 0; k < channels_; k += kDepth)  // a sum of all would lose digits
+          product_tile(height, vectors)(std::min(kDepth, channels_ - k), from + k * pixels_, pixels_ * kLanes,
+                                        weights + k * vectors * kLanes, to, kColumns, k == 0);
     }
     for (int64_t c = 0; c < count; c += kLanes)
       for (int64_t pixel = 0; pixel < pixels; pixel += kLanes)

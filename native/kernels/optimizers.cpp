@@ -85,6 +85,7 @@ class Update : public Kernel {
         limit_(of.number("limit", 0)),
         states_(states) {}
 
+  bool checks_sharing() const override { return true; }
   void run(Run& run) const override {
     const size_t first = max_norm_ > 0 ? 3 : 2;
     require(run.input_count() >= first + chunks_.size() * (2 + states_),

@@ -276,7 +276,9 @@ class PatchProduct {
       for (int64_t place = 0; place < places; place += width) {
         for (int64_t i = 0; i < height; ++i)
           std::fill_n(tile + i * width, width, bias == nullptr ? 0.0f : bias[row + i]);
-        add(depth_, packed + row * blocks, copy.get() + place, offsets.data(), tile);
+        for (int64_t k = 0; k < depth_; k += kDepth)  // a sum of all would lose digits
+          add(std::min(kDepth, depth_ - k), packed + row * blocks + k * height, copy.get() + place,
+              offsets.data() + k, tile);
         next = each_piece(positions, next, place, width, [&](const Grid::Piece& piece) {
           store.put_piece(tile, width, row, height, piece, true);
         });

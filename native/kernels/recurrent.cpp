@@ -64,7 +64,9 @@ class Recurrent : public Kernel {
             {directions, 3 * hidden},
             {directions, x[1], hidden},
             {x[0], directions, x[1], hidden},
-            {directions, x[0], (hidden + kSavedUnits - 1) / kSavedUnits, x[1], saved_of(cell_), kSavedUnits}};
+            saved_of(cell_) == 0
+                ? Shape{0}  // whatever the sizes are
+                : Shape{directions, x[0], (hidden + kSavedUnits - 1) / kSavedUnits, x[1], saved_of(cell_), kSavedUnits}};
   }
 
   // The layer, if what it is given fits.

@@ -73,21 +73,27 @@ using TileProduct = void (*)(int64_t depth, const float* left, const float* righ
 
 template <int kHeight>
 void tile_product(int64_t depth, const float* left, const float* right, TileValues& to) {
-  Vector sum[kHeight][kVectors];
-  for (int i = 0; i < kHeight; ++i)
-    for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector{};
-  for (int64_t k = 0; k < depth; ++k, left += kHeight, right += kColumns) {
-    Vector columns[kVectors];
-    for (int j = 0; j < kVectors; ++j) columns[j] = load(right + j * kLanes);
+  constexpr int64_t kPart = 256;  // of the depth; a sum of all would lose digits
+  for (int64_t begin = 0; begin == 0 || begin < depth; begin += kPart) {
+    Vector sum[kHeight][kVectors];
+    for (int i = 0; i < kHeight; ++i)
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector{};
+    for (int64_t k = begin; k < std::min(depth, begin + kPart); ++k, left += kHeight, right += kColumns) {
+      Vector columns[kVectors];
+      for (int j = 0; j < kVectors; ++j) columns[j] = load(right + j * kLanes);
 #pragma GCC unroll 16
-    for (int i = 0; i < kHeight; ++i) {
-      const Vector row = broadcast(left[i]);
+      for (int i = 0; i < kHeight; ++i) {
+        const Vector row = broadcast(left[i]);
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sum[i][j] += row * columns[j];
+        for (int j = 0; j < kVectors; ++j) sum[i][j] += row * columns[j];
+      }
     }
+    for (int i = 0; i < kHeight; ++i)
+      for (int j = 0; j < kVectors; ++j) {
+        float* const place = to.data + i * kColumns + j * kLanes;
+        store(place, begin == 0 ? sum[i][j] : load(place) + sum[i][j]);
+      }
   }
-  for (int i = 0; i < kHeight; ++i)
-    for (int j = 0; j < kVectors; ++j) store(to.data + i * kColumns + j * kLanes, sum[i][j]);
 }
 
 template <int... kHeights>

@@ -23,9 +23,10 @@ constexpr char kPortable[] = "neon";
 constexpr char kPortable[] = "portable";
 #endif
 
+#if defined(__x86_64__)
 // Whether the processor has a matrix unit for bfloat16 and the system lets this process use it.
 bool has_matrix_unit() {
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__linux__)
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;  // of leaf 7
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTiles) == 0) return false;
@@ -36,6 +37,7 @@ bool has_matrix_unit() {
   return false;
 #endif
 }
+#endif
 
 Isa widest() {
 #if defined(__x86_64__)

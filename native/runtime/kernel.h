@@ -59,14 +59,18 @@ class Attributes {
   const OrtKernelInfo* info_;
 };
 
+// The memory that an output may share with inputs: none; for output 0 that of input 0; or what the kernel checks itself.
+enum class Sharing { none, first, checked_by_kernel };
+
 // One run of a kernel.
 class Run {
  public:
-  Run(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
+  Run(const OrtApi* api, OrtKernelContext* context, Sharing sharing = Sharing::checked_by_kernel)
+      : api_(api), context_(context), sharing_(sharing) {}
   size_t input_count() const;
   size_t output_count() const;
   Tensor input(size_t index) const;  // one that does not exist if it was left out
-  // The output, which may be the memory of an input; an error if the node leaves it out.
+  // The output; an error if the node leaves it out, or if it shares memory with a tensor that was asked for before.
   Tensor output(size_t index, const Shape& shape);
   // Calls work(0) … work(count - 1) on onnxruntime's threads; errors come back to the caller.
   void parallel(int64_t count, const std::function<void(int64_t)>& work) const;
@@ -76,13 +80,25 @@ class Run {
   }
 
  private:
+  struct Place {
+    size_t index;
+    bool written;
+    uintptr_t begin, end;
+  };
+
+  void require_apart(const Tensor& tensor, size_t index, bool written) const;
+
   const OrtApi* api_;
   OrtKernelContext* context_;
+  Sharing sharing_;
+  mutable std::vector<Place> seen_;
 };
 
 class Kernel {
  public:
   virtual ~Kernel() = default;
+  // Whether outputs may be the memory of any input, which the kernel then checks itself.
+  virtual bool checks_sharing() const { return false; }
   virtual void run(Run& run) const = 0;
 };
 

@@ -36,6 +36,31 @@ enum ElementType : int {
   kBFloat16 = 16,
 };
 
+// Bytes of an element.
+inline int64_t size_of_type(int type) {
+  switch (type) {
+    case 2:
+    case 3:
+    case 9:
+      return 1;  // uint8, int8, bool
+    case 4:
+    case 5:
+    case 10:
+    case 16:
+      return 2;  // uint16, int16, float16, bfloat16
+    case 1:
+    case 6:
+    case 12:
+      return 4;  // float, int32, uint32
+    case 7:
+    case 11:
+    case 13:
+      return 8;  // int64, double, uint64
+    default:
+      return 0;  // strings and what no kernel reads
+  }
+}
+
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 
 struct OrtApi {

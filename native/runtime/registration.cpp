@@ -102,6 +102,7 @@ struct Instance {
   std::unique_ptr<Kernel> kernel;
   SeenAttributes attributes;
   SessionMemory memory;
+  Sharing sharing;
 };
 
 const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
@@ -111,7 +112,10 @@ OrtStatus* create(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo*
   return guarded(api, own.kind->name, [&] {
     const OrtApi* used = observed(api);
     std::unique_ptr<Kernel> kernel = own.kind->make(Attributes(used, info));
-    *made = new Instance{used, own.kind->name, std::move(kernel), take_attributes(), {used, info}};
+    const Sharing sharing = kernel->checks_sharing() ? Sharing::checked_by_kernel
+                            : own.kind->in_place     ? Sharing::first
+                                                     : Sharing::none;
+    *made = new Instance{used, own.kind->name, std::move(kernel), take_attributes(), {used, info}, sharing};
   });
 }
 
@@ -121,7 +125,7 @@ OrtStatus* compute(void* kernel, OrtKernelContext* context) {
     return guarded(own.api, own.name, [&] {
       const Lender lender = own.memory.lender();
       const Borrowing borrowing(own.memory.exists() ? &lender : nullptr);
-      Run run(own.api, context);
+      Run run(own.api, context, own.sharing);
       own.kernel->run(run);
     });
   });
@@ -325,7 +329,9 @@ size_t Run::output_count() const {
 Tensor Run::input(size_t index) const {
   const OrtValue* value = nullptr;
   check(api_, ONNXTRAIN_CALL(api_, KernelContext_GetInput)(context_, index, &value));
-  return tensor_of(api_, const_cast<OrtValue*>(value));
+  const Tensor given = tensor_of(api_, const_cast<OrtValue*>(value));
+  require_apart(given, index, false);
+  return given;
 }
 
 Tensor Run::output(size_t index, const Shape& shape) {
@@ -333,7 +339,24 @@ Tensor Run::output(size_t index, const Shape& shape) {
   OrtValue* value = nullptr;
   check(api_, ONNXTRAIN_CALL(api_, KernelContext_GetOutput)(context_, index, shape.data(), shape.size(), &value));
   require(value != nullptr, "an output is left out, and the kernel computes it");
-  return tensor_of(api_, value);
+  const Tensor made = tensor_of(api_, value);
+  require_apart(made, index, true);
+  return made;
+}
+
+// Outputs are written while inputs are still read, among them labels and lengths that were checked before.
+void Run::require_apart(const Tensor& tensor, size_t index, bool written) const {
+  if (sharing_ == Sharing::checked_by_kernel || tensor.elements == 0) return;
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
+  const Place own{index, written, begin, begin + static_cast<uintptr_t>(tensor.elements * size_of_type(tensor.type))};
+  for (const Place& other : seen_) {
+    const bool both_read = !own.written && !other.written;
+    const bool is_same = own.written == other.written && own.index == other.index;
+    const bool in_place = sharing_ == Sharing::first && own.index == 0 && other.index == 0 && own.begin == other.begin;
+    require(both_read || is_same || in_place || own.end <= other.begin || other.end <= own.begin,
+            "an output overlaps another tensor");
+  }
+  seen_.push_back(own);
 }
 
 void Run::parallel(int64_t count, const std::function<void(int64_t)>& work) const {
